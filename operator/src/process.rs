@@ -14,8 +14,8 @@ use crate::health::{self, Health, ListenError};
 use crate::lease::{Candidate, Election, LeaseError, Term, Timing};
 use crate::metrics::Metrics;
 use crate::progress::{
-    self, Certificates, ChannelService, EndpointError, Reports, SecretError, ServeError, TokenReviewer,
-    Workers,
+    self, Certificates, ChannelService, EndpointError, RendezvousKeys, Reports, SecretError, ServeError,
+    TokenReviewer, Workers,
 };
 
 /// Between two tries to serve the channel.
@@ -46,6 +46,8 @@ pub struct Channel {
     pub address: String,
     /// The authority behind the certificate.
     pub authority: Authority,
+    /// Keys of the rendezvous of attempts, derived from the authority.
+    keys: RendezvousKeys,
     /// Notified when the authority was replaced.
     renewed: watch::Sender<()>,
     host: String,
@@ -148,7 +150,8 @@ impl Process {
     pub fn serve_channel(&self, args: &ProcessArgs, workers: impl Workers) {
         let Some(channel) = self.channel.clone() else { return };
         let reviewer = TokenReviewer(self.client.clone());
-        let service = ChannelService::new(reviewer, workers, self.reports.clone(), self.metrics.clone());
+        let (reports, metrics) = (self.reports.clone(), self.metrics.clone());
+        let service = ChannelService::new(reviewer, workers, reports, channel.keys.clone(), metrics);
         let (client, args, leadership) = (self.client.clone(), args.clone(), self.leadership());
         tokio::spawn(async move {
             let mut leadership = leadership;
@@ -216,12 +219,15 @@ impl Channel {
         let channel = Self {
             address: format!("https://{host}:{port}"),
             authority: Authority::default(),
+            keys: RendezvousKeys::default(),
             renewed: watch::Sender::default(),
             host,
             secret,
             service,
         };
-        channel.authority.replace(channel.certificates(client, &args.namespace).await?.authority());
+        let certificates = channel.certificates(client, &args.namespace).await?;
+        channel.authority.replace(certificates.authority());
+        channel.keys.replace(&certificates);
         Ok(Some(channel))
     }
 
@@ -243,6 +249,7 @@ impl Channel {
         mut leadership: watch::Receiver<bool>,
     ) -> Result<(), ChannelError> {
         let certificates = self.certificates(client, &args.namespace).await?;
+        self.keys.replace(&certificates);
         if self.authority.replace(certificates.authority()) {
             tracing::warn!("the status channel has a new authority: every job gets it, and reports again");
             self.renewed.send_replace(());

@@ -8,7 +8,7 @@
 //!                        Reports -- released at most once in 10 s --> reconcile -> status
 //! ```
 //! Launchers of pods that may be assigned to another attempt poll the same server for their assignment
-//! (`launchers.rs`).
+//! (`launchers.rs`), and those of jobs with several pods for the key of their rendezvous (`keys.rs`).
 //!
 //! Only the leader serves: it announces itself in the EndpointSlice of the channel's Service. A standby would
 //! have to forward reports. Every report contains the full state, so a change of leader costs one report.
@@ -20,6 +20,7 @@ mod certificates;
 mod connections;
 mod endpoint;
 mod identity;
+mod keys;
 mod launchers;
 mod rate;
 mod release;
@@ -27,12 +28,14 @@ mod reports;
 mod secret;
 mod server;
 mod service;
+mod shares;
 mod status;
 mod token;
 
 pub use certificates::{CertificateError, Certificates};
 pub use endpoint::{EndpointError, announce};
 pub use identity::{Authenticator, PodIdentity, ReviewError, Reviewer, TokenReviewer};
+pub use keys::RendezvousKeys;
 pub use reports::{JobReport, Reports};
 pub use secret::{SecretError, certificates};
 pub use server::{ServeError, serve};

@@ -20,8 +20,8 @@ use rlt_channel::{
 use rlt_objects::worker::JobKey;
 use rlt_operator::metrics::Metrics;
 use rlt_operator::progress::{
-    Certificates, ChannelService, FollowingPod, PodIdentity, ReportingWorker, Reports, ReviewError, Reviewer,
-    UnknownWorker, Workers, serve,
+    Certificates, ChannelService, FollowingPod, PodIdentity, RendezvousKeys, ReportingWorker, Reports,
+    ReviewError, Reviewer, UnknownWorker, Workers, serve,
 };
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
@@ -105,11 +105,21 @@ async fn start() -> Served {
     let reports = Reports::new();
     let changes = reports.take_changes().unwrap();
     let reviews = Tokens::default();
-    let service = ChannelService::new(reviews.clone(), OneJob, reports.clone(), Metrics::default());
+    let service = service(reviews.clone(), &reports, &certificates);
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async move { drop(stopped.await) };
     let (address, _task) = serve(service, ([127, 0, 0, 1], 0).into(), &certificates, stopped).await.unwrap();
     Served { reports, reviews, address, certificates, stop, changes: Box::new(changes.map(|job| job.name)) }
+}
+
+fn service(
+    reviews: Tokens,
+    reports: &Reports,
+    certificates: &Certificates,
+) -> Arc<ChannelService<Tokens, OneJob>> {
+    let keys = RendezvousKeys::default();
+    keys.replace(certificates);
+    ChannelService::new(reviews, OneJob, reports.clone(), keys, Metrics::default())
 }
 
 fn source() -> Source {
@@ -334,7 +344,7 @@ async fn two_replicas_of_one_secret_serve_the_same_clients() {
     let read = Certificates::from_data(&first.certificates.to_data()).unwrap();
     let renewed = Certificates::current(Some(&read), &["127.0.0.1".into()], Timestamp::now()).unwrap();
     let reports = Reports::new();
-    let service = ChannelService::new(Tokens::default(), OneJob, reports.clone(), Metrics::default());
+    let service = service(Tokens::default(), &reports, &renewed);
     let forever = std::future::pending();
     let (address, _task) =
         serve(Arc::clone(&service), ([127, 0, 0, 1], 0).into(), &renewed, forever).await.unwrap();
@@ -346,7 +356,44 @@ async fn two_replicas_of_one_secret_serve_the_same_clients() {
 /// A launcher that has started this attempt last, with its end once no process is left.
 fn question(attempt: u32, exit_code: Option<u32>) -> FollowRequest {
     let ending = exit_code.map(|exit_code| Ending { exit_code, ..Ending::default() });
-    FollowRequest { source: Some(Source { attempt, ..source() }), ending, is_loaded: false }
+    FollowRequest { source: Some(Source { attempt, ..source() }), ending, ..FollowRequest::default() }
+}
+
+#[tokio::test]
+async fn the_key_of_an_attempt_is_given_to_its_pods_alone() {
+    let served = start().await;
+    let asked = FollowRequest { only_key: true, ..question(2, None) };
+    let given = follow(&served, &own_token(), asked.clone()).await.unwrap();
+    assert_eq!((given.attempt, given.rendezvous_key.len(), given.assignment), (2, 64, None));
+    assert!(served.reports.launchers(&key()).is_empty(), "a pod that follows no attempt is not kept for one");
+    let follows = follow(&served, &own_token(), question(2, None)).await.unwrap();
+    assert_eq!(follows.rendezvous_key, given.rendezvous_key);
+    let spare = token("team", "adding-spare-0", "signed");
+    let waits = follow(&served, &spare, FollowRequest { only_key: true, ..question(0, None) }).await.unwrap();
+    assert_eq!((waits.attempt, &*waits.rendezvous_key), (0, ""));
+    for (foreigner, code) in [
+        (token("team", "other-0", "signed"), Code::PermissionDenied),
+        (token("elsewhere", "adding-0", "signed"), Code::PermissionDenied),
+        (token("team", "adding-0", "forged"), Code::Unauthenticated),
+    ] {
+        assert_eq!(follow(&served, &foreigner, asked.clone()).await.unwrap_err(), code, "{foreigner}");
+    }
+}
+
+#[tokio::test]
+async fn every_replica_gives_an_attempt_the_same_key() {
+    let first = start().await;
+    let reports = Reports::new();
+    let service = service(Tokens::default(), &reports, &first.certificates);
+    let forever = std::future::pending();
+    let (address, _task) =
+        serve(service, ([127, 0, 0, 1], 0).into(), &first.certificates, forever).await.unwrap();
+    let second = Served { address, reports, certificates: first.certificates.clone(), ..start().await };
+    let mut keys = Vec::new();
+    for served in [&first, &second] {
+        keys.push(follow(served, &own_token(), question(2, None)).await.unwrap().rendezvous_key);
+    }
+    assert_eq!(keys[0], keys[1]);
 }
 
 #[tokio::test]

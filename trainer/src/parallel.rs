@@ -114,11 +114,12 @@ impl Ranks {
             return Ok(Self::alone());
         }
         let rendezvous = Rendezvous::join(Membership {
-            host: environment.master_address.clone(),
+            host: environment.rendezvous_host().to_owned(),
             port: environment.master_port,
             rank: environment.rank,
             world_size: environment.world_size,
             attempt: environment.attempt,
+            key: environment.key.clone(),
             join_timeout: JOIN_TIMEOUT,
             operation_timeout: peer_timeout,
         })?;

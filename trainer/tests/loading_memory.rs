@@ -128,6 +128,7 @@ fn peaks(folder: &Path, dp_shard: usize, act: &str) -> Vec<u64> {
             master_address: "localhost".into(),
             master_port: store.port(),
             attempt: 1,
+            key: None,
         };
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg("a_rank_that_loads_its_part").env(FOLDER, folder).env(ACT, act);

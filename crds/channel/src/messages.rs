@@ -195,6 +195,9 @@ pub struct FollowRequest {
     /// Whether a spare has loaded what it needs to start quickly.
     #[prost(bool, tag = "3")]
     pub is_loaded: bool,
+    /// Whether the launcher asks for nothing but the key of its attempt: its pod is given no other one.
+    #[prost(bool, tag = "4")]
+    pub only_key: bool,
 }
 /// The processes that a pod is to run.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -211,6 +214,10 @@ pub struct FollowResponse {
     /// Seconds until the launcher should ask again.
     #[prost(uint32, tag = "4")]
     pub ask_again_seconds: u32,
+    /// Key of the rendezvous of the pod's attempt, 64 hexadecimal digits; empty for a spare, and from an
+    /// operator of an older release.
+    #[prost(string, tag = "5")]
+    pub rendezvous_key: ::prost::alloc::string::String,
 }
 /// The ranks of a pod in an attempt.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

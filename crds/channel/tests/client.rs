@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use operator::{Authority, Behaviour, EAGER_ATTEMPT, Operator, PATIENCE, Pod, listener};
+use operator::{Authority, Behaviour, EAGER_ATTEMPT, KEY, Operator, PATIENCE, Pod, listener};
 use rlt_channel::client::{Client, Follower, Settings, Urgency};
 use rlt_channel::{Checkpoint, Ending, Outcome, ReportRequest, Source};
 use tonic::Code;
@@ -274,6 +274,21 @@ fn a_launcher_without_news_asks_again_when_the_operator_said_and_not_before() {
     };
     eventually("the eager one asks again", || num_questions(EAGER_ATTEMPT) >= 3);
     assert_eq!(num_questions(1), 1, "a minute has not passed");
+}
+
+#[test]
+fn a_launcher_that_needs_only_its_key_asks_until_it_is_answered() {
+    let authority = Authority::new();
+    let operator = Operator::start(&authority);
+    operator.behave(Behaviour::Refuse(Code::Unavailable));
+    let pod = Pod::new(&authority);
+    let launcher = Follower::for_key(pod.settings(operator.address)).unwrap();
+    eventually("two questions are refused", || operator.num_calls() >= 2);
+    operator.behave(Behaviour::Take);
+    eventually("it is answered", || launcher.answer().attempt == 1);
+    let questions = operator.questions();
+    assert!(questions.iter().all(|question| question.only_key), "{questions:?}");
+    assert_eq!(launcher.answer().rendezvous_key, KEY);
 }
 
 #[test]

@@ -59,6 +59,11 @@ impl Certificates {
         &self.authority.certificate
     }
 
+    /// Returns the authority's private key.
+    pub(super) fn authority_key(&self) -> &str {
+        &self.authority.key
+    }
+
     /// Returns the server's certificate and private key.
     pub fn identity(&self) -> (&str, &str) {
         (&self.server.certificate, &self.server.key)

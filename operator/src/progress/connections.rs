@@ -1,87 +1,125 @@
-//! Limits of open connections, in total and from one address; the peers are not authenticated yet.
+//! Open connections of the channel's server, each of which counts to a share (`shares.rs`) and can be closed.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use futures::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
 
-/// Largest number of open connections.
-const MAX_CONNECTIONS: usize = 16_384;
-/// Largest number of connections from one address: those of the ranks of all pods on the network of one node.
-const MAX_FROM_ADDRESS: usize = 256;
+use super::shares::{Authenticated, Limits, Shares};
 
 /// Open connections. Clones count together.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Connections {
-    open: Arc<Mutex<Open>>,
+    open: Arc<Mutex<Shares<Arc<Closing>>>>,
 }
 
+/// Whether a connection was closed for another one.
 #[derive(Debug, Default)]
-struct Open {
-    total: usize,
-    by_address: HashMap<IpAddr, usize>,
+struct Closing {
+    is_closed: AtomicBool,
+    reader: AtomicWaker,
 }
 
 /// Connection that is counted until it is dropped.
 #[derive(Debug)]
 pub(super) struct Counted {
     stream: TcpStream,
-    _place: Place,
+    place: Place,
 }
 
 #[derive(Debug)]
 struct Place {
     connections: Connections,
+    number: u64,
+    address: IpAddr,
+    closing: Arc<Closing>,
+}
+
+/// The peer of a connection, as a request's extension.
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    connections: Connections,
+    number: u64,
     address: IpAddr,
 }
 
+impl Default for Connections {
+    fn default() -> Self {
+        Self { open: Arc::new(Mutex::new(Shares::new(Limits::default()))) }
+    }
+}
+
 impl Connections {
-    /// Counts a connection; returns `None`, which closes it, if there are too many.
+    /// Counts a connection; returns `None`, which closes it, if there are too many from its address.
     pub(super) fn admit(&self, stream: TcpStream) -> Option<Counted> {
         let address = stream.peer_addr().ok()?.ip();
-        self.place(address).map(|place| Counted { stream, _place: place })
-    }
-
-    fn place(&self, address: IpAddr) -> Option<Place> {
-        let mut open = self.lock();
-        let from_address = open.by_address.get(&address).copied().unwrap_or(0);
-        if open.total >= MAX_CONNECTIONS || from_address >= MAX_FROM_ADDRESS {
-            return None;
+        let closing = Arc::new(Closing::default());
+        let (number, evicted) = self.lock().enter(address, Arc::clone(&closing))?;
+        if let Some(other) = evicted {
+            other.close();
         }
-        open.total += 1;
-        open.by_address.insert(address, from_address + 1);
-        Some(Place { connections: self.clone(), address })
+        let place = Place { connections: self.clone(), number, address, closing };
+        Some(Counted { stream, place })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, Shares<Arc<Closing>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Closing {
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.reader.wake();
+    }
+
+    /// Whether the connection was closed; otherwise the reader is woken when it is.
+    fn is_closed(&self, context: &Context<'_>) -> bool {
+        self.reader.register(context.waker());
+        self.is_closed.load(Ordering::Acquire)
+    }
+}
+
+impl Peer {
+    /// Address of the peer.
+    pub(super) fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Counts the connection to the share of `namespace`, in which its authenticated pod is. Returns false if
+    /// that has its share; the connection is then closed.
+    pub(super) fn authenticate(&self, namespace: &str) -> bool {
+        let authenticated = self.connections.lock().authenticate(self.number, namespace);
+        let (stays, closed) = match authenticated {
+            Authenticated::Stays(other) => (true, other),
+            Authenticated::Closes(this) => (false, this),
+        };
+        if let Some(closing) = closed {
+            closing.close();
+        }
+        stays
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut open = self.connections.lock();
-        open.total -= 1;
-        if let Some(count) = open.by_address.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                open.by_address.remove(&self.address);
-            }
-        }
+        self.connections.lock().leave(self.number);
     }
 }
 
 impl Connected for Counted {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
+    fn connect_info(&self) -> Peer {
+        let Place { connections, number, address, .. } = &self.place;
+        Peer { connections: connections.clone(), number: *number, address: *address }
     }
 }
 
@@ -91,6 +129,9 @@ impl AsyncRead for Counted {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.place.closing.is_closed(context) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
@@ -115,27 +156,20 @@ impl AsyncWrite for Counted {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpListener;
+
     use super::*;
 
-    #[test]
-    fn connections_are_limited_per_address_and_released_when_closed() {
-        let connections = Connections::default();
-        let [noisy, quiet] = [IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2])];
-        let mut places: Vec<_> = (0..1000).filter_map(|_| connections.place(noisy)).collect();
-        assert_eq!(places.len(), MAX_FROM_ADDRESS);
-        assert!(connections.place(quiet).is_some());
-        places.truncate(1);
-        assert!(connections.place(noisy).is_some());
-        drop(places);
-        let open = connections.lock();
-        assert_eq!((open.total, open.by_address.len()), (0, 0));
-    }
-
-    #[test]
-    fn all_addresses_together_are_bounded() {
-        let connections = Connections::default();
-        let address = |idx: u32| IpAddr::from((0x0a00_0000 + idx).to_be_bytes());
-        let places: Vec<_> = (0..20_000).filter_map(|idx| connections.place(address(idx))).collect();
-        assert_eq!(places.len(), MAX_CONNECTIONS);
+    #[tokio::test]
+    async fn a_connection_that_is_closed_for_another_ends_a_read_that_waits() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let _peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        let mut counted = Connections::default().admit(accepted).unwrap();
+        let closing = Arc::clone(&counted.place.closing);
+        let mut byte = [0];
+        let (read, ()) = tokio::join!(counted.read(&mut byte), async { closing.close() });
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
     }
 }

@@ -1,6 +1,6 @@
 //! Service of the channel: authenticates and authorizes a report, checks its bounds, and stores it.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,9 @@ use rlt_channel::{
 use rlt_objects::worker::{Exit, JobKey, Launcher};
 use tonic::{Code, Request, Response, Status};
 
+use super::connections::Peer;
 use super::identity::{Authenticator, PodIdentity, Reviewer};
+use super::keys::RendezvousKeys;
 use super::rate::{self, Rate};
 use super::reports::{self, Reports};
 use super::{bounds, token};
@@ -73,6 +75,7 @@ pub struct ChannelService<R, W> {
     authenticator: Authenticator<R>,
     workers: W,
     reports: Reports,
+    keys: RendezvousKeys,
     of_ranks: Rate<(String, u32)>,
     of_launchers: Rate<String>,
     of_addresses: Rate<IpAddr>,
@@ -81,8 +84,15 @@ pub struct ChannelService<R, W> {
 }
 
 impl<R: Reviewer, W: Workers> ChannelService<R, W> {
-    /// Returns a service that stores accepted reports in `reports`, and counts all in `metrics`.
-    pub fn new(reviewer: R, workers: W, reports: Reports, metrics: Metrics) -> Arc<Self> {
+    /// Returns a service that stores accepted reports in `reports`, hands out `keys`, and counts all in
+    /// `metrics`.
+    pub fn new(
+        reviewer: R,
+        workers: W,
+        reports: Reports,
+        keys: RendezvousKeys,
+        metrics: Metrics,
+    ) -> Arc<Self> {
         let authenticator = Authenticator::new(reviewer);
         let (of_ranks, of_addresses) = (Rate::new(rate::OF_RANK), Rate::new(rate::OF_ADDRESS));
         let (of_launchers, reviews) = (Rate::new(rate::OF_RANK), Rate::new(rate::REVIEWS_OF_ADDRESS));
@@ -90,6 +100,7 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
             authenticator,
             workers,
             reports,
+            keys,
             of_ranks,
             of_launchers,
             of_addresses,
@@ -122,9 +133,21 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         if !self.of_launchers.allows(pod.uid.clone(), Instant::now()) {
             return Err(Status::resource_exhausted("the launcher asks too often"));
         }
-        let FollowRequest { ending, is_loaded, .. } = request.into_inner();
+        let FollowRequest { ending, is_loaded, only_key, .. } = request.into_inner();
         ending.as_ref().map_or(Ok(()), bounds::check_ending).map_err(Status::invalid_argument)?;
         let FollowingPod { attempt, assignment } = self.following(&pod, &source)?;
+        // A spare belongs to no attempt.
+        let rendezvous_key =
+            if attempt == 0 { String::new() } else { self.keys.of(&source.job_uid, attempt) };
+        if only_key {
+            // The pod cannot run another attempt, so its launcher does not count as one that follows.
+            return Ok(FollowResponse {
+                attempt,
+                ask_again_seconds: 1,
+                rendezvous_key,
+                ..FollowResponse::default()
+            });
+        }
         let has_none = ending.is_some() || source.attempt == 0;
         let launcher = Launcher { attempt: source.attempt, ended: ending.map(exit), is_loaded };
         let taken = self.reports.take_launcher(&source, &pod.uid, launcher);
@@ -135,6 +158,7 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
             assignment: assignment.filter(|new| has_none && new.attempt > source.attempt),
             is_over: taken.is_over,
             ask_again_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
+            rendezvous_key,
         })
     }
 
@@ -154,7 +178,9 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         source: Option<&Source>,
         authorize: impl FnOnce(&PodIdentity, &Source) -> Result<(), Status>,
     ) -> Result<PodIdentity, Status> {
-        let address = request.remote_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip());
+        let peer = request.extensions().get::<Peer>();
+        let peer = peer.ok_or_else(|| Status::internal("the connection is not counted"))?;
+        let address = peer.address();
         if !self.of_addresses.allows(address, Instant::now()) {
             return Err(Status::resource_exhausted("too many reports come from this address"));
         }
@@ -173,7 +199,12 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
             tracing::warn!(error = &error as &dyn std::error::Error, "a token could not be reviewed");
             Status::unavailable("the token could not be reviewed")
         })?;
-        identified.filter(|pod| *pod == claimed).ok_or_else(|| Status::unauthenticated(problem))
+        let pod = identified.filter(|pod| *pod == claimed);
+        let pod = pod.ok_or_else(|| Status::unauthenticated(problem))?;
+        if !peer.authenticate(&pod.namespace) {
+            return Err(Status::resource_exhausted("too many connections come from this namespace"));
+        }
+        Ok(pod)
     }
 
     /// Checks that a pod reports only for its own job, attempt and ranks.

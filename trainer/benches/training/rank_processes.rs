@@ -44,6 +44,7 @@ impl RankProcesses {
             master_address: "localhost".to_owned(),
             master_port: store.port(),
             attempt: 1,
+            key: None,
         };
         let others =
             (1..size).map(|rank| RankProcess::start(first.variables(rank))).collect::<Result<_, _>>()?;

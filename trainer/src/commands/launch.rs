@@ -17,6 +17,7 @@ mod budget;
 mod children;
 mod follow;
 mod in_place;
+mod key;
 mod outcome;
 mod stop_signal;
 
@@ -24,10 +25,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rlt_api::{ExitCode, ValidatedJob};
-use rlt_torch::collectives::{RendezvousError, Store, serve_store};
+use rlt_torch::collectives::{RendezvousError, Store, StoreSettings, serve_store_with};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use self::children::{Before, Children};
+use self::key::Requested;
 pub use self::outcome::{AttemptOutcome, Cut, End, Failed};
 use self::stop_signal::StopSignal;
 use crate::commands::worker::{self, ChooseRecipes, WorkerArgs};
@@ -56,6 +58,15 @@ pub enum LaunchError {
         port: u16,
         /// Error of the store.
         source: RendezvousError,
+    },
+    /// The operator did not hand out the key of the rendezvous.
+    #[error(
+        "the operator handed out no key for the rendezvous of the ranks within {seconds} s: is its status channel \
+         reachable from this pod?"
+    )]
+    NoKey {
+        /// Seconds for which the launcher has waited.
+        seconds: u64,
     },
     /// A system call for the ranks failed.
     #[error("failed to {act}")]
@@ -93,7 +104,7 @@ impl LaunchError {
         match self {
             Self::Train(error) => error.exit_code(),
             Self::Place(_) => ExitCode::Usage,
-            Self::Serve { .. } | Self::Process { .. } => ExitCode::RetryableIo,
+            Self::Serve { .. } | Self::NoKey { .. } | Self::Process { .. } => ExitCode::RetryableIo,
             Self::Rank { failed, .. } => failed.code,
             Self::Orphan { .. } | Self::Remains { .. } => ExitCode::PeerLost,
         }
@@ -135,11 +146,14 @@ fn run_placed(
     if let Some(retries) = in_place::retries_left(place)? {
         return in_place::run(args, job, place, &retries);
     }
-    let serves = place.rank == 0;
-    let store = serves.then(|| serve(place.master_port, place.attempt, place.world_size)).transpose()?;
     let mut stop = StopSignal::listen(grace_period(job))?;
+    let place = match key::of_place(place, &mut stop)? {
+        Requested::Key(key) => RankEnvironment { key, ..place.clone() },
+        Requested::Stopped => return Ok(ExitCode::Preempted),
+    };
+    let store = (place.rank == 0).then(|| serve(&place)).transpose()?;
     let manifest = text_of(job)?;
-    match Children::start(args, &manifest, place, &Before::default())?.watch(&mut stop, store.as_ref())? {
+    match Children::start(args, &manifest, &place, &Before::default())?.watch(&mut stop, store.as_ref())? {
         AttemptOutcome::Ended(code) => Ok(code),
         AttemptOutcome::Failed(failed) => Err(LaunchError::Rank { failed, hint: String::new() }),
     }
@@ -157,8 +171,17 @@ fn check(place: &RankEnvironment) -> Result<(), LaunchError> {
     }))
 }
 
-fn serve(port: u16, attempt: u64, world_size: usize) -> Result<Store, LaunchError> {
-    serve_store(port, attempt, world_size).map_err(|error| LaunchError::Serve { port, source: error.into() })
+/// Serves the rendezvous of an attempt; port 0 is any free one.
+fn serve(place: &RankEnvironment) -> Result<Store, LaunchError> {
+    let port = place.master_port;
+    let settings = StoreSettings {
+        port,
+        is_local: place.is_local(),
+        attempt: place.attempt,
+        world_size: place.world_size,
+        key: place.key.clone(),
+    };
+    serve_store_with(&settings).map_err(|error| LaunchError::Serve { port, source: error.into() })
 }
 
 fn grace_period(job: &ValidatedJob) -> Duration {

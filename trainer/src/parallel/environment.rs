@@ -6,8 +6,16 @@
 //! | `LOCAL_WORLD_SIZE` | ranks on this machine |
 //! | `MASTER_ADDR`, `MASTER_PORT` | where the first rank's launcher serves the rendezvous |
 //! | `RLT_ATTEMPT` | number of the job's attempt, from 1 |
+//! | `RLT_RENDEZVOUS_KEY`, `RLT_RENDEZVOUS_KEY_FILE` | key of the rendezvous, or a file with it |
+
+use rlt_torch::collectives::RendezvousKey;
 
 use super::RankError;
+
+/// Variable with the key of the rendezvous. A launcher sets it for its ranks, empty if there is none.
+const KEY: &str = "RLT_RENDEZVOUS_KEY";
+/// Variable with the file of the key, which [`KEY`] overrides.
+const KEY_FILE: &str = "RLT_RENDEZVOUS_KEY_FILE";
 
 /// Rank of a process, and the address of the rendezvous. For a launcher: those of its first rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +32,8 @@ pub struct RankEnvironment {
     pub master_port: u16,
     /// Number of the job's attempt, from 1.
     pub attempt: u64,
+    /// Key of the rendezvous; `None` if the environment has none.
+    pub key: Option<RendezvousKey>,
 }
 
 impl RankEnvironment {
@@ -54,7 +64,23 @@ impl RankEnvironment {
             // A single rank needs no rendezvous.
             master_port: number("MASTER_PORT", (world_size == 1).then_some(1), 1..=65535)? as u16,
             attempt: number("RLT_ATTEMPT", Some(1), 1..=usize::MAX)? as u64,
+            key: key(&variable)?,
         }))
+    }
+
+    /// Whether all ranks are on this machine.
+    pub fn has_all_ranks(&self) -> bool {
+        self.local_world_size == self.world_size
+    }
+
+    /// Whether all ranks reach the rendezvous over loopback: they are on this machine, or its host is.
+    pub fn is_local(&self) -> bool {
+        self.has_all_ranks() || ["localhost", "127.0.0.1"].contains(&self.master_address.as_str())
+    }
+
+    /// Host at which ranks reach the rendezvous.
+    pub fn rendezvous_host(&self) -> &str {
+        if self.has_all_ranks() { "localhost" } else { &self.master_address }
     }
 
     /// Reads the variables of the process's environment.
@@ -66,7 +92,7 @@ impl RankEnvironment {
     }
 
     /// The variables for the process of rank `local_rank` of this machine.
-    pub fn variables(&self, local_rank: usize) -> [(&'static str, String); 7] {
+    pub fn variables(&self, local_rank: usize) -> [(&'static str, String); 8] {
         [
             ("RANK", (self.rank + local_rank).to_string()),
             ("WORLD_SIZE", self.world_size.to_string()),
@@ -75,8 +101,33 @@ impl RankEnvironment {
             ("MASTER_ADDR", self.master_address.clone()),
             ("MASTER_PORT", self.master_port.to_string()),
             ("RLT_ATTEMPT", self.attempt.to_string()),
+            (KEY, self.key.as_ref().map_or("", RendezvousKey::text).to_owned()),
         ]
     }
+}
+
+/// Reads the key of the rendezvous. Errors do not quote it.
+fn key(variable: impl Fn(&'static str) -> Option<String>) -> Result<Option<RendezvousKey>, RankError> {
+    let wrong = |name, expected: &str, got: String| RankError::Environment {
+        name,
+        expected: expected.to_owned(),
+        got,
+    };
+    let (name, text) = match (variable(KEY), variable(KEY_FILE)) {
+        // An empty one is a launcher's word that there is none.
+        (Some(text), _) if text.is_empty() => return Ok(None),
+        (Some(text), _) => (KEY, text),
+        (None, Some(path)) => {
+            let read = std::fs::read_to_string(&path);
+            (
+                KEY_FILE,
+                read.map_err(|error| wrong(KEY_FILE, "a file with a key", format!("`{path}`: {error}")))?,
+            )
+        }
+        (None, None) => return Ok(None),
+    };
+    let key = RendezvousKey::from_text(&text);
+    key.map(Some).ok_or_else(|| wrong(name, RendezvousKey::FORM, format!("{} bytes", text.trim().len())))
 }
 
 #[cfg(test)]
@@ -98,6 +149,7 @@ mod tests {
             ("MASTER_ADDR", "first"),
             ("MASTER_PORT", "29500"),
             ("RLT_ATTEMPT", "3"),
+            (KEY, "0123456789abcdef0123456789abcdef"),
         ];
         let launcher = read(&variables).unwrap().unwrap();
         let of_second = launcher.variables(1);
@@ -108,6 +160,54 @@ mod tests {
             texts.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.clone())
         });
         assert_eq!(back.unwrap(), Some(launcher));
+    }
+
+    #[test]
+    fn a_key_is_read_from_a_variable_or_a_file_and_in_no_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let text = "0123456789abcdef0123456789abcdef";
+        let (good, short) = (file("good", &format!("{text}\n")), file("short", "secret\n"));
+        let read_with = |changes: &[(&'static str, &str)]| {
+            let world = [("WORLD_SIZE", "1"), ("RANK", "0")];
+            read(&[world.as_slice(), changes].concat()).map(|environment| environment.unwrap().key)
+        };
+        let key = RendezvousKey::from_text(text);
+        assert_eq!(read_with(&[(KEY, text)]).unwrap(), key);
+        assert_eq!(read_with(&[(KEY_FILE, good.as_str())]).unwrap(), key);
+        assert_eq!(read_with(&[(KEY, ""), (KEY_FILE, good.as_str())]).unwrap(), None, "a launcher has none");
+        assert_eq!(read_with(&[]).unwrap(), None);
+        for (name, value) in [(KEY, "secret"), (KEY_FILE, &*short)] {
+            let error = read_with(&[(name, value)]).unwrap_err().to_string();
+            assert_eq!(error, format!("{name}: expected {}, got 6 bytes", RendezvousKey::FORM));
+        }
+        let missing = read_with(&[(KEY_FILE, "/there/is/no/key")]).unwrap_err().to_string();
+        assert!(missing.starts_with("RLT_RENDEZVOUS_KEY_FILE: expected a file with a key"), "{missing}");
+    }
+
+    #[test]
+    fn ranks_of_one_machine_meet_on_loopback() {
+        let place = |local: &'static str, host: &'static str| {
+            let variables = [
+                ("RANK", "0"),
+                ("WORLD_SIZE", "4"),
+                ("LOCAL_WORLD_SIZE", local),
+                ("MASTER_ADDR", host),
+                ("MASTER_PORT", "29500"),
+            ];
+            read(&variables).unwrap().unwrap()
+        };
+        let (whole, named) = (place("4", "10.0.0.7"), place("2", "127.0.0.1"));
+        assert_eq!((whole.is_local(), whole.rendezvous_host()), (true, "localhost"));
+        assert_eq!((named.is_local(), named.rendezvous_host()), (true, "127.0.0.1"));
+        for host in ["10.0.0.7", "127.0.0.5"] {
+            let several = place("2", host);
+            assert_eq!((several.is_local(), several.rendezvous_host()), (false, host));
+        }
     }
 
     #[test]

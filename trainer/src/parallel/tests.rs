@@ -27,6 +27,7 @@ pub(crate) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -
             master_address: "localhost".into(),
             master_port,
             attempt: 1,
+            key: None,
         };
         Ranks::join(&environment, Duration::from_secs(100)).unwrap()
     };

@@ -18,6 +18,7 @@ pub(crate) fn on_ranks<T: Send>(size: usize, patience: u64, body: impl Fn(Ranks)
         master_address: "localhost".into(),
         master_port: store.port(),
         attempt: 1,
+        key: None,
     };
     let run = |rank| body(Ranks::join(&environment(rank), Duration::from_secs(patience)).unwrap());
     thread::scope(|scope| {

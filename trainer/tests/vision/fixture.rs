@@ -199,6 +199,7 @@ pub(crate) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -
         master_address: "localhost".into(),
         master_port: store.port(),
         attempt: 1,
+        key: None,
     };
     let run = |rank| body(Ranks::join(&environment(rank), Duration::from_secs(60)).unwrap());
     thread::scope(|scope| {

@@ -30,8 +30,8 @@ pub use alone::Alone;
 pub use error::{CollectiveError, Diagnosis, RendezvousError};
 pub use nccl::StreamGroup;
 pub use pending::Pending;
-pub use rendezvous::{Membership, Rendezvous, report_failure, serve_store};
-pub use store::{Store, StoreError};
+pub use rendezvous::{Membership, Rendezvous, report_failure, serve_store, serve_store_with};
+pub use store::{RendezvousKey, Store, StoreError, StoreSettings};
 use tch::Tensor;
 pub use traffic::Traffic;
 

@@ -72,8 +72,16 @@ fn join(rank: usize, port: u16) -> Rendezvous {
     let timeout = Duration::from_secs(60);
     let host = "localhost".to_owned();
     let (join_timeout, operation_timeout) = (timeout, timeout);
-    let membership =
-        Membership { host, port, rank, world_size: SIZE, attempt: 1, join_timeout, operation_timeout };
+    let membership = Membership {
+        host,
+        port,
+        rank,
+        world_size: SIZE,
+        attempt: 1,
+        key: None,
+        join_timeout,
+        operation_timeout,
+    };
     Rendezvous::join(membership).unwrap()
 }
 

@@ -44,13 +44,27 @@ impl Follower {
     /// # Errors
     /// The operating system refuses a thread.
     pub fn start(settings: Settings) -> std::io::Result<Self> {
-        let question = FollowRequest { source: Some(settings.source.clone()), ..FollowRequest::default() };
+        Self::start_with(settings, FollowRequest::default())
+    }
+
+    fn start_with(settings: Settings, question: FollowRequest) -> std::io::Result<Self> {
+        let question = FollowRequest { source: Some(settings.source.clone()), ..question };
         let state = State { question, answer: FollowResponse::default(), answered_at: Instant::now() };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Notify::new() });
         let asking = Arc::clone(&shared);
         // Never joined: an operator that hangs must not delay the end of the pod.
         std::thread::Builder::new().name("follow attempts".into()).spawn(move || run(&asking, &settings))?;
         Ok(Self { shared })
+    }
+
+    /// Starts a thread that asks until the operator has answered for the attempt of `settings`, and reports
+    /// nothing: the pod is given no other attempt.
+    ///
+    /// # Errors
+    /// The operating system refuses a thread.
+    pub fn for_key(settings: Settings) -> std::io::Result<Self> {
+        let question = FollowRequest { only_key: true, ..FollowRequest::default() };
+        Self::start_with(settings, question)
     }
 
     /// Reports that a spare has finished preloading.
@@ -107,12 +121,17 @@ async fn ask_on(shared: &Shared, settings: &Settings) {
     let mut backoff = Backoff::new(settings.pace.first_backoff, LONGEST_BACKOFF);
     loop {
         let question = shared.lock().question.clone();
+        let only_key = question.only_key;
         let wait = match connection.ask(settings, question).await {
             Ok(answer) => {
                 backoff.reset();
                 let wait = Duration::from_secs(answer.ask_again_seconds.max(1).into());
+                let is_known = only_key && answer.attempt >= settings.source.attempt;
                 let mut state = shared.lock();
                 (state.answer, state.answered_at) = (answer, Instant::now());
+                if is_known {
+                    return;
+                }
                 wait.min(MAX_INTERVAL)
             }
             Err(error) => {

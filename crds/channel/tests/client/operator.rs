@@ -22,6 +22,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The attempt whose launchers are told to ask again after a second; all others after a minute.
 pub(crate) const EAGER_ATTEMPT: u32 = 77;
+/// The key of each attempt's rendezvous.
+pub(crate) const KEY: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 /// The operator's behaviour on a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -96,7 +98,8 @@ impl Channel for Service {
         let attempt = question.source.clone().unwrap_or_default().attempt;
         self.questions.lock().unwrap().push(question);
         let ask_again_seconds = if attempt == EAGER_ATTEMPT { 1 } else { 60 };
-        Ok(Response::new(FollowResponse { attempt, ask_again_seconds, ..Default::default() }))
+        let rendezvous_key = KEY.to_owned();
+        Ok(Response::new(FollowResponse { attempt, ask_again_seconds, rendezvous_key, ..Default::default() }))
     }
 }
 

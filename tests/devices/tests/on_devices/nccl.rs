@@ -26,6 +26,7 @@ fn membership(timeout: Duration) -> Membership {
         rank: number(RANK),
         world_size: number(SIZE),
         attempt: 1,
+        key: None,
         join_timeout: Duration::from_secs(60),
         operation_timeout: timeout,
     }

@@ -37,6 +37,7 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
         master_address: "localhost".to_owned(),
         master_port: store.port(),
         attempt: 1,
+        key: None,
     };
     let others: Vec<Child> = (1..size).map(|rank| start(&first, rank)).collect::<Result<_, _>>()?;
     let outcome = ranks_part(&first, report);
@@ -72,6 +73,7 @@ fn ranks_part(environment: &RankEnvironment, report: &mut Report<'_>) -> Result<
         rank: environment.rank,
         world_size: environment.world_size,
         attempt: environment.attempt,
+        key: environment.key.clone(),
         join_timeout: PATIENCE,
         operation_timeout: PATIENCE,
     };

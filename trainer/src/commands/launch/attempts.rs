@@ -9,7 +9,7 @@ use rlt_api::{ExitCode, ValidatedJob};
 
 use super::budget::{Next, Progress, Restarts};
 use super::{
-    AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, grace_period, serve, text_of,
+    AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, grace_period, key, serve, text_of,
 };
 use crate::commands::worker::{self, WorkerArgs};
 use crate::parallel::RankEnvironment;
@@ -28,11 +28,14 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
     loop {
         let (started, saved) = (Instant::now(), newest_checkpoint(&root));
         let count = job.spec().workers.num_ranks() as usize;
-        // Each attempt has a new store with its own attempt number, so that a leftover rank of an earlier
-        // attempt cannot join it.
-        let store = serve(0, attempt, count)?;
+        // Each attempt has a new store with its own attempt number and key, so that a leftover rank of an
+        // earlier attempt cannot join it.
+        let mut place = all_here(attempt, count);
+        place.key = Some(key::of_machine(&place)?);
+        let store = serve(&place)?;
+        place.master_port = store.port();
         let before = Before { spent: launched.elapsed(), ..Before::default() };
-        let children = Children::start(&args, &manifest, &all_here(&store, attempt, count), &before)?;
+        let children = Children::start(&args, &manifest, &place, &before)?;
         let failed = match children.watch(&mut stop, Some(&store))? {
             AttemptOutcome::Ended(code) => return Ok(code),
             AttemptOutcome::Failed(failed) => failed,
@@ -77,14 +80,16 @@ fn start_afresh_once(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Resu
     Ok(WorkerArgs { overwrite: false, ..args.clone() })
 }
 
-fn all_here(store: &rlt_torch::collectives::Store, attempt: u64, count: usize) -> RankEnvironment {
+/// The ranks of a job that are all on this machine, with any free port.
+fn all_here(attempt: u64, count: usize) -> RankEnvironment {
     RankEnvironment {
         rank: 0,
         world_size: count,
         local_world_size: count,
         master_address: "localhost".to_owned(),
-        master_port: store.port(),
+        master_port: 0,
         attempt,
+        key: None,
     }
 }
 

@@ -17,6 +17,7 @@ use rlt_channel::environment::{FOLLOW, FOLLOWS_RANKS, FOLLOWS_SPARE};
 use rlt_channel::{Assignment, Ending, Outcome, limits};
 
 use super::in_place::{adopt_orphans, are_gone};
+use super::key::{self, Requested};
 use super::{
     AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, check, grace_period, serve, text_of,
 };
@@ -142,8 +143,11 @@ impl Pod<'_> {
         self.is_spare = false;
         let attempt = u32::try_from(place.attempt).unwrap_or(u32::MAX);
         self.follower.started(attempt, u32::try_from(place.rank).unwrap_or(u32::MAX));
-        let serves = place.rank == 0;
-        let store = serves.then(|| serve(place.master_port, place.attempt, place.world_size)).transpose()?;
+        let place = &match self.key(place)? {
+            Requested::Key(key) => RankEnvironment { key, ..place.clone() },
+            Requested::Stopped => return Ok(AttemptEnd::Final(ExitCode::Preempted)),
+        };
+        let store = (place.rank == 0).then(|| serve(place)).transpose()?;
         let children =
             Children::start(&self.args, &self.manifest, place, &Before::default())?.without_grace();
         let groups = children.groups();
@@ -180,6 +184,14 @@ impl Pod<'_> {
         }
         self.follower.ended(ending(code, failed.as_deref()));
         Ok(AttemptEnd::Pausing(code, failed))
+    }
+
+    /// Returns the key of an attempt, for which the operator is asked if other pods have ranks, too.
+    fn key(&mut self, place: &RankEnvironment) -> Result<Requested, LaunchError> {
+        if place.is_local() || place.key.is_some() {
+            return key::of_place(place, &mut self.stop);
+        }
+        key::of_operator(&self.follower, place, &mut self.stop, key::TIMEOUT)
     }
 
     /// Whether another attempt may follow this failure.
@@ -227,6 +239,7 @@ impl Pod<'_> {
             master_address: new.master_address,
             master_port: port.ok_or_else(|| wrong(new.master_port.to_string()))?,
             attempt: new.attempt.into(),
+            key: None,
         })
     }
 }

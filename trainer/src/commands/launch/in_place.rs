@@ -19,7 +19,7 @@ use rustix::process::{
 use super::attempts::{newest_checkpoint, next, progress_since};
 use super::budget::{Next, Progress, Restarts};
 use super::{
-    AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, grace_period, serve, text_of,
+    AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, grace_period, key, serve, text_of,
 };
 use crate::commands::worker::WorkerArgs;
 use crate::parallel::{RankEnvironment, RankError};
@@ -55,7 +55,8 @@ pub(super) fn run(
     let (manifest, root) = (text_of(job)?, args.root(job));
     let (mut args, mut place, mut before) = (args.clone(), place.clone(), Before::default());
     let mut budget = InPlaceBudget { restarts: Restarts::new(retries), is_second: false };
-    let mut store = serve(place.master_port, place.attempt, place.world_size)?;
+    place.key = Some(key::of_machine(&place)?);
+    let mut store = serve(&place)?;
     loop {
         let (started, saved) = (Instant::now(), newest_checkpoint(&root));
         let children = Children::start(&args, &manifest, &place, &before)?.without_grace();
@@ -83,7 +84,8 @@ pub(super) fn run(
         *before.restarts.entry(cause).or_default() += 1;
         args.overwrite = false;
         // A new store each time: no late rank of the last attempt can join it.
-        store = serve(0, place.attempt, place.world_size)?;
+        place.master_port = 0;
+        store = serve(&place)?;
         place.master_port = store.port();
     }
 }

@@ -144,7 +144,7 @@ pub enum RendezvousError {
     },
     /// An operation of the store failed.
     #[error("the rendezvous' store failed")]
-    Store(#[from] StoreError),
+    Store(#[source] StoreError),
     /// The members of a group did not connect.
     #[error("failed to connect the ranks of group {group}")]
     Connect {
@@ -155,13 +155,22 @@ pub enum RendezvousError {
     },
 }
 
+impl From<StoreError> for RendezvousError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::OtherAttempt { ours, theirs } => Self::OtherAttempt { ours, theirs },
+            other => Self::Store(other),
+        }
+    }
+}
+
 impl RendezvousError {
     /// Whether the server that answered may be that of an earlier attempt, which is about to exit: it said
     /// so, or closed the connection before it answered.
     pub(super) fn may_be_of_earlier_attempt(&self) -> bool {
         match self {
             Self::OtherAttempt { ours, theirs } => theirs < ours,
-            Self::Store(StoreError::Lost(_)) => true,
+            Self::Store(StoreError::Lost(_) | StoreError::Closed(_)) => true,
             _ => false,
         }
     }

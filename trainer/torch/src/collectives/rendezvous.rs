@@ -5,7 +5,7 @@
 //! it can never take part in the new attempt's collectives. A rank that finds a lower number waits for the
 //! store of its own attempt.
 
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::by_device::GroupByDevice;
 use super::pulse::Pulse;
 use super::seat::Seat;
-use super::store::{Store, StoreError};
+use super::store::{RendezvousKey, Store, StoreError, StoreSettings};
 use super::traffic::Meter;
 use super::{Alone, Collectives, RendezvousError, Traffic};
 
@@ -35,21 +35,32 @@ pub struct Membership {
     pub world_size: usize,
     /// The how many-th start of the job this is.
     pub attempt: u64,
+    /// Key of the attempt; `None` if the store has none.
+    pub key: Option<RendezvousKey>,
     /// How long to wait for the store and for all ranks; names of a cluster can take minutes to appear.
     pub join_timeout: Duration,
     /// How long an operation may take before the ranks it waits for count as lost.
     pub operation_timeout: Duration,
 }
 
-/// Serves the store of `attempt` for `world_size` ranks at `port` (0 for any free one) until it is dropped.
+/// Serves the store of `attempt` for `world_size` ranks of this machine at `port` (0 for any free one) until
+/// it is dropped: on loopback, without a key.
 ///
 /// # Errors
 /// When the port is taken.
 pub fn serve_store(port: u16, attempt: u64, world_size: usize) -> Result<Store, StoreError> {
-    let store = Store::serve(port)?;
-    store.set("world_size", &world_size.to_string())?;
+    serve_store_with(&StoreSettings { port, is_local: true, attempt, world_size, key: None })
+}
+
+/// Serves the store of an attempt until it is dropped.
+///
+/// # Errors
+/// When the port is taken.
+pub fn serve_store_with(settings: &StoreSettings) -> Result<Store, StoreError> {
+    let store = Store::serve(settings)?;
+    store.set("world_size", &settings.world_size.to_string())?;
     // Last: a rank that reads it may rely on the other entries.
-    store.set("attempt", &attempt.to_string())?;
+    store.set("attempt", &settings.attempt.to_string())?;
     Ok(store)
 }
 
@@ -195,7 +206,7 @@ fn store_of_attempt(
 }
 
 fn connect(server: SocketAddr, membership: &Membership, deadline: Instant) -> Result<Store, RendezvousError> {
-    let store = Store::connect(server)?;
+    let store = Store::connect(server, membership.attempt, membership.key.as_ref())?;
     check_attempt(&store, membership, deadline)?;
     Ok(store)
 }
@@ -208,7 +219,7 @@ fn reach(
 ) -> Result<(SocketAddr, IpAddr), RendezvousError> {
     let address = format!("{}:{}", membership.host, membership.port);
     loop {
-        match try_reach(&address) {
+        match try_reach(&membership.host, membership.port) {
             Ok(reached) => return Ok(reached),
             Err(source) if Instant::now() >= deadline => {
                 let timeout = membership.join_timeout;
@@ -219,15 +230,23 @@ fn reach(
     }
 }
 
-fn try_reach(address: &str) -> std::io::Result<(SocketAddr, IpAddr)> {
+fn try_reach(host: &str, port: u16) -> std::io::Result<(SocketAddr, IpAddr)> {
     let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
-    for server in address.to_socket_addrs()? {
+    for server in addresses(host, port)? {
         match TcpStream::connect_timeout(&server, Duration::from_secs(2)) {
             Ok(stream) => return Ok((server, stream.local_addr()?.ip())),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+/// Addresses of a host. `localhost` needs no resolver.
+fn addresses(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+    if host == "localhost" {
+        return Ok(vec![(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]);
+    }
+    Ok((host, port).to_socket_addrs()?.collect())
 }
 
 fn check_attempt(store: &Store, membership: &Membership, deadline: Instant) -> Result<(), RendezvousError> {

@@ -1,25 +1,60 @@
-//! A key-value store on the network, shared by all ranks, by which c10d connects groups. Its keys are defined
-//! in `rendezvous` and `pulse`.
+//! A key-value store on the network, shared by all ranks, by which c10d connects groups. The names of its
+//! values are defined in `rendezvous` and `pulse`.
+//!
+//! Ranks of one machine reach it over loopback only. Both ends of a connection prove that they have the key
+//! of the attempt, if there is one (`greeting`). Values and connections are bounded (`limits`, `clients`).
 //!
 //! c10d's `TCPStore` is not used because it resolves the name of every peer that it connects to; without a
 //! resolver, ranks would wait for seconds at every connection.
 
+mod clients;
+mod greeting;
 mod handle;
+mod key;
+mod limits;
 mod server;
 mod wire;
 
-use std::io::{self, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::sleep;
 use std::time::Duration;
 
+use greeting::Admission;
 use server::Server;
-use wire::{Answer, GREETING, Operation, Question};
+use wire::{Answer, Operation, Question};
 
 pub(super) use handle::StoreHandle;
+pub use key::RendezvousKey;
 
 /// Timeout of an answer, and of opening a connection.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// Number of tries to open a further connection, which strangers may delay by taking its place.
+const OPEN_TRIES: u32 = 10;
+/// Pause between two such tries.
+const OPEN_PAUSE: Duration = Duration::from_millis(100);
+
+/// Settings of a served store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreSettings {
+    /// Port of the server; 0 for any free one.
+    pub port: u16,
+    /// Whether the store is served on loopback only, because all ranks are on this machine.
+    pub is_local: bool,
+    /// Number of the attempt whose ranks the store serves.
+    pub attempt: u64,
+    /// Number of ranks, which determines the limits of values and connections.
+    pub world_size: usize,
+    /// Key that clients must have; `None` admits every client of this attempt.
+    pub key: Option<RendezvousKey>,
+}
+
+impl StoreSettings {
+    fn admission(&self) -> Admission {
+        Admission { attempt: self.attempt, key: self.key.clone() }
+    }
+}
 
 /// A failed operation on the store.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +87,26 @@ pub enum StoreError {
         /// Reason that the server gave.
         why: String,
     },
+    /// The server is that of another attempt.
+    #[error("this rank is of attempt {ours}, but the store is of attempt {theirs}")]
+    OtherAttempt {
+        /// Attempt of this rank.
+        ours: u64,
+        /// Attempt of the server.
+        theirs: u64,
+    },
+    /// The server does not have the key of this rank, or this rank has none.
+    #[error("the store cannot be trusted, or does not trust this rank: {0}")]
+    Unproven(&'static str),
+    /// The server refused the connection, for the reason that it gave.
+    #[error("the store refuses this connection: {0}")]
+    TurnedAway(String),
+    /// The server closed the connection before it had greeted.
+    #[error(
+        "the store closed the connection at its greeting: it ends, has too many connections, or is of an older \
+         release than this rank"
+    )]
+    Closed(#[source] io::Error),
     /// The connection failed, or there was no answer in time.
     #[error("the store does not answer")]
     Lost(#[source] io::Error),
@@ -70,28 +125,34 @@ pub struct Store {
 #[derive(Debug)]
 struct Connection {
     address: SocketAddr,
+    admission: Admission,
     /// `None` after an answer was missed: the next answer would belong to an earlier request.
     stream: Mutex<Option<TcpStream>>,
 }
 
 impl Store {
-    /// Serves a store on all addresses at `port` (0 for any free one) until it is dropped, and connects to
-    /// it.
+    /// Serves a store until it is dropped, and connects to it.
     ///
     /// # Errors
     /// When the port is in use.
-    pub fn serve(port: u16) -> Result<Self, StoreError> {
-        let server = Server::start(port).map_err(|source| StoreError::Serve { port, source })?;
-        let connection = Connection::open((Ipv4Addr::LOCALHOST, server.port()).into())?;
+    pub fn serve(settings: &StoreSettings) -> Result<Self, StoreError> {
+        let port = settings.port;
+        let server = Server::start(settings).map_err(|source| StoreError::Serve { port, source })?;
+        let connection = Connection::open(server.local_address(), settings.admission())?;
         Ok(Self { connection: Arc::new(connection), _server: Some(server) })
     }
 
-    /// Connects to the store at `address`.
+    /// Connects to the store of `attempt` at `address`, with the key of that attempt.
     ///
     /// # Errors
-    /// When no server answers.
-    pub fn connect(address: SocketAddr) -> Result<Self, StoreError> {
-        Ok(Self { connection: Arc::new(Connection::open(address)?), _server: None })
+    /// When no server answers, it is that of another attempt, or one end does not have the other's key.
+    pub fn connect(
+        address: SocketAddr,
+        attempt: u64,
+        key: Option<&RendezvousKey>,
+    ) -> Result<Self, StoreError> {
+        let connection = Connection::open(address, Admission { attempt, key: key.cloned() })?;
+        Ok(Self { connection: Arc::new(connection), _server: None })
     }
 
     /// Opens another connection to the same store, for another thread.
@@ -99,7 +160,14 @@ impl Store {
     /// # Errors
     /// When the store does not answer.
     pub fn try_clone(&self) -> Result<Self, StoreError> {
-        Self::connect(self.connection.address)
+        let Connection { address, admission, .. } = &*self.connection;
+        for _ in 1..OPEN_TRIES {
+            match Self::connect(*address, admission.attempt, admission.key.as_ref()) {
+                Err(StoreError::Closed(_)) => sleep(OPEN_PAUSE),
+                opened => return opened,
+            }
+        }
+        Self::connect(*address, admission.attempt, admission.key.as_ref())
     }
 
     /// Port at which the store is served.
@@ -152,15 +220,16 @@ impl Store {
 }
 
 impl Connection {
-    fn open(address: SocketAddr) -> Result<Self, StoreError> {
+    fn open(address: SocketAddr, admission: Admission) -> Result<Self, StoreError> {
         let connect = || {
-            let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+            let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
             stream.set_nodelay(true)?;
-            stream.write_all(&GREETING)?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
             Ok(stream)
         };
         let stream = connect().map_err(StoreError::Lost)?;
-        Ok(Self { address, stream: Mutex::new(Some(stream)) })
+        admission.greet(&stream)?;
+        Ok(Self { address, admission, stream: Mutex::new(Some(stream)) })
     }
 
     /// Sends one request and returns its answer; `None` if `name` was not set within `wait`.
@@ -171,6 +240,13 @@ impl Connection {
         value: &[u8],
         wait: Duration,
     ) -> Result<Option<Vec<u8>>, StoreError> {
+        let refused = |why| {
+            let (act, name) = (operation.act(), String::from_utf8_lossy(name).into_owned());
+            StoreError::Refused { act, name, why }
+        };
+        if let Some(why) = limits::excess(name, value) {
+            return Err(refused(why));
+        }
         let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
         let question = Question { operation, wait_ms, name: name.to_vec(), value: value.to_vec() };
         let mut kept = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,10 +260,7 @@ impl Connection {
         match answer {
             Answer::Value(value) => Ok(Some(value)),
             Answer::Nothing => Ok(None),
-            Answer::Refused(why) => {
-                let (act, name) = (operation.act(), String::from_utf8_lossy(name).into_owned());
-                Err(StoreError::Refused { act, name, why })
-            }
+            Answer::Refused(why) => Err(refused(why)),
         }
     }
 }

@@ -10,7 +10,8 @@ use tch::{Kind, Tensor};
 
 use super::randn;
 use crate::collectives::{
-    Alone, CollectiveError, Collectives, Membership, Reduction, Rendezvous, RendezvousError, serve_store,
+    Alone, CollectiveError, Collectives, Membership, Reduction, Rendezvous, RendezvousError, RendezvousKey,
+    StoreSettings, serve_store, serve_store_with,
 };
 
 /// Longest that a rank waits for another one; milliseconds on a quiet machine.
@@ -23,6 +24,7 @@ fn membership(port: u16, rank: usize, world_size: usize) -> Membership {
         rank,
         world_size,
         attempt: 3,
+        key: None,
         join_timeout: PATIENCE,
         operation_timeout: PATIENCE,
     }
@@ -230,6 +232,22 @@ fn a_rank_of_another_attempt_world_or_seat_is_refused() {
     assert!(matches!(error, RendezvousError::RankTaken { rank: 0 }));
     let error = Rendezvous::join(membership(port, 5, 2)).unwrap_err();
     assert_eq!(error.to_string(), "rank: expected a number below the 2 ranks, got 5");
+}
+
+#[test]
+fn a_rank_without_the_key_of_the_attempt_takes_no_seat() {
+    let key = RendezvousKey::random().unwrap();
+    let settings =
+        StoreSettings { port: 0, is_local: true, attempt: 3, world_size: 1, key: Some(key.clone()) };
+    let store = serve_store_with(&settings).unwrap();
+    let rank = |key| Membership { key, ..membership(store.port(), 0, 1) };
+    let other = RendezvousKey::random().unwrap();
+    for (key, why) in [(None, "this rank was given none"), (Some(other), "this rank has another key")] {
+        let error = Rendezvous::join(rank(key)).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(matches!(error, RendezvousError::Store(_)) && cause.contains(why), "{error}: {cause}");
+    }
+    Rendezvous::join(rank(Some(key))).unwrap();
 }
 
 #[test]

@@ -19,6 +19,7 @@ fn alone() -> (Store, Rendezvous) {
         rank: 0,
         world_size: 1,
         attempt: 3,
+        key: None,
         join_timeout: timeout,
         operation_timeout: timeout,
     };

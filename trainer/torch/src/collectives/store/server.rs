@@ -1,17 +1,22 @@
 //! The store's server: values under names, in memory, with one thread per connection. Clients define the
 //! meaning of values.
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
-use super::wire::{Answer, GREETING, Operation, Question};
+use super::StoreSettings;
+use super::clients::Clients;
+use super::greeting::{Admission, drain};
+use super::limits::{Limits, Values};
+use super::wire::{Answer, Operation, Question};
 
 /// Pause after a connection could not be accepted, for example for lack of file handles.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Time in which a client must have greeted. A rank needs one round trip.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Stack size of a connection's thread, which handles one request at a time.
 const STACK_BYTES: usize = 256 << 10;
 /// Longest wait, in milliseconds, so that adding it to a time does not overflow.
@@ -21,41 +26,69 @@ const MAX_WAIT_MS: u64 = 7 * 24 * 3600 * 1000;
 #[derive(Debug)]
 pub(super) struct Server {
     shared: Arc<Shared>,
-    port: u16,
+    listening: SocketAddr,
     thread: Option<JoinHandle<()>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
+    admission: Admission,
     content: Mutex<Content>,
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Content {
-    values: HashMap<Vec<u8>, Vec<u8>>,
-    /// Open connections by their number, to be closed at the end.
-    connections: HashMap<u64, TcpStream>,
-    num_connections: u64,
+    values: Values,
+    /// Open connections, to be closed at the end.
+    clients: Clients<TcpStream>,
     is_over: bool,
 }
 
 impl Server {
-    /// Serves an empty store on all addresses at `port`, or at any free one if it is 0.
-    pub(super) fn start(port: u16) -> io::Result<Self> {
-        // IPv4 alone, if the port cannot be bound over IPv6.
-        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-            .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))?;
-        let port = listener.local_addr()?.port();
-        let shared = Arc::new(Shared::default());
+    /// Serves an empty store.
+    pub(super) fn start(settings: &StoreSettings) -> io::Result<Self> {
+        let listener = listen(settings)?;
+        let listening = listener.local_addr()?;
+        let limits = Limits::of(settings.world_size);
+        let content = Content { values: Values::new(limits), clients: Clients::new(limits), is_over: false };
+        let shared = Arc::new(Shared {
+            admission: settings.admission(),
+            content: Mutex::new(content),
+            changed: Condvar::new(),
+        });
         let taking = Arc::clone(&shared);
         let thread = spawn("store", move || take_connections(&listener, &taking))?;
-        Ok(Self { shared, port, thread: Some(thread) })
+        Ok(Self { shared, listening, thread: Some(thread) })
     }
 
-    pub(super) fn port(&self) -> u16 {
-        self.port
+    /// Address on which the server listens.
+    pub(super) fn listening(&self) -> SocketAddr {
+        self.listening
     }
+
+    /// Address at which this machine reaches the server.
+    pub(super) fn local_address(&self) -> SocketAddr {
+        let mut address = self.listening();
+        if !address.ip().is_loopback() {
+            address = (Ipv4Addr::LOCALHOST, address.port()).into();
+        }
+        address
+    }
+}
+
+/// Listens on loopback, or on all addresses if other machines need the store.
+fn listen(settings: &StoreSettings) -> io::Result<TcpListener> {
+    let bind = |ip: IpAddr| TcpListener::bind((ip, settings.port));
+    if !settings.is_local {
+        // IPv4 alone, if the port cannot be bound over IPv6.
+        return bind(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| bind(Ipv4Addr::UNSPECIFIED.into()));
+    }
+    bind(Ipv4Addr::LOCALHOST.into()).or_else(|error| match error.kind() {
+        // A machine may have IPv6 alone.
+        io::ErrorKind::AddrNotAvailable | io::ErrorKind::Unsupported => bind(Ipv6Addr::LOCALHOST.into()),
+        _ => Err(error),
+    })
 }
 
 impl Drop for Server {
@@ -63,15 +96,15 @@ impl Drop for Server {
         {
             let mut content = self.shared.lock();
             content.is_over = true;
-            for connection in content.connections.values() {
+            for connection in content.clients.handles() {
                 // A connection that has already ended needs no shutdown.
                 let _ = connection.shutdown(Shutdown::Both);
             }
         }
         self.shared.changed.notify_all();
         // A connection wakes the thread that accepts connections.
-        let loopback =
-            [SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)), (Ipv6Addr::LOCALHOST, self.port).into()];
+        let port = self.listening.port();
+        let loopback = [self.local_address(), (Ipv6Addr::LOCALHOST, port).into()];
         let is_awake = loopback.iter().any(|address| TcpStream::connect_timeout(address, PAUSE).is_ok());
         if let Some(thread) = self.thread.take().filter(|_| is_awake) {
             drop(thread.join());
@@ -85,15 +118,18 @@ impl Shared {
     }
 
     /// Registers a connection to be closed at the end; `None` if the server has ended.
-    fn admit(&self, stream: &TcpStream) -> Option<u64> {
-        let kept = stream.try_clone().ok()?;
+    fn enter(&self, stream: &TcpStream) -> Option<u64> {
+        let (address, kept) = (stream.peer_addr().ok()?.ip(), stream.try_clone().ok()?);
         let mut content = self.lock();
         if content.is_over {
             return None;
         }
-        content.num_connections += 1;
-        let number = content.num_connections;
-        content.connections.insert(number, kept);
+        let (number, evicted) = content.clients.enter(address, kept);
+        drop(content);
+        if let Some(evicted) = evicted {
+            // A connection that has already ended needs no shutdown.
+            let _ = evicted.shutdown(Shutdown::Both);
+        }
         Some(number)
     }
 
@@ -102,7 +138,7 @@ impl Shared {
         if operation == Operation::Get {
             return self.wait_for(&name, Duration::from_millis(wait_ms.min(MAX_WAIT_MS)));
         }
-        let answer = self.lock().change(operation, name, value);
+        let answer = self.lock().values.change(operation, name, value);
         self.changed.notify_all();
         answer
     }
@@ -124,29 +160,6 @@ impl Shared {
     }
 }
 
-impl Content {
-    fn change(&mut self, operation: Operation, name: Vec<u8>, value: Vec<u8>) -> Answer {
-        let there = self.values.get(&name);
-        let next = match (operation, there) {
-            (Operation::SetFirst, Some(there)) => there.clone(),
-            (Operation::Add, there) => match sum(there.map_or(b"0".as_slice(), Vec::as_slice), &value) {
-                Some(sum) => sum.to_string().into_bytes(),
-                None => {
-                    return Answer::Refused("the sum of what is there and what is added is no number".into());
-                }
-            },
-            _ => value,
-        };
-        self.values.insert(name, next.clone());
-        Answer::Value(next)
-    }
-}
-
-fn sum(there: &[u8], added: &[u8]) -> Option<i64> {
-    let number = |bytes| std::str::from_utf8(bytes).ok()?.parse::<i64>().ok();
-    number(there)?.checked_add(number(added)?)
-}
-
 fn take_connections(listener: &TcpListener, shared: &Arc<Shared>) {
     for taken in listener.incoming() {
         if shared.lock().is_over {
@@ -156,29 +169,36 @@ fn take_connections(listener: &TcpListener, shared: &Arc<Shared>) {
             sleep(PAUSE);
             continue;
         };
-        let Some(number) = shared.admit(&stream) else { continue };
+        let Some(number) = shared.enter(&stream) else { continue };
         let serving = Arc::clone(shared);
         let serve = move || {
             // Whatever the error, there is no client left to report it to.
-            let _ = serve(stream, &serving);
-            serving.lock().connections.remove(&number);
+            let _ = serve(&stream, number, &serving);
+            serving.lock().clients.leave(number);
         };
         if spawn("store connection", serve).is_err() {
-            shared.lock().connections.remove(&number);
+            shared.lock().clients.leave(number);
         }
     }
 }
 
-fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
+fn serve(stream: &TcpStream, number: u64, shared: &Shared) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut greeting = [0; GREETING.len()];
-    io::Read::read_exact(&mut stream, &mut greeting)?;
-    if greeting != GREETING {
-        return Ok(());
+    let deadline = Instant::now() + GREETING_TIMEOUT;
+    let greeted = shared.admission.receive(stream, deadline)?;
+    let admitted = greeted.and_then(|proof| shared.lock().clients.admit(number).map(|()| proof));
+    let mut answers = stream;
+    match admitted {
+        Ok(proof) => Answer::Value(proof.to_vec()).write(&mut answers)?,
+        Err(why) => {
+            Answer::Refused(why).write(&mut answers)?;
+            return drain(stream, deadline);
+        }
     }
-    let mut questions = io::BufReader::new(stream.try_clone()?);
+    stream.set_read_timeout(None)?;
+    let mut questions = io::BufReader::new(stream);
     loop {
-        shared.answer(Question::read(&mut questions)?).write(&mut stream)?;
+        shared.answer(Question::read(&mut questions)?).write(&mut answers)?;
     }
 }
 

@@ -1,18 +1,55 @@
 //! The protocol between the store and its clients: one question, one answer, on a connection that opens with
-//! [`GREETING`]. Numbers are little-endian. The server decides what is stored, and for how long.
+//! a greeting (`greeting.rs`). Numbers are little-endian. The server decides what is stored and for how long.
 //!
 //! ```text
+//! hello     whether there is a key: u8, attempt: u64, challenge: 32 bytes
 //! question  operation: u8, milliseconds to wait: u64, name: u32 and bytes, value: u32 and bytes
 //! answer    kind: u8, u32 and bytes
 //! ```
 
 use std::io::{self, Read, Write};
 
-/// First bytes of a client; clients that send others are disconnected.
-pub(super) const GREETING: [u8; 8] = *b"rltstor1";
-/// Largest length of a name or value. The longest in use are the addresses of a group's ranks, some hundred
-/// bytes each.
-const MAX_BYTES: usize = 16 << 20;
+use super::key::PROOF_BYTES;
+
+/// First bytes of a client, with the version of the protocol; clients that send others are disconnected.
+pub(super) const GREETING: [u8; 8] = *b"rltstor2";
+/// First bytes of a client of the first version, which had no keys. Its requests have the same form.
+pub(super) const GREETING_V1: [u8; 8] = *b"rltstor1";
+/// Largest length of a name. The longest in use are those of groups.
+pub(super) const MAX_NAME_BYTES: usize = 4 << 10;
+/// Largest length of a value. The longest in use are the addresses of a group's ranks, some hundred bytes
+/// each.
+pub(super) const MAX_VALUE_BYTES: usize = 4 << 20;
+
+/// First message of a server. Nothing of it is proven yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    /// Whether clients must have a key.
+    pub(super) has_key: bool,
+    /// Attempt whose ranks the store serves.
+    pub(super) attempt: u64,
+    /// Bytes that the client's proof must cover.
+    pub(super) challenge: [u8; PROOF_BYTES],
+}
+
+impl Hello {
+    pub(super) fn write(&self, stream: &mut impl Write) -> io::Result<()> {
+        let mut bytes = vec![u8::from(self.has_key)];
+        bytes.extend(self.attempt.to_le_bytes());
+        bytes.extend(self.challenge);
+        stream.write_all(&bytes)
+    }
+
+    pub(super) fn read(stream: &mut impl Read) -> io::Result<Self> {
+        let [kind] = array(stream)?;
+        let has_key = match kind {
+            0 => false,
+            1 => true,
+            other => return Err(malformed("kind of greeting", other.into())),
+        };
+        Ok(Self { has_key, attempt: u64::from_le_bytes(array(stream)?), challenge: array(stream)? })
+    }
+}
 
 /// A client's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +115,8 @@ impl Question {
         let operation =
             Operation::from_number(number).ok_or_else(|| malformed("operation", number.into()))?;
         let wait_ms = u64::from_le_bytes(array(stream)?);
-        Ok(Self { operation, wait_ms, name: pull(stream)?, value: pull(stream)? })
+        let (name, value) = (pull(stream, MAX_NAME_BYTES)?, pull(stream, MAX_VALUE_BYTES)?);
+        Ok(Self { operation, wait_ms, name, value })
     }
 }
 
@@ -96,7 +134,7 @@ impl Answer {
 
     pub(super) fn read(stream: &mut impl Read) -> io::Result<Self> {
         let [kind] = array(stream)?;
-        let content = pull(stream)?;
+        let content = pull(stream, MAX_VALUE_BYTES)?;
         match kind {
             0 => Ok(Self::Value(content)),
             1 => Ok(Self::Nothing),
@@ -111,9 +149,9 @@ fn push(bytes: &mut Vec<u8>, content: &[u8]) {
     bytes.extend(content);
 }
 
-fn pull(stream: &mut impl Read) -> io::Result<Vec<u8>> {
+fn pull(stream: &mut impl Read, max_bytes: usize) -> io::Result<Vec<u8>> {
     let len = u32::from_le_bytes(array(stream)?) as usize;
-    if len > MAX_BYTES {
+    if len > max_bytes {
         return Err(malformed("length", len));
     }
     // Memory grows with the received bytes, not with the announced length.
@@ -122,7 +160,7 @@ fn pull(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     if content.len() == len { Ok(content) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-fn array<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
+pub(super) fn array<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
@@ -159,11 +197,16 @@ mod tests {
                 prop_assert!(question.name.len() + question.value.len() <= bytes.len());
             }
             let _ = Answer::read(&mut &*bytes);
+            let _ = Hello::read(&mut &*bytes);
         }
     }
 
     #[test]
     fn written_rows_are_read_back_unchanged() {
+        let hello = Hello { has_key: true, attempt: 3, challenge: [7; PROOF_BYTES] };
+        let mut bytes = Vec::new();
+        hello.write(&mut bytes).unwrap();
+        assert_eq!(Hello::read(&mut bytes.as_slice()).unwrap(), hello);
         let operations = [Operation::Set, Operation::SetFirst, Operation::Add, Operation::Get];
         for (operation, wait_ms) in operations.into_iter().zip([0, 1, 300, u64::MAX]) {
             let question = Question { operation, wait_ms, name: b"joined/3".to_vec(), value: vec![0, 255] };
