@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-pub use refusal::{Refusal, is_refusal};
+pub use refusal::{Refusal, is_refusal, refusal_in};
 
 /// Maximum size of a JSON file of a model, such as `config.json` or the index of its weights, in bytes.
 pub const MAX_MODEL_JSON_BYTES: u64 = 64 << 20;

@@ -34,9 +34,14 @@ impl From<Refusal> for io::Error {
     }
 }
 
+/// Returns the refusal within an error of a file, if it is one.
+pub fn refusal_in(error: &io::Error) -> Option<&Refusal> {
+    error.get_ref()?.downcast_ref()
+}
+
 /// Whether an error is a [`Refusal`]: trying again does not help.
 pub fn is_refusal(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<Refusal>())
+    refusal_in(error).is_some()
 }
 
 pub(crate) fn check_is_regular(metadata: &Metadata) -> Result<(), Refusal> {
