@@ -91,8 +91,8 @@ pub fn read_line(stream: &mut impl BufRead, max_bytes: u64) -> io::Result<String
     text_of(bytes)
 }
 
-/// Resolves `path` with its `..` and symbolic links, and checks that it leads below one of `folders`, which are
-/// resolved too.
+/// Resolves `path` with its `..` and symbolic links, and checks that it leads below one of `folders`, which
+/// are resolved too.
 ///
 /// # Errors
 /// [`Refusal::Outside`] within the error, or the error of the operating system.

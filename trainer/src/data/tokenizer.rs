@@ -9,6 +9,7 @@
 
 mod characters;
 mod chat;
+mod definition;
 mod folder;
 #[cfg(test)]
 mod parity_tests;
