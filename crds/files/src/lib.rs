@@ -21,6 +21,8 @@ pub use refusal::{Refusal, is_refusal, refusal_in};
 pub const MAX_MODEL_JSON_BYTES: u64 = 64 << 20;
 /// Maximum size of a manifest in bytes. The API server accepts about 1.5 MiB.
 pub const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+/// Maximum size of a log of a run, or of a file of prompts, in bytes; it is held in memory as a whole.
+pub const MAX_LOG_BYTES: u64 = 4 << 30;
 /// Name by which a command line means standard input.
 const STANDARD_INPUT: &str = "-";
 
