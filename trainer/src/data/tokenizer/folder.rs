@@ -51,14 +51,15 @@ impl Tokenizer {
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
         let config = read_object(&dir.join(CONFIG))?.unwrap_or_default();
         let special_map = read_object(&dir.join(SPECIAL_TOKENS_MAP))?.unwrap_or_default();
-        let inner = load_definition(dir, &config, &special_map)?;
+        let (inner, max_text_bytes) = load_definition(dir, &config, &special_map)?;
         let special = special_tokens(&config, &special_map);
         let eos_ids = eos_ids(dir, &inner, &special)?;
         let chat = load_chat_template(dir, &config)?.map(Arc::new);
         let origin = Origin::Folder { dir: dir.to_owned(), replaced_template: false };
         let conversations = Arc::default();
         let images = ImageProcessor::load(dir).map_err(Box::new)?.map(Arc::new);
-        Ok(Self { inner: Arc::new(inner), special, eos_ids, chat, conversations, images, origin })
+        let inner = Arc::new(inner);
+        Ok(Self { inner, max_text_bytes, special, eos_ids, chat, conversations, images, origin })
     }
 
     /// Writes the files that transformers' `AutoTokenizer` loads into `dir`, which must exist.
@@ -122,16 +123,17 @@ impl SpecialTokens {
     }
 }
 
+/// Builds the tokenizer of a folder, with the maximum length of a text that it encodes, in bytes.
 fn load_definition(
     dir: &Path,
     config: &Map<String, Value>,
     special_map: &Map<String, Value>,
-) -> Result<tokenizers::Tokenizer, TokenizerError> {
+) -> Result<(tokenizers::Tokenizer, usize), TokenizerError> {
     let path = dir.join(DEFINITION);
     let bytes = rlt_files::read(&path, definition::MAX_BYTES)
         .map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
     let refused = |message: String| TokenizerError::Definition { path: path.clone(), message };
-    definition::check(&bytes).map_err(refused)?;
+    let max_text_bytes = definition::check(&bytes).map_err(refused)?;
     let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(refused)?;
     // A definition may carry batch settings from the program that saved it; text is never cut or filled here.
     inner.with_padding(None);
@@ -141,9 +143,10 @@ fn load_definition(
     let mut missing: Vec<_> =
         config_tokens(config).chain(named_tokens(config, special_map, &inner)).collect();
     missing.retain(|token| !known.contains(&token.content));
-    definition::check_added(known.len() + missing.len()).map_err(refused)?;
+    let longest = missing.iter().map(|token| token.content.len()).max().unwrap_or(0);
+    definition::check_added(known.len() + missing.len(), longest).map_err(refused)?;
     guarded(|| inner.add_tokens(missing)).map_err(refused)?;
-    Ok(inner)
+    Ok((inner, max_text_bytes))
 }
 
 /// `added_tokens_decoder` of `tokenizer_config.json` by id: transformers adds those that `tokenizer.json`
@@ -402,11 +405,14 @@ mod tests {
         let steps =
             |kind: &str, step: &Value, count: usize| json!({ "type": "Sequence", kind: vec![step; count] });
         let prepend = json!({ "type": "Prepend", "prepend": "▁" });
+        let doubling = json!({ "type": "Replace", "pattern": { "String": "a" }, "content": "aa" });
         for (field, step) in [
             ("normalizer", steps("normalizers", &json!({ "type": "ByteLevel" }), 9)),
             ("normalizer", steps("normalizers", &prepend, 5)),
             ("normalizer", precompiled(8, 257)),
             ("normalizer", precompiled(1 << 30, 1)),
+            ("normalizer", json!({ "normalizers": vec![json!({ "prepend": "▁" }); 5] })),
+            ("decoder", steps("decoders", &doubling, 5)),
             ("pre_tokenizer", steps("pretokenizers", &bytes, 9)),
             ("pre_tokenizer", steps("pretokenizers", &steps("pretokenizers", &bytes, 3), 3)),
         ] {
@@ -422,9 +428,12 @@ mod tests {
     fn definitions_of_any_depth_and_number_of_tokens_are_refused_and_not_built() {
         let deep =
             (0..200).fold(json!(null), |inner, _| json!({ "type": "Sequence", "normalizers": [inner] }));
+        let mut long = json!({ "type": "WordLevel", "vocab": { "<eos>": 0 }, "unk_token": "<eos>" });
+        long["vocab"]["a".repeat(20_000)] = json!(1);
         let token = |id: usize| json!({ "id": id, "content": format!("<{id}>"), "special": true });
         for (fields, expected) in [
             (json!({ "normalizer": deep }), "recursion limit exceeded"),
+            (json!({ "model": long }), "it has 20000 bytes in its longest token, expected at most 16384"),
             (
                 json!({ "added_tokens": (3..300_000).map(token).collect::<Vec<_>>() }),
                 "it has 299997 added tokens",
@@ -433,6 +442,20 @@ mod tests {
             let refused = with(fields).unwrap_err();
             assert!(refused.to_string().contains(expected), "{refused}");
             assert_eq!(refused.exit_code(), rlt_api::ExitCode::BadConfig);
+        }
+    }
+
+    #[test]
+    fn the_longer_a_text_may_become_the_shorter_it_has_to_be() {
+        let doubling = json!({ "type": "Replace", "pattern": { "String": "a" }, "content": "aa" });
+        let steps = json!({ "type": "Sequence", "normalizers": vec![doubling; 8] });
+        let tokenizer = with(json!({ "normalizer": steps })).unwrap();
+        assert_eq!(tokenizer.encode("x").unwrap(), [1]);
+        let text = "a".repeat((512 << 10) + 1);
+        let offsets = tokenizer.encode_with_offsets(&text).map(drop);
+        for error in [tokenizer.encode(&text).map(drop).unwrap_err(), offsets.unwrap_err()] {
+            assert!(error.to_string().contains("expected at most 524288 bytes"), "{error}");
+            assert_eq!(error.exit_code(), rlt_api::ExitCode::BadConfig);
         }
     }
 
