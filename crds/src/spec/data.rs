@@ -47,6 +47,10 @@ pub struct DataSpec {
     /// in a message. A row without images is text.
     #[schemars(length(min = 1, max = 256))]
     pub images_key: String,
+    /// Further folders whose files rows may name as images, besides the data file's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), inner(length(min = 1, max = 4096)))]
+    pub image_folders: Vec<String>,
     /// Column with the ground truth; a dot selects a field of an object. By default the first that a row has
     /// of `reward_model.ground_truth` (verl), `ground_truth`, `answer` and `solution` (TRL).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -99,6 +103,7 @@ impl Default for DataSpec {
             prompt_key: "prompt".into(),
             messages_key: "messages".into(),
             images_key: "images".into(),
+            image_folders: Vec::new(),
             ground_truth_key: None,
             data_source_key: "data_source".into(),
             system_prompt: None,

@@ -4,7 +4,7 @@
 mod report;
 
 use std::collections::BTreeMap;
-use std::io::{self, Read as _, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
@@ -16,6 +16,8 @@ use rlt_objects::pod_template;
 use crate::args::{ConvertArgs, SourceProject};
 use crate::manifest::STANDARD_INPUT;
 
+/// Maximum size of a script or settings file, in bytes.
+const MAX_BYTES: u64 = rlt_convert::MAX_BYTES as u64;
 /// Largest length of a job's name, in characters.
 const MAX_NAME_LEN: usize = 52;
 /// Head of a Python reward server that calls a reward function of verl.
@@ -94,23 +96,14 @@ fn named(args: &ConvertArgs, settings: &[String]) -> anyhow::Result<Launch> {
 /// Reads a settings file that a script names, relative to the working directory or to the script's folder.
 fn read_beside(folder: &Path, name: &str) -> anyhow::Result<String> {
     let here = PathBuf::from(name);
-    if here.exists() { read(&here) } else { read(&folder.join(name)) }
-}
-
-fn read(path: &Path) -> anyhow::Result<String> {
-    let read = if path == Path::new(STANDARD_INPUT) {
-        bounded(io::stdin())
-    } else {
-        fs::File::open(path).and_then(bounded)
-    };
+    let path = if here.exists() { here } else { folder.join(name) };
+    let read = rlt_files::read_to_string(&path, MAX_BYTES);
     read.with_context(|| format!("read {}", path.display()))
 }
 
-/// Reads at most one byte more than the limit of the conversion, which then rejects the text.
-fn bounded(from: impl io::Read) -> io::Result<String> {
-    let mut text = String::new();
-    from.take(rlt_convert::MAX_BYTES as u64 + 1).read_to_string(&mut text)?;
-    Ok(text)
+fn read(path: &Path) -> anyhow::Result<String> {
+    let read = rlt_files::read_argument(path, MAX_BYTES);
+    read.with_context(|| format!("read {}", path.display()))
 }
 
 /// Returns the job's name, made of lower-case letters, digits and dashes from the given name or the file's.

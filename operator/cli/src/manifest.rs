@@ -1,8 +1,8 @@
 //! Reading of manifests from files and standard input.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::{fs, result};
+use std::result;
 
 use rlt_api::{Problem, ValidatedJob};
 use rlt_objects::pod_template;
@@ -42,12 +42,7 @@ pub(crate) fn report(error: ManifestError) -> anyhow::Result<rlt_api::ExitCode> 
 }
 
 fn read(path: &Path) -> io::Result<String> {
-    if path == Path::new(STANDARD_INPUT) {
-        let mut text = String::new();
-        io::stdin().read_to_string(&mut text)?;
-        return Ok(text);
-    }
-    fs::read_to_string(path)
+    rlt_files::read_argument(path, rlt_files::MAX_MANIFEST_BYTES)
 }
 
 /// Formats one line per problem, in the form that editors and terminals make clickable.

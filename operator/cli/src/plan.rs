@@ -10,7 +10,6 @@ mod origins;
 mod server;
 mod text;
 
-use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -135,6 +134,6 @@ fn read(
     parse: impl FnOnce(&Value) -> Result<ModelConfig, ModelConfigError>,
 ) -> anyhow::Result<ModelConfig> {
     let read = || format!("read model configuration {}", path.display());
-    let text = fs::read_to_string(path).with_context(read)?;
+    let text = rlt_files::read_to_string(path, rlt_files::MAX_MODEL_JSON_BYTES).with_context(read)?;
     parse(&serde_json::from_str(&text).with_context(read)?).with_context(read)
 }

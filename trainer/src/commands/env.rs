@@ -12,6 +12,9 @@ use std::process::Command;
 use clap::Args;
 use rlt_api::ExitCode;
 
+/// Maximum size of a file of variables, in bytes.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
 /// Options of `env`.
 #[derive(Args, Clone, Debug)]
 pub struct EnvArgs {
@@ -63,8 +66,8 @@ impl EnvError {
 /// [`EnvError`], if the process was not replaced.
 pub fn run(args: &EnvArgs) -> Result<Infallible, EnvError> {
     let file = &args.file;
-    let text =
-        std::fs::read_to_string(file).map_err(|source| EnvError::Read { file: file.clone(), source })?;
+    let text = rlt_files::read_to_string(file, MAX_FILE_BYTES)
+        .map_err(|source| EnvError::Read { file: file.clone(), source })?;
     let variables: BTreeMap<String, String> =
         serde_json::from_str(&text).map_err(|source| EnvError::Malformed { file: file.clone(), source })?;
     let program = std::env::current_exe().map_err(EnvError::Start)?;

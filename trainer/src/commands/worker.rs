@@ -291,11 +291,7 @@ pub(crate) fn read_manifest_of_run(folder: &RunFolder) -> Result<ValidatedJob, T
 }
 
 fn text_of(path: &Path) -> Result<String, TrainError> {
-    let text = if path == Path::new("-") {
-        std::io::read_to_string(std::io::stdin())
-    } else {
-        std::fs::read_to_string(path)
-    };
+    let text = rlt_files::read_argument(path, rlt_files::MAX_MANIFEST_BYTES);
     text.map_err(|source| TrainError::ReadManifest { path: path.to_owned(), source })
 }
 

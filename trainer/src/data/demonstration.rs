@@ -10,7 +10,7 @@ use rlt_core::types::TokenId;
 use serde_json::{Value, json};
 
 use super::prompt::{
-    check_messages, encode, images_error, images_key, num_image_tokens, place_images, prompt_key, render,
+    check_messages, encode, image_column, images_error, num_image_tokens, place_images, prompt_key, render,
     render_marked, render_messages, tokenize_error,
 };
 use super::rows::Row;
@@ -24,7 +24,7 @@ const RESPONSE_KEYS: [&str; 3] = ["response", "completion", "demonstration"];
 /// Reader of supervised examples as `spec.data` describes them.
 pub(super) struct DemonstrationReader<'a> {
     messages_key: &'a str,
-    images_key: &'a str,
+    image_column: images::ImageColumn<'a>,
     prompt_key: &'a str,
     max_tokens: usize,
     overlong: OverlongPrompts,
@@ -36,7 +36,7 @@ impl<'a> DemonstrationReader<'a> {
     pub(super) fn new(spec: &'a DataSpec, tokenizer: &'a Tokenizer, max_tokens: usize) -> Self {
         Self {
             messages_key: &spec.messages_key,
-            images_key: images_key(spec),
+            image_column: image_column(spec),
             prompt_key: prompt_key(spec),
             max_tokens,
             overlong: spec.overlong_prompts,
@@ -46,7 +46,7 @@ impl<'a> DemonstrationReader<'a> {
     }
 
     pub(super) fn read(&self, row: &Row) -> Result<Fitted<Demonstration>, DataError> {
-        let images = images::read(row, self.images_key, self.tokenizer.image_processor())?;
+        let images = images::read(row, self.image_column, self.tokenizer.image_processor())?;
         let mut demonstration = match row.optional(self.messages_key) {
             Some(messages) => self.conversation(row, self.messages_key, messages, &[], &images)?,
             None => self.prompt_and_response(row, &images)?,

@@ -27,9 +27,15 @@ impl fmt::Display for RowLocation {
 }
 
 impl DataError {
-    /// Whether a file could not be opened or read, which may be temporary.
+    /// Whether a file could not be opened or read, which may be temporary. A file that is no regular one, too
+    /// long or not UTF-8 stays so.
     pub fn is_io(&self) -> bool {
-        matches!(self, Self::Open { .. } | Self::Read { .. })
+        match self {
+            Self::Open { source, .. } | Self::Read { source, .. } => {
+                !rlt_files::is_refusal(source) && source.kind() != std::io::ErrorKind::InvalidData
+            }
+            _ => false,
+        }
     }
 
     /// Location of the invalid row, where the error has one.

@@ -48,15 +48,32 @@ pub enum ImageError {
         found: String,
     },
     /// The file of an image cannot be read.
-    #[error("read image {image} from {path}")]
+    #[error("read image {image} of column {column:?} from {path}")]
     Read {
         /// Number of the image in the row, from 1.
         image: usize,
+        /// Name of the column.
+        column: Box<str>,
         /// Path of the file.
         path: String,
         /// Error of the operating system.
         #[source]
         source: std::io::Error,
+    },
+    /// The path of an image leads to a file that the data set may not name.
+    #[error(
+        "read image {image} of column {column:?} from {path}: it leads to {target}, outside of the data file's \
+         folder; if that is intended, add a folder that holds it to data.imageFolders"
+    )]
+    Outside {
+        /// Number of the image in the row, from 1.
+        image: usize,
+        /// Name of the column.
+        column: Box<str>,
+        /// Path of the file, as the row names it.
+        path: Box<str>,
+        /// The path without `..` and symbolic links.
+        target: Box<str>,
     },
     /// The bytes of an image are of no known format, are damaged, or would take too much memory.
     #[error("decode image {image}")]
@@ -132,16 +149,25 @@ pub enum ImageError {
     },
 }
 
-/// Reads the images of a row in order; empty if the column `key` is absent or empty.
+/// Column of the images of a row, and the files that it may name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ImageColumn<'a> {
+    /// Name of the column.
+    pub(super) key: &'a str,
+    /// Folders with files that it may name, besides the folder of the data file.
+    pub(super) folders: &'a [String],
+}
+
+/// Reads the images of a row in order; empty if the column is absent or empty.
 ///
 /// # Errors
 /// [`DataError::Images`] with the location of the row.
 pub(super) fn read(
     row: &Row,
-    key: &str,
+    column: ImageColumn<'_>,
     processor: Option<&ImageProcessor>,
 ) -> Result<Vec<PromptImage>, DataError> {
-    let items = items(row, key);
+    let items = items(row, column.key);
     let failed = |source| DataError::Images { location: row.location.clone(), source };
     match processor {
         _ if items.is_empty() => Ok(Vec::new()),
@@ -149,7 +175,7 @@ pub(super) fn read(
         Some(processor) => {
             let folder = row.location.file.as_deref().and_then(std::path::Path::parent);
             let images = (1..).zip(items).map(|(image, item)| {
-                let bytes = source::bytes_of(item, image, folder)?;
+                let bytes = source::bytes_of(item, image, column, folder)?;
                 processor.process(&pixels::decode(&bytes, image)?, image)
             });
             images.collect::<Result<_, _>>().map_err(failed)

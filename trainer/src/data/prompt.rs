@@ -51,6 +51,11 @@ pub(super) fn images_key(spec: &DataSpec) -> &str {
     }
 }
 
+/// Column of the images, with the folders of files that it may name.
+pub(super) fn image_column(spec: &DataSpec) -> images::ImageColumn<'_> {
+    images::ImageColumn { key: images_key(spec), folders: &spec.image_folders }
+}
+
 impl<'a> PromptReader<'a> {
     pub(super) fn new(spec: &'a DataSpec, tokenizer: &'a Tokenizer) -> Self {
         let max_tokens = spec.max_prompt_tokens as usize;
@@ -58,7 +63,7 @@ impl<'a> PromptReader<'a> {
     }
 
     pub(super) fn read(&self, row_idx: u64, row: &Row) -> Result<Fitted<Prompt>, DataError> {
-        let images = images::read(row, images_key(self.spec), self.tokenizer.image_processor())?;
+        let images = images::read(row, image_column(self.spec), self.tokenizer.image_processor())?;
         let rendered = self.render(row, images.len())?;
         let tokens = encode(self.tokenizer, &rendered).map_err(|source| tokenize_error(row, source))?;
         let tokens = self.place_images(row, tokens, &images)?;

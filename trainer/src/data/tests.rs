@@ -150,6 +150,29 @@ fn files_that_cannot_be_read_are_named() {
 }
 
 #[test]
+fn a_data_file_that_is_no_regular_file_is_refused_at_once_and_for_good() {
+    for name in ["a.jsonl", "a.json", "a.parquet"] {
+        let files = Files::new(name, "");
+        fs::remove_file(files.path(name)).unwrap();
+        // Opened to be read, it would wait for a writer.
+        rustix::fs::mkfifoat(rustix::fs::CWD, files.path(name), rustix::fs::Mode::RWXU).unwrap();
+        let streamed = rows::open_at(&Arc::from(files.path(name)), Place::default());
+        for error in [files.prompts().unwrap_err(), streamed.err().unwrap()] {
+            assert!(matches!(error, DataError::Open { .. }) && !error.is_io(), "{error}");
+            let source = std::error::Error::source(&error).unwrap().to_string();
+            assert_eq!(source, "expected a regular file, found a pipe");
+        }
+    }
+    let files = Files::new("a.jsonl", "");
+    fs::write(files.path("a.jsonl"), [0xff]).unwrap();
+    let error = files.prompts().unwrap_err();
+    assert!(matches!(error, DataError::Read { .. }) && !error.is_io(), "{error}");
+    let absent = DataSpec { train: vec!["/nowhere/a.jsonl".into()], ..DataSpec::default() };
+    let error = Dataset::prompts(&absent, Split::Train, &tokenizer()).unwrap_err();
+    assert!(error.is_io(), "a folder may be mounted late: {error}");
+}
+
+#[test]
 fn an_empty_data_set_is_an_error() {
     for files in [Files::new("empty.jsonl", "\n"), Files::new("empty.json", "[]")] {
         assert!(matches!(files.prompts(), Err(DataError::Empty { num_filtered: 0, .. })));

@@ -9,6 +9,7 @@
 
 mod characters;
 mod chat;
+mod definition;
 mod folder;
 #[cfg(test)]
 mod parity_tests;
@@ -49,6 +50,8 @@ pub struct SpecialTokens {
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
+    /// Maximum length of a text to encode, in bytes: its normalized form is bounded.
+    max_text_bytes: usize,
     special: SpecialTokens,
     eos_ids: Vec<TokenId>,
     chat: Option<Arc<ChatTemplate>>,
@@ -216,13 +219,23 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Encode`].
     pub fn encode_with_offsets(&self, text: &str) -> Result<Vec<(TokenId, Range<usize>)>, TokenizerError> {
+        self.check_length(text)?;
         let encoded = guarded(|| self.inner.encode(text, false));
         let encoded = encoded.map_err(|message| encode_error(text, message))?;
         let ranges = encoded.get_offsets().iter().map(|&(start, end)| start..end);
         Ok(encoded.get_ids().iter().copied().zip(ranges).collect())
     }
 
+    fn check_length(&self, text: &str) -> Result<(), TokenizerError> {
+        let max = self.max_text_bytes;
+        match text.len() > max {
+            true => Err(encode_error(text, format!("expected at most {max} bytes, as it may become longer"))),
+            false => Ok(()),
+        }
+    }
+
     fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TokenizerError> {
+        self.check_length(text)?;
         let encoded = guarded(|| self.inner.encode_fast(text, add_special_tokens));
         encoded.map(|encoding| encoding.get_ids().to_vec()).map_err(|message| encode_error(text, message))
     }

@@ -272,7 +272,7 @@ impl<T: RepoType + Sync> Snapshot<T> {
         }
         self.fetch(std::iter::once(readme))?;
         let path = self.dir.join(README);
-        let text = std::fs::read(&path);
+        let text = rlt_files::read(&path, MAX_README_BYTES);
         let unread =
             |source| self.failed(SnapshotError::Cache { act: "reading", path: path.clone(), source });
         Ok(Ok(Some(String::from_utf8_lossy(&text.map_err(unread)?).into_owned())))

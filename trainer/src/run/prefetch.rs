@@ -2,7 +2,7 @@
 //! once, so that they are in the page cache of its node.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -46,7 +46,7 @@ fn libraries() -> BTreeSet<PathBuf> {
 }
 
 fn read_through(path: &Path) -> io::Result<u64> {
-    let (mut file, mut chunk, mut num_bytes) = (File::open(path)?, vec![0; CHUNK_BYTES], 0);
+    let (mut file, mut chunk, mut num_bytes) = (rlt_files::open(path)?, vec![0; CHUNK_BYTES], 0);
     loop {
         match file.read(&mut chunk)? {
             0 => return Ok(num_bytes),

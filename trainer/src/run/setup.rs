@@ -181,7 +181,9 @@ impl PassRanks {
 
 /// Numbers in which the model's folder keeps its weights; fp32 for a new model.
 pub(crate) fn source_kind(model_dir: Option<&Path>) -> Kind {
-    let config = model_dir.and_then(|dir| std::fs::read_to_string(dir.join("config.json")).ok());
+    let config = model_dir.and_then(|dir| {
+        rlt_files::read_to_string(&dir.join("config.json"), rlt_files::MAX_MODEL_JSON_BYTES).ok()
+    });
     let config: serde_json::Value =
         config.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
     // transformers 5 says `dtype`, its predecessors `torch_dtype`.

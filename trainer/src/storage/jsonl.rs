@@ -1,6 +1,5 @@
 //! Files with one JSON object per line: errors name the line, and writes are all or nothing.
 
-use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -74,8 +73,8 @@ impl JsonlError {
 /// # Errors
 /// [`JsonlError`] with the path and, if a line is invalid, its number.
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<(usize, T)>, JsonlError> {
-    let text =
-        fs::read_to_string(path).map_err(|source| JsonlError::Read { path: path.to_owned(), source })?;
+    let text = rlt_files::read_argument(path, rlt_files::MAX_LOG_BYTES)
+        .map_err(|source| JsonlError::Read { path: path.to_owned(), source })?;
     let numbered = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parse = |(idx, line): (usize, &str)| match serde_json::from_str(line) {
         Ok(row) => Ok((idx + 1, row)),
@@ -110,6 +109,8 @@ fn write_rows<T: Serialize>(path: &Path, rows: impl IntoIterator<Item = T>) -> i
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

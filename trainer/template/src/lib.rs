@@ -31,6 +31,9 @@ pub use error::{Error, ErrorKind};
 /// million. A step copies at most 64 bytes, so this also bounds the memory of a rendering.
 pub const MAX_STEPS: usize = 20_000_000;
 
+/// Maximum length of a template's source in bytes; long ones have 30 kB.
+pub const MAX_SOURCE_BYTES: usize = 4 << 20;
+
 /// A parsed template.
 #[derive(Debug)]
 pub struct Template {
@@ -53,8 +56,11 @@ impl Template {
     /// Parses a template.
     ///
     /// # Errors
-    /// [`ErrorKind::Syntax`] with the line.
+    /// [`ErrorKind::Syntax`] with the line, [`ErrorKind::Budget`] for more than [`MAX_SOURCE_BYTES`].
     pub fn new(source: &str) -> Result<Self, Error> {
+        if source.len() > MAX_SOURCE_BYTES {
+            return Err(Error::budget(format!("the template has more than {MAX_SOURCE_BYTES} bytes")));
+        }
         let tokens = lexer::tokenize(source)?;
         Ok(Self { body: parser::parse(tokens)? })
     }

@@ -1,6 +1,6 @@
 //! Hostile templates: each takes more steps, memory or stack than any conversation, and ends in an error.
 
-use rlt_template::{Error, ErrorKind, MAX_STEPS, Rendered, Template};
+use rlt_template::{Error, ErrorKind, MAX_SOURCE_BYTES, MAX_STEPS, Rendered, Template};
 use serde_json::{Map, Value, json};
 
 /// Number of steps for tests of the charges, a hundredth of what templates may take otherwise.
@@ -138,6 +138,14 @@ fn expressions_within_expressions_are_bounded() {
     }
     let blocks = "{% if 1 %}".repeat(100_000) + &"{% endif %}".repeat(100_000);
     assert_eq!(Template::new(&blocks).unwrap_err().kind(), ErrorKind::Syntax);
+}
+
+#[test]
+fn a_source_that_is_too_long_is_not_parsed() {
+    assert!(Template::new(&"a".repeat(MAX_SOURCE_BYTES)).is_ok());
+    let error = Template::new(&"a".repeat(MAX_SOURCE_BYTES + 1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Budget);
+    assert_eq!(error.to_string(), "the template has more than 4194304 bytes");
 }
 
 #[test]

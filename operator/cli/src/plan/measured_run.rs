@@ -2,7 +2,6 @@
 //! and durations of its phases, from the `metrics.jsonl` of its folder.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -39,7 +38,7 @@ impl MeasuredRun {
     /// only one.
     pub(crate) fn read(folder: &Path) -> anyhow::Result<Self> {
         let file = folder.join("metrics.jsonl");
-        let text = fs::read_to_string(&file);
+        let text = rlt_files::read_to_string(&file, rlt_files::MAX_LOG_BYTES);
         let text = text.with_context(|| format!("read the run of --run: {}", file.display()))?;
         let lines = text.lines().filter(|line| !line.trim().is_empty());
         let steps: Result<Vec<Map<String, Value>>, _> = lines.map(serde_json::from_str).collect();

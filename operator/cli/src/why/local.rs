@@ -1,6 +1,6 @@
 //! Explanation of a run folder: its files are read here, and a pure function explains them.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -94,7 +94,7 @@ fn read_result(file: &Path) -> anyhow::Result<Option<RunResult>> {
     if !file.exists() {
         return Ok(None);
     }
-    let read = || anyhow::Ok(serde_json::from_slice(&fs::read(file)?)?);
+    let read = || anyhow::Ok(serde_json::from_slice(&rlt_files::read(file, rlt_files::MAX_LOG_BYTES)?)?);
     Ok(Some(read().with_context(|| format!("read {}", file.display()))?))
 }
 
@@ -103,7 +103,8 @@ fn read_lines(file: &Path) -> anyhow::Result<Vec<Map<String, Value>>> {
     if !file.exists() {
         return Ok(Vec::new());
     }
-    let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+    let text = rlt_files::read_to_string(file, rlt_files::MAX_LOG_BYTES);
+    let text = text.with_context(|| format!("read {}", file.display()))?;
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let lines = whole.lines().map(serde_json::from_str).collect::<Result<_, _>>();
     lines.with_context(|| format!("read a line of {}", file.display()))
@@ -165,6 +166,8 @@ fn broken_off(run: &LocalRun) -> Explanation {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// A run whose last step of two seconds ended five minutes ago.

@@ -45,9 +45,10 @@ fn dependency_names(package: &str) -> Vec<String> {
 fn dependency_arrows_point_only_where_the_design_lets_them() {
     let torch: &[&str] = &["tch", "torch-sys", "rlt-torch"];
     let kubernetes: &[&str] = &["kube", "kube-core", "kube-client", "k8s-openapi"];
-    let forbidden: [(&str, &[&[&str]]); 14] = [
+    let forbidden: [(&str, &[&[&str]]); 15] = [
         ("rlt-api", &[torch, kubernetes, &["tokio", "rlt-core", "rlt-trainer"]]),
         ("rlt-channel", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
+        ("rlt-files", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-terminal", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-traces", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-tracking", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),

@@ -1,11 +1,11 @@
 //! An interrupted and resumed run equals an uninterrupted one, bit for bit.
 
 use std::fs;
-use std::process::Command;
+use std::net::TcpListener;
 
 use serde_json::{Value, json};
 
-use crate::job::{Place, copy_of_small_model, end_of, merge, on_files, signal, tiny_with, wait_until};
+use crate::job::{Place, end_of, merge, signal, tiny_with, wait_until};
 
 const SIGTERM: u32 = 15;
 
@@ -103,12 +103,15 @@ fn assert_no_computing_thread_takes_signals(pid: u32) {
 fn a_signal_ends_a_setup_that_never_would() {
     for count in [1, 2] {
         let place = Place::new();
-        let model = place.file("model");
-        copy_of_small_model(&model);
-        // Whoever opens it waits for a writer.
-        fs::remove_file(model.join("tokenizer.json")).unwrap();
-        assert!(Command::new("mkfifo").arg(model.join("tokenizer.json")).status().unwrap().success());
-        let child = place.start(&on_files(&model, json!({ "workers": { "count": count } })));
+        // A hub that takes connections and never answers.
+        let hub = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", hub.local_addr().unwrap());
+        let hub_model = json!({ "repo": "owner/name", "endpoint": endpoint });
+        let model =
+            json!({ "architecture": null, "tokenizer": null, "hub": hub_model, "lora": { "rank": 2 } });
+        let manifest = tiny_with(json!({ "model": model, "workers": { "count": count } }));
+        let cache = vec![("HF_HOME", place.file("hub").display().to_string())];
+        let child = place.start_in(&manifest, cache);
         // Written once signals are listened for, before the setup.
         wait_until("a manifest", || place.run("manifest.yaml").exists());
         signal(&child, "TERM");

@@ -277,6 +277,18 @@ fn the_example_trains_an_adapter_of_its_new_tower() {
 }
 
 #[test]
+fn an_image_outside_of_the_folder_of_its_row_is_read_only_if_the_manifest_allows_it() {
+    let (place, elsewhere) = (Place::new(), Place::new());
+    let (model, rows) = (model(&place), rows(&place));
+    fs::rename(place.file("3.png"), elsewhere.file("3.png")).unwrap();
+    std::os::unix::fs::symlink(elsewhere.file("3.png"), place.file("3.png")).unwrap();
+    let said = ["rows.jsonl row 4", "outside of the data file's folder", "data.imageFolders"];
+    place.train(&job(&model, &rows, json!({}))).expect(78, &said);
+    let allowed = json!({ "data": { "imageFolders": [elsewhere.file("")] } });
+    elsewhere.train(&job(&model, &rows, allowed)).expect(0, &[]);
+}
+
+#[test]
 fn images_that_cannot_be_used_end_a_job_with_their_row() {
     let place = Place::new();
     let (model, rows) = (model(&place), rows(&place));

@@ -60,6 +60,25 @@ fn a_missing_model_is_named() {
     place.train(&on_files(&missing, json!({}))).expect(78, &[missing.to_str().unwrap()]);
 }
 
+/// Opened to be read, a pipe would wait for a writer.
+#[test]
+fn a_file_of_a_model_that_is_a_pipe_ends_the_run_at_once() {
+    let files = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ];
+    for name in files {
+        let damage = |model: &Path| {
+            let _ = fs::remove_file(model.join(name));
+            assert!(Command::new("mkfifo").arg(model.join(name)).status().unwrap().success());
+        };
+        train_damaged(json!({}), damage).expect(78, &[name, "expected a regular file, found a pipe"]);
+    }
+}
+
 #[test]
 fn an_unknown_architecture_is_named_with_those_that_are_known() {
     let damage = |model: &Path| {

@@ -4,7 +4,7 @@
 //! JSON lacks them, are read as null.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,8 +14,13 @@ use serde_json::{Map, Value};
 use super::super::rows::{Place, Row, Rows};
 use super::super::{DataError, RowLocation};
 
+/// Maximum length of a line in bytes; one image of the largest size takes 86 MiB.
+const MAX_ROW_BYTES: u64 = 512 << 20;
+/// Maximum length of an array in bytes, which is held in memory as a whole.
+const MAX_ARRAY_BYTES: u64 = 4 << 30;
+
 fn open(path: &Path) -> Result<BufReader<File>, DataError> {
-    let opened = File::open(path);
+    let opened = rlt_files::open(path);
     opened.map(BufReader::new).map_err(|source| DataError::Open { path: path.to_owned(), source })
 }
 
@@ -53,13 +58,12 @@ impl Iterator for LinesFrom {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let mut line = String::new();
             let location = RowLocation { file: Some(Arc::clone(&self.path)), number: self.place.number + 1 };
-            match self.reader.read_line(&mut line) {
-                Ok(0) => return None,
-                Ok(num_bytes) => {
+            match rlt_files::read_line(&mut self.reader, MAX_ROW_BYTES) {
+                Ok(line) if line.is_empty() => return None,
+                Ok(line) => {
                     self.place =
-                        Place { offset: self.place.offset + num_bytes as u64, number: location.number };
+                        Place { offset: self.place.offset + line.len() as u64, number: location.number };
                     if !line.trim_start_matches(MARK).trim().is_empty() {
                         return Some(parse_line(&line, location));
                     }
@@ -138,8 +142,7 @@ pub(in crate::data) fn lines_or_array(path: Arc<Path>) -> Result<Rows, DataError
     if !begins_with_bracket(&mut reader).map_err(failed)? {
         return lines(path);
     }
-    let mut text = String::new();
-    reader.read_to_string(&mut text).map_err(failed)?;
+    let text = rlt_files::read_rest(reader, MAX_ARRAY_BYTES).map_err(failed)?;
     let location = |number| RowLocation { file: Some(path.clone()), number };
     let values: Vec<Value> = parse(text.trim_start_matches(MARK))
         .map_err(|source| DataError::Json { location: location(0), source })?;

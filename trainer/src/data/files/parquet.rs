@@ -39,7 +39,8 @@ pub(in crate::data) struct RowsFrom {
 
 impl RowsFrom {
     pub(in crate::data) fn open(path: &Arc<Path>, place: Place) -> Result<Self, DataError> {
-        let file = File::open(path).map_err(|source| DataError::Open { path: path.to_path_buf(), source })?;
+        let file =
+            rlt_files::open(path).map_err(|source| DataError::Open { path: path.to_path_buf(), source })?;
         let reader = decoded(|| SerializedFileReader::new(file)).map_err(|source| broken(path, 0, source))?;
         let mut rows = Self { path: Arc::clone(path), reader, next_group: 0, group: None, number: 0 };
         while let Some(group) = rows.reader.metadata().row_groups().get(rows.next_group) {

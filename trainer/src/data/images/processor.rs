@@ -1,7 +1,6 @@
 //! Image processor of a model's folder: sizes, means and deviations, and the conversion from pixels to
 //! patches.
 
-use std::fs;
 use std::path::Path;
 
 use rlt_api::plan::model_config::ModelConfig;
@@ -217,7 +216,7 @@ impl ImageProcessor {
 
 fn read_json(file: &Path) -> Result<Option<Value>, ImageError> {
     let failed = |message: String| ImageError::Processor { file: file.display().to_string(), message };
-    match fs::read(file) {
+    match rlt_files::read(file, rlt_files::MAX_MODEL_JSON_BYTES) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| failed(error.to_string())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed(error.to_string())),

@@ -16,6 +16,8 @@ use super::source::{MAX_FILE_BYTES, bytes_of};
 use super::*;
 use crate::data::RowLocation;
 
+const IMAGES: ImageColumn<'static> = ImageColumn { key: "images", folders: &[] };
+
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images")
 }
@@ -93,12 +95,12 @@ fn an_image_is_read_from_a_path_from_bytes_and_from_a_url_of_data() {
         { "bytes": encoded, "path": "elsewhere.png" },
         format!("data:image/png;base64,{encoded}"),
     ]);
-    let images = read(&row(images), "images", Some(&processor())).unwrap();
+    let images = read(&row(images), IMAGES, Some(&processor())).unwrap();
     assert!(images.iter().all(|image| image == &images[0]) && images.len() == 5);
-    let other = read(&row(json!("57x43.png")), "images", Some(&processor())).unwrap();
+    let other = read(&row(json!("57x43.png")), IMAGES, Some(&processor())).unwrap();
     assert_ne!(other[0].digest, images[0].digest);
     for none in [json!(null), json!([])] {
-        assert_eq!(read(&row(none), "images", None).unwrap(), []);
+        assert_eq!(read(&row(none), IMAGES, None).unwrap(), []);
     }
 }
 
@@ -139,15 +141,49 @@ fn a_picture_is_turned_by_its_exif_orientation() {
 #[test]
 fn files_that_are_not_regular_or_huge_are_refused_before_they_are_read() {
     let folder = tempfile::tempdir().unwrap();
-    let huge = folder.path().join("huge.png");
+    let (huge, pipe) = (folder.path().join("huge.png"), folder.path().join("pipe.png"));
     fs::File::create(&huge).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+    let folders = ["/dev".to_owned(), folder.path().display().to_string()];
+    let column = ImageColumn { folders: &folders, ..IMAGES };
     for (path, expected) in [
-        (Path::new("/dev/zero"), "expected a regular file"),
-        (folder.path(), "expected a regular file"),
-        (huge.as_path(), "the file has 67108865 bytes, expected at most 67108864"),
+        (Path::new("/dev/zero"), "expected a regular file, found a device"),
+        (pipe.as_path(), "expected a regular file, found a pipe"),
+        (folder.path(), "expected a regular file, found a folder"),
+        (huge.as_path(), "expected at most 67108864 bytes, found more"),
     ] {
-        let error = bytes_of(&json!(path), 1, None).unwrap_err();
+        let error = bytes_of(&json!(path), 1, column, None).unwrap_err();
+        assert_eq!(error.to_string(), format!("read image 1 of column \"images\" from {}", path.display()));
         assert_eq!(std::error::Error::source(&error).unwrap().to_string(), expected);
+    }
+}
+
+#[test]
+fn a_row_names_images_below_the_folder_of_its_file_and_elsewhere_only_if_the_manifest_allows_it() {
+    let outer = tempfile::tempdir().unwrap();
+    let root = fs::canonicalize(outer.path()).unwrap();
+    let (own, other) = (root.join("own"), root.join("other"));
+    for folder in [&own, &other] {
+        fs::create_dir(folder).unwrap();
+        fs::copy(fixtures().join("56x56.png"), folder.join("a.png")).unwrap();
+    }
+    std::os::unix::fs::symlink(other.join("a.png"), own.join("link.png")).unwrap();
+    let of = |name: &str, folders: &[String]| {
+        let file: Arc<Path> = own.join("rows.jsonl").into();
+        let fields = json!({ "images": [name] }).as_object().unwrap().clone();
+        let row = Row { location: RowLocation { file: Some(file), number: 3 }, fields };
+        read(&row, ImageColumn { folders, ..IMAGES }, Some(&processor()))
+    };
+    assert_eq!(of("../own/a.png", &[]).unwrap().len(), 1);
+    let absolute = other.join("a.png").display().to_string();
+    for name in ["../other/a.png", "link.png", &absolute, &format!("file://{absolute}")] {
+        let error = of(name, &[]).unwrap_err();
+        assert!(error.to_string().ends_with("rows.jsonl row 3"), "{error}");
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.starts_with("read image 1 of column \"images\" from "), "{source}");
+        assert!(source.contains(&format!("it leads to {absolute}, outside")), "{source}");
+        assert!(source.ends_with("add a folder that holds it to data.imageFolders"), "{source}");
+        assert_eq!(of(name, &[other.display().to_string()]).unwrap().len(), 1, "{name}");
     }
 }
 
@@ -173,7 +209,7 @@ fn what_is_wrong_with_an_image_is_said_with_its_row_and_its_number() {
         file.into_inner()
     };
     for (image, expected) in [
-        (json!("nowhere.png"), "read image 2 from"),
+        (json!("nowhere.png"), "read image 2 of column \"images\" from"),
         (json!(7), "read image 2: expected a path, or an object with `bytes` or `path`, found 7"),
         (json!({ "bytes": "%" }), "read image 2: expected a path"),
         (bytes(truncated), "decode image 2"),
@@ -181,12 +217,12 @@ fn what_is_wrong_with_an_image_is_said_with_its_row_and_its_number() {
         (bytes(b"GIF89a"), "decode image 2"),
         (bytes(&long), "resize image 2 of 1000 x 2 pixels: one side may be at most 200 times the other"),
     ] {
-        let error = read(&row(json!(["56x56.png", image])), "images", Some(&processor())).unwrap_err();
+        let error = read(&row(json!(["56x56.png", image])), IMAGES, Some(&processor())).unwrap_err();
         assert!(error.to_string().ends_with("rows.jsonl row 3"), "{error}");
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.starts_with(expected), "{source}");
     }
-    let error = read(&row(json!(["56x56.png"])), "images", None).unwrap_err();
+    let error = read(&row(json!(["56x56.png"])), IMAGES, None).unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert_eq!(source, "use the 1 images of the row: the model has no vision tower");
 }

@@ -64,6 +64,7 @@ impl Tokenizer {
         };
         Ok(Self {
             inner: Arc::new(inner),
+            max_text_bytes: usize::MAX,
             special,
             eos_ids: vec![2],
             chat: None,

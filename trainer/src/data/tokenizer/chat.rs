@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 pub use rlt_template::Rendered as RenderedChat;
-use rlt_template::Template;
+use rlt_template::{MAX_SOURCE_BYTES, Template};
 use serde_json::{Map, Value};
 
 use super::SpecialTokens;
@@ -47,6 +47,12 @@ pub enum ChatError {
         #[source]
         source: rlt_template::Error,
     },
+    /// The templates of a folder are too long together.
+    #[error("compile {num_templates} chat templates: they have more than {MAX_SOURCE_BYTES} bytes")]
+    TooLong {
+        /// Number of templates.
+        num_templates: usize,
+    },
     /// The folder names its templates, and none is called `default`.
     #[error("choose a chat template: expected one called \"default\", found {found:?}")]
     NoDefault {
@@ -76,9 +82,12 @@ impl ChatTemplate {
     /// Compiles templates by name; a later one replaces an earlier one of the same name.
     ///
     /// # Errors
-    /// [`ChatError::Syntax`].
+    /// [`ChatError::Syntax`], [`ChatError::TooLong`].
     pub fn named(sources: impl IntoIterator<Item = (String, String)>) -> Result<Self, ChatError> {
         let sources: BTreeMap<String, String> = sources.into_iter().collect();
+        if sources.values().map(String::len).sum::<usize>() > MAX_SOURCE_BYTES {
+            return Err(ChatError::TooLong { num_templates: sources.len() });
+        }
         let mut templates = BTreeMap::new();
         for (name, source) in &sources {
             let template =
@@ -207,6 +216,14 @@ mod tests {
         let nameless = ChatTemplate::named([("rag".to_owned(), String::new())]).unwrap();
         let error = nameless.render(&ChatRequest::default(), &SpecialTokens::default()).unwrap_err();
         assert!(matches!(error, ChatError::NoDefault { .. }));
+    }
+
+    #[test]
+    fn templates_that_are_too_long_together_are_not_compiled() {
+        let sources = [("default", MAX_SOURCE_BYTES), ("rag", 1)];
+        let sources = sources.map(|(name, length)| (name.to_owned(), "x".repeat(length)));
+        let compiled = ChatTemplate::named(sources);
+        assert!(matches!(compiled, Err(ChatError::TooLong { num_templates: 2 })));
     }
 
     #[test]

@@ -6,12 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rlt_core::types::TokenId;
+use rlt_files::MAX_MODEL_JSON_BYTES;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
 use super::chat::ChatTemplate;
 use super::refused::{refuse_old_pattern, refuse_unsupported};
-use super::{Origin, SpecialTokens, Tokenizer, TokenizerError};
+use super::{Origin, SpecialTokens, Tokenizer, TokenizerError, definition, guarded};
 use crate::data::images::ImageProcessor;
 
 const DEFINITION: &str = "tokenizer.json";
@@ -19,8 +20,6 @@ pub(super) const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const IMAGE_PROCESSOR: &str = "preprocessor_config.json";
-/// Largest factor by which replacements may lengthen a text; a usual replacement has a factor of at most 3.
-const MAX_GROWTH: f64 = 256.0;
 /// Templates by name, in files `NAME.jinja`.
 const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
@@ -56,7 +55,7 @@ impl Tokenizer {
         refuse_unsupported(dir, &config)?;
         let special_map = read_object(&dir.join(SPECIAL_TOKENS_MAP))?.unwrap_or_default();
         let config = with_special_map(config, special_map);
-        let inner = load_definition(dir, &config)?;
+        let (inner, max_text_bytes) = load_definition(dir, &config)?;
         refuse_old_pattern(dir, &config, &inner)?;
         let special = special_tokens(&config);
         let eos_ids = eos_ids(dir, &inner, &special)?;
@@ -64,7 +63,8 @@ impl Tokenizer {
         let origin = Origin::Folder { dir: dir.to_owned(), replaced_template: false };
         let conversations = Arc::default();
         let images = ImageProcessor::load(dir).map_err(Box::new)?.map(Arc::new);
-        Ok(Self { inner: Arc::new(inner), special, eos_ids, chat, conversations, images, origin })
+        let inner = Arc::new(inner);
+        Ok(Self { inner, max_text_bytes, special, eos_ids, chat, conversations, images, origin })
     }
 
     /// Writes the files that transformers' `AutoTokenizer` loads into `dir`, which must exist.
@@ -143,12 +143,17 @@ fn with_special_map(mut config: Map<String, Value>, special_map: Map<String, Val
     config
 }
 
-fn load_definition(dir: &Path, config: &Map<String, Value>) -> Result<tokenizers::Tokenizer, TokenizerError> {
+/// Builds the tokenizer of a folder, with the maximum length of a text that it encodes, in bytes.
+fn load_definition(
+    dir: &Path,
+    config: &Map<String, Value>,
+) -> Result<(tokenizers::Tokenizer, usize), TokenizerError> {
     let path = dir.join(DEFINITION);
-    let bytes = fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
+    let bytes = rlt_files::read(&path, definition::MAX_BYTES)
+        .map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
     let refused = |message: String| TokenizerError::Definition { path: path.clone(), message };
-    check_definition(&bytes).map_err(refused)?;
-    let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| refused(error.to_string()))?;
+    let max_text_bytes = definition::check(&bytes).map_err(refused)?;
+    let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(refused)?;
     // A definition may carry batch settings from the program that saved it; text is never cut or filled here.
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
@@ -156,42 +161,10 @@ fn load_definition(dir: &Path, config: &Map<String, Value>) -> Result<tokenizers
         inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
     let mut missing: Vec<_> = config_tokens(config).chain(named_tokens(config, &inner)).collect();
     missing.retain(|token| !known.contains(&token.content));
-    inner.add_tokens(missing).map_err(|error| refused(error.to_string()))?;
-    Ok(inner)
-}
-
-/// Checks that a definition is JSON, because the library panics on some files that are not, such as one that
-/// was cut off, and that its replacements do not multiply a text.
-fn check_definition(bytes: &[u8]) -> Result<(), String> {
-    let definition: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    for step in ["normalizer", "decoder"] {
-        let growth = growth(&definition[step]);
-        if growth > MAX_GROWTH {
-            return Err(format!(
-                "its {step} may make a text {growth:.0} times as long, expected at most {MAX_GROWTH} times"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Returns the factor by which the replacements of a normalizer or decoder may lengthen a text.
-fn growth(step: &Value) -> f64 {
-    match step["type"].as_str() {
-        Some("Sequence") => {
-            let steps = step["normalizers"].as_array().or_else(|| step["decoders"].as_array());
-            steps.into_iter().flatten().map(growth).product()
-        }
-        Some("Replace") => {
-            let content = step["content"].as_str().unwrap_or_default().len() as f64;
-            match step["pattern"]["String"].as_str().map_or(0, str::len) {
-                // A regex may match before every character.
-                0 => 1.0 + content,
-                pattern => (content / pattern as f64).max(1.0),
-            }
-        }
-        _ => 1.0,
-    }
+    let longest = missing.iter().map(|token| token.content.len()).max().unwrap_or(0);
+    definition::check_added(known.len() + missing.len(), longest).map_err(refused)?;
+    guarded(|| inner.add_tokens(missing)).map_err(refused)?;
+    Ok((inner, max_text_bytes))
 }
 
 /// `added_tokens_decoder` of `tokenizer_config.json` by id: transformers adds those that `tokenizer.json`
@@ -349,7 +322,7 @@ fn named_template_paths(dir: &Path) -> Result<Vec<std::path::PathBuf>, Tokenizer
 fn copy_files(from: &Path, to: &Path) -> Result<(), TokenizerError> {
     for name in COPIED {
         let path = from.join(name);
-        match fs::read(&path) {
+        match rlt_files::read(&path, definition::MAX_BYTES) {
             Ok(bytes) => write(&to.join(name), &bytes)?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(source) => return Err(TokenizerError::Read { path, source }),
@@ -380,7 +353,7 @@ pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, Tok
 }
 
 fn read_if_present(path: &Path) -> Result<Option<String>, TokenizerError> {
-    match fs::read_to_string(path) {
+    match rlt_files::read_to_string(path, MAX_MODEL_JSON_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(TokenizerError::Read { path: path.to_owned(), source }),
@@ -434,6 +407,99 @@ mod tests {
             assert!(refused.contains(&format!("its {field} may make a text")), "{refused}");
         }
         with(json!({ "normalizer": sequence("normalizers", vec![usual; 3]) })).unwrap();
+    }
+
+    /// A step that replaces characters by a table of SentencePiece, whose longest text has `length` bytes.
+    fn precompiled(trie_bytes: u32, length: usize) -> Value {
+        use base64::Engine as _;
+        let table = [&trie_bytes.to_le_bytes()[..], &[0; 8], &vec![b'a'; length], &[0]].concat();
+        let table = base64::prelude::BASE64_STANDARD.encode(table);
+        json!({ "type": "Precompiled", "precompiled_charsmap": table })
+    }
+
+    #[test]
+    fn every_kind_of_step_that_multiplies_a_text_is_counted() {
+        let bytes = json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
+        });
+        let steps =
+            |kind: &str, step: &Value, count: usize| json!({ "type": "Sequence", kind: vec![step; count] });
+        let prepend = json!({ "type": "Prepend", "prepend": "▁" });
+        let doubling = json!({ "type": "Replace", "pattern": { "String": "a" }, "content": "aa" });
+        for (field, step) in [
+            ("normalizer", steps("normalizers", &json!({ "type": "ByteLevel" }), 9)),
+            ("normalizer", steps("normalizers", &prepend, 5)),
+            ("normalizer", precompiled(8, 257)),
+            ("normalizer", precompiled(1 << 30, 1)),
+            ("normalizer", json!({ "normalizers": vec![json!({ "prepend": "▁" }); 5] })),
+            ("decoder", steps("decoders", &doubling, 5)),
+            ("pre_tokenizer", steps("pretokenizers", &bytes, 9)),
+            ("pre_tokenizer", steps("pretokenizers", &steps("pretokenizers", &bytes, 3), 3)),
+        ] {
+            let refused = with(json!({ field: step })).unwrap_err();
+            assert!(refused.to_string().contains(&format!("its {field} may make a text")), "{refused}");
+            assert_eq!(refused.exit_code(), rlt_api::ExitCode::BadConfig);
+        }
+        with(json!({ "pre_tokenizer": steps("pretokenizers", &bytes, 2) })).unwrap();
+        with(json!({ "normalizer": steps("normalizers", &prepend, 2) })).unwrap();
+    }
+
+    #[test]
+    fn definitions_of_any_depth_and_number_of_tokens_are_refused_and_not_built() {
+        let deep =
+            (0..200).fold(json!(null), |inner, _| json!({ "type": "Sequence", "normalizers": [inner] }));
+        let mut long = json!({ "type": "WordLevel", "vocab": { "<eos>": 0 }, "unk_token": "<eos>" });
+        long["vocab"]["a".repeat(20_000)] = json!(1);
+        let token = |id: usize| json!({ "id": id, "content": format!("<{id}>"), "special": true });
+        for (fields, expected) in [
+            (json!({ "normalizer": deep }), "recursion limit exceeded"),
+            (json!({ "model": long }), "it has 20000 bytes in its longest token, expected at most 16384"),
+            (
+                json!({ "added_tokens": (3..300_000).map(token).collect::<Vec<_>>() }),
+                "it has 299997 added tokens",
+            ),
+        ] {
+            let refused = with(fields).unwrap_err();
+            assert!(refused.to_string().contains(expected), "{refused}");
+            assert_eq!(refused.exit_code(), rlt_api::ExitCode::BadConfig);
+        }
+    }
+
+    #[test]
+    fn the_longer_a_text_may_become_the_shorter_it_has_to_be() {
+        let doubling = json!({ "type": "Replace", "pattern": { "String": "a" }, "content": "aa" });
+        let steps = json!({ "type": "Sequence", "normalizers": vec![doubling; 8] });
+        let tokenizer = with(json!({ "normalizer": steps })).unwrap();
+        assert_eq!(tokenizer.encode("x").unwrap(), [1]);
+        let text = "a".repeat((512 << 10) + 1);
+        let offsets = tokenizer.encode_with_offsets(&text).map(drop);
+        for error in [tokenizer.encode(&text).map(drop).unwrap_err(), offsets.unwrap_err()] {
+            assert!(error.to_string().contains("expected at most 524288 bytes"), "{error}");
+            assert_eq!(error.exit_code(), rlt_api::ExitCode::BadConfig);
+        }
+    }
+
+    #[test]
+    fn vocabularies_and_merges_are_counted_before_they_are_built() {
+        for (field, items) in [("vocab", "entries in its vocabulary"), ("merges", "merges")] {
+            let text = format!(r#"{{"model":{{"{field}":[0{}]}}}}"#, ",0".repeat(1 << 22));
+            let message = definition::check(text.as_bytes()).unwrap_err();
+            assert_eq!(message, format!("it has 4194305 {items}, expected at most 4194304"));
+        }
+    }
+
+    #[test]
+    fn files_of_a_tokenizer_that_are_not_regular_are_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [DEFINITION, CONFIG] {
+            // Opened to be read, it would wait for a writer.
+            let path = folder.path().join(name);
+            rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+            let refused = Tokenizer::load(folder.path()).unwrap_err();
+            assert!(refused.to_string().contains(name), "{refused}");
+            let source = std::error::Error::source(&refused).unwrap().to_string();
+            assert_eq!(source, "expected a regular file, found a pipe");
+        }
     }
 
     #[test]

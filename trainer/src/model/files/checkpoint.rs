@@ -5,7 +5,6 @@
 //! that is truncated kills the process, while a short read is an error that names the file.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -173,7 +172,7 @@ impl WeightFiles {
         let stored = self.stored(name, &[])?;
         let (kind, width) = (stored.kind(name)?, stored.kind(name)?.elt_size_in_bytes());
         let read_error = |source| ModelError::Read { path: stored.path.clone(), source };
-        let file = File::open(&stored.path).map_err(read_error)?;
+        let file = rlt_files::open(&stored.path).map_err(read_error)?;
         let data_start = stored.data_start + stored.info.data_offsets.0 as u64;
         let (mut bytes, mut num_bad) = (Vec::new(), 0);
         for TensorShard { range, .. } in tensor_shard.chunks(CHUNK) {
@@ -207,7 +206,7 @@ impl WeightFiles {
     pub(crate) fn read_bytes(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>, ModelError> {
         let stored = self.stored(name, &[])?;
         let read_error = |source| ModelError::Read { path: stored.path.clone(), source };
-        let file = File::open(&stored.path).map_err(read_error)?;
+        let file = rlt_files::open(&stored.path).map_err(read_error)?;
         let start = stored.data_start + (stored.info.data_offsets.0 + range.start) as u64;
         let mut bytes = vec![0; range.len()];
         file.read_exact_at(&mut bytes, start).map_err(read_error)?;
@@ -258,15 +257,15 @@ impl StoredTensor {
 
 /// Reads a JSON file.
 pub(crate) fn read_json(path: &Path) -> Result<Value, ModelError> {
-    let text =
-        std::fs::read_to_string(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
+    let text = rlt_files::read_to_string(path, rlt_files::MAX_MODEL_JSON_BYTES);
+    let text = text.map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
     serde_json::from_str(&text).map_err(|source| ModelError::Json { path: path.to_owned(), source })
 }
 
 fn read_header(path: &Path) -> Result<BTreeMap<String, StoredTensor>, ModelError> {
     let read_error = |source| ModelError::Read { path: path.to_owned(), source };
     let bad = |reason: String| ModelError::BadHeader { path: path.to_owned(), reason };
-    let file = File::open(path).map_err(read_error)?;
+    let file = rlt_files::open(path).map_err(read_error)?;
     let file_len = file.metadata().map_err(read_error)?.len();
     let mut prefix = [0; 8];
     if file_len < 8 {

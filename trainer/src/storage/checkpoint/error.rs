@@ -171,7 +171,9 @@ impl CheckpointError {
     pub fn is_misfit(&self) -> bool {
         match self {
             Self::UnknownTensor { .. } | Self::Mismatch { .. } | Self::UnsupportedDtype { .. } => true,
-            Self::Read { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            Self::Read { source, .. } => {
+                source.kind() == io::ErrorKind::NotFound || rlt_files::is_refusal(source)
+            }
             _ => false,
         }
     }

@@ -1,7 +1,6 @@
 //! Opens a committed checkpoint: every byte is verified before any of it is used, by this process or by the
 //! one that chose the checkpoint for all.
 
-use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +15,8 @@ use super::{CheckpointError, dtype};
 
 /// Size of one read, in bytes.
 const CHUNK_BYTES: u64 = 1 << 20;
+/// Maximum size of a manifest or a state, in bytes.
+const MAX_JSON_BYTES: u64 = 1 << 30;
 
 /// A committed checkpoint whose lengths and digests were verified.
 #[derive(Debug)]
@@ -59,7 +60,8 @@ impl Checkpoint {
 
     fn with_state(folder: &Path, manifest: Manifest) -> Result<Self, CheckpointError> {
         let state_path = folder.join(manifest::STATE_FILE_NAME);
-        let state_json = std::fs::read(&state_path).map_err(CheckpointError::read(&state_path))?;
+        let state_json =
+            rlt_files::read(&state_path, MAX_JSON_BYTES).map_err(CheckpointError::read(&state_path))?;
         let state = serde_json::from_slice(&state_json).map_err(CheckpointError::parse(&state_path))?;
         Ok(Self { folder: folder.to_path_buf(), manifest, state })
     }
@@ -224,7 +226,7 @@ impl Checkpoint {
     /// Reads a piece into `region` in chunks of rows of its first dimension.
     fn read_piece(&self, name: &str, piece: &TensorPiece, region: &Tensor) -> Result<(), CheckpointError> {
         let path = self.folder.join(&piece.file);
-        let file = File::open(&path).map_err(CheckpointError::read(&path))?;
+        let file = rlt_files::open(&path).map_err(CheckpointError::read(&path))?;
         let element_bytes = region.kind().elt_size_in_bytes() as u64;
         let (num_rows, row_shape) = match piece.shape.split_first() {
             Some((&num_rows, row_shape)) => (num_rows, row_shape),
@@ -255,7 +257,7 @@ fn copy_rows(bytes: &[u8], region: &Tensor, row: i64, num_rows: i64) -> Result<(
 /// Reads the manifest of the checkpoint in `folder` and checks everything that needs no other file.
 pub(super) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let path = folder.join(manifest::FILE_NAME);
-    let json = std::fs::read(&path).map_err(CheckpointError::read(&path))?;
+    let json = rlt_files::read(&path, MAX_JSON_BYTES).map_err(CheckpointError::read(&path))?;
     parse_manifest(&path, &json)
 }
 
@@ -310,7 +312,7 @@ fn verify_file(path: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
 
 /// Reads a file and returns its length and digest.
 pub(super) fn digest_of(path: &Path) -> Result<FileEntry, CheckpointError> {
-    let mut file = File::open(path).map_err(CheckpointError::read(path))?;
+    let mut file = rlt_files::open(path).map_err(CheckpointError::read(path))?;
     let mut sha256 = Sha256::new();
     let mut buffer = vec![0; CHUNK_BYTES as usize];
     let mut num_bytes = 0;

@@ -18,6 +18,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause before a retry, even if the server asks for more.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// Maximum size of a file of certificates, in bytes.
+const MAX_CERTIFICATES_BYTES: u64 = 16 << 20;
+
 /// Number of characters of an answer that an error quotes.
 const QUOTED: usize = 200;
 
@@ -226,7 +229,7 @@ impl Endpoint {
 }
 
 fn certificates(path: PathBuf) -> Result<Vec<Certificate>, EndpointError> {
-    let pem = match std::fs::read(&path) {
+    let pem = match rlt_files::read(&path, MAX_CERTIFICATES_BYTES) {
         Ok(pem) => pem,
         Err(source) => return Err(EndpointError::CaFile { path, source }),
     };

@@ -101,11 +101,10 @@ pub(super) fn load(spec: &WasmSpec, event_loop: &EventLoop) -> Result<Vec<u8>, W
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, WasmError> {
-    let failed = |source| WasmError::Read { path: path.to_owned(), source };
-    if std::fs::metadata(path).map_err(failed)?.len() > MAX_MODULE_BYTES {
-        return Err(WasmError::TooLong);
-    }
-    std::fs::read(path).map_err(failed)
+    rlt_files::read(path, MAX_MODULE_BYTES).map_err(|source| match rlt_files::refusal_in(&source) {
+        Some(rlt_files::Refusal::TooLong { .. }) => WasmError::TooLong,
+        _ => WasmError::Read { path: path.to_owned(), source },
+    })
 }
 
 fn fetch(url: &str, event_loop: &EventLoop) -> Result<Vec<u8>, WasmError> {

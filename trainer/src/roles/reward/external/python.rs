@@ -17,6 +17,9 @@ use super::module::{self, WasmError};
 use super::permits::Permits;
 use super::status::Status;
 
+/// Maximum size of a file with reward functions, in bytes.
+const MAX_SOURCE_BYTES: u64 = 16 << 20;
+
 /// Number of characters of a program's output that a message quotes.
 const QUOTED: usize = 500;
 
@@ -42,7 +45,7 @@ impl PythonFunction {
         event_loop: &EventLoop,
     ) -> Result<Self, WasmError> {
         let failed = |source| WasmError::Source { path: PathBuf::from(&python.path), source };
-        let source = std::fs::read_to_string(&python.path).map_err(failed)?;
+        let source = rlt_files::read_to_string(python.path.as_ref(), MAX_SOURCE_BYTES).map_err(failed)?;
         let interpreter = load(&module::load(wasm, event_loop)?, wasm, python, &source)?;
         Ok(Self { interpreter: Arc::new(interpreter), permits: Permits::of_processors() })
     }

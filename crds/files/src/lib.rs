@@ -1,0 +1,124 @@
+//! Files that manifests, models and data sets name: regular files, opened and read within bounds.
+//!
+//! A path may lead anywhere: a device has no end, a pipe may never have a writer, and a link may leave the
+//! folder of a data set. All code of the command lines that reads a file which a user, a model or a data set
+//! names does it by the functions of this package.
+
+mod refusal;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, Read};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+
+pub use refusal::{Refusal, is_refusal, refusal_in};
+
+/// Maximum size of a JSON file of a model, such as `config.json` or the index of its weights, in bytes.
+pub const MAX_MODEL_JSON_BYTES: u64 = 64 << 20;
+/// Maximum size of a manifest in bytes. The API server accepts about 1.5 MiB.
+pub const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+/// Maximum size of a log of a run, or of a file of prompts, in bytes; it is held in memory as a whole.
+pub const MAX_LOG_BYTES: u64 = 4 << 30;
+/// Name by which a command line means standard input.
+const STANDARD_INPUT: &str = "-";
+
+/// Opens a regular file to read it. Nothing else is opened, and the call never waits for a writer.
+///
+/// # Errors
+/// [`Refusal::NotRegular`] within the error, for a device, pipe, socket or folder; else the error of the
+/// operating system.
+pub fn open(path: &Path) -> io::Result<File> {
+    // Opening a device may have effects of its own, so the path is checked first.
+    refusal::check_is_regular(&fs::metadata(path)?)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    // Since then the path may have been replaced.
+    refusal::check_is_regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// Reads a regular file of at most `max_bytes`.
+///
+/// # Errors
+/// A [`Refusal`] within the error, or the error of the operating system.
+pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    if file.metadata()?.len() > max_bytes {
+        return Err(Refusal::TooLong { max_bytes }.into());
+    }
+    read_to_end(file, max_bytes)
+}
+
+/// Reads a regular file of at most `max_bytes` of UTF-8.
+///
+/// # Errors
+/// As [`read`], and [`io::ErrorKind::InvalidData`] if the file is not UTF-8.
+pub fn read_to_string(path: &Path, max_bytes: u64) -> io::Result<String> {
+    text_of(read(path, max_bytes)?)
+}
+
+/// Reads the text that an argument of a command names: a file, also a pipe such as `<(kustomize build)`, or
+/// standard input (`-`).
+///
+/// # Errors
+/// [`Refusal::TooLong`] within the error, or the error of the operating system.
+pub fn read_argument(path: &Path, max_bytes: u64) -> io::Result<String> {
+    let bytes = match path == Path::new(STANDARD_INPUT) {
+        true => read_to_end(io::stdin(), max_bytes)?,
+        false => read_to_end(File::open(path)?, max_bytes)?,
+    };
+    text_of(bytes)
+}
+
+/// Reads the rest of a stream, which may have at most `max_bytes` of UTF-8.
+///
+/// # Errors
+/// As [`read_argument`].
+pub fn read_rest(stream: impl Read, max_bytes: u64) -> io::Result<String> {
+    text_of(read_to_end(stream, max_bytes)?)
+}
+
+/// Reads a line of at most `max_bytes` with its end; empty at the end of the stream.
+///
+/// # Errors
+/// As [`read_argument`].
+pub fn read_line(stream: &mut impl BufRead, max_bytes: u64) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    stream.take(max_bytes.saturating_add(1)).read_until(b'\n', &mut bytes)?;
+    check_length(&bytes, max_bytes)?;
+    text_of(bytes)
+}
+
+/// Resolves `path` with its `..` and symbolic links, and checks that it leads below one of `folders`, which
+/// are resolved too.
+///
+/// # Errors
+/// [`Refusal::Outside`] within the error, or the error of the operating system.
+pub fn resolve_below<'a>(path: &Path, folders: impl IntoIterator<Item = &'a Path>) -> io::Result<PathBuf> {
+    let target = fs::canonicalize(path)?;
+    let holds = |folder: &Path| fs::canonicalize(folder).is_ok_and(|folder| target.starts_with(folder));
+    match folders.into_iter().any(holds) {
+        true => Ok(target),
+        false => Err(Refusal::Outside { target }.into()),
+    }
+}
+
+/// Reads to the end, whatever the length that the file system states: a file may grow.
+fn read_to_end(stream: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    stream.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    check_length(&bytes, max_bytes)?;
+    Ok(bytes)
+}
+
+fn check_length(bytes: &[u8], max_bytes: u64) -> Result<(), Refusal> {
+    if bytes.len() as u64 > max_bytes { Err(Refusal::TooLong { max_bytes }) } else { Ok(()) }
+}
+
+fn text_of(bytes: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
+}
