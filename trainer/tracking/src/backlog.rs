@@ -3,12 +3,12 @@
 //!
 //! Requests and names are in the module of each server.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::waiting::{BoundedQueue, MAX_BYTES};
 use crate::{RunDescription, RunEnd, StepMetrics, Tracker, TrackingError, error_chain};
 
-/// Largest number of steps that wait for a server.
+/// Largest number of steps that wait for a server; their bytes are limited, too ([`MAX_BYTES`]).
 const MAX_PENDING: usize = 10_000;
 /// Longest pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ pub struct Backlog<S> {
     run: RunDescription,
     /// Identity of the run; `None` until its first step.
     id: Option<String>,
-    pending: VecDeque<StepMetrics>,
+    pending: BoundedQueue<StepMetrics>,
     next_try: Instant,
     pause: Duration,
 }
@@ -47,11 +47,13 @@ pub struct Backlog<S> {
 impl<S: TrackingServer> Backlog<S> {
     /// Makes the queue of a run, with `history` to be sent; makes no request yet.
     pub fn new(server: S, run: RunDescription, history: &[StepMetrics]) -> Self {
+        let mut pending = BoundedQueue::new(MAX_PENDING, MAX_BYTES);
+        history.iter().for_each(|metrics| pending.push_back(metrics.clone()));
         Self {
             server,
             id: history.first().map(|first| run.id(first)),
             run,
-            pending: history.iter().cloned().collect(),
+            pending,
             next_try: Instant::now(),
             pause: Duration::from_secs(1),
         }
@@ -69,8 +71,8 @@ impl<S: TrackingServer> Backlog<S> {
     pub fn flush(&mut self) -> Result<(), TrackingError> {
         let Some(id) = &self.id else { return Ok(()) };
         while !self.pending.is_empty() {
-            let num_sent = self.server.send(&self.run, id, self.pending.make_contiguous())?;
-            self.pending.drain(..num_sent);
+            let num_sent = self.server.send(&self.run, id, self.pending.as_slice())?;
+            self.pending.drop_front(num_sent);
         }
         Ok(())
     }
@@ -97,11 +99,11 @@ impl<S: TrackingServer> Tracker for Backlog<S> {
         if self.id.is_none() {
             self.id = Some(self.run.id(metrics));
         }
-        if self.pending.len() >= MAX_PENDING {
+        if self.pending.is_full() {
             self.try_now_and_then();
         }
-        if self.pending.len() >= MAX_PENDING {
-            return Err(TrackingError::Full { limit: MAX_PENDING });
+        if self.pending.is_full() {
+            return Err(TrackingError::Full { num_waiting: self.pending.len() });
         }
         self.pending.push_back(metrics.clone());
         self.try_now_and_then();
