@@ -5,8 +5,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::step_log::HistoryPosition;
 use crate::waiting::{BoundedQueue, MAX_BYTES};
-use crate::{RunDescription, RunEnd, StepMetrics, Tracker, TrackingError, error_chain};
+use crate::{History, RunDescription, RunEnd, StepMetrics, Tracker, TrackingError, error_chain};
 
 /// Largest number of steps that wait for a server; their bytes are limited, too ([`MAX_BYTES`]).
 const MAX_PENDING: usize = 10_000;
@@ -39,6 +40,11 @@ pub struct Backlog<S> {
     run: RunDescription,
     /// Identity of the run; `None` until its first step.
     id: Option<String>,
+    /// Steps before those of this process, which are sent first.
+    history: History,
+    position: HistoryPosition,
+    /// Steps of the history that are sent next.
+    unsent: Vec<StepMetrics>,
     pending: BoundedQueue<StepMetrics>,
     next_try: Instant,
     pause: Duration,
@@ -46,22 +52,40 @@ pub struct Backlog<S> {
 
 impl<S: TrackingServer> Backlog<S> {
     /// Makes the queue of a run, with `history` to be sent; makes no request yet.
-    pub fn new(server: S, run: RunDescription, history: &[StepMetrics]) -> Self {
-        let mut pending = BoundedQueue::new(MAX_PENDING, MAX_BYTES);
-        history.iter().for_each(|metrics| pending.push_back(metrics.clone()));
-        Self {
+    ///
+    /// # Errors
+    /// The history cannot be read.
+    pub fn new(server: S, run: RunDescription, history: &History) -> Result<Self, TrackingError> {
+        Ok(Self {
             server,
-            id: history.first().map(|first| run.id(first)),
+            id: history.first()?.map(|first| run.id(&first)),
             run,
-            pending,
+            history: history.clone(),
+            position: HistoryPosition::default(),
+            unsent: Vec::new(),
+            pending: BoundedQueue::new(MAX_PENDING, MAX_BYTES),
             next_try: Instant::now(),
             pause: Duration::from_secs(1),
-        }
+        })
     }
 
     /// Number of steps that the server does not have yet, as far as this process knows.
     pub fn num_pending(&self) -> usize {
-        self.pending.len()
+        self.history.num_left(&self.position) + self.unsent.len() + self.pending.len()
+    }
+
+    /// Sends the steps of the history.
+    fn flush_history(&mut self, id: &str) -> Result<(), TrackingError> {
+        loop {
+            if self.unsent.is_empty() {
+                self.unsent = self.history.read(&mut self.position)?;
+            }
+            if self.unsent.is_empty() {
+                return Ok(());
+            }
+            let num_sent = self.server.send(&self.run, id, &self.unsent)?;
+            self.unsent.drain(..num_sent);
+        }
     }
 
     /// Sends all waiting steps.
@@ -69,9 +93,10 @@ impl<S: TrackingServer> Backlog<S> {
     /// # Errors
     /// When the server cannot be reached or rejects a request; steps that were not sent keep waiting.
     pub fn flush(&mut self) -> Result<(), TrackingError> {
-        let Some(id) = &self.id else { return Ok(()) };
+        let Some(id) = self.id.clone() else { return Ok(()) };
+        self.flush_history(&id)?;
         while !self.pending.is_empty() {
-            let num_sent = self.server.send(&self.run, id, self.pending.as_slice())?;
+            let num_sent = self.server.send(&self.run, &id, self.pending.as_slice())?;
             self.pending.drop_front(num_sent);
         }
         Ok(())
@@ -115,8 +140,9 @@ impl<S: TrackingServer> Tracker for Backlog<S> {
     }
 
     fn end(&mut self, end: RunEnd) -> Result<(), TrackingError> {
-        let num_steps = self.pending.len();
-        self.flush().map_err(|source| TrackingError::Pending { num_steps, source: Box::new(source) })?;
+        if let Err(source) = self.flush() {
+            return Err(TrackingError::Pending { num_steps: self.num_pending(), source: Box::new(source) });
+        }
         self.server.end(end)
     }
 }
