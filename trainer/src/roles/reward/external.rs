@@ -236,6 +236,7 @@ pub struct Judging {
     num_waiting: usize,
     /// Ends the tasks that are left when no more verdicts are awaited.
     batch: BatchGuard,
+    /// Channel of the answers: at most one for each request of the batch.
     sender: Sender<Answered>,
     receiver: Receiver<Answered>,
 }
