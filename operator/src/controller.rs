@@ -70,8 +70,8 @@ async fn work(
     writer: reflector::store::Writer<Job>,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) {
-    // The controller empties these channels at once, into a queue with one entry for each job. Until the caches
-    // are synced they have one item for each object of the lists and each change since.
+    // The controller empties these channels at once, into a queue with one entry for each job. Until the
+    // caches are synced they have one item for each object of the lists and each change since.
     let (changed, changes) = mpsc::unbounded();
     let sink = Sink { index: context.index.clone(), changed };
     let mut watches = JoinSet::new();

@@ -45,8 +45,8 @@ impl From<Vec<StepMetrics>> for History {
 }
 
 impl History {
-    /// The steps of the log at `path` before the byte `end`, up to the step `last`. Torn lines, and lines that
-    /// repeat a step, are passed over.
+    /// The steps of the log at `path` before the byte `end`, up to the step `last`. Torn lines are passed
+    /// over, and so are lines that repeat a step.
     pub(crate) fn of_log(path: PathBuf, end: u64, last: (Stage, u64)) -> Self {
         Self(Source::Log { path, end, last })
     }

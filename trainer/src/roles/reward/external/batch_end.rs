@@ -49,8 +49,8 @@ mod tests {
 
     type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// Polls all tasks as soon as one is woken, within the call that wakes it. So does an event loop on another
-    /// thread, between two wake-ups by one signal.
+    /// Polls all tasks as soon as one is woken, within the call that wakes it. An event loop on another thread
+    /// may do so between two wake-ups by one signal.
     struct PolledAtOnce(Mutex<Vec<Task>>);
 
     impl PolledAtOnce {
@@ -69,8 +69,8 @@ mod tests {
         }
     }
 
-    /// A signal that wakes its receivers in parts, such as the end of a watch channel, fails: a task of a later
-    /// part takes the permit of a task of an earlier one, and sends its request.
+    /// A signal that wakes its receivers in parts, such as the end of a watch channel, fails: a task of a
+    /// later part takes the permit of a task of an earlier one, and sends its request.
     #[test]
     fn no_task_takes_the_permit_that_another_one_returns_at_the_end_of_the_batch() {
         let (permits, num_sent) = (Arc::new(Semaphore::new(MAX_CONCURRENT)), Arc::new(AtomicUsize::new(0)));
