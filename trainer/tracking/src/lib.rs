@@ -110,7 +110,7 @@ pub enum TrackingError {
         /// The error of the last try.
         source: Box<TrackingError>,
     },
-    /// As many records, or bytes of records, wait for a tracker as are kept.
+    /// The queue of a tracker has as many records, or bytes of records, as are kept.
     #[error("{num_waiting} records wait for the tracker, which is the limit: the newest is left out")]
     Full {
         /// Number of records that wait.

@@ -96,11 +96,13 @@ fn open_cut(
 /// # Errors
 /// The file exists and cannot be read.
 pub(super) fn history(folder: &Path, resumed_after: Option<(Stage, u64)>) -> Result<History, TrackingError> {
-    let Some(last) = resumed_after else { return Ok(History::default()) };
+    if resumed_after.is_none() {
+        return Ok(History::default());
+    }
     let path = folder.join(METRICS);
     let end = end_of_lines(&path, |line| is_until(line, resumed_after));
     let end = end.map_err(TrackingError::file("read", &path))?;
-    Ok(History::of_log(path, end, last))
+    Ok(History::of_log(path, end, resumed_after))
 }
 
 /// Calls `take` with each step of a `metrics.jsonl` in the order of the run, the first of those logged twice,
@@ -109,7 +111,7 @@ pub(super) fn history(folder: &Path, resumed_after: Option<(Stage, u64)>) -> Res
 /// # Errors
 /// The file exists and cannot be read.
 pub fn for_each_step(path: &Path, mut take: impl FnMut(&StepMetrics)) -> Result<(), TrackingError> {
-    let history = History::of_log(path.to_path_buf(), u64::MAX, (Stage::Training, u64::MAX));
+    let history = History::of_log(path.to_path_buf(), u64::MAX, None);
     history.for_each(|metrics| {
         take(metrics);
         Ok(())

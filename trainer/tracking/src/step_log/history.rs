@@ -19,8 +19,8 @@ pub struct History(Source);
 enum Source {
     /// Steps in memory.
     Steps(Arc<[StepMetrics]>),
-    /// Lines of a `metrics.jsonl` before the byte `end`, up to the step `last`.
-    Log { path: PathBuf, end: u64, last: (Stage, u64) },
+    /// Lines of a `metrics.jsonl` before the byte `end`, up to the step `last` if there is one.
+    Log { path: PathBuf, end: u64, last: Option<(Stage, u64)> },
 }
 
 impl Default for Source {
@@ -45,9 +45,9 @@ impl From<Vec<StepMetrics>> for History {
 }
 
 impl History {
-    /// The steps of the log at `path` before the byte `end`, up to the step `last`. Torn lines are passed
-    /// over, and so are lines that repeat a step.
-    pub(crate) fn of_log(path: PathBuf, end: u64, last: (Stage, u64)) -> Self {
+    /// The steps of the log at `path` before the byte `end`, up to the step `last` if there is one. Torn lines
+    /// are passed over, and so are lines that repeat a step.
+    pub(crate) fn of_log(path: PathBuf, end: u64, last: Option<(Stage, u64)>) -> Self {
         Self(Source::Log { path, end, last })
     }
 
@@ -116,7 +116,7 @@ fn lines(path: &Path, offset: u64, end: u64) -> io::Result<Option<io::Take<BufRe
 fn read_log(
     path: &Path,
     end: u64,
-    last: (Stage, u64),
+    last: Option<(Stage, u64)>,
     mut position: HistoryPosition,
 ) -> io::Result<(Vec<StepMetrics>, HistoryPosition)> {
     let (mut steps, mut line) = (Vec::new(), Vec::new());
@@ -130,7 +130,7 @@ fn read_log(
         position.offset += num_bytes as u64;
         let Ok(metrics) = serde_json::from_slice::<StepMetrics>(&line) else { continue };
         let step = metrics.position();
-        if step <= last && position.latest.is_none_or(|latest| latest < step) {
+        if last.is_none_or(|last| step <= last) && position.latest.is_none_or(|latest| latest < step) {
             position.latest = Some(step);
             steps.push(metrics);
         }
@@ -155,8 +155,8 @@ mod tests {
         let num_steps = 3 * CHUNK_STEPS as u64;
         let kept: String = (1..=num_steps).map(line).collect::<String>() + "{\"torn\n" + &line(7);
         std::fs::write(&path, kept.clone() + &line(num_steps + 1)).unwrap();
-        for (last, expected) in [(u64::MAX, num_steps), (5, 5)] {
-            let history = History::of_log(path.clone(), kept.len() as u64, (Stage::Training, last));
+        for (last, expected) in [(None, num_steps), (Some((Stage::Training, 5)), 5)] {
+            let history = History::of_log(path.clone(), kept.len() as u64, last);
             assert_eq!(history.first().unwrap().map(|metrics| metrics.step), Some(1));
             let mut position = HistoryPosition::default();
             assert_eq!(history.num_left(&position), num_steps as usize + 2, "lines");
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_log_that_is_missing_has_no_steps_and_one_that_cannot_be_read_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
-        let of = |path: PathBuf| History::of_log(path, 100, (Stage::Training, 9));
+        let of = |path: PathBuf| History::of_log(path, 100, None);
         assert_eq!(of(folder.path().join("none")).first().unwrap(), None);
         assert!(of(folder.path().to_owned()).first().is_err());
         assert_eq!(History::default().first().unwrap(), None);
