@@ -1,5 +1,5 @@
-//! Pod Security's level `restricted`: our own refusals, the pods that the operator makes, and what the library
-//! of Kubernetes says of both.
+//! Pod Security's level `restricted`: our own refusals, the pods that the operator makes, and what the
+//! library of Kubernetes says of both.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 

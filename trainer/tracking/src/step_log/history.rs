@@ -45,8 +45,8 @@ impl From<Vec<StepMetrics>> for History {
 }
 
 impl History {
-    /// The steps of the log at `path` before the byte `end`, up to the step `last` if there is one. Torn lines
-    /// are passed over, and so are lines that repeat a step.
+    /// The steps of the log at `path` before the byte `end`, up to the step `last` if there is one. Torn
+    /// lines are passed over, and so are lines that repeat a step.
     pub(crate) fn of_log(path: PathBuf, end: u64, last: Option<(Stage, u64)>) -> Self {
         Self(Source::Log { path, end, last })
     }

@@ -49,8 +49,8 @@ mod tests {
 
     type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// Polls all tasks as soon as one is woken, within the call that wakes it. An event loop on another thread
-    /// may do so between two wake-ups by one signal.
+    /// Polls all tasks as soon as one is woken, within the call that wakes it. An event loop on another
+    /// thread may do so between two wake-ups by one signal.
     struct PolledAtOnce(Mutex<Vec<Task>>);
 
     impl PolledAtOnce {
