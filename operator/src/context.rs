@@ -1,6 +1,6 @@
 //! State that all reconciles share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -65,6 +65,16 @@ impl Context {
         self.failures.forget(uid);
         self.reports.forget(&job.key());
     }
+
+    /// Drops the state of all jobs but these. A reconcile that is under way while its job is deleted leaves
+    /// some behind, and so does a job that is made again while the watch is interrupted.
+    pub fn retain(&self, jobs: &[Arc<Job>]) {
+        let uids: HashSet<&str> = jobs.iter().map(|job| job.uid()).collect();
+        let is_there = |uid: &str| uids.contains(uid);
+        self.prepared.retain(is_there);
+        self.written.retain(is_there);
+        self.failures.retain(is_there);
+    }
 }
 
 /// Number of consecutive failures of each job.
@@ -95,6 +105,11 @@ impl Failures {
     /// Resets the count of a job.
     pub fn forget(&self, uid: &str) {
         self.by_uid.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+
+    /// Drops the counts of jobs whose UID is none of those that are there.
+    fn retain(&self, is_there: impl Fn(&str) -> bool) {
+        self.by_uid.lock().unwrap_or_else(PoisonError::into_inner).retain(|uid, _| is_there(uid));
     }
 }
 

@@ -34,6 +34,9 @@ use crate::namespaces::{FirstList, is_forbidden};
 use crate::reconcile::{reconcile, retry};
 use crate::watch::{self, Sink};
 
+/// Number of deleted jobs after which the state of jobs that are gone is swept.
+const SWEEP_EVERY: usize = 256;
+
 /// Reconciles jobs until `stop`; active reconciles are finished.
 pub async fn run(
     context: Arc<Context>,
@@ -67,6 +70,8 @@ async fn work(
     writer: reflector::store::Writer<Job>,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) {
+    // The controller empties these channels at once, into a queue with one entry for each job. Until the
+    // caches are synced they have one item for each object of the lists and each change since.
     let (changed, changes) = mpsc::unbounded();
     let sink = Sink { index: context.index.clone(), changed };
     let mut watches = JoinSet::new();
@@ -158,6 +163,7 @@ fn jobs(
         events.map(move |event| (idx, event)).boxed()
     });
     let (mut lists, store) = (JobLists::new(namespaces), writer.as_reader());
+    let (known, mut num_deleted) = (store.clone(), 0_usize);
     stream::select_all(watches)
         .map(move |(idx, event)| match event {
             Ok(event) => {
@@ -170,7 +176,13 @@ fn jobs(
         })
         .flat_map(stream::iter)
         .inspect(move |event| match event {
-            Ok(Event::Delete(job)) => context.forget(job),
+            Ok(Event::Delete(job)) => {
+                context.forget(job);
+                num_deleted += 1;
+                if num_deleted.is_multiple_of(SWEEP_EVERY) {
+                    context.retain(&known.state());
+                }
+            }
             Ok(Event::Apply(job) | Event::InitApply(job)) => context.written.seen(job),
             _ => {}
         })

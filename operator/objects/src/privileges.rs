@@ -361,6 +361,3 @@ fn of_volume(volume: &Volume, path: &str) -> Option<Asked> {
     let is_empty = *volume == Volume { name: volume.name.clone(), ..Volume::default() };
     (!is_plain && !is_empty).then(|| privilege(path.to_owned(), Privilege::OtherVolumes))
 }
-
-#[cfg(test)]
-mod tests;

@@ -107,6 +107,11 @@ impl Written {
         self.lock().remove(uid);
     }
 
+    /// Forgets the jobs whose UID is none of those that are there.
+    pub fn retain(&self, is_there: impl Fn(&str) -> bool) {
+        self.lock().retain(|uid, _| is_there(uid));
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
         self.by_uid.lock().unwrap_or_else(PoisonError::into_inner)
     }

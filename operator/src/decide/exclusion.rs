@@ -25,27 +25,48 @@ const MIN_FAILURES: u32 = 2;
 const LONGEST_WAIT: Duration = Duration::from_secs(15 * 60);
 
 /// Whether a node can be excluded: Kueue has assigned single nodes, and the Workload is the operator's own.
+/// MultiKueue deletes a job whose Workload is not as that of the manager cluster, so a prebuilt Workload is
+/// neither changed nor replaced.
 pub(super) fn is_possible(reconcile: &Reconcile<'_>) -> bool {
     let queueing = reconcile.input.queueing;
-    let workload = queueing.workload.as_ref().filter(|workload| workload.has_quota);
-    let has_hostnames =
-        workload.is_some_and(|workload| workload.assignments.iter().any(|one| one.has_hostnames));
-    queueing.queue.is_some() && queueing.prebuilt.is_none() && has_hostnames
+    queueing.queue.is_some() && queueing.prebuilt.is_none() && has_hostnames(reconcile)
+}
+
+/// Whether Kueue has assigned single nodes to the job.
+fn has_hostnames(reconcile: &Reconcile<'_>) -> bool {
+    let workload = reconcile.input.queueing.workload.as_ref().filter(|workload| workload.has_quota);
+    workload.is_some_and(|workload| workload.assignments.iter().any(|one| one.has_hostnames))
 }
 
 /// Excludes the node of a failure that is counted already. `is_asked` says whether a rule of the job wants
-/// the node to be avoided.
-pub(super) fn exclude_node(reconcile: &mut Reconcile<'_>, failure: &Failure, is_asked: bool) {
-    let Some(node) = failure.node.as_ref().filter(|node| !node.is_empty()) else { return };
+/// the node to be avoided. Returns why the next attempt may begin on a node at fault, if MultiKueue keeps the
+/// job's place there.
+pub(super) fn exclude_node(
+    reconcile: &mut Reconcile<'_>,
+    failure: &Failure,
+    is_asked: bool,
+) -> Option<String> {
+    let node = failure.node.as_ref().filter(|node| !node.is_empty())?;
     let is_at_fault = failure.cause.is_the_nodes() || is_asked || fails_again(reconcile, failure.cause, node);
-    let excluded = &reconcile.status.excluded_nodes;
-    if !is_at_fault || !is_possible(reconcile) || excluded.contains(node) {
-        return;
+    if !is_at_fault {
+        return None;
+    }
+    if !is_possible(reconcile) {
+        let is_kept = reconcile.input.queueing.prebuilt.is_some() && has_hostnames(reconcile);
+        return is_kept.then(|| {
+            format!(
+                "MultiKueue keeps the job's place, so the next attempt may begin on {node}: cordon the node, then \
+                 suspend and resume the job in the manager cluster"
+            )
+        });
     }
     let excluded = &mut reconcile.status.excluded_nodes;
-    excluded.push(node.clone());
-    let num_surplus = excluded.len().saturating_sub(MAX_NODES);
-    excluded.drain(..num_surplus);
+    if !excluded.contains(node) {
+        excluded.push(node.clone());
+        let num_surplus = excluded.len().saturating_sub(MAX_NODES);
+        excluded.drain(..num_surplus);
+    }
+    None
 }
 
 /// Whether a cause that may be the node's has occurred repeatedly, at this node too.

@@ -49,6 +49,8 @@ pub struct Reports {
 struct Shared {
     jobs: Mutex<HashMap<JobKey, Entry>>,
     launchers: Launchers,
+    /// Jobs to requeue: at most one for each release of a report, which is rare, and each change of a
+    /// launcher.
     changes: UnboundedSender<ObjectRef<Job>>,
     receiver: Mutex<Option<UnboundedReceiver<ObjectRef<Job>>>>,
 }

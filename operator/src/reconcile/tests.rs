@@ -286,3 +286,24 @@ async fn a_transient_fault_is_a_condition_only_while_it_persists() {
     reconcile(job.clone(), context.clone()).await.unwrap();
     assert_eq!(condition(&server.status().unwrap(), ConditionType::Reconciling).reason, "Settled");
 }
+
+/// The deletion arrives while the reconcile waits for an answer.
+#[tokio::test]
+async fn state_that_a_reconcile_leaves_of_a_job_that_was_deleted_meanwhile_is_swept() {
+    let server = Server::new(post("/services", 500, "InternalError", "a webhook does not answer"));
+    let (context, job) = (Arc::new(context(&server)), Arc::new(job(&begun())));
+    runs(&context);
+    context.forget(&job);
+    let error = reconcile(job.clone(), context.clone()).await.unwrap_err();
+    let _ = retry(job.clone(), &error, context.clone());
+    let states = || {
+        let Context { prepared, written, failures, .. } = &*context;
+        [format!("{prepared:?}"), format!("{written:?}"), format!("{failures:?}")]
+    };
+    let are_all = |what: &str| states().iter().all(|state| state.contains(what));
+    assert!(are_all("data: {\"u\": "), "{:?}", states());
+    context.retain(&[job]);
+    assert!(are_all("data: {\"u\": "), "a job that is there keeps its state");
+    context.retain(&[]);
+    assert!(are_all("data: {}"), "{:?}", states());
+}

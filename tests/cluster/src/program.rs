@@ -83,6 +83,7 @@ pub(crate) const KUBERNETES: Module = Module {
         "kubelet",
         "kubectl",
         "device-driver",
+        "pod-security",
     ],
 };
 

@@ -63,6 +63,19 @@ pub fn olm_bundle() -> Result<Option<Command>, ProgramError> {
     program(BUNDLE)
 }
 
+/// A program that says of each pod on its standard input what Kubernetes' own admission makes of it at Pod
+/// Security's level `restricted`: a line `{"allowed": .., "checks": [..]}` with the names of the checks that
+/// refuse it. The first line is a list of the names of all checks. `None` as for [`kstatus`].
+///
+/// # Errors
+/// When it does not build.
+///
+/// # Panics
+/// Under continuous integration, where a test must not be skipped.
+pub fn pod_security() -> Result<Option<Command>, ProgramError> {
+    called(KUBERNETES, "pod-security")
+}
+
 /// `helm` without a cluster. `None` as for [`kstatus`].
 ///
 /// # Errors
@@ -90,11 +103,16 @@ pub fn build_programs(mut report: impl FnMut(&str)) -> Result<(), ProgramError> 
 }
 
 fn program(module: Module) -> Result<Option<Command>, ProgramError> {
+    called(module, module.name)
+}
+
+/// The program of a module under one of its names.
+fn called(module: Module, name: &str) -> Result<Option<Command>, ProgramError> {
     if let Some(reason) = go_is_missing(&module.source_folder()) {
         skip(&reason);
         return Ok(None);
     }
-    Ok(Some(Command::new(module.built()?.join(module.name))))
+    Ok(Some(Command::new(module.built()?.join(name))))
 }
 
 fn is_root() -> bool {

@@ -13,6 +13,7 @@ mod html;
 mod page;
 mod plot;
 mod run;
+mod sampled;
 mod scale;
 mod sections;
 mod settings;

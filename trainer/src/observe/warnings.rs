@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rlt_api::Reason;
 use rlt_api::symptoms::{Course, Symptom, SymptomKind};
 
-use super::tracking::{Stage, StepMetrics, read_steps};
+use super::tracking::{Stage, StepMetrics, for_each_step};
 use crate::storage::run_folder::{WARNINGS, write_atomically};
 
 /// Steps between two looks for symptoms.
@@ -46,8 +46,7 @@ impl Warnings {
     pub(super) fn open(self, folder: &Path) -> Self {
         let mut course = Course::default();
         // A log that cannot be read is a tracker's error, said there.
-        let steps = read_steps(&folder.join("metrics.jsonl")).unwrap_or_default();
-        steps.iter().for_each(|step| push(&mut course, step));
+        let _ = for_each_step(&folder.join("metrics.jsonl"), |step| push(&mut course, step));
         let state = State { folder: Some(folder.to_owned()), course, ..self.0.into_inner() };
         state.keep();
         Self(RefCell::new(state))

@@ -3,12 +3,13 @@
 //!
 //! Requests and names are in the module of each server.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::{RunDescription, RunEnd, StepMetrics, Tracker, TrackingError, error_chain};
+use crate::step_log::HistoryPosition;
+use crate::waiting::{BoundedQueue, MAX_BYTES};
+use crate::{History, RunDescription, RunEnd, StepMetrics, Tracker, TrackingError, error_chain};
 
-/// Largest number of steps that wait for a server.
+/// Largest number of steps that wait for a server; their bytes are limited, too ([`MAX_BYTES`]).
 const MAX_PENDING: usize = 10_000;
 /// Longest pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
@@ -39,27 +40,52 @@ pub struct Backlog<S> {
     run: RunDescription,
     /// Identity of the run; `None` until its first step.
     id: Option<String>,
-    pending: VecDeque<StepMetrics>,
+    /// Steps before those of this process, which are sent first.
+    history: History,
+    position: HistoryPosition,
+    /// Steps of the history that are sent next.
+    unsent: Vec<StepMetrics>,
+    pending: BoundedQueue<StepMetrics>,
     next_try: Instant,
     pause: Duration,
 }
 
 impl<S: TrackingServer> Backlog<S> {
     /// Makes the queue of a run, with `history` to be sent; makes no request yet.
-    pub fn new(server: S, run: RunDescription, history: &[StepMetrics]) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// The history cannot be read.
+    pub fn new(server: S, run: RunDescription, history: &History) -> Result<Self, TrackingError> {
+        Ok(Self {
             server,
-            id: history.first().map(|first| run.id(first)),
+            id: history.first()?.map(|first| run.id(&first)),
             run,
-            pending: history.iter().cloned().collect(),
+            history: history.clone(),
+            position: HistoryPosition::default(),
+            unsent: Vec::new(),
+            pending: BoundedQueue::new(MAX_PENDING, MAX_BYTES),
             next_try: Instant::now(),
             pause: Duration::from_secs(1),
-        }
+        })
     }
 
     /// Number of steps that the server does not have yet, as far as this process knows.
     pub fn num_pending(&self) -> usize {
-        self.pending.len()
+        self.history.num_left(&self.position) + self.unsent.len() + self.pending.len()
+    }
+
+    /// Sends the steps of the history.
+    fn flush_history(&mut self, id: &str) -> Result<(), TrackingError> {
+        loop {
+            if self.unsent.is_empty() {
+                self.unsent = self.history.read(&mut self.position)?;
+            }
+            if self.unsent.is_empty() {
+                return Ok(());
+            }
+            let num_sent = self.server.send(&self.run, id, &self.unsent)?;
+            self.unsent.drain(..num_sent);
+        }
     }
 
     /// Sends all waiting steps.
@@ -67,10 +93,11 @@ impl<S: TrackingServer> Backlog<S> {
     /// # Errors
     /// When the server cannot be reached or rejects a request; steps that were not sent keep waiting.
     pub fn flush(&mut self) -> Result<(), TrackingError> {
-        let Some(id) = &self.id else { return Ok(()) };
+        let Some(id) = self.id.clone() else { return Ok(()) };
+        self.flush_history(&id)?;
         while !self.pending.is_empty() {
-            let num_sent = self.server.send(&self.run, id, self.pending.make_contiguous())?;
-            self.pending.drain(..num_sent);
+            let num_sent = self.server.send(&self.run, &id, self.pending.as_slice())?;
+            self.pending.drop_front(num_sent);
         }
         Ok(())
     }
@@ -97,11 +124,11 @@ impl<S: TrackingServer> Tracker for Backlog<S> {
         if self.id.is_none() {
             self.id = Some(self.run.id(metrics));
         }
-        if self.pending.len() >= MAX_PENDING {
+        if self.pending.is_full() {
             self.try_now_and_then();
         }
-        if self.pending.len() >= MAX_PENDING {
-            return Err(TrackingError::Full { limit: MAX_PENDING });
+        if self.pending.is_full() {
+            return Err(TrackingError::Full { num_waiting: self.pending.len() });
         }
         self.pending.push_back(metrics.clone());
         self.try_now_and_then();
@@ -113,8 +140,9 @@ impl<S: TrackingServer> Tracker for Backlog<S> {
     }
 
     fn end(&mut self, end: RunEnd) -> Result<(), TrackingError> {
-        let num_steps = self.pending.len();
-        self.flush().map_err(|source| TrackingError::Pending { num_steps, source: Box::new(source) })?;
+        if let Err(source) = self.flush() {
+            return Err(TrackingError::Pending { num_steps: self.num_pending(), source: Box::new(source) });
+        }
         self.server.end(end)
     }
 }

@@ -5,9 +5,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::waiting::{ByteBudget, Footprint as _, MAX_BYTES, ReservedBytes};
 use super::{CompletionRecord, RunEnd, StepMetrics, Tracker, TrackingError, error_chain};
 
-/// Items that may wait for a slow tracker: many steps, yet little memory.
+/// Items that may wait for a slow tracker, whose bytes are limited, too ([`MAX_BYTES`]).
 const QUEUE_LEN: usize = 256;
 
 /// A message to a tracker's thread.
@@ -18,6 +19,22 @@ pub(super) enum Item {
     Sync(SyncSender<()>),
     /// Answered once the tracker has taken note of the run's end.
     End(RunEnd, SyncSender<()>),
+}
+
+impl Item {
+    fn num_bytes(&self) -> usize {
+        match self {
+            Self::Step(metrics) => metrics.num_bytes(),
+            Self::Completions(completions) => completions.num_bytes(),
+            Self::Sync(_) | Self::End(..) => 0,
+        }
+    }
+}
+
+/// An item in the queue, which counts until the tracker has taken it.
+struct Queued {
+    item: Item,
+    _bytes: Option<ReservedBytes>,
 }
 
 /// How a tracker fared.
@@ -40,7 +57,8 @@ impl TrackerReport {
 /// The sending end of one tracker.
 pub(super) struct Lane {
     name: &'static str,
-    sender: SyncSender<Item>,
+    sender: SyncSender<Queued>,
+    budget: ByteBudget,
     takes_completions: bool,
     is_file: bool,
     losses: Arc<Losses>,
@@ -63,7 +81,8 @@ impl Lane {
         let (sender, receiver) = sync_channel(QUEUE_LEN);
         let losses = Arc::new(Losses::default());
         let (takes_completions, is_file) = (tracker.takes_completions(), tracker.is_file());
-        let lane = Self { name, sender, takes_completions, is_file, losses: losses.clone() };
+        let budget = ByteBudget::new(MAX_BYTES);
+        let lane = Self { name, sender, budget, takes_completions, is_file, losses: losses.clone() };
         // Never joined: a tracker that hangs must not delay the end of the run.
         let thread = std::thread::Builder::new().name(format!("track {name}"));
         thread
@@ -82,9 +101,14 @@ impl Lane {
         self.is_file
     }
 
-    /// Queues an item, or counts it as lost where the queue is full.
+    /// Queues an item, or counts it as lost where the queue is full or has too many bytes.
     pub(super) fn send(&self, item: Item) {
-        if self.sender.try_send(item).is_err() && self.losses.lose_one() == 0 {
+        let bytes = self.budget.reserve(item.num_bytes());
+        let is_queued = bytes.is_some_and(|bytes| {
+            let queued = Queued { item, _bytes: Some(bytes) };
+            self.sender.try_send(queued).is_ok()
+        });
+        if !is_queued && self.losses.lose_one() == 0 {
             tracing::warn!(tracker = self.name, "a tracker is too slow; steps are lost");
         }
     }
@@ -103,7 +127,8 @@ pub(super) fn ask_all(lanes: &[&Lane], timeout: Duration, question: impl Fn(Sync
         .iter()
         .map(|lane| {
             let (sender, receiver) = sync_channel(1);
-            lane.sender.try_send(question(sender)).is_ok().then_some(receiver)
+            let queued = Queued { item: question(sender), _bytes: None };
+            lane.sender.try_send(queued).is_ok().then_some(receiver)
         })
         .collect();
     let answered = |receiver: &Receiver<()>| {
@@ -114,8 +139,8 @@ pub(super) fn ask_all(lanes: &[&Lane], timeout: Duration, question: impl Fn(Sync
     unanswered.count() == 0
 }
 
-fn drain(name: &'static str, mut tracker: Box<dyn Tracker>, items: &Receiver<Item>, losses: &Losses) {
-    for item in items {
+fn drain(name: &'static str, mut tracker: Box<dyn Tracker>, items: &Receiver<Queued>, losses: &Losses) {
+    for Queued { item, _bytes } in items {
         let (taken, answer) = match item {
             Item::Step(metrics) => (tracker.log_step(&metrics), None),
             Item::Completions(completions) => (tracker.log_completions(&completions), None),

@@ -26,6 +26,7 @@ mod step_log;
 mod tensorboard;
 mod trackers;
 pub mod trackio;
+mod waiting;
 pub mod wandb;
 
 use std::net::SocketAddr;
@@ -37,7 +38,7 @@ pub use lane::TrackerReport;
 pub use records::{Metrics, Stage, StepMetrics};
 pub use run_description::RunDescription;
 pub use secrets::Secrets;
-pub use step_log::{for_each_completion, read_completions, read_steps};
+pub use step_log::{History, for_each_completion, for_each_step, read_completions, read_steps};
 pub use trackers::{RemoteTrackers, Trackers, TrackersOptions};
 
 /// An act of a tracker that failed.
@@ -109,11 +110,11 @@ pub enum TrackingError {
         /// The error of the last try.
         source: Box<TrackingError>,
     },
-    /// More steps wait for a server than are kept.
-    #[error("more than {limit} steps wait for the server: the newest is left out")]
+    /// The queue of a tracker has as many records, or bytes of records, as are kept.
+    #[error("{num_waiting} records wait for the tracker, which is the limit: the newest is left out")]
     Full {
-        /// Steps that are kept.
-        limit: usize,
+        /// Number of records that wait.
+        num_waiting: usize,
     },
     /// The folder is none of a run.
     #[error("{} is no run folder: it has no manifest.yaml with a name", path.display())]

@@ -12,7 +12,7 @@ mod names;
 
 use serde_json::{Value, json};
 
-use crate::{Backlog, RunDescription, RunEnd, Stage, StepMetrics, TrackingError, TrackingServer};
+use crate::{Backlog, History, RunDescription, RunEnd, Stage, StepMetrics, TrackingError, TrackingServer};
 use client::Client;
 
 /// Largest number of metrics in one request, by MLflow's limit.
@@ -69,14 +69,15 @@ impl Mlflow {
     /// Makes the tracker of a run, with `history` to be sent; makes no request yet.
     ///
     /// # Errors
-    /// [`TrackingError::Unreachable`] if this machine cannot make requests.
+    /// [`TrackingError::Unreachable`] if this machine cannot make requests, [`TrackingError::File`] if the
+    /// history cannot be read.
     pub fn open(
         options: &MlflowOptions,
         run: RunDescription,
-        history: &[StepMetrics],
+        history: &History,
     ) -> Result<Backlog<Self>, TrackingError> {
         let server = Self { client: Client::new(&options.url)?, options: options.clone(), session: None };
-        Ok(Backlog::new(server, run, history))
+        Backlog::new(server, run, history)
     }
 
     /// Finds the run with this identity on the server, or creates one with all settings as parameters.

@@ -1,11 +1,10 @@
 //! A tracker that could not be opened, for example because the disk was full for a second: it is tried again
 //! as records arrive, which wait for it.
 
-use std::collections::VecDeque;
-
+use crate::waiting::{BoundedQueue, Footprint, MAX_BYTES};
 use crate::{CompletionRecord, RunEnd, StepMetrics, Tracker, TrackingError};
 
-/// Records that wait, at most.
+/// Records that wait, at most; their bytes are limited, too ([`MAX_BYTES`]).
 const MAX_WAITING: usize = 1000;
 /// Records from one try to the next, at most.
 const MAX_PAUSE: usize = 64;
@@ -30,12 +29,21 @@ enum Record {
     Completions(Vec<CompletionRecord>),
 }
 
+impl Footprint for Record {
+    fn num_bytes(&self) -> usize {
+        match self {
+            Self::Step(metrics) => metrics.num_bytes(),
+            Self::Completions(completions) => completions[..].num_bytes(),
+        }
+    }
+}
+
 /// A tracker that is opened when that is possible.
 pub(super) struct Reopening {
     open: Open,
     takes: Takes,
     opened: Option<Box<dyn Tracker>>,
-    waiting: VecDeque<Record>,
+    waiting: BoundedQueue<Record>,
     /// Records until the next try.
     num_until_try: usize,
     /// Records from the last try to the next; twice as many after each failure.
@@ -44,18 +52,19 @@ pub(super) struct Reopening {
 
 impl Reopening {
     pub(super) fn new(takes: Takes, open: Open) -> Self {
-        Self { open, takes, opened: None, waiting: VecDeque::new(), num_until_try: 1, pause: 1 }
+        let waiting = BoundedQueue::new(MAX_WAITING, MAX_BYTES);
+        Self { open, takes, opened: None, waiting, num_until_try: 1, pause: 1 }
     }
 
     fn take(&mut self, record: Record) -> Result<(), TrackingError> {
         if self.opened.is_some() {
             return self.write(record);
         }
-        if self.waiting.len() >= MAX_WAITING {
+        if self.waiting.is_full() {
             self.try_now_and_then();
         }
-        if self.waiting.len() >= MAX_WAITING {
-            return Err(TrackingError::Full { limit: MAX_WAITING });
+        if self.waiting.is_full() {
+            return Err(TrackingError::Full { num_waiting: self.waiting.len() });
         }
         self.waiting.push_back(record);
         self.try_now_and_then();

@@ -10,7 +10,7 @@ use crate::mlflow::{Mlflow, MlflowOptions};
 use crate::tensorboard::EventLog;
 use crate::trackio::{Trackio, TrackioOptions};
 use crate::wandb::{OfflineRun, WandbOptions};
-use crate::{RunDescription, RunEnd, StepMetrics, Tracker, TrackingError, read_steps};
+use crate::{History, RunDescription, RunEnd, Tracker, TrackingError, read_steps};
 
 /// Tracker to which a run is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,19 +74,20 @@ pub fn replay(folder: &Path, destination: &Destination, naming: &Naming) -> Resu
     // Determined before the steps are read: a run that ends meanwhile is completed by the next replay.
     let end = end_of(folder);
     let steps = read_steps(&folder.join("metrics.jsonl"))?;
-    let mut tracker = open(destination, naming, run, &steps)?;
+    let num_steps = steps.len();
+    let mut tracker = open(destination, naming, run, &steps.into())?;
     match end {
         Some(end) => tracker.end(end)?,
         None => tracker.sync()?,
     }
-    Ok(Replayed { num_steps: steps.len(), end })
+    Ok(Replayed { num_steps, end })
 }
 
 fn open(
     destination: &Destination,
     naming: &Naming,
     run: RunDescription,
-    steps: &[StepMetrics],
+    steps: &History,
 ) -> Result<Box<dyn Tracker>, TrackingError> {
     let Naming { project, run_name } = naming.clone();
     Ok(match destination {

@@ -1,5 +1,7 @@
 //! `metrics.jsonl` and `completions.jsonl`: one JSON object a line, every step exactly once.
 
+mod history;
+
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
 use std::path::Path;
@@ -9,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::append_file::{AppendFile, RecordSink as _, end_of_lines};
 use super::{CompletionRecord, Stage, StepMetrics, Tracker, TrackingError};
+pub use history::History;
+pub(super) use history::HistoryPosition;
 
 /// Name of the log of steps.
 const METRICS: &str = "metrics.jsonl";
@@ -22,12 +26,14 @@ pub(super) struct CompletionLog(AppendFile);
 impl StepLog {
     /// Opens the log in `folder`, cut after the last step up to `resumed_after`, or empty.
     pub(super) fn open(folder: &Path, resumed_after: Option<(Stage, u64)>) -> Result<Self, TrackingError> {
-        let stays = |line: &[u8]| {
-            let metrics = serde_json::from_slice::<StepMetrics>(line);
-            metrics.is_ok_and(|metrics| resumed_after.is_some_and(|last| metrics.position() <= last))
-        };
-        Ok(Self(open_cut(&folder.join(METRICS), resumed_after, stays)?))
+        Ok(Self(open_cut(&folder.join(METRICS), resumed_after, |line| is_until(line, resumed_after))?))
     }
+}
+
+/// Whether a line is that of a step up to `last`.
+fn is_until(line: &[u8], last: Option<(Stage, u64)>) -> bool {
+    let metrics = serde_json::from_slice::<StepMetrics>(line);
+    metrics.is_ok_and(|metrics| last.is_some_and(|last| metrics.position() <= last))
 }
 
 impl Tracker for StepLog {
@@ -89,14 +95,27 @@ fn open_cut(
 ///
 /// # Errors
 /// The file exists and cannot be read.
-pub(super) fn history(
-    folder: &Path,
-    resumed_after: Option<(Stage, u64)>,
-) -> Result<Vec<StepMetrics>, TrackingError> {
-    let Some(last) = resumed_after else { return Ok(Vec::new()) };
-    let mut steps = read_steps(&folder.join(METRICS))?;
-    steps.retain(|metrics| metrics.position() <= last);
-    Ok(steps)
+pub(super) fn history(folder: &Path, resumed_after: Option<(Stage, u64)>) -> Result<History, TrackingError> {
+    if resumed_after.is_none() {
+        return Ok(History::default());
+    }
+    let path = folder.join(METRICS);
+    let end = end_of_lines(&path, |line| is_until(line, resumed_after));
+    let end = end.map_err(TrackingError::file("read", &path))?;
+    Ok(History::of_log(path, end, resumed_after))
+}
+
+/// Calls `take` with each step of a `metrics.jsonl` in the order of the run, the first of those logged twice,
+/// one at a time. A missing file has none. Lines that a kill has torn are passed over.
+///
+/// # Errors
+/// The file exists and cannot be read.
+pub fn for_each_step(path: &Path, mut take: impl FnMut(&StepMetrics)) -> Result<(), TrackingError> {
+    let history = History::of_log(path.to_path_buf(), u64::MAX, None);
+    history.for_each(|metrics| {
+        take(metrics);
+        Ok(())
+    })
 }
 
 /// All steps of a `metrics.jsonl` in the order of the run, the last of those logged twice; none where the

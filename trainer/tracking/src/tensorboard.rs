@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::append_file::{AppendFile, RecordSink as _};
-use super::{Stage, StepMetrics, Tracker, TrackingError};
+use super::{History, Stage, StepMetrics, Tracker, TrackingError};
 
 /// How the names of event files begin.
 const EVENT_FILE: &str = "events.out.tfevents.";
@@ -23,18 +23,19 @@ pub(super) struct EventLog(AppendFile);
 
 impl EventLog {
     /// Opens the event file in `folder`, alone there, with all steps of `history` and no other ones.
-    pub(super) fn open(folder: &Path, history: &[StepMetrics]) -> Result<Self, TrackingError> {
+    pub(super) fn open(folder: &Path, history: &History) -> Result<Self, TrackingError> {
         fs::create_dir_all(folder).map_err(TrackingError::file("create folder", folder))?;
         let mut present = event_files(folder).map_err(TrackingError::file("list", folder))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let fresh = || folder.join(format!("{EVENT_FILE}{:010}.rlt-trainer", now.as_secs()));
         // The file of a run keeps its name, so that no moment is without one.
-        let path = present.pop().filter(|_| !history.is_empty()).unwrap_or_else(fresh);
-        let started = history.first().map_or(now.as_secs_f64(), |first| first.timestamp);
+        let first = history.first()?;
+        let path = present.pop().filter(|_| first.is_some()).unwrap_or_else(fresh);
+        let started = first.map_or(now.as_secs_f64(), |first| first.timestamp);
         let version = version_record(&path).unwrap_or_else(|| record(&version_event(started)));
         let file = AppendFile::restore(&path, |file| {
             file.append(&version)?;
-            history.iter().try_for_each(|metrics| file.append(&record(&scalar_event(metrics))))
+            history.for_each(|metrics| file.append(&record(&scalar_event(metrics))))
         })?;
         remove_event_files_but(folder, &path).map_err(TrackingError::file("clean folder", folder))?;
         Ok(Self(file))

@@ -119,6 +119,15 @@ impl Tracker for Hanging {
         Ok(())
     }
 
+    fn takes_completions(&self) -> bool {
+        true
+    }
+
+    fn log_completions(&mut self, _completions: &[CompletionRecord]) -> Result<(), TrackingError> {
+        let _ = self.0.recv();
+        Ok(())
+    }
+
     fn is_file(&self) -> bool {
         false
     }
@@ -149,6 +158,20 @@ fn a_hanging_tracker_delays_no_other_and_is_named() {
     assert!(reports[0].num_lost >= 700, "{reports:?}");
     assert!(trackers.sync(PATIENCE));
     assert_eq!(positions(dir.path()).len(), 1000);
+}
+
+/// A hundred long completions are far fewer than the queue has places.
+#[test]
+fn completions_of_more_bytes_than_may_wait_for_a_slow_tracker_are_left_out_and_counted() {
+    let mut trackers = Trackers::default();
+    let (_until_the_end, hanging) = channel();
+    trackers.add("hanging", Ok(Box::new(Hanging(hanging))));
+    let long = CompletionRecord { completion: "x".repeat(1 << 20), ..completion(1) };
+    for _ in 0..100 {
+        trackers.completions(vec![long.clone()]);
+    }
+    // 63 of them are less than 64 MiB, 64 are more.
+    assert_eq!(trackers.lanes[0].report().num_lost, 37);
 }
 
 #[test]

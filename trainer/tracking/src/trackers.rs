@@ -14,8 +14,8 @@ use crate::reopening::{Open, Reopening, Takes};
 use crate::trackio::{Trackio, TrackioOptions};
 use crate::wandb::{OfflineRun, WandbOptions};
 use crate::{
-    CompletionRecord, RunDescription, RunEnd, Stage, StepMetrics, Tracker, TrackerReport, TrackingError,
-    error_chain, step_log, tensorboard,
+    CompletionRecord, History, RunDescription, RunEnd, Stage, StepMetrics, Tracker, TrackerReport,
+    TrackingError, error_chain, step_log, tensorboard,
 };
 
 /// How long the end of a run waits for slow trackers.
@@ -58,14 +58,14 @@ struct Followed {
     folder: PathBuf,
     resumed_after: Option<(Stage, u64)>,
     /// `None` where they could not be read.
-    history: Option<Arc<[StepMetrics]>>,
+    history: Option<History>,
 }
 
 impl Followed {
     /// Opens a tracker with the steps so far: those that are read already, or the file's at a later try.
     fn by(
         &self,
-        open: impl Fn(&[StepMetrics]) -> Result<Box<dyn Tracker>, TrackingError> + Send + 'static,
+        open: impl Fn(&History) -> Result<Box<dyn Tracker>, TrackingError> + Send + 'static,
     ) -> Open {
         let (folder, resumed_after) = (self.folder.clone(), self.resumed_after);
         let mut history = self.history.clone();
@@ -85,7 +85,7 @@ impl Trackers {
         let TrackersOptions { folder, resumed_after, .. } = *options;
         // Read before anything is cut. Whoever needs the history reads it again where that failed: no tracker
         // begins a run anew because a file could not be read for a moment.
-        let history = step_log::history(folder, resumed_after).ok().map(Arc::from);
+        let history = step_log::history(folder, resumed_after).ok();
         let root = folder.to_path_buf();
         let open = move || step_log::StepLog::open(&root, resumed_after).map(boxed);
         trackers.open_or_wait("metrics.jsonl", Takes::Steps, Box::new(open));

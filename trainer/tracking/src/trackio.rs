@@ -16,7 +16,7 @@ use reqwest::header::HeaderValue;
 use serde_json::{Value, json};
 
 use crate::rest::{Rest, variable};
-use crate::{Backlog, RunDescription, RunEnd, Stage, StepMetrics, TrackingError, TrackingServer};
+use crate::{Backlog, History, RunDescription, RunEnd, Stage, StepMetrics, TrackingError, TrackingServer};
 
 /// Largest number of steps in one request.
 const MAX_STEPS: usize = 200;
@@ -51,11 +51,12 @@ impl Trackio {
     /// Makes the tracker of a run, with `history` to be sent; makes no request yet.
     ///
     /// # Errors
-    /// [`TrackingError::Unreachable`] if this machine cannot make requests.
+    /// [`TrackingError::Unreachable`] if this machine cannot make requests, [`TrackingError::File`] if the
+    /// history cannot be read.
     pub fn open(
         options: &TrackioOptions,
         run: RunDescription,
-        history: &[StepMetrics],
+        history: &History,
     ) -> Result<Backlog<Self>, TrackingError> {
         Self::with(Credentials::for_server(&options.url), options, run, history)
     }
@@ -64,11 +65,11 @@ impl Trackio {
         credentials: Credentials,
         options: &TrackioOptions,
         run: RunDescription,
-        history: &[StepMetrics],
+        history: &History,
     ) -> Result<Backlog<Self>, TrackingError> {
         let (rest, options) = (Rest::new(&options.url)?, options.clone());
         let server = Self { rest, options, credentials, knows_settings: false };
-        Ok(Backlog::new(server, run, history))
+        Backlog::new(server, run, history)
     }
 
     /// Returns the settings by their paths, which Trackio shows as the configuration.

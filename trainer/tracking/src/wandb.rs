@@ -21,7 +21,7 @@ use messages::{HistoryStep, Item, Items, Record};
 use serde_json::Value;
 
 use crate::append_file::{AppendFile, RecordSink};
-use crate::{RunDescription, RunEnd, Stage, StepMetrics, Tracker, TrackingError};
+use crate::{History, RunDescription, RunEnd, Stage, StepMetrics, Tracker, TrackingError};
 
 /// How a run is named at Weights & Biases.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -62,11 +62,11 @@ impl OfflineRun {
         folder: &Path,
         options: &WandbOptions,
         run: RunDescription,
-        history: &[StepMetrics],
+        history: &History,
     ) -> Result<Self, TrackingError> {
         let mut opened = Self { folder: folder.to_path_buf(), options: options.clone(), run, log: None };
-        if let Some(first) = history.first() {
-            opened.log = Some(opened.begin(first, history)?);
+        if let Some(first) = history.first()? {
+            opened.log = Some(opened.begin(&first, history)?);
         }
         Ok(opened)
     }
@@ -79,11 +79,11 @@ impl OfflineRun {
         folder: &Path,
         options: &WandbOptions,
         run: RunDescription,
-        history: &[StepMetrics],
+        history: &History,
     ) -> Result<Self, TrackingError> {
         let opened = Self::open(folder, options, run, history)?;
         if folder.exists() {
-            let kept = history.first().map(|first| opened.run_folder(first));
+            let kept = history.first()?.map(|first| opened.run_folder(&first));
             remove_runs_but(folder, kept.as_deref()).map_err(TrackingError::file("clean folder", folder))?;
         }
         Ok(opened)
@@ -100,11 +100,7 @@ impl OfflineRun {
     }
 
     /// The file with header, run and `history`. The first step says when the run began.
-    fn begin(
-        &self,
-        first: &StepMetrics,
-        history: &[StepMetrics],
-    ) -> Result<(AppendFile, Cursor), TrackingError> {
+    fn begin(&self, first: &StepMetrics, history: &History) -> Result<(AppendFile, Cursor), TrackingError> {
         let folder = self.run_folder(first);
         let files = folder.join("files");
         fs::create_dir_all(&files).map_err(TrackingError::file("create folder", &files))?;
@@ -118,7 +114,7 @@ impl OfflineRun {
             cursor.write(log, Record::header())?;
             let run = self.run_record(self.id(first), moment(first));
             cursor.write(log, Record { run: Some(run), ..Record::default() })?;
-            history.iter().try_for_each(|metrics| cursor.write_step(log, metrics))
+            history.for_each(|metrics| cursor.write_step(log, metrics))
         })?;
         Ok((file, cursor))
     }
@@ -195,7 +191,7 @@ impl Cursor {
 impl Tracker for OfflineRun {
     fn log_step(&mut self, metrics: &StepMetrics) -> Result<(), TrackingError> {
         if self.log.is_none() {
-            self.log = Some(self.begin(metrics, &[])?);
+            self.log = Some(self.begin(metrics, &History::default())?);
         }
         let Some((file, cursor)) = &mut self.log else { return Ok(()) };
         cursor.write_step(file, metrics)

@@ -35,15 +35,15 @@ pub(in crate::decide) fn answer(mut reconcile: Reconcile<'_>, failure: Failure) 
     };
     match end {
         Some(why) => {
-            if let Some(last) = &mut reconcile.status.last_failure {
-                last.message = shortened(&format!("{} ({why})", last.message));
-            }
+            add_to_message(&mut reconcile.status, &why);
             finished::fail(reconcile, JobState::Failed(failure.cause))
         }
         None => {
             spares::plan_attempt(&mut reconcile, &failure);
             let is_asked = rule.as_ref().is_some_and(MatchedRule::avoids_node);
-            exclusion::exclude_node(&mut reconcile, &failure, is_asked);
+            if let Some(why) = exclusion::exclude_node(&mut reconcile, &failure, is_asked) {
+                add_to_message(&mut reconcile.status, &why);
+            }
             let stays = reconcile.status.attempt_in_place;
             if !stays && !exclusion::nodes_of_place(&reconcile).is_empty() {
                 return suspension::leave_place(reconcile);
@@ -112,6 +112,13 @@ fn blame(status: &mut RLTrainingJobStatus, node: &str) {
         if let Some(least) = others.min_by_key(|(_, count)| **count).map(|(name, _)| name.clone()) {
             blamed.remove(&least);
         }
+    }
+}
+
+/// Adds an explanation to the message of the last failure.
+fn add_to_message(status: &mut RLTrainingJobStatus, why: &str) {
+    if let Some(last) = &mut status.last_failure {
+        last.message = shortened(&format!("{} ({why})", last.message));
     }
 }
 

@@ -133,6 +133,25 @@ fn a_job_keeps_its_place_where_no_node_can_be_excluded() {
 }
 
 #[test]
+fn a_job_whose_place_multikueue_keeps_says_where_its_next_attempt_may_begin() {
+    let prebuilt = Queueing { prebuilt: Some("w".into()), ..asked(Some(admitted(&[]))) };
+    let told = |queueing: &Queueing, code: i32| {
+        let decision = decided_at(now(), json!({}), queueing, &running(), vec![failed(0, code), runs(1)]);
+        let is_told = |event: &JobEvent| event.message.contains("may begin on node-0: cordon the node");
+        let message = decision.status.last_failure.clone().unwrap().message;
+        assert_eq!(message.contains("MultiKueue keeps"), decision.events(&running()).iter().any(is_told));
+        message.contains("MultiKueue keeps")
+    };
+    assert!(told(&prebuilt, DEVICE_FAILED));
+    assert!(!told(&prebuilt, CRASHED), "a first crash may be the program's");
+    assert!(!told(&asked(Some(admitted(&[]))), DEVICE_FAILED), "the node is excluded");
+    let mut without_hostnames = admitted(&[]);
+    without_hostnames.assignments[0].has_hostnames = false;
+    let elsewhere = Queueing { prebuilt: Some("w".into()), ..asked(Some(without_hostnames)) };
+    assert!(!told(&elsewhere, DEVICE_FAILED), "the scheduler chooses the nodes");
+}
+
+#[test]
 fn a_crash_gives_the_place_back_when_it_repeats_on_a_node_without_progress() {
     let crashed = |status: &RLTrainingJobStatus| {
         decided(Some(admitted(&[])), status, vec![failed(0, CRASHED), runs(1)]).status

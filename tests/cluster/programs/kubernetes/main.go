@@ -1,6 +1,7 @@
 // Package main is all of Kubernetes in one binary that acts as the program it is called by: a link named
 // `kube-apiserver` to it is the API server. One binary costs one link and shares its pages in memory. Beside
-// Kubernetes' own programs it is a driver of devices, which clusters bring themselves.
+// Kubernetes' own programs it is a driver of devices, which clusters bring themselves, and the admission of
+// pods by Pod Security without an API server.
 package main
 
 import (
@@ -32,6 +33,7 @@ func main() {
 		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 		"kube-proxy":              proxy.NewProxyCommand,
 		"device-driver":           newDeviceDriver,
+		"pod-security":            newPodSecurity,
 		"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 	}
 	switch {

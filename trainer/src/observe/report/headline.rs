@@ -107,7 +107,7 @@ fn figures(run: &Run) -> Vec<(String, String, String)> {
         num_steps => format!("after {num_steps} of cold start"),
     };
     figures.push(("Steps".into(), run.num_steps(Stage::Training).to_string(), cold_start));
-    let seconds = run.seconds();
+    let seconds = run.seconds;
     if seconds > 0.0 {
         figures.push(("Time in steps".into(), duration(seconds), String::new()));
     }

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::ReportError;
 use super::completions::Ends;
-use crate::observe::tracking::{Stage, StepMetrics, for_each_completion, read_steps};
+use super::sampled::SampledSteps;
+use crate::observe::tracking::{Stage, StepMetrics, for_each_completion, for_each_step};
 use crate::storage::run_folder::WARNINGS;
 
 /// A run as the report sees it.
@@ -17,8 +18,10 @@ pub(super) struct Run {
     pub(super) name: String,
     /// The resolved manifest; null where it is missing or unreadable.
     pub(super) manifest: Value,
-    /// All steps in order.
+    /// Steps in order: all of a short run, evenly spaced ones of a long run.
     pub(super) steps: Vec<StepMetrics>,
+    /// Seconds spent in steps and evaluations, over all attempts that the logs keep.
+    pub(super) seconds: f64,
     /// Completions of the first and the last step.
     pub(super) completions: Ends,
     /// The warnings of the run.
@@ -41,7 +44,13 @@ pub(super) type Points = Vec<(f64, f64)>;
 impl Run {
     pub(super) fn load(folder: &Path) -> Result<Self, ReportError> {
         let logs = |source| ReportError::Logs { folder: folder.to_path_buf(), source };
-        let steps = read_steps(&folder.join("metrics.jsonl")).map_err(logs)?;
+        let (mut steps, mut seconds) = (SampledSteps::default(), 0.0);
+        for_each_step(&folder.join("metrics.jsonl"), |step| {
+            seconds += seconds_of(step);
+            steps.take(step);
+        })
+        .map_err(logs)?;
+        let steps = steps.into_steps();
         let mut completions = Ends::default();
         for_each_completion(&folder.join("completions.jsonl"), |record| completions.take(record))
             .map_err(logs)?;
@@ -52,7 +61,7 @@ impl Run {
         let warnings = fs::read_to_string(folder.join(WARNINGS)).unwrap_or_default();
         let mut warnings: Vec<String> = serde_json::from_str(&warnings).unwrap_or_default();
         warnings.extend(data_warnings(folder));
-        Ok(Self { name, manifest, steps, completions, warnings, hardware: hardware() })
+        Ok(Self { name, manifest, steps, seconds, completions, warnings, hardware: hardware() })
     }
 
     /// Every value of a metric during one stage.
@@ -88,23 +97,19 @@ impl Run {
         self.manifest.pointer(pointer).and_then(Value::as_str)
     }
 
-    /// Seconds spent in steps and evaluations, over all attempts that the logs keep.
-    pub(super) fn seconds(&self) -> f64 {
-        let of_step = |step: &StepMetrics| {
-            let timings = step.values.iter().filter(|(name, _)| name.starts_with("timing_s/"));
-            let (whole, parts): (Vec<_>, Vec<_>) = timings.partition(|(name, _)| *name == "timing_s/step");
-            let sum =
-                |timings: Vec<(&String, &f64)>| timings.into_iter().map(|(_, seconds)| seconds).sum::<f64>();
-            // Evaluations and checkpoints may be within the time of their step or after it.
-            f64::max(sum(whole), sum(parts))
-        };
-        self.steps.iter().map(of_step).sum()
-    }
-
     /// Finished steps of a stage.
     pub(super) fn num_steps(&self, stage: Stage) -> u64 {
         self.steps.iter().filter(|step| step.stage == stage).map(|step| step.step).max().unwrap_or(0)
     }
+}
+
+/// Seconds spent in a step and its evaluation.
+fn seconds_of(step: &StepMetrics) -> f64 {
+    let timings = step.values.iter().filter(|(name, _)| name.starts_with("timing_s/"));
+    let (whole, parts): (Vec<_>, Vec<_>) = timings.partition(|(name, _)| *name == "timing_s/step");
+    let sum = |timings: Vec<(&String, &f64)>| timings.into_iter().map(|(_, seconds)| seconds).sum::<f64>();
+    // Evaluations and checkpoints may be within the time of their step or after it.
+    f64::max(sum(whole), sum(parts))
 }
 
 fn read_manifest(path: &Path) -> Value {

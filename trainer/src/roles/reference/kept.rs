@@ -1,86 +1,136 @@
 //! Cache of the reference's log-probs on completions of a data set, so that each is computed once: later
-//! epochs and resumed runs read them from memory and from the run folder.
+//! epochs and resumed runs read them from the run folder.
 //!
 //! ```text
-//! reference-logprobs/<digest of the reference's weights>   records of [key 16 bytes][length u32][f32 ..]
+//! reference-logprobs/<digest of the reference's weights>.records   [key][length u32][digest u64][f32 ..]
 //! ```
 //! A record is found by a digest of its prompt and completion, so the order and position of rows do not
-//! matter. The leader appends; every rank reads. Values are those of the first computation, bit by bit.
+//! matter. Only the leader has the file, and sends what it finds to the other ranks: their machines need not
+//! share a file system. Values are those of the first computation, bit by bit.
+//!
+//! No log-prob stays in memory, so that memory does not grow with the rows of a stream. If the file cannot be
+//! written, or has as many records as its index may have, log-probs are computed again in later epochs.
 
-use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+mod records;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
 
 use rlt_core::batch::{Batch, BatchSequence};
 use sha2::{Digest, Sha256};
 
+use self::records::{Key, MAX_RECORDS, Record, RecordFile, values_of};
 use crate::parallel::{RankError, Ranks};
 
 /// Name of the folder with the records in a run's folder.
 pub(crate) const FOLDER: &str = "reference-logprobs";
 
-const KEY_BYTES: usize = 16;
-const LEN_BYTES: usize = 4;
-const NUMBER_BYTES: usize = 4;
-
-type Key = [u8; KEY_BYTES];
-
 /// The cached log-probs of completions under one reference.
 #[derive(Debug)]
 pub(crate) struct KeptLogprobs {
-    known: HashMap<Key, Vec<f32>>,
-    /// File to which new records are appended; `None` on ranks other than the leader, and if it cannot be
-    /// written.
-    file: Option<File>,
+    /// Records in the run folder; `None` on ranks other than the leader, and if they cannot be written.
+    records: Option<RecordFile>,
+    /// Whether the user was told that the file is full.
+    is_full_reported: bool,
+    ranks: Ranks,
 }
 
 impl KeptLogprobs {
-    /// Opens the records of earlier attempts in `folder` for a reference with this digest. Collective; all
-    /// ranks begin with the same records.
-    pub(crate) fn open(folder: &Path, digest: u64, ranks: &Ranks) -> Result<Self, RankError> {
-        let path = folder.join(format!("{digest:016x}"));
-        let file = if ranks.is_leader() { append_to(folder, &path) } else { None };
-        let records = ranks.leader_first(|| Ok::<_, RankError>(read(&path)))?;
-        // On a shared file system ranks may see different lengths of the file.
-        let num_common = -ranks.all_reduce_max(-(records.len() as i64))?;
-        let known = records.into_iter().take(num_common as usize).collect();
-        Ok(Self { known, file })
+    /// Opens the records of earlier attempts in `folder` for a reference with this digest. `ranks` are all
+    /// ranks of the job.
+    pub(crate) fn open(folder: &Path, digest: u64, ranks: Ranks) -> Self {
+        Self::with_limit(folder, digest, ranks, MAX_RECORDS)
     }
 
-    /// The log-probs of all completions of `batch`, if all of them are cached.
-    pub(crate) fn find(&self, batch: &Batch) -> Option<Vec<f64>> {
-        let rows = batch.sequences.iter().map(|sequence| self.known.get(&key(sequence)));
-        let mut logprobs = Vec::with_capacity(batch.rows.num_tokens());
-        for (row, sequence) in rows.zip(&batch.sequences) {
-            let row = row.filter(|row| row.len() == sequence.completion.len())?;
-            logprobs.extend(row.iter().map(|logprob| f64::from(*logprob)));
+    fn with_limit(folder: &Path, digest: u64, ranks: Ranks, max_records: usize) -> Self {
+        let opened = || -> io::Result<RecordFile> {
+            std::fs::create_dir_all(folder)?;
+            RecordFile::open(&folder.join(format!("{digest:016x}.records")), max_records)
+        };
+        let records = ranks.is_leader().then(opened).and_then(|opened| opened.inspect_err(warn).ok());
+        Self { records, is_full_reported: false, ranks }
+    }
+
+    /// Returns the log-probs of all completions of `batch`, if all of them are cached. Collective.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub(crate) fn find(&self, batch: &Batch) -> Result<Option<Vec<f64>>, RankError> {
+        let found = self.broadcast(self.found(batch).unwrap_or_default())?;
+        // Nothing is sent where a completion is missing.
+        let is_found = found.len() == batch.rows.num_tokens();
+        Ok(is_found.then(|| found.into_iter().map(f64::from).collect()))
+    }
+
+    /// The log-probs of all completions in this rank's file.
+    fn found(&self, batch: &Batch) -> Option<Vec<f32>> {
+        let records = self.records.as_ref()?;
+        let mut found = Vec::with_capacity(batch.rows.num_tokens());
+        for sequence in &batch.sequences {
+            found.extend(records.find(&key(sequence), sequence.completion.len())?);
         }
-        Some(logprobs)
+        Some(found)
     }
 
-    /// Caches new log-probs, and returns those of all completions as the cache has them.
-    pub(crate) fn keep(&mut self, batch: &Batch, logprobs: &[f64]) -> Vec<f64> {
-        let mut records = Vec::new();
-        let mut kept = Vec::with_capacity(logprobs.len());
+    /// Caches new log-probs, and returns those of all completions as the cache has them. Collective.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub(crate) fn keep(&mut self, batch: &Batch, logprobs: &[f64]) -> Result<Vec<f64>, RankError> {
+        let kept = if self.ranks.is_leader() { self.kept(batch, logprobs) } else { Vec::new() };
+        Ok(self.broadcast(kept)?.into_iter().map(f64::from).collect())
+    }
+
+    /// The leader's part of [`Self::keep`]: known completions keep their first values, new ones are appended.
+    fn kept(&mut self, batch: &Batch, logprobs: &[f64]) -> Vec<f32> {
+        let mut kept: Vec<f32> = Vec::with_capacity(logprobs.len());
+        // The first range of each new completion of the batch; its order is the same in every run.
+        let mut new: BTreeMap<Key, Range<usize>> = BTreeMap::new();
         for (sequence, range) in batch.sequences.iter().zip(batch.rows.ranges()) {
             let key = key(sequence);
-            let row = self.known.entry(key).or_insert_with(|| {
-                let row: Vec<f32> = logprobs[range].iter().map(|logprob| *logprob as f32).collect();
-                append_record(&mut records, &key, &row);
-                row
-            });
-            kept.extend(row.iter().map(|logprob| f64::from(*logprob)));
+            let known = self.records.as_ref().and_then(|records| records.find(&key, range.len()));
+            match (known, new.get(&key).cloned()) {
+                (Some(known), _) => kept.extend(known),
+                (None, Some(first)) => kept.extend_from_within(first),
+                (None, None) => {
+                    kept.extend(logprobs[range.clone()].iter().map(|logprob| *logprob as f32));
+                    new.insert(key, range);
+                }
+            }
         }
-        if let Some(file) = &mut self.file
-            && let Err(error) = file.write_all(&records)
-        {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "the reference's log-probs are kept in memory alone");
-            self.file = None;
-        }
+        let new = new.into_iter().map(|(key, range)| Record { key, values: &kept[range] });
+        self.append(new.collect());
         kept
     }
+
+    fn append(&mut self, new: Vec<Record<'_>>) {
+        let Some(records) = &mut self.records else { return };
+        if let Err(error) = records.append(new.into_iter()) {
+            warn(&error);
+            self.records = None;
+        } else if records.is_full() && !self.is_full_reported {
+            self.is_full_reported = true;
+            tracing::warn!("the reference's log-probs of further rows are computed again in every epoch");
+        }
+    }
+
+    /// Sends the leader's values to all ranks. Collective.
+    fn broadcast(&self, own: Vec<f32>) -> Result<Vec<f32>, RankError> {
+        if self.ranks.size() == 1 {
+            return Ok(own);
+        }
+        let own: Vec<u8> = own.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let of_ranks = self.ranks.all_gather_bytes(&own)?;
+        // Other ranks send nothing.
+        Ok(values_of(of_ranks.first().ok_or(RankError::NothingFromLeader)?))
+    }
+}
+
+fn warn(error: &io::Error) {
+    let error: &dyn std::error::Error = error;
+    tracing::warn!(error, "the reference's log-probs are not kept, and computed again in every epoch");
 }
 
 fn key(sequence: &BatchSequence) -> Key {
@@ -89,116 +139,11 @@ fn key(sequence: &BatchSequence) -> Key {
     for token in sequence.prompt.tokens.iter().chain(&sequence.completion) {
         hash.update(token.to_le_bytes());
     }
-    let mut key = [0; KEY_BYTES];
-    key.copy_from_slice(&hash.finalize()[..KEY_BYTES]);
+    let hash = hash.finalize();
+    let mut key = Key::default();
+    key.iter_mut().zip(hash).for_each(|(byte, hashed)| *byte = hashed);
     key
 }
 
-fn append_record(records: &mut Vec<u8>, key: &Key, row: &[f32]) {
-    records.extend_from_slice(key);
-    records.extend_from_slice(&(row.len() as u32).to_le_bytes());
-    row.iter().for_each(|logprob| records.extend_from_slice(&logprob.to_le_bytes()));
-}
-
-/// Opens the file and removes an incomplete last record, which a killed process may have left.
-fn append_to(folder: &Path, path: &PathBuf) -> Option<File> {
-    let opened = || -> io::Result<File> {
-        std::fs::create_dir_all(folder)?;
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
-        let bytes = std::fs::read(path)?;
-        let end = bytes.len() - Records(&bytes).rest().len();
-        file.set_len(end as u64)?;
-        Ok(file)
-    };
-    opened()
-        .inspect_err(|error| {
-            let error: &dyn std::error::Error = error;
-            tracing::warn!(error, "the reference's log-probs are kept in memory alone");
-        })
-        .ok()
-}
-
-/// All complete records of a file; none if it cannot be read.
-fn read(path: &Path) -> Vec<(Key, Vec<f32>)> {
-    Records(&std::fs::read(path).unwrap_or_default()).collect()
-}
-
-/// Iterator over the complete records at the beginning of a byte slice.
-struct Records<'a>(&'a [u8]);
-
-impl<'a> Records<'a> {
-    /// The bytes after the last complete record.
-    fn rest(mut self) -> &'a [u8] {
-        while self.next().is_some() {}
-        self.0
-    }
-}
-
-impl Iterator for Records<'_> {
-    type Item = (Key, Vec<f32>);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let (key, behind) = self.0.split_first_chunk::<KEY_BYTES>()?;
-        let (len, behind) = behind.split_first_chunk::<LEN_BYTES>()?;
-        let num_bytes = (u32::from_le_bytes(*len) as usize).checked_mul(NUMBER_BYTES)?;
-        let (row, behind) = behind.split_at_checked(num_bytes)?;
-        let (numbers, _) = row.as_chunks::<NUMBER_BYTES>();
-        self.0 = behind;
-        Some((*key, numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use rlt_core::preferences::PreferenceExample;
-    use rlt_core::types::Prompt;
-
-    use super::*;
-
-    fn example(prompt: &[u32], completions: &[&[u32]]) -> Arc<PreferenceExample> {
-        let prompt = Prompt {
-            row_idx: 0,
-            tokens: prompt.to_vec(),
-            text: String::new(),
-            messages: serde_json::Value::Null,
-            data_source: String::new(),
-            ground_truth: serde_json::Value::Null,
-            extra_info: serde_json::Value::Null,
-            images: Vec::new(),
-        };
-        Arc::new(PreferenceExample {
-            prompt: Arc::new(prompt),
-            completions: completions.iter().map(|tokens| tokens.to_vec()).collect(),
-            labels: vec![true, false],
-            margin: 0.0,
-            step_ends: Vec::new(),
-        })
-    }
-
-    #[test]
-    fn cached_log_probs_are_read_by_the_next_attempt_up_to_a_torn_record() {
-        let folder = tempfile::tempdir().unwrap();
-        let open = |digest| KeptLogprobs::open(folder.path(), digest, &Ranks::alone()).unwrap();
-        let [one, two] = [
-            Batch::from_preferences(&[example(&[1, 2], &[&[3, 4], &[5]])]),
-            Batch::from_preferences(&[example(&[1], &[&[2, 3], &[5]])]),
-        ];
-        let mut kept = open(7);
-        assert_eq!(kept.find(&one), None);
-        assert_eq!(kept.keep(&one, &[-0.5, -1.5, -2.5]), [-0.5, -1.5, -2.5]);
-        assert_eq!(kept.keep(&one, &[-9.0; 3]), [-0.5, -1.5, -2.5], "the first computation counts");
-        kept.keep(&two, &[-3.5, -4.5, -5.5]);
-
-        let path = folder.path().join("0000000000000007");
-        let whole = std::fs::read(&path).unwrap();
-        std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
-        let mut resumed = open(7);
-        assert_eq!(resumed.find(&one), Some(vec![-0.5, -1.5, -2.5]));
-        assert_eq!(resumed.find(&two), None, "its second completion was torn");
-        resumed.keep(&two, &[-3.5, -4.5, -5.5]);
-        assert_eq!(std::fs::read(&path).unwrap(), whole, "the torn record was written again");
-        assert_eq!(open(8).find(&one), None, "other weights have other log-probs");
-    }
-}
+mod tests;

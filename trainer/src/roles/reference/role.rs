@@ -90,12 +90,12 @@ impl ReferenceRole {
             None => {
                 let digest = self.digest(actor)?;
                 let ranks = actor.policy().ranks().of_all_places();
-                KeptLogprobs::open(&self.copying.folder.join(kept::FOLDER), digest, &ranks)?
+                KeptLogprobs::open(&self.copying.folder.join(kept::FOLDER), digest, ranks)
             }
         };
-        let logprobs = match kept.find(&batch) {
+        let logprobs = match kept.find(&batch)? {
             Some(logprobs) => logprobs,
-            None => kept.keep(&batch, &self.logprobs(actor, &batch)?),
+            None => kept.keep(&batch, &self.logprobs(actor, &batch)?)?,
         };
         self.kept = Some(kept);
         batch.ref_logprobs = Some(logprobs);

@@ -9,6 +9,7 @@
 //! returns in bounded time with a verdict for every submitted sample; a missing verdict counts as a timeout.
 //! The pool applies limits and weights, as for all functions.
 
+mod batch_end;
 mod batches;
 mod budget;
 mod code;
@@ -33,9 +34,9 @@ use std::time::{Duration, Instant};
 use rlt_api::spec::{RewardFunctionSpec, RewardKind, RewardsSpec};
 use rlt_core::reward::{Verdict, Verdicts};
 use rlt_core::types::{Completion, Prompt};
-use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::functions::{RewardSetupError, judges};
+use batch_end::BatchGuard;
 pub use endpoint::EndpointError;
 use event_loop::EventLoop;
 pub use module::WasmError;
@@ -150,7 +151,7 @@ impl ExternalFunctions {
             batch_timeout: self.batch_timeout,
             verdicts: BTreeMap::new(),
             num_waiting: 0,
-            abandoned: CancellationToken::new().drop_guard(),
+            batch: BatchGuard::new(),
             sender,
             receiver,
         })
@@ -233,9 +234,9 @@ pub struct Judging {
     verdicts: BTreeMap<SampleId, Verdicts>,
     /// Number of verdicts that are missing.
     num_waiting: usize,
-    /// Cancels the requests that are left when no more verdicts are awaited. Every task sees that before it
-    /// takes a permit that another one has returned, so nothing is sent for an abandoned batch.
-    abandoned: DropGuard,
+    /// Ends the tasks that are left when no more verdicts are awaited.
+    batch: BatchGuard,
+    /// Channel of the answers: at most one for each request of the batch.
     sender: Sender<Answered>,
     receiver: Receiver<Answered>,
 }
@@ -306,13 +307,10 @@ impl Judging {
             self.verdicts.entry(sample.id).or_default().insert(function.name.clone(), missing);
         }
         let (sender, budget) = (self.sender.clone(), Arc::clone(&self.queues[idx].budget));
-        let abandoned = self.abandoned.token().clone();
+        let end = self.batch.end();
         self.event_loop.handle().spawn(async move {
-            let verdicts = tokio::select! {
-                biased;
-                () = abandoned.cancelled() => return,
-                verdicts = function.judge(&samples, &budget) => verdicts,
-            };
+            let judged = end.or_end(function.judge(&samples, &budget)).await;
+            let Some(verdicts) = judged else { return };
             let answered = samples.iter().map(|sample| sample.id).zip(verdicts).collect();
             // The receiver is closed if the batch was abandoned.
             let _ = sender.send((idx, answered));

@@ -69,7 +69,7 @@ fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_do
     let Some(server) = Server::start(folder.path(), &port) else { return };
     let options = server.options();
     let cold_start = StepMetrics { stage: Stage::ColdStart, ..step(1) };
-    let mut tracker = Mlflow::open(&options, run(), &[]).unwrap();
+    let mut tracker = Mlflow::open(&options, run(), &History::default()).unwrap();
     tracker.log_step(&cold_start).unwrap();
     (1..=3).for_each(|idx| tracker.log_step(&step(idx)).unwrap());
     // The first request makes tables: on a busy machine it takes longer than a request may.
@@ -90,7 +90,8 @@ fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_do
     let server = Server::start(folder.path(), &port).unwrap();
 
     // Resumed after step 2: steps 3 and 4 are trained again.
-    let mut tracker = Mlflow::open(&options, run(), &[cold_start, step(1), step(2)]).unwrap();
+    let history = vec![cold_start, step(1), step(2)].into();
+    let mut tracker = Mlflow::open(&options, run(), &history).unwrap();
     (3..=400).for_each(|idx| tracker.log_step(&step(idx)).unwrap());
     tracker.end(RunEnd::Complete).unwrap();
     let runs = server.runs();

@@ -81,7 +81,7 @@ fn steps() -> Vec<StepMetrics> {
 fn every_finite_value_is_read_back_under_its_tag_and_step() {
     let folder = tempfile::tempdir().unwrap();
     let (history, new) = (steps()[..2].to_vec(), &steps()[2..]);
-    let mut log = EventLog::open(folder.path(), &history).unwrap();
+    let mut log = EventLog::open(folder.path(), &history.into()).unwrap();
     new.iter().for_each(|metrics| log.log_step(metrics).unwrap());
     let entries: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
     assert_eq!(entries.len(), 1);

@@ -37,7 +37,7 @@ fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_do
         TrackioOptions { url: server.url(), project: Some("math".into()), run_name: Some("first".into()) };
     let cold_start = StepMetrics { stage: Stage::ColdStart, ..step(1) };
     let id = run().id(&cold_start);
-    let mut tracker = Trackio::with(credentials(), &options, run(), &[]).unwrap();
+    let mut tracker = Trackio::with(credentials(), &options, run(), &History::default()).unwrap();
     tracker.log_step(&cold_start).unwrap();
     (1..=3).for_each(|idx| tracker.log_step(&step(idx)).unwrap());
     assert_eq!(tracker.num_pending(), 0);
@@ -50,7 +50,8 @@ fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_do
     let server = TrackioServer::start(folder.path(), &port).unwrap();
 
     // Resumed after step 2: steps 3 and 4 are trained again.
-    let mut tracker = Trackio::with(credentials(), &options, run(), &[cold_start, step(1), step(2)]).unwrap();
+    let history = vec![cold_start, step(1), step(2)].into();
+    let mut tracker = Trackio::with(credentials(), &options, run(), &history).unwrap();
     (3..=400).for_each(|idx| tracker.log_step(&step(idx)).unwrap());
     tracker.end(RunEnd::Complete).unwrap();
     let logs = ask(&server.url(), "get_logs", "math", &id);
@@ -72,7 +73,7 @@ fn a_server_refuses_a_run_without_its_write_token_and_the_error_says_so() {
     let Some(server) = TrackioServer::start(folder.path(), &port) else { return };
     let options = TrackioOptions { url: server.url(), project: None, run_name: None };
     let wrong = Credentials { write_token: Some("guessed".into()), hub_token: None };
-    let mut tracker = Trackio::with(wrong, &options, run(), &[step(1)]).unwrap();
+    let mut tracker = Trackio::with(wrong, &options, run(), &vec![step(1)].into()).unwrap();
     let error = error_chain(&tracker.flush().unwrap_err());
     assert!(error.contains("400") && error.contains("write_token"), "{error}");
     assert_eq!(tracker.num_pending(), 1);

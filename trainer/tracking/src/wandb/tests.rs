@@ -53,7 +53,7 @@ fn wandb_reads_configuration_steps_and_end() {
     let folder = tempfile::tempdir().unwrap();
     let options = WandbOptions { project: Some("p".into()), entity: Some("team".into()), run_name: None };
     let history = [step(Stage::ColdStart, 1, &[("sft/loss", 2.5)]), step(Stage::ColdStart, 2, &[])];
-    let mut tracker = OfflineRun::open(folder.path(), &options, run(), &history).unwrap();
+    let mut tracker = OfflineRun::open(folder.path(), &options, run(), &history.to_vec().into()).unwrap();
     tracker.log_step(&step(Stage::Training, 0, &[("val-core/reward/mean", 0.25)])).unwrap();
     // Several blocks of small records, so that some end near a block's end.
     for idx in 1..=400 {
@@ -102,7 +102,7 @@ fn a_resumed_run_is_the_same_run_and_a_fresh_one_replaces_it() {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     };
     let open = |history: &[StepMetrics]| {
-        OfflineRun::open_alone(folder.path(), &WandbOptions::default(), run(), history)
+        OfflineRun::open_alone(folder.path(), &WandbOptions::default(), run(), &history.to_vec().into())
     };
     open(&history).unwrap();
     let first = files();

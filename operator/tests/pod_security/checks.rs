@@ -1,13 +1,14 @@
-//! Checks of Pod Security's level `restricted`, as Kubernetes' admission has them
-//! (`k8s.io/pod-security-admission/policy`).
+//! Checks of Pod Security up to level `restricted`, as Kubernetes' admission has them
+//! (`k8s.io/pod-security-admission/policy`), with templates that violate each.
 
 use serde_json::{Value, json};
 
-use super::*;
+/// Annotation that sets the AppArmor profile of the trainer's container.
+pub(crate) const APP_ARMOR_OF_TRAINER: &str = "container.apparmor.security.beta.kubernetes.io/trainer";
 
 /// Check of Pod Security, by its name in Kubernetes.
-struct Check {
-    name: &'static str,
+pub(crate) struct Check {
+    pub(crate) name: &'static str,
     /// Fields of a container's security context that violate the check.
     contexts: Vec<Value>,
     /// Fields of a container that violate the check.
@@ -46,7 +47,7 @@ impl Check {
     }
 
     /// Returns all templates that violate the check: each container also as an init container.
-    fn all_templates(&self) -> Vec<Value> {
+    pub(crate) fn all_templates(&self) -> Vec<Value> {
         let contexts = self.contexts.iter().map(|context| json!({"securityContext": context}));
         let mut all = self.templates.clone();
         for container in contexts.chain(self.containers.iter().cloned()) {
@@ -59,7 +60,7 @@ impl Check {
     }
 }
 
-fn with_container(list: &str, fields: &Value) -> Value {
+pub(crate) fn with_container(list: &str, fields: &Value) -> Value {
     let mut template = json!({"spec": {"containers": []}});
     let mut container = json!({"name": "other", "image": "example.com/other:1"});
     rlt_api::overlay(&mut container, fields);
@@ -78,7 +79,7 @@ fn with_volume(source: &str) -> Value {
 }
 
 /// Returns probes and lifecycle hooks with requests to `host`.
-fn requests(host: &Value) -> Vec<Value> {
+pub(crate) fn requests(host: &Value) -> Vec<Value> {
     let http = json!({"httpGet": {"host": host, "port": 80}});
     let tcp = json!({"tcpSocket": {"host": host, "port": 80}});
     let probes = ["livenessProbe", "readinessProbe", "startupProbe"];
@@ -88,7 +89,12 @@ fn requests(host: &Value) -> Vec<Value> {
     probes.chain(hooks).collect()
 }
 
-fn checks_of_level_baseline() -> Vec<Check> {
+/// All checks of level `restricted`, which include those of `baseline`.
+pub(crate) fn all() -> Vec<Check> {
+    of_level_baseline().into_iter().chain(of_level_restricted()).collect()
+}
+
+fn of_level_baseline() -> Vec<Check> {
     let annotation = |value: &str| json!({"metadata": {"annotations": {APP_ARMOR_OF_TRAINER: value}}});
     let unconfined = json!({"appArmorProfile": {"type": "Unconfined"}});
     let no_seccomp = json!({"seccompProfile": {"type": "Unconfined"}});
@@ -115,60 +121,15 @@ fn checks_of_level_baseline() -> Vec<Check> {
     ]
 }
 
-fn checks_of_level_restricted() -> Vec<Check> {
+fn of_level_restricted() -> Vec<Check> {
     let drops = [json!({"capabilities": {"drop": []}}), json!({"capabilities": {"drop": ["NET_RAW"]}})];
     vec![
         Check::new("allowPrivilegeEscalation").contexts(&[json!({"allowPrivilegeEscalation": true})]),
         Check::new("capabilities_restricted").contexts(&drops),
+        Check::new("procMount_restricted").contexts(&[json!({"procMount": "Unmasked"})]),
         Check::new("restrictedVolumes").templates(["nfs", "iscsi", "gitRepo"].map(with_volume).to_vec()),
         Check::new("runAsNonRoot").both(&[json!({"runAsNonRoot": false})]),
         Check::new("runAsUser").both(&[json!({"runAsUser": 0})]),
         Check::new("seccompProfile_restricted").both(&[json!({"seccompProfile": {"type": "Other"}})]),
     ]
-}
-
-/// Annotation that sets the AppArmor profile of the trainer's container.
-const APP_ARMOR_OF_TRAINER: &str = "container.apparmor.security.beta.kubernetes.io/trainer";
-
-fn refused(template: &Value) -> Vec<String> {
-    let workers = serde_json::from_value(json!({"podTemplate": template})).unwrap();
-    Privileges::default().refused("team", &workers)
-}
-
-#[test]
-fn a_template_that_violates_a_check_of_pod_security_is_refused() {
-    let checks: Vec<_> = checks_of_level_baseline().into_iter().chain(checks_of_level_restricted()).collect();
-    for check in checks {
-        let templates = check.all_templates();
-        assert!(!templates.is_empty(), "{}", check.name);
-        for template in templates {
-            let problems = crate::pod_template::problems(&template);
-            assert!(problems.is_empty(), "{}: not a template: {problems:?}", check.name);
-            assert_eq!(refused(&template).len(), 1, "{}: {template}", check.name);
-        }
-    }
-}
-
-#[test]
-fn a_template_that_conforms_to_restricted_is_not_refused() {
-    let profile = json!({"type": "RuntimeDefault"});
-    let context = json!({
-        "allowPrivilegeEscalation": false, "privileged": false, "procMount": "Default", "runAsNonRoot": true,
-        "runAsUser": 1000, "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "Localhost", "localhostProfile": "a"}, "appArmorProfile": profile,
-    });
-    let mut containers = requests(&json!(""));
-    containers.extend(requests(&Value::Null));
-    containers.push(json!({"livenessProbe": {"exec": {"command": ["true"]}}}));
-    containers.push(json!({"securityContext": context, "ports": [{"containerPort": 1, "hostPort": 0}]}));
-    for container in &containers {
-        for list in ["containers", "initContainers"] {
-            let template = with_container(list, container);
-            assert_eq!(refused(&template), [""; 0], "{template}");
-        }
-    }
-    for profile in ["", "runtime/default", "localhost/trainer"] {
-        let template = json!({"metadata": {"annotations": {APP_ARMOR_OF_TRAINER: profile}}});
-        assert_eq!(refused(&template), [""; 0], "{template}");
-    }
 }

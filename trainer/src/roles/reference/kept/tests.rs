@@ -1,0 +1,110 @@
+//! The cache gives the first values to all ranks, from the file alone.
+
+use std::sync::Arc;
+
+use rlt_core::preferences::PreferenceExample;
+use rlt_core::types::Prompt;
+
+use super::*;
+use crate::parallel::tests::on_ranks;
+
+fn example(prompt: &[u32], completions: &[&[u32]]) -> Arc<PreferenceExample> {
+    let prompt = Prompt {
+        row_idx: 0,
+        tokens: prompt.to_vec(),
+        text: String::new(),
+        messages: serde_json::Value::Null,
+        data_source: String::new(),
+        ground_truth: serde_json::Value::Null,
+        extra_info: serde_json::Value::Null,
+        images: Vec::new(),
+    };
+    Arc::new(PreferenceExample {
+        prompt: Arc::new(prompt),
+        completions: completions.iter().map(|tokens| tokens.to_vec()).collect(),
+        labels: vec![true, false],
+        margin: 0.0,
+        step_ends: Vec::new(),
+    })
+}
+
+/// Two batches of two completions with three tokens.
+fn batches() -> [Batch; 2] {
+    [
+        Batch::from_preferences(&[example(&[1, 2], &[&[3, 4], &[5]])]),
+        Batch::from_preferences(&[example(&[1], &[&[2, 3], &[5]])]),
+    ]
+}
+
+#[test]
+fn cached_log_probs_are_read_by_the_next_attempt_up_to_a_torn_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |digest| KeptLogprobs::open(folder.path(), digest, Ranks::alone());
+    let [one, two] = batches();
+    let mut kept = open(7);
+    assert_eq!(kept.find(&one).unwrap(), None);
+    assert_eq!(kept.keep(&one, &[-0.5, -1.5, -2.5]).unwrap(), [-0.5, -1.5, -2.5]);
+    assert_eq!(kept.keep(&one, &[-9.0; 3]).unwrap(), [-0.5, -1.5, -2.5], "the first computation counts");
+    kept.keep(&two, &[-3.5, -4.5, -5.5]).unwrap();
+
+    let path = folder.path().join("0000000000000007.records");
+    let len = std::fs::metadata(&path).unwrap().len();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(len - 1).unwrap();
+    let mut resumed = open(7);
+    assert_eq!(resumed.find(&one).unwrap(), Some(vec![-0.5, -1.5, -2.5]));
+    assert_eq!(resumed.find(&two).unwrap(), None, "its last completion was torn");
+    resumed.keep(&two, &[-3.5, -4.5, -5.5]).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), len, "the torn record was written again");
+    assert_eq!(open(8).find(&one).unwrap(), None, "other weights have other log-probs");
+}
+
+#[test]
+fn a_completion_that_a_batch_has_twice_keeps_its_first_log_probs() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut kept = KeptLogprobs::open(folder.path(), 7, Ranks::alone());
+    let twice = Batch::from_preferences(&[example(&[1], &[&[2, 3], &[2, 3]])]);
+    assert_eq!(kept.keep(&twice, &[-0.5, -1.5, -8.0, -9.0]).unwrap(), [-0.5, -1.5, -0.5, -1.5]);
+    assert_eq!(kept.find(&twice).unwrap(), Some(vec![-0.5, -1.5, -0.5, -1.5]));
+}
+
+/// Memory would know them all.
+#[test]
+fn rows_beyond_the_limit_are_computed_again_and_the_others_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut kept = KeptLogprobs::with_limit(folder.path(), 7, Ranks::alone(), 2);
+    let [one, two] = batches();
+    for batch in [&one, &two] {
+        assert_eq!(kept.keep(batch, &[-0.5, -1.5, -2.5]).unwrap(), [-0.5, -1.5, -2.5]);
+    }
+    assert!(kept.is_full_reported);
+    assert_eq!(kept.find(&one).unwrap(), Some(vec![-0.5, -1.5, -2.5]));
+    assert_eq!(kept.find(&two).unwrap(), None);
+    assert_eq!(kept.keep(&two, &[-3.5, -4.5, -5.5]).unwrap(), [-3.5, -4.5, -5.5]);
+}
+
+#[test]
+fn ranks_that_do_not_see_the_leader_s_folder_have_its_log_probs() {
+    let [leader, other] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let found = on_ranks(2, |ranks| {
+        let folder = if ranks.is_leader() { leader.path() } else { other.path() };
+        let own = if ranks.is_leader() { -0.5 } else { -0.25 };
+        let [one, two] = batches();
+        let mut kept = KeptLogprobs::open(folder, 7, ranks);
+        let computed = kept.keep(&one, &[own; 3]).unwrap();
+        (computed, kept.find(&one).unwrap(), kept.find(&two).unwrap())
+    });
+    let expected = vec![-0.5; 3];
+    assert_eq!(found, vec![(expected.clone(), Some(expected), None); 2]);
+    assert_eq!(std::fs::read_dir(other.path()).unwrap().count(), 0, "the leader alone writes");
+}
+
+#[test]
+fn log_probs_are_computed_again_where_the_folder_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a-file");
+    std::fs::write(&path, "").unwrap();
+    let mut kept = KeptLogprobs::open(&path, 7, Ranks::alone());
+    let [one, _] = batches();
+    assert_eq!(kept.keep(&one, &[-0.5, -1.5, -2.5]).unwrap(), [-0.5, -1.5, -2.5]);
+    assert_eq!(kept.find(&one).unwrap(), None);
+}
