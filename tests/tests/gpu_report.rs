@@ -221,8 +221,8 @@ fn a_report_is_at_most_eight_small_files_whatever_stages_write() {
 
 #[test]
 fn the_page_has_speeds_beside_bounds_predictions_and_peers() {
-    let speed = r#"echo '{"name":"decode-speed","status":"passed","device":"Fake GPU","batch":16,"dtype":"bf16","tokensPerSecond":13561.4,"fractionOfBandwidth":0.0612,"predictedTokensPerSecond":20000}'"#;
-    let step = r#"echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","stepSeconds":0.96,"updateMfu":0.128}'"#;
+    let speed = r#"echo '{"name":"decode-speed","status":"passed","device":"Fake GPU","batch":16,"dtype":"bf16","tokensPerSecond":13561.4,"fractionOfBandwidth":0.0612,"stepMilliseconds":1.18,"predictedFor":"h100","predictedStepMilliseconds":0.8,"ratioToPredictedStepMilliseconds":1.475,"predictedTokensPerSecond":20000}'"#;
+    let step = r#"echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","stepSeconds":0.96,"updateMfu":0.128,"predictionError":"no such job"}'"#;
     let peer = r#"echo '{"name":"peer-small","status":"passed","model":"0.5B","peerStepSeconds":4.8}'"#;
     let kernel = r#"echo '{"name":"kernels","status":"passed","kernel":"swiglu","shape":[256,8960],"dtype":"bf16","error":0.0021,"microseconds":7.5,"gigabytesPerSecond":1835.0,"fractionOfBandwidth":0.55,"libtorchMicroseconds":14.2}'"#;
     let machine = Machine::new(&format!(
@@ -231,8 +231,10 @@ fn the_page_has_speeds_beside_bounds_predictions_and_peers() {
     let report = machine.report(&["--seconds", "100000"]);
     let decoding = "| decode-speed, batch 16, dtype bf16 | 13,561 tokens/s |  | 0.0612 | 20,000 |  |";
     assert!(report.has_row(&[decoding]), "{}", report.page);
-    let step = "| grpo-step-small, model 0.5B | 0.96 s a step | 0.128 |  |  | 5 |";
+    let step = "| grpo-step-small, model 0.5B | 0.96 s a step | 0.128 |  | no such job | 5 |";
     assert!(report.has_row(&[step]), "{}", report.page);
+    let prediction = "| decode-speed, batch 16, dtype bf16 | step milliseconds | 1.18 | 0.8 | 1.48 |";
+    assert!(report.has_row(&[prediction]), "{}", report.page);
     assert!(report.has_row(&["| peer-small, model 0.5B | 4.8 s a step of the peer |"]), "{}", report.page);
     let kernel = "| swiglu | [256, 8960] | bf16 | 0.0021 | 7.5 | 1,835 |  | 0.55 | 14.2 |";
     assert!(report.has_row(&[kernel]), "{}", report.page);
