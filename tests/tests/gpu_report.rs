@@ -63,6 +63,7 @@ impl Machine {
             .stdin(Stdio::null());
         let path = std::env::var("PATH").unwrap();
         script.env("PATH", format!("{}:{path}", self.path("bin").display())).env("FAKE", self.folder.path());
+        script.env_remove("OMP_NUM_THREADS");
         let output = script.output().unwrap();
         Report::read(output, &self.path("report"))
     }
@@ -99,6 +100,12 @@ impl Report {
         let is_it = |line: &&Value| line["stage"] == stage && line["run"] == run && line["ended"].is_string();
         let line = self.findings.iter().find(is_it).unwrap_or_else(|| panic!("{stage} {run}: {}", self.page));
         (line["ended"].as_str().unwrap(), line["text"].as_str().unwrap())
+    }
+
+    /// The number of lines before the end of a run of a stage.
+    fn place(&self, stage: &str, run: &str) -> usize {
+        let is_it = |line: &Value| line["stage"] == stage && line["run"] == run && line["ended"].is_string();
+        self.findings.iter().position(is_it).unwrap_or_else(|| panic!("{stage} {run}: {}", self.page))
     }
 
     /// The findings of a run of a stage.
@@ -176,6 +183,30 @@ fn what_failed_runs_again_blocking_without_graphs_and_under_the_sanitizer() {
     let again = report.findings.iter().filter(|line| line["run"] != "first").map(|line| &line["stage"]);
     assert!(again.into_iter().all(|stage| stage == "paged" || stage == "graphs"), "{}", report.page);
     assert_eq!(report.ended("ncu:decode-speed", "first"), ("not started", "there is no ncu on this machine"));
+}
+
+#[test]
+fn second_runs_that_take_too_long_wait_until_everything_was_measured() {
+    let machine = Machine::new(&format!("paged) {FAILS} ;;"));
+    let report = machine.report(&["--seconds", "100000"]);
+    for run in ["blocking", "memcheck"] {
+        assert!(report.place("paged", run) < report.place("gemm", "first"), "{}", report.page);
+    }
+    // Failures before the measurements may take no time, so that none of it is lost to them.
+    let report = machine.report(&["--seconds", "100000", "--limit", "reruns=0"]);
+    for run in ["blocking", "memcheck"] {
+        assert_eq!(report.ended("paged", run).0, "failed", "{}", report.page);
+        assert!(report.place("paged", run) > report.place("peer-large", "first"), "{}", report.page);
+    }
+}
+
+#[test]
+fn checks_that_run_side_by_side_share_the_cores() {
+    let threads = r#"echo "{\"name\":\"$name\",\"status\":\"passed\",\"threads\":\"$OMP_NUM_THREADS\"}""#;
+    let report = Machine::new(&format!("paged | update) {threads} ;;")).report(&["--seconds", "100000"]);
+    let threads = |stage| report.made(stage, "first")[0]["threads"].as_str().unwrap().parse::<usize>().ok();
+    assert!(threads("paged").is_some_and(|threads| threads >= 1), "{}", report.page);
+    assert_eq!(threads("update"), None, "a check that runs alone has all cores: {}", report.page);
 }
 
 #[test]
