@@ -274,6 +274,26 @@ fn the_page_has_speeds_beside_bounds_predictions_and_peers() {
 }
 
 #[test]
+fn checks_run_with_the_settings_of_jobs_or_those_that_are_given() {
+    let machine = Machine::new("");
+    std::fs::copy(workspace_root().join("trainer/gpu-check.sh"), machine.path("gpu-check")).unwrap();
+    machine.script("rlt-trainer", "#!/bin/sh\necho \"$GOMP_SPINCOUNT $LD_LIBRARY_PATH $*\"\n");
+    machine.script("lib/libtorch_cpu.so", "");
+    let run = |spin_count: Option<&str>| {
+        let mut command = Command::new("sh");
+        command.arg(machine.path("gpu-check")).arg("--libtorch").arg(machine.path("lib")).arg("device");
+        for name in ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "LD_LIBRARY_PATH"] {
+            command.env_remove(name);
+        }
+        let given = spin_count.map(|count| ("GOMP_SPINCOUNT", count));
+        String::from_utf8(command.envs(given).output().unwrap().stdout).unwrap()
+    };
+    let libraries = machine.path("lib").display().to_string();
+    assert_eq!(run(None), format!("1000 {libraries} gpu-check device\n"));
+    assert_eq!(run(Some("7")), format!("7 {libraries} gpu-check device\n"));
+}
+
+#[test]
 fn a_report_needs_a_folder_and_a_bundle() {
     let script = |arguments: &[&str]| {
         let mut command = Command::new("bash");
