@@ -32,4 +32,9 @@ fi
 [ -e "$libraries/libtorch_cpu.so" ] || fail "$libraries holds no libtorch_cpu.so, which libtorch 2.11 has"
 LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH
+# As `rlctl run` and jobs: waiting threads of OpenMP leave their cores to the threads that launch work.
+if [ -z "${GOMP_SPINCOUNT:-}${OMP_WAIT_POLICY:-}" ]; then
+    GOMP_SPINCOUNT=1000
+    export GOMP_SPINCOUNT
+fi
 exec "$here/rlt-trainer" gpu-check "$@"

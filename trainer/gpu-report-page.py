@@ -7,6 +7,7 @@ such as the last one of a run that was killed, are left out.
 """
 
 import json
+import re
 import sys
 
 MAX_ERRORS = 30
@@ -18,6 +19,8 @@ RATES = [("tokensPerSecond", "tokens/s"), ("stepSeconds", "s a step"), ("peerSte
 SUBJECTS = ["model", "kernel", "operator", "copy", "shape", "batch", "contextTokens", "calls", "dtype", "peer", "trace"]
 MFU = ["mfu", "updateMfu"]
 FRACTIONS = ["fractionOfPeak", "fractionOfBandwidth"]
+# Begins the name of a measured time as a multiple of its prediction.
+RATIO = "ratioToPredicted"
 
 
 def findings(path):
@@ -81,8 +84,9 @@ def failure_rows(ended, made):
             yield [stage["stage"], stage["run"], "the stage", stage["text"]]
 
 
-def predicted(finding):
-    return first_of(finding, [key for key in finding if key.startswith("predicted")])
+def predicted(finding, name):
+    """The plan's prediction of a figure, or why there is none."""
+    return first_of(finding, [f"predicted{name[:1].upper()}{name[1:]}", "predictionError"])
 
 
 def ratio(finding, made):
@@ -96,11 +100,24 @@ def ratio(finding, made):
 
 def speed_rows(made):
     for finding in made:
-        rate = next(((finding[key], unit) for key, unit in RATES if finding.get(key) is not None), None)
+        rate = next(((key, unit) for key, unit in RATES if finding.get(key) is not None), None)
         if rate is None or finding["status"] == "skipped" or finding["run"] != "first" or "kernel" in finding:
             continue
-        columns = [first_of(finding, MFU), first_of(finding, FRACTIONS), predicted(finding), ratio(finding, made)]
-        yield [subject(finding), f"{number(rate[0])} {rate[1]}", *(number(value) for value in columns)]
+        key, unit = rate
+        columns = [first_of(finding, MFU), first_of(finding, FRACTIONS), predicted(finding, key), ratio(finding, made)]
+        yield [subject(finding), f"{number(finding[key])} {unit}", *(number(value) for value in columns)]
+
+
+def prediction_rows(made):
+    """Each measured time of which the plan has a prediction."""
+    for finding in made:
+        for key in finding if finding["run"] == "first" else ():
+            name = key.removeprefix(RATIO)
+            if name == key:
+                continue
+            words = re.sub("[A-Z]", lambda letter: " " + letter[0].lower(), name).strip()
+            columns = [finding.get(name[:1].lower() + name[1:]), finding.get("predicted" + name), finding[key]]
+            yield [subject(finding), words, *(number(value) for value in columns)]
 
 
 def kernel_rows(made):
@@ -127,10 +144,13 @@ def page(lines, identity):
         text += ["## Failures", "", *table(["stage", "run", "finding", "error"], failures[:MAX_ERRORS])]
     if len(failures) > MAX_ERRORS:
         text += [f"{len(failures) - MAX_ERRORS} more are in findings.jsonl.", ""]
-    speeds, kernels = list(speed_rows(made)), list(kernel_rows(made))
+    speeds, predictions, kernels = list(speed_rows(made)), list(prediction_rows(made)), list(kernel_rows(made))
     if speeds:
         header = ["measured", "result", "MFU", "of the data sheet", "predicted", "peer's time as a multiple"]
         text += ["## Speed", "", *table(header, speeds)]
+    if predictions:
+        header = ["load", "time", "measured", "predicted by the plan", "measured / predicted"]
+        text += ["## Times and predictions", "", *table(header, predictions)]
     if kernels:
         header = ["kernel", "shape", "dtype", "error", "us", "GB/s", "TFLOP/s", "of the data sheet", "libtorch us"]
         text += ["## Kernels", "", *table(header, kernels)]

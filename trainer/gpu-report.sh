@@ -7,7 +7,8 @@
 # Stages run in the order of the list below. A stage for which too little time is left is not started, and one that takes
 # longer than its limit is killed; both are reported. `--limit all=SECONDS` is for every stage that has no limit of its own.
 # Stages that failed run again with CUDA_LAUNCH_BLOCKING=1, without CUDA graphs if they decode, and, unless they hung, under
-# compute-sanitizer. FOLDER (default: $OUT) receives at most 8 files of at most 16 MiB:
+# compute-sanitizer; `--limit reruns=SECONDS` is for all second runs before the measurements, and what does not fit runs at
+# the end. FOLDER (default: $OUT) receives at most 8 files of at most 16 MiB:
 #
 #   gpu-report.md     the page; after a run that was killed, gpu-report-page.py makes it from findings.jsonl
 #   findings.jsonl    every finding, appended when it is made, and how every stage ended
@@ -19,19 +20,20 @@
 # Exit codes: 0 no stage failed, 1 a stage failed, 2 a wrong command line or no bundle.
 set -uo pipefail
 
-# Checks that are joined by + run side by side. `reruns` runs again what has failed so far; `memcheck:CHECK`,
-# `racecheck:CHECK` and `ncu:CHECK` run a check under NVIDIA's tools. `memory` compares the GPU's free memory and the
-# checks of speed compare times: they run alone. The last columns: seconds after which the stage is killed, and seconds
-# that must be left for it to start.
+# Checks that are joined by + run side by side and share the cores. `reruns` runs again what has failed so far, for as many
+# seconds together as its column says, or as are left; `memcheck:CHECK`, `racecheck:CHECK` and `ncu:CHECK` run a check under
+# NVIDIA's tools. `memory` compares the GPU's free memory and the checks of speed compare times: they run alone. The last
+# columns: seconds after which the stage is killed, and seconds that must be left for it to start. The first check reads the
+# libraries of CUDA from the disk.
 STAGES='
     environment                          20   2
-    device                               15   3
+    device                               60   3
     operators+paged+graphs+graph-models  60   8
     memory                               20   4
     packed                               30   6
     kernels                              60  12
     training                             50  12
-    reruns                                0   0
+    reruns                               90   0
     gemm                                 15   5
     copies                               15   5
     decode-speed                         30  10
@@ -134,6 +136,8 @@ log_lines() {
 
 declare -A pids=() readers=() started=() ends=() limits=() hung=()
 failed=()
+# Second runs that are still to be done, a stage and the kind of run each.
+waiting=()
 
 # Starts a stage in a session of its own: start STAGE RUN SECONDS COMMAND...
 start() {
@@ -223,7 +227,7 @@ write_page() {
 
 # Starts a stage if enough time is left: try STAGE RUN LIMIT NEED COMMAND...
 try() {
-    local stage=$1 run=$2 limit=$3 need=$4 left=$((total - RESERVE - SECONDS))
+    local stage=$1 run=$2 limit=$3 need=$4 left=$((deadline - SECONDS))
     shift 4
     left=$((left > 0 ? left : 0))
     # `all` is every stage that has no limit of its own.
@@ -257,38 +261,62 @@ check() {
     try "$1" "$2" "$3" "$4" "$gpu_check" --libtorch "$libraries" --limit "$limit" --no-peer --trace-folder "$out" "$1"
 }
 
-reruns() {
-    local stage limit need again=("${failed[@]}")
+# Adds the second runs of what has failed to those that wait, the cheapest kind first.
+queue_reruns() {
+    local run stage
+    for run in blocking eager memcheck; do
+        for stage in "${failed[@]}"; do
+            # Only checks run again: not the environment, and nothing under a tool.
+            [ -n "${times[$stage]:-}" ] || continue
+            case $run in
+            eager) [[ $GRAPHS = *" $stage "* ]] || continue ;;
+            memcheck) [[ $SPEED != *" $stage "* ]] || continue ;;
+            esac
+            waiting+=("$stage $run")
+        done
+    done
     failed=()
-    for stage in "${again[@]}"; do
-        # Only checks run again: not the environment, and nothing under a tool.
-        [ -n "${times[$stage]:-}" ] || continue
+}
+
+# Runs again what has failed, within SECONDS together unless they are 0: reruns SECONDS. What could take longer than what is
+# left of them waits for the next time.
+reruns() {
+    local seconds=$1 end=$deadline entry stage run limit need later=()
+    if [ "$seconds" -gt 0 ]; then
+        seconds=${given[reruns]:-${given[all]:-$seconds}}
+        deadline=$((SECONDS + seconds < end ? SECONDS + seconds : end))
+    fi
+    queue_reruns
+    for entry in "${waiting[@]}"; do
+        read -r stage run <<<"$entry"
         read -r limit need <<<"${times[$stage]}"
         # What hangs would take all the time that is left.
         [ -z "${hung[$stage]:-}" ] || limit=$((limit < HUNG ? limit : HUNG))
-        CUDA_LAUNCH_BLOCKING=1 check "$stage" blocking "$limit" "$need"
-        finish
-        case $GRAPHS in *" $stage "*)
-            RLT_CUDA_GRAPHS=0 check "$stage" eager "$limit" "$need"
-            finish
-            ;;
-        esac
-        case $SPEED in *" $stage "*) continue ;; esac
-        [ -z "${hung[$stage]:-}" ] || continue
         # The tool makes kernels several times as slow.
-        sanitizer "$stage" memcheck $((3 * limit)) $((2 * need)) "$stage" memcheck
+        if [ "$run" = memcheck ]; then limit=$((3 * limit)) need=$((2 * need)); fi
+        if [ "$deadline" -lt "$end" ] && [ $((deadline - SECONDS)) -lt "$limit" ]; then
+            later+=("$entry")
+            continue
+        fi
+        case $run in
+        blocking) CUDA_LAUNCH_BLOCKING=1 check "$stage" blocking "$limit" "$need" ;;
+        eager) RLT_CUDA_GRAPHS=0 check "$stage" eager "$limit" "$need" ;;
+        memcheck) [ -n "${hung[$stage]:-}" ] || sanitizer "$stage" memcheck "$limit" "$need" "$stage" memcheck ;;
+        esac
         finish
     done
+    waiting=("${later[@]}")
+    deadline=$end
 }
 
 run_stages() {
-    local names limit need name
+    local names limit need name all
     while read -r names limit need; do
-        for name in ${names//+/ }; do
+        IFS=+ read -r -a all <<<"$names"
+        for name in "${all[@]}"; do
             case $name in
-            '') continue ;;
             environment) try "$name" first "$limit" "$need" bash "$0" --print-environment "$here_bundle" "$libraries" "$out" ;;
-            reruns) reruns ;;
+            reruns) reruns "$limit" ;;
             memcheck:* | racecheck:*) sanitizer "$name" first "$limit" "$need" "${name#*:}" "${name%%:*}" ;;
             ncu:*)
                 tool "$name" first "$limit" "$need" "${name#*:}" ncu --clock-control none --graph-profiling node \
@@ -296,7 +324,12 @@ run_stages() {
                 ;;
             *)
                 times[$name]="$limit $need"
-                check "$name" first "$limit" "$need"
+                if [ "${#all[@]}" = 1 ]; then
+                    check "$name" first "$limit" "$need"
+                else
+                    # Threads of one check that wait for each other would take the cores of the others.
+                    OMP_NUM_THREADS=$((cores > ${#all[@]} ? cores / ${#all[@]} : 1)) check "$name" first "$limit" "$need"
+                fi
                 ;;
             esac
         done
@@ -341,6 +374,7 @@ out=$(cd "$out" && pwd)
 page=$out/gpu-report.md findings=$out/findings.jsonl log=$out/output.log
 : >"$findings" >"$log"
 SECONDS=0
+deadline=$((total - RESERVE)) cores=$(nproc)
 work=$(mktemp -d)
 trap 'write_page; rm -rf "$work"' EXIT
 trap interrupted TERM INT
@@ -351,6 +385,10 @@ if [ -z "$libraries" ]; then
     libraries=$("$python" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0] + "/lib")' \
         2>>"$log") || usage "$python has no torch: expected --libtorch FOLDER"
 fi
+# The toolkit's programs are often not on the path.
+for folder in /usr/local/cuda/bin /opt/nvidia/nsight-compute/*/; do
+    if [ -d "$folder" ]; then PATH=$PATH:$folder; fi
+done
 commit=$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)
 identity="commit $commit, bundle $(sha256sum "$bundle" | cut -c 1-12)"
 run_stages

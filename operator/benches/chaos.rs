@@ -23,6 +23,9 @@ mod test_namespace;
 
 use std::time::Duration;
 
+/// Longest time that the run waits for a training in pods, which takes seconds on a quiet machine.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
 fn main() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let minutes = number("CHAOS_MINUTES").unwrap_or(60);

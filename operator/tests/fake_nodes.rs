@@ -10,6 +10,7 @@ mod history;
 mod test_namespace;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use history::History;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -29,6 +30,8 @@ static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_fake_nodes
 static TURN: Mutex<()> = Mutex::const_new(());
 
 const NUM_WORKERS: usize = 8;
+/// Longest time that a test waits for the API server or the operator. Nothing trains here.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 struct Gang {
     test: TestNamespace,
@@ -76,10 +79,10 @@ impl Gang {
             if let Some(evacuation) = status.evacuation {
                 return evacuation.node;
             }
-            if begin.elapsed() > test_namespace::PATIENCE {
+            if begin.elapsed() > TIMEOUT {
                 panic!("{:#?} is not left", changed.api.get(&changed.name).await.unwrap());
             }
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 

@@ -25,6 +25,8 @@ mod processes;
 #[path = "real_node/requested.rs"]
 mod requested;
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use kube::ResourceExt as _;
 use kube::api::{Api, PostParams};
@@ -38,6 +40,10 @@ use test_namespace::TestNamespace;
 
 static CLUSTER: Shared =
     Shared::new(|| Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap"));
+
+/// Longest time that a test waits for a training in pods. A short one takes ten seconds on two quiet cores,
+/// and took more than 120 beside other programs.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Seed of the plan of faults.
 const CHAOS_SEED: u64 = 1;

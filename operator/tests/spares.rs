@@ -6,7 +6,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kube::ResourceExt as _;
 use kube::api::PostParams;
@@ -33,6 +33,8 @@ use folder::Folder;
 use test_namespace::{TestNamespace, merge};
 
 const NAME: &str = "supervised";
+/// Longest time that a test waits for a training in pods, which takes seconds on a quiet machine.
+const TIMEOUT: Duration = Duration::from_secs(600);
 /// Between two checkpoints.
 const EVERY_STEPS: u64 = 3;
 /// Steps after the job was suspended.

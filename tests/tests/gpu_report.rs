@@ -63,6 +63,7 @@ impl Machine {
             .stdin(Stdio::null());
         let path = std::env::var("PATH").unwrap();
         script.env("PATH", format!("{}:{path}", self.path("bin").display())).env("FAKE", self.folder.path());
+        script.env_remove("OMP_NUM_THREADS");
         let output = script.output().unwrap();
         Report::read(output, &self.path("report"))
     }
@@ -99,6 +100,12 @@ impl Report {
         let is_it = |line: &&Value| line["stage"] == stage && line["run"] == run && line["ended"].is_string();
         let line = self.findings.iter().find(is_it).unwrap_or_else(|| panic!("{stage} {run}: {}", self.page));
         (line["ended"].as_str().unwrap(), line["text"].as_str().unwrap())
+    }
+
+    /// The number of lines before the end of a run of a stage.
+    fn place(&self, stage: &str, run: &str) -> usize {
+        let is_it = |line: &Value| line["stage"] == stage && line["run"] == run && line["ended"].is_string();
+        self.findings.iter().position(is_it).unwrap_or_else(|| panic!("{stage} {run}: {}", self.page))
     }
 
     /// The findings of a run of a stage.
@@ -179,6 +186,30 @@ fn what_failed_runs_again_blocking_without_graphs_and_under_the_sanitizer() {
 }
 
 #[test]
+fn second_runs_that_take_too_long_wait_until_everything_was_measured() {
+    let machine = Machine::new(&format!("paged) {FAILS} ;;"));
+    let report = machine.report(&["--seconds", "100000"]);
+    for run in ["blocking", "memcheck"] {
+        assert!(report.place("paged", run) < report.place("gemm", "first"), "{}", report.page);
+    }
+    // Failures before the measurements may take no time, so that none of it is lost to them.
+    let report = machine.report(&["--seconds", "100000", "--limit", "reruns=0"]);
+    for run in ["blocking", "memcheck"] {
+        assert_eq!(report.ended("paged", run).0, "failed", "{}", report.page);
+        assert!(report.place("paged", run) > report.place("peer-large", "first"), "{}", report.page);
+    }
+}
+
+#[test]
+fn checks_that_run_side_by_side_share_the_cores() {
+    let threads = r#"echo "{\"name\":\"$name\",\"status\":\"passed\",\"threads\":\"$OMP_NUM_THREADS\"}""#;
+    let report = Machine::new(&format!("paged | update) {threads} ;;")).report(&["--seconds", "100000"]);
+    let threads = |stage| report.made(stage, "first")[0]["threads"].as_str().unwrap().parse::<usize>().ok();
+    assert!(threads("paged").is_some_and(|threads| threads >= 1), "{}", report.page);
+    assert_eq!(threads("update"), None, "a check that runs alone has all cores: {}", report.page);
+}
+
+#[test]
 fn a_stages_limit_is_that_of_its_check() {
     // Checks under a tool get no limit.
     let limit = r#"while [ $# -gt 1 ] && [ "$1" != --limit ]; do shift; done
@@ -221,8 +252,8 @@ fn a_report_is_at_most_eight_small_files_whatever_stages_write() {
 
 #[test]
 fn the_page_has_speeds_beside_bounds_predictions_and_peers() {
-    let speed = r#"echo '{"name":"decode-speed","status":"passed","device":"Fake GPU","batch":16,"dtype":"bf16","tokensPerSecond":13561.4,"fractionOfBandwidth":0.0612,"predictedTokensPerSecond":20000}'"#;
-    let step = r#"echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","stepSeconds":0.96,"updateMfu":0.128}'"#;
+    let speed = r#"echo '{"name":"decode-speed","status":"passed","device":"Fake GPU","batch":16,"dtype":"bf16","tokensPerSecond":13561.4,"fractionOfBandwidth":0.0612,"stepMilliseconds":1.18,"predictedFor":"h100","predictedStepMilliseconds":0.8,"ratioToPredictedStepMilliseconds":1.475,"predictedTokensPerSecond":20000}'"#;
+    let step = r#"echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","stepSeconds":0.96,"updateMfu":0.128,"predictionError":"no such job"}'"#;
     let peer = r#"echo '{"name":"peer-small","status":"passed","model":"0.5B","peerStepSeconds":4.8}'"#;
     let kernel = r#"echo '{"name":"kernels","status":"passed","kernel":"swiglu","shape":[256,8960],"dtype":"bf16","error":0.0021,"microseconds":7.5,"gigabytesPerSecond":1835.0,"fractionOfBandwidth":0.55,"libtorchMicroseconds":14.2}'"#;
     let machine = Machine::new(&format!(
@@ -231,13 +262,35 @@ fn the_page_has_speeds_beside_bounds_predictions_and_peers() {
     let report = machine.report(&["--seconds", "100000"]);
     let decoding = "| decode-speed, batch 16, dtype bf16 | 13,561 tokens/s |  | 0.0612 | 20,000 |  |";
     assert!(report.has_row(&[decoding]), "{}", report.page);
-    let step = "| grpo-step-small, model 0.5B | 0.96 s a step | 0.128 |  |  | 5 |";
+    let step = "| grpo-step-small, model 0.5B | 0.96 s a step | 0.128 |  | no such job | 5 |";
     assert!(report.has_row(&[step]), "{}", report.page);
+    let prediction = "| decode-speed, batch 16, dtype bf16 | step milliseconds | 1.18 | 0.8 | 1.48 |";
+    assert!(report.has_row(&[prediction]), "{}", report.page);
     assert!(report.has_row(&["| peer-small, model 0.5B | 4.8 s a step of the peer |"]), "{}", report.page);
     let kernel = "| swiglu | [256, 8960] | bf16 | 0.0021 | 7.5 | 1,835 |  | 0.55 | 14.2 |";
     assert!(report.has_row(&[kernel]), "{}", report.page);
     assert!(!report.page.contains("## Failures"), "{}", report.page);
     assert_eq!(report.output.status.code(), Some(0), "{}", report.page);
+}
+
+#[test]
+fn checks_run_with_the_settings_of_jobs_or_those_that_are_given() {
+    let machine = Machine::new("");
+    std::fs::copy(workspace_root().join("trainer/gpu-check.sh"), machine.path("gpu-check")).unwrap();
+    machine.script("rlt-trainer", "#!/bin/sh\necho \"$GOMP_SPINCOUNT $LD_LIBRARY_PATH $*\"\n");
+    machine.script("lib/libtorch_cpu.so", "");
+    let run = |spin_count: Option<&str>| {
+        let mut command = Command::new("sh");
+        command.arg(machine.path("gpu-check")).arg("--libtorch").arg(machine.path("lib")).arg("device");
+        for name in ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "LD_LIBRARY_PATH"] {
+            command.env_remove(name);
+        }
+        let given = spin_count.map(|count| ("GOMP_SPINCOUNT", count));
+        String::from_utf8(command.envs(given).output().unwrap().stdout).unwrap()
+    };
+    let libraries = machine.path("lib").display().to_string();
+    assert_eq!(run(None), format!("1000 {libraries} gpu-check device\n"));
+    assert_eq!(run(Some("7")), format!("7 {libraries} gpu-check device\n"));
 }
 
 #[test]

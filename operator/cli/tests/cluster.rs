@@ -24,7 +24,8 @@ static CLUSTER: Shared = Shared::new(Options::control_plane);
 /// One with the Deployment of an operator, whose settings every plan of the cluster follows.
 static WITH_OPERATOR: Shared = Shared::new(Options::control_plane);
 
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Longest time that a test waits for the API server or the operator. Nothing trains here.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn command(test: &TestNamespace, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rlctl"));
@@ -60,7 +61,7 @@ async fn until(test: &TestNamespace, arguments: &[&str], wanted: &str) -> String
         if answer.contains(wanted) {
             return answer;
         }
-        assert!(begin.elapsed() < PATIENCE, "no {wanted:?} in {answer}");
+        assert!(begin.elapsed() < TIMEOUT, "no {wanted:?} in {answer}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
@@ -100,7 +101,7 @@ async fn a_quota_is_explained_in_its_own_numbers() {
     quotas.create(&PostParams::default(), &serde_json::from_value(quota).unwrap()).await.unwrap();
     let begin = Instant::now();
     while quotas.get("team").await.unwrap().status.is_none_or(|status| status.hard.is_none()) {
-        assert!(begin.elapsed() < PATIENCE, "the quota is not counted");
+        assert!(begin.elapsed() < TIMEOUT, "the quota is not counted");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let _operator = test.operator().await;

@@ -16,7 +16,8 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use crate::test_namespace::{PATIENCE, TestNamespace, is_true, unseen, until};
+use crate::TIMEOUT;
+use crate::test_namespace::{TestNamespace, is_true, unseen, until};
 
 /// One version of an object, or its end.
 #[derive(Clone, Debug)]
@@ -76,7 +77,7 @@ impl History {
                 changes.await;
             }
         };
-        let waited = tokio::time::timeout(PATIENCE, wished).await;
+        let waited = tokio::time::timeout(TIMEOUT, wished).await;
         waited.unwrap_or_else(|_| panic!("{name} did not come so far: {:#?}", self.latest(name)))
     }
 

@@ -22,8 +22,13 @@ mod specifications;
 mod test_namespace;
 mod topology;
 
+use std::time::Duration;
+
 use rlt_cluster::{Options, Shared};
 use test_namespace::TestNamespace;
+
+/// Longest time that a test waits for the API server or the operator. Nothing trains here.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_audit_log());
 

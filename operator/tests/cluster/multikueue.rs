@@ -93,7 +93,7 @@ impl TestNamespace {
             if let Some(found) = self.jobs().get_opt(job).await.unwrap() {
                 return found;
             }
-            if begin.elapsed() > crate::test_namespace::PATIENCE {
+            if begin.elapsed() > crate::TIMEOUT {
                 panic!("{:#?}", self.workloads().list(&ListParams::default()).await.unwrap().items);
             }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;

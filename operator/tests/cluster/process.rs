@@ -10,7 +10,8 @@ use rlt_cluster::Call;
 use rlt_objects::job::Job;
 use serde_json::json;
 
-use crate::test_namespace::{Operator, PATIENCE, TestNamespace, is_true, until};
+use crate::TIMEOUT;
+use crate::test_namespace::{Operator, TestNamespace, is_true, until};
 
 impl TestNamespace {
     /// An operator with an account of its own, which identifies its calls.
@@ -139,7 +140,7 @@ async fn an_operator_that_is_asked_to_stop_while_it_starts_ends() {
     for wait in [0, 1, 3, 10, 30, 100].map(Duration::from_millis) {
         let operator = test.operator().await;
         tokio::time::sleep(wait).await;
-        tokio::time::timeout(PATIENCE, operator.stop()).await.unwrap();
+        tokio::time::timeout(TIMEOUT, operator.stop()).await.unwrap();
     }
 }
 

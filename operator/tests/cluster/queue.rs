@@ -8,8 +8,9 @@ use rlt_api::status::{ConditionStatus, ConditionType};
 use rlt_cluster::{FakeNodes, Fault, Faults, Options, Shared};
 use serde_json::{Value, json};
 
+use crate::TIMEOUT;
 use crate::crash_point::{CrashPoint, client};
-use crate::test_namespace::{Operator, PATIENCE, TestNamespace, is_true, reason, until};
+use crate::test_namespace::{Operator, TestNamespace, is_true, reason, until};
 
 /// A fake node without limits, and a Kueue.
 static CLUSTER: Shared =
@@ -60,7 +61,7 @@ impl TestNamespace {
             if let Some(found) = all.iter().find(is_of).filter(|found| wish(found)) {
                 return found.clone();
             }
-            assert!(begin.elapsed() < PATIENCE, "{:#?}", all.items);
+            assert!(begin.elapsed() < TIMEOUT, "{:#?}", all.items);
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     }

@@ -33,9 +33,8 @@ use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// Longest time that anything here may take. A short training takes ten seconds on two quiet cores, and took
-/// more than 120 beside other programs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+// Each executable has its own limit: only some wait for trainings.
+use crate::TIMEOUT;
 
 /// Of every pod that runs.
 pub(crate) const ADDRESS: &str = "10.7.8.9";
@@ -105,7 +104,7 @@ impl TestNamespace {
             if wish(&status) {
                 return status;
             }
-            assert!(begin.elapsed() < PATIENCE, "{status:#?}");
+            assert!(begin.elapsed() < TIMEOUT, "{status:#?}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -134,7 +133,7 @@ impl TestNamespace {
             if wish(&pods) {
                 return pods;
             }
-            assert!(begin.elapsed() < PATIENCE, "{pods:#?}");
+            assert!(begin.elapsed() < TIMEOUT, "{pods:#?}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -299,11 +298,11 @@ fn signals() -> NodeSignals {
     }
 }
 
-/// Polls until `holds` returns true; fails with `what` after [`PATIENCE`].
+/// Polls until `holds` returns true; fails with `what` after [`TIMEOUT`].
 pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     let begin = Instant::now();
     while !holds().await {
-        assert!(begin.elapsed() < PATIENCE, "{what}");
+        assert!(begin.elapsed() < TIMEOUT, "{what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -394,7 +393,7 @@ impl Operator {
             if num_calls() == before {
                 return;
             }
-            assert!(begin.elapsed() < PATIENCE, "every reconcile costs a call");
+            assert!(begin.elapsed() < TIMEOUT, "every reconcile costs a call");
         }
     }
 

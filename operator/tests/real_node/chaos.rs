@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use plan::{Fault, Step};
 use site::Site;
 
-use crate::test_namespace::PATIENCE;
+use crate::TIMEOUT;
 
 /// Time that a fault waits for its target before it is put off.
 const TARGET_PATIENCE: Duration = Duration::from_secs(30);
@@ -64,9 +64,9 @@ async fn disturb(site: &mut Site, steps: &[Step]) -> Vec<Fault> {
 async fn apply_deferred(site: &mut Site, deferred: Vec<Fault>) {
     let kill = [Fault::KillOperator];
     for fault in kill.into_iter().chain(deferred).chain(kill) {
-        assert!(site.apply(fault, PATIENCE).await, "{fault:?} has no effect");
+        assert!(site.apply(fault, TIMEOUT).await, "{fault:?} has no effect");
         if fault == Fault::TightenChart {
-            site.apply(Fault::RelaxChart, PATIENCE).await;
+            site.apply(Fault::RelaxChart, TIMEOUT).await;
         }
         tokio::time::sleep(MIN_PAUSE).await;
         site.note_events();

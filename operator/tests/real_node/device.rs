@@ -9,8 +9,9 @@ use rlt_api::status::ConditionType;
 use rlt_devices::StandIn;
 use serde_json::{Value, json};
 
+use crate::TIMEOUT;
 use crate::folder::Folder;
-use crate::test_namespace::{PATIENCE, TestNamespace};
+use crate::test_namespace::TestNamespace;
 
 const NAME: &str = "on-device";
 const GPU: &str = "nvidia.com/gpu";
@@ -75,7 +76,7 @@ async fn a_job_on_cuda_waits_for_a_gpu_and_trains_on_it_in_its_pod() {
     offer(&test, GPU).await;
 
     let ends = test.when_true(NAME, ConditionType::Complete);
-    let status = tokio::time::timeout(PATIENCE, ends).await.unwrap();
+    let status = tokio::time::timeout(TIMEOUT, ends).await.unwrap();
     assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0));
     let run = folder.path().join("runs").join(NAME);
     assert!(run.join("report.html").exists() && run.join("export/model.safetensors").exists());

@@ -11,10 +11,11 @@ use rlt_api::status::ConditionType;
 use rlt_objects::labels;
 use serde_json::{Value, json};
 
+use crate::TIMEOUT;
 use crate::container::kill_container;
 use crate::examples::{example, supervised};
 use crate::folder::Folder;
-use crate::test_namespace::{PATIENCE, TestNamespace, merge};
+use crate::test_namespace::{TestNamespace, merge};
 
 const NAME: &str = "sharded";
 /// Between two checkpoints.
@@ -100,7 +101,7 @@ async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) ->
         if let Some(found) = check().await {
             return found;
         }
-        assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        assert!(started.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

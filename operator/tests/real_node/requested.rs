@@ -13,9 +13,10 @@ use rlt_objects::build::PodSettings;
 use rlt_objects::privileges::Privileges;
 use serde_json::{Value, json};
 
+use crate::TIMEOUT;
 use crate::container::first_process;
 use crate::device::offer;
-use crate::test_namespace::{PATIENCE, TestNamespace};
+use crate::test_namespace::TestNamespace;
 
 const NAME: &str = "requested";
 const DRIVER: &str = "nics.example.com";
@@ -137,7 +138,7 @@ async fn requested_resources_reach_the_trainers_container() {
     test.jobs().delete(NAME, &DeleteParams::default()).await.unwrap();
     let deleted = Instant::now();
     while !driver.prepared().is_empty() {
-        assert!(deleted.elapsed() < PATIENCE, "the device is still taken");
+        assert!(deleted.elapsed() < TIMEOUT, "the device is still taken");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }

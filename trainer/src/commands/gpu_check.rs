@@ -231,28 +231,21 @@ pub fn run(args: &GpuCheckArgs) -> std::io::Result<ExitCode> {
         let all = Check::value_variants().iter().copied();
         checks.extend(all.filter(|check| args.all || check.runs_by_default()));
     }
-    let (started, mut counts) = (Instant::now(), [0_usize; 3]);
-    let mut write = |line: &Value| -> std::io::Result<()> {
-        let status = ["passed", "failed", "skipped"].iter().position(|status| line["status"] == *status);
-        counts[status.unwrap_or(1)] += 1;
-        // One write per line: processes that share a file must not mix their lines.
-        let mut out = rlt_terminal::document();
-        out.write_all(format!("{line}\n").as_bytes())?;
-        out.flush()
-    };
+    let (started, mut written) = (Instant::now(), Written::default());
     for check in checks {
-        if cuda::look_for_cuda().num_gpus() == 0 {
-            write(&without_gpu(check))?;
-        } else if args.here {
-            here(check, args, &mut write)?;
-        } else {
-            let limit = args.limit.map_or(check.limit(), Duration::from_secs);
-            if let Some(error) = child::run(check, args, limit, &mut write)? {
-                write(&failed(check, &error))?;
-            }
+        if args.here {
+            here(check, args, &mut |line| written.write(line))?;
+            continue;
+        }
+        // This process leaves the driver alone, in which it could hang as the check does.
+        let limit = args.limit.map_or(check.limit(), Duration::from_secs);
+        if let Some(error) = child::run(check, args, limit, &mut |line| written.write(line))? {
+            let finding = Finding::new(false, [("error", error.into())]);
+            let line = line_of(check, written.device.clone(), finding);
+            written.write(&line)?;
         }
     }
-    let [passed, failed, skipped] = counts;
+    let [passed, failed, skipped] = written.counts;
     if !args.here {
         let seconds = started.elapsed().as_secs_f64();
         writeln!(
@@ -261,6 +254,29 @@ pub fn run(args: &GpuCheckArgs) -> std::io::Result<ExitCode> {
         )?;
     }
     Ok(if failed == 0 { ExitCode::Success } else { ExitCode::Failure })
+}
+
+/// Lines of this process's standard output so far.
+#[derive(Default)]
+struct Written {
+    /// Numbers of passed, failed and skipped findings.
+    counts: [usize; 3],
+    /// Name of the device in the last line that has one.
+    device: Value,
+}
+
+impl Written {
+    fn write(&mut self, line: &Value) -> std::io::Result<()> {
+        let status = ["passed", "failed", "skipped"].iter().position(|status| line["status"] == *status);
+        self.counts[status.unwrap_or(1)] += 1;
+        if line["device"].is_string() {
+            self.device = line["device"].clone();
+        }
+        // One write per line: processes that share a file must not mix their lines.
+        let mut out = rlt_terminal::document();
+        out.write_all(format!("{line}\n").as_bytes())?;
+        out.flush()
+    }
 }
 
 /// Skipped; where there is a GPU that cannot be used, the check of the device has failed.
@@ -287,13 +303,18 @@ fn is_stand_in() -> bool {
 }
 
 fn line(check: Check, finding: Finding) -> Value {
+    let device = if cuda::look_for_cuda().num_gpus() > 0 { device_name() } else { None };
+    line_of(check, json!(device), finding)
+}
+
+/// Makes the line of a finding on the device of this name.
+fn line_of(check: Check, device: Value, finding: Finding) -> Value {
     let status = match finding.status {
         Status::Passed => "passed",
         Status::Failed => "failed",
         Status::Skipped => "skipped",
     };
-    let name = if cuda::look_for_cuda().num_gpus() > 0 { device_name() } else { None };
-    let mut line = map([("name", json!(check.name())), ("status", json!(status)), ("device", json!(name))]);
+    let mut line = map([("name", json!(check.name())), ("status", json!(status)), ("device", device)]);
     line.extend(finding.figures);
     line.into()
 }
@@ -310,6 +331,9 @@ fn here(
 ) -> std::io::Result<()> {
     // The parent process ends it.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    if cuda::look_for_cuda().num_gpus() == 0 {
+        return write(&without_gpu(check));
+    }
     match check.run(args, &mut |finding| Ok(write(&line(check, finding))?)) {
         Ok(()) => Ok(()),
         Err(error) => write(&failed(check, &error_text(error.as_ref()))),

@@ -15,9 +15,10 @@ use super::disk::{self, Disk};
 use super::effects::{Object, read_roles};
 use super::manifests::{NAME, OUTPUT, job, values};
 use super::plan::NUM_WORKERS;
+use crate::TIMEOUT;
 use crate::chart::{kubectl, upgrade};
 use crate::examples::supervised;
-use crate::test_namespace::{PATIENCE, TestNamespace};
+use crate::test_namespace::TestNamespace;
 
 /// Steps after the last fault.
 const LAST_STEPS: u64 = 3;
@@ -122,7 +123,7 @@ impl Site {
     }
 
     async fn assert_trains(&self) {
-        let gang = self.gang_that_trains(PATIENCE).await;
+        let gang = self.gang_that_trains(TIMEOUT).await;
         let status = self.test.status(NAME).await;
         assert!(gang.is_some(), "the job does not train: {status:#?}");
     }
@@ -164,7 +165,7 @@ impl Site {
         self.test.patch_job(NAME, last).await;
         self.test.when_true(NAME, ConditionType::Complete).await;
         // The Event follows the status.
-        let told = within(PATIENCE, async || {
+        let told = within(TIMEOUT, async || {
             self.note_events();
             self.event_reasons.contains(LAST_EVENT).then_some(())
         })

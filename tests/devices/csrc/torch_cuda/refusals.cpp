@@ -73,6 +73,17 @@ const Names& products() {
   return names;
 }
 
+// Whether cuBLAS is configured for deterministic products. libtorch reads the environment at the first product of a
+// process, whether determinism is on or not, and keeps the answer.
+bool multiplies_deterministically() {
+  static const bool answer = [] {
+    const char* workspace = std::getenv("CUBLAS_WORKSPACE_CONFIG");
+    const std::string config = workspace == nullptr ? "" : workspace;
+    return config == ":4096:8" || config == ":16:8";
+  }();
+  return answer;
+}
+
 // Operators whose out variants allocate scratch memory or query events, too.
 const Names& allocating() {
   static const Names names{
@@ -94,15 +105,13 @@ std::set<CUstream>& multiplied() {
 }  // namespace
 
 void check_determinism(const std::string& name, const std::vector<c10::IValue>& arguments) {
+  const bool is_configured = products().count(name) == 0 || multiplies_deterministically();
   if (!at::globalContext().deterministicAlgorithms()) return;
   if (without_determinism().count(name) > 0 || lacks_determinism_for(name, arguments))
     at::Context::alertNotDeterministic(name);
-  if (products().count(name) == 0) return;
-  const char* workspace = std::getenv("CUBLAS_WORKSPACE_CONFIG");
-  const std::string config = workspace == nullptr ? "" : workspace;
-  TORCH_CHECK(config == ":4096:8" || config == ":16:8", "Deterministic behavior was enabled with "
-              "`torch.use_deterministic_algorithms(True)`, but this operation is not deterministic because it uses "
-              "CuBLAS; set CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8");
+  TORCH_CHECK(is_configured, "Deterministic behavior was enabled with `torch.use_deterministic_algorithms(True)`, but "
+              "this operation is not deterministic because it uses CuBLAS; set CUBLAS_WORKSPACE_CONFIG=:4096:8 or "
+              ":16:8 before the first one");
 }
 
 void check_capture(const std::string& name, CUstream stream) {

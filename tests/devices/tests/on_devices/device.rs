@@ -277,6 +277,19 @@ fn an_operator_without_a_deterministic_implementation_is_refused_where_one_is_as
     });
 }
 
+/// libtorch reads cuBLAS's workspace at the first product of a process and keeps the answer.
+#[test]
+fn determinism_is_refused_if_it_is_asked_for_after_the_first_product() {
+    on_device("device::determinism_is_refused_if_it_is_asked_for_after_the_first_product", || {
+        let one = numbers(&[1.0, 2.0]).to_device(GPU);
+        let product = || one.view([1, 2]).f_mm(&one.view([2, 1]));
+        assert!(product().is_ok());
+        rlt_torch::set_deterministic(true).unwrap();
+        let error = product().unwrap_err().to_string();
+        assert!(error.contains("CUBLAS_WORKSPACE_CONFIG"), "{error}");
+    });
+}
+
 #[test]
 fn copies_launches_and_waits_are_counted_exactly() {
     on_device("device::copies_launches_and_waits_are_counted_exactly", || {

@@ -37,6 +37,20 @@ fn all_pass(names: &[&str], variables: Vec<(String, String)>) -> Vec<Value> {
     lines
 }
 
+/// Checks that each of a line's times has its prediction, and the ratio of both.
+#[track_caller]
+pub(crate) fn assert_predicted(line: &Value, times: &[&str]) {
+    assert_eq!(line["predictedFor"], "h100", "{line:#}");
+    for time in times {
+        let (first, rest) = time.split_at(1);
+        let figure = |prefix: &str| line[format!("{prefix}{}{rest}", first.to_uppercase())].as_f64();
+        let figures = [line[*time].as_f64(), figure("predicted"), figure("ratioToPredicted")];
+        assert!(figures.iter().all(Option::is_some), "{time} is not beside its prediction: {line:#}");
+        let [measured, predicted, ratio] = figures.map(Option::unwrap);
+        assert!(predicted > 0.0 && (ratio * predicted / measured - 1.0).abs() < 1e-9, "{time}: {line:#}");
+    }
+}
+
 fn with_devices(num_devices: usize) -> Vec<(String, String)> {
     let mut variables = StandIn::build().unwrap().with_devices(num_devices);
     variables.push(("RLT_PEER_PYTHON".into(), "no-such-python".into()));
@@ -96,6 +110,13 @@ fn speed_is_measured_on_an_emulated_device_with_a_warning() {
     assert!(lines.iter().all(note), "{lines:#?}");
     let batches: Vec<_> = lines.iter().filter_map(|line| line["batch"].as_u64()).collect();
     assert_eq!(batches, [1, 4, 16, 64, 256]);
+    for line in &lines {
+        match line["name"].as_str().unwrap() {
+            "decode-speed" => assert_predicted(line, &["stepMilliseconds"]),
+            "update" => assert_predicted(line, &["updateSeconds"]),
+            _ => assert!(line["predictedFor"].is_null(), "a limit of the device is no prediction: {line:#}"),
+        }
+    }
 }
 
 /// The lines of a GRPO step beside a peer whose Python is a script that does `body`.
@@ -182,6 +203,8 @@ fn a_check_that_takes_too_long_is_ended_and_failed() {
     let (output, lines) = check(&["--limit", "0", "training"], StandIn::build().unwrap().env());
     assert!(!output.status.success());
     assert!(lines[0]["error"].as_str().unwrap().contains("took longer than 0 s"), "{lines:#?}");
+    // The process that says so does not ask the device, in which it could hang as well.
+    assert!(lines[0]["device"].is_null(), "{lines:#?}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use rlt_devices::StandIn;
 use serde_json::Value;
 
-use crate::gpu_check::check;
+use crate::gpu_check::{assert_predicted, check};
 
 /// Returns the findings of a check, all of which must have passed.
 #[track_caller]
@@ -82,6 +82,7 @@ fn a_tail_and_memory_are_measured() {
     let lines = passed("decode-tail");
     let contexts: Vec<u64> = lines.iter().filter_map(|line| line["contextTokens"].as_u64()).collect();
     assert_eq!(contexts.len(), 6, "{lines:#?}");
+    lines[..6].iter().for_each(|line| assert_predicted(line, &["stepMilliseconds"]));
     // The check passes only if its calls reserve memory, and later ones less than half of that.
     let memory = lines.last().unwrap();
     assert!(memory["reservedGigabytes"].as_f64().unwrap() > 0.0, "{lines:#?}");
@@ -120,6 +121,13 @@ fn gradients_are_compared_in_two_dtypes_and_repeated() {
         ],
         "{lines:#?}"
     );
+    for line in &lines[..2] {
+        let num_compared = line["distancesNormsAndBounds"].as_object().map(|all| all.len() as u64);
+        assert_eq!(num_compared, line["parameters"].as_u64(), "{line:#}");
+        assert!(line["fractionOfBound"].as_f64().is_some_and(|fraction| fraction <= 1.0), "{line:#}");
+        // The CPU's error in bf16 bounds the GPU's; in fp32 there is none.
+        assert_eq!(line["errorOfCpu"].is_f64(), line["dtype"] == "bf16", "{line:#}");
+    }
 }
 
 #[test]
@@ -139,5 +147,6 @@ fn a_peer_alone_is_measured_or_missing() {
     // Without its peer a step is one line.
     let (output, lines) = check(&["--no-peer", "grpo-step-small"], variables);
     assert!(output.status.success());
-    assert!(lines.len() == 1 && lines[0]["stepSeconds"].is_f64(), "{lines:#?}");
+    assert_eq!(lines.len(), 1, "{lines:#?}");
+    assert_predicted(&lines[0], &["stepSeconds", "rolloutSeconds", "referenceSeconds", "updateSeconds"]);
 }

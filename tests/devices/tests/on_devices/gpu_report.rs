@@ -9,12 +9,12 @@ use rlt_devices::StandIn;
 use rlt_tests::{fresh_binary, workspace_root};
 use serde_json::Value;
 
-/// The bundle's `gpu-check`: the real one for three checks, while all others pass at once. The device fails
+/// The bundle's `gpu-check`: the real one for four checks, while all others pass at once. The device fails
 /// the check `memory` after three launches, with CUDA_ERROR_LAUNCH_FAILED.
 const GPU_CHECK: &str = r#"#!/bin/bash
 real=$(dirname "$0")/checks/gpu-check
 case ${@: -1} in
-device | gemm) exec "$real" "$@" ;;
+device | gemm | update) exec "$real" "$@" ;;
 memory) RLT_STAND_IN_FAILURE=3:719 exec "$real" "$@" ;;
 *) echo "{\"name\":\"${@: -1}\",\"status\":\"passed\",\"device\":\"none\"}" ;;
 esac
@@ -84,7 +84,7 @@ fn a_report_has_the_findings_of_real_checks_and_the_error_of_the_one_that_fails(
         findings.iter().find(is_of).map(|line| (line["ended"].clone(), line["text"].clone()))
     };
 
-    for (stage, num_findings) in [("device", 1), ("gemm", 2)] {
+    for (stage, num_findings) in [("device", 1), ("gemm", 2), ("update", 1)] {
         let found = found(stage, "first");
         assert_eq!(found.len(), num_findings, "{stage}: {context}");
         for finding in found {
@@ -106,4 +106,7 @@ fn a_report_has_the_findings_of_real_checks_and_the_error_of_the_one_that_fails(
     let has_row = |parts: &[&str]| page.lines().any(|line| parts.iter().all(|part| line.contains(part)));
     assert!(has_row(&["| memory | first |", "| memory |"]), "{context}");
     assert!(has_row(&["| gemm, shape ", "TFLOP/s"]), "{context}");
+    let of_update = findings.iter().find(|line| line["ratioToPredictedUpdateSeconds"].is_f64()).unwrap();
+    assert_eq!(of_update["stage"], "update", "{context}");
+    assert!(has_row(&["| update, dtype bf16 | update seconds |"]), "{context}");
 }

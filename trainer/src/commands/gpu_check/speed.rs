@@ -1,7 +1,8 @@
 //! The speed of this machine's GPU, compared with its data sheet: limits, decoding, updates, whole steps.
 //!
 //! Fractions of a peak use the table of plans (`rlt_api::plan::Machine`), and are null for a GPU that is not
-//! in it. On an emulated device shapes are tiny, and a note says that times mean nothing.
+//! in it. The predictions of `rlctl plan` are beside the times of decoding, updates and steps. On an emulated
+//! device shapes are tiny, and a note says that times mean nothing.
 
 pub(super) mod decode;
 pub(super) mod decode_tail;

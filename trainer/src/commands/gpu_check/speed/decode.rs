@@ -12,6 +12,7 @@ use tch::Kind;
 use super::super::shapes::{llama_135m, on_device};
 use super::super::workload::NoText;
 use super::super::{Failure, Finding, Report};
+use super::prediction::{self, DecodeLoad, with_prediction};
 use super::{GPU, measured, peak, weights};
 use crate::model::{Decoder, LoadOptions};
 use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
@@ -62,7 +63,8 @@ fn finding(config: &ModelConfig, decoder: &Decoder, batch: usize) -> Result<Find
         ("fractionOfBandwidth", json!(bound.map(|bound| bound / step))),
     ];
     let rates = [("tokensPerSecond", batch as f64 / step), ("stepMilliseconds", 1e3 * step)];
-    Ok(measured(rates, others))
+    let load = DecodeLoad { batch, prompt_len, new_tokens: [few, many] };
+    Ok(with_prediction(measured(rates, others), |machine| prediction::of_decoding(config, &load, machine)))
 }
 
 /// Bytes that a step has to read: every weight once, and the keys and values of each sequence.

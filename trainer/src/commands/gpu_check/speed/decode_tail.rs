@@ -4,6 +4,7 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use rlt_api::plan::Machine;
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::TokenId;
 use serde_json::json;
@@ -13,6 +14,7 @@ use super::super::shapes::{Size, config, on_device};
 use super::super::workload::NoText;
 use super::super::{Failure, Finding, Report};
 use super::decode::bytes_of_step;
+use super::prediction::{self, DecodeLoad, with_prediction};
 use super::{GPU, measured, peak};
 use crate::model::{Decoder, LoadOptions};
 use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
@@ -69,7 +71,10 @@ fn rate(decoder: &Decoder, batch: usize, prompt_len: usize) -> Result<Finding, F
         ("bytesOfStep", json!(bytes)),
         ("fractionOfBandwidth", json!(bound.map(|bound| bound / step))),
     ];
-    Ok(measured([("tokensPerSecond", batch as f64 / step), ("stepMilliseconds", 1e3 * step)], others))
+    let rates = [("tokensPerSecond", batch as f64 / step), ("stepMilliseconds", 1e3 * step)];
+    let load = DecodeLoad { batch, prompt_len, new_tokens: [few, many] };
+    let predict = |machine: &Machine| prediction::of_decoding(&decoder.config, &load, machine);
+    Ok(with_prediction(measured(rates, others), predict))
 }
 
 /// Reads the GPU's free memory around many calls of different batch sizes and lengths.

@@ -9,7 +9,7 @@ use super::super::shapes::{Size, config, on_device};
 use super::super::workload::{GrpoLoad, GrpoTimes, GrpoWorkload};
 use super::super::{Failure, Finding, Report};
 use super::peer::{self, PeerTimes};
-use super::prediction;
+use super::prediction::{self, with_prediction};
 use super::{GPU, actor, measured, model_flop, peak};
 use crate::roles::reference::{Copying, FrozenPolicy};
 
@@ -31,11 +31,7 @@ pub(in super::super) fn check(size: Size, has_peer: bool, report: &mut Report<'_
     let peer = has_peer.then(|| peer::times(&document, load, ROUNDS, peer_limit(size)));
     let times = times(&config, load)?;
     let line = own_line(size, &config, load, &times);
-    report(match peak().map(|machine| prediction::of_step(&config, &load, &machine)) {
-        Some(Ok(plan)) => line.with(prediction::figures(&plan)),
-        Some(Err(error)) => line.with([("predictionError", json!(error.to_string()))]),
-        None => line,
-    })?;
+    report(with_prediction(line, |machine| prediction::of_step(&config, &load, machine)))?;
     peer.map_or(Ok(()), |peer| report(peer_line(size, peer, Some(&times))))
 }
 

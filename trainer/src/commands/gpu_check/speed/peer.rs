@@ -73,7 +73,8 @@ pub(super) fn times(
     });
     let answered = |error: Failure| Unmeasured::Failed(error.to_string());
     let mut command = Command::new(&python);
-    command.args(["-c", SCRIPT]).env("HF_HUB_OFFLINE", "1");
+    // The setting of OpenMP is ours: the peer has its own defaults.
+    command.args(["-c", SCRIPT]).env("HF_HUB_OFFLINE", "1").env_remove("GOMP_SPINCOUNT");
     if is_stand_in() {
         // Python's torch would open the libraries of the device of CPU memory as its own.
         command.env_remove("LD_LIBRARY_PATH");

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::super::shapes::{llama_135m, on_device};
 use super::super::workload::random_demonstrations;
 use super::super::{Failure, Report};
+use super::prediction::{self, UpdateLoad, with_prediction};
 use super::{GPU, actor, measured, model_flop, peak};
 use crate::commands::measure::wait;
 use crate::roles::objective::supervised_objective;
@@ -47,5 +48,7 @@ pub(in super::super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
         ("modelFlop", json!(flop)),
         ("mfu", json!(peak().map(|machine| flop / best / machine.flops.bf16))),
     ];
-    report(measured([("tokensPerSecond", tokens / best), ("updateSeconds", best)], others))
+    let finding = measured([("tokensPerSecond", tokens / best), ("updateSeconds", best)], others);
+    let load = UpdateLoad { num_sequences, len, max_tokens };
+    report(with_prediction(finding, |machine| prediction::of_update(&config, &load, machine)))
 }
