@@ -12,6 +12,7 @@ mod families;
 mod fields;
 mod head;
 mod latent;
+mod multimodal;
 mod norms;
 mod parse;
 mod quantization;
@@ -303,7 +304,6 @@ impl ModelConfig {
 
 #[cfg(test)]
 mod latent_tests;
-mod multimodal;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
