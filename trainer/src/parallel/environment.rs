@@ -8,6 +8,8 @@
 //! | `RLT_ATTEMPT` | number of the job's attempt, from 1 |
 //! | `RLT_RENDEZVOUS_KEY`, `RLT_RENDEZVOUS_KEY_FILE` | key of the rendezvous, or a file with it |
 
+use std::path::Path;
+
 use rlt_torch::collectives::RendezvousKey;
 
 use super::RankError;
@@ -16,6 +18,8 @@ use super::RankError;
 const KEY: &str = "RLT_RENDEZVOUS_KEY";
 /// Variable with the file of the key, which [`KEY`] overrides.
 const KEY_FILE: &str = "RLT_RENDEZVOUS_KEY_FILE";
+/// Maximum size of the file of the key, in bytes.
+const MAX_KEY_FILE_BYTES: u64 = 64 << 10;
 
 /// Rank of a process, and the address of the rendezvous. For a launcher: those of its first rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +122,7 @@ fn key(variable: impl Fn(&'static str) -> Option<String>) -> Result<Option<Rende
         (Some(text), _) if text.is_empty() => return Ok(None),
         (Some(text), _) => (KEY, text),
         (None, Some(path)) => {
-            let read = std::fs::read_to_string(&path);
+            let read = rlt_files::read_to_string(Path::new(&path), MAX_KEY_FILE_BYTES);
             (
                 KEY_FILE,
                 read.map_err(|error| wrong(KEY_FILE, "a file with a key", format!("`{path}`: {error}")))?,
