@@ -120,7 +120,7 @@ fn behind_generics(rest: &str) -> &str {
 fn tuple_of(parameter: &str) -> Option<String> {
     let parameter = parameter.trim();
     match bracketed(parameter, '(') {
-        Some((pattern, _)) if pattern.is_empty() => None,
+        Some(("", _)) => None,
         Some((_, kind)) => Some(in_one_line(kind.trim_start().trim_start_matches(':'))),
         None => tuple_type(parameter.split_once(':')?.1),
     }
