@@ -11,10 +11,10 @@ use std::collections::VecDeque;
 use super::sequence::slot;
 use super::{Block, BlockPool, Sequence, SequenceRequest};
 use crate::types::TokenId;
-use ahead::UnreadToken;
+pub use ahead::PendingToken;
 
 /// One hundredth of the blocks is withheld from new sequences, as by vLLM's watermark.
-const HEADROOM_DIVISOR: usize = 100;
+const WATERMARK_DIVISOR: usize = 100;
 
 /// The limits of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,10 +151,11 @@ pub struct Scheduler {
     groups: Vec<Group>,
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
-    /// Sequences at their token limit whose last tokens are not read yet.
-    leaving: Vec<Sequence>,
-    /// Tokens that were drawn and not read yet, one list per step.
-    unread: VecDeque<Vec<UnreadToken>>,
+    /// Sequences at their token limit whose last tokens are not committed yet.
+    finishing: Vec<Sequence>,
+    /// Tokens of the launched steps, oldest step first, in the order of the step's rows; `None` for a
+    /// sequence that has ended since.
+    pending: VecDeque<Vec<Option<PendingToken>>>,
     stats: SchedulerStats,
 }
 
@@ -179,8 +180,8 @@ impl Scheduler {
             groups: Vec::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
-            leaving: Vec::new(),
-            unread: VecDeque::new(),
+            finishing: Vec::new(),
+            pending: VecDeque::new(),
             stats: SchedulerStats::default(),
         })
     }
@@ -200,7 +201,7 @@ impl Scheduler {
         }
         costs.sort_unstable_by(|a, b| b.cmp(a));
         let wanted: usize = costs.iter().take(max_concurrent).sum();
-        wanted + wanted / HEADROOM_DIVISOR + 1
+        wanted + wanted / WATERMARK_DIVISOR + 1
     }
 
     /// Queues every sample of a request.
@@ -242,25 +243,11 @@ impl Scheduler {
         &self.running
     }
 
-    /// Appends the token that each running sequence has drawn, and returns the finished sequences. Their
-    /// blocks are freed.
-    ///
-    /// `drawn` holds, in the order of [`Self::running`], the token and whether it is the sequence's last.
-    pub fn advance(&mut self, drawn: &[(TokenId, bool)]) -> Vec<Sequence> {
-        debug_assert_eq!(drawn.len(), self.running.len());
-        let mut finished = Vec::new();
-        let mut still_running = Vec::with_capacity(self.running.len());
-        for (mut sequence, &(token, is_last)) in self.running.drain(..).zip(drawn) {
-            sequence.tokens.push(token);
-            if is_last {
-                sequence.block_table.clear();
-                finished.push(sequence);
-            } else {
-                still_running.push(sequence);
-            }
-        }
-        self.running = still_running;
-        finished
+    /// Appends the token that each running sequence has sampled, and returns the sequences that have ended:
+    /// [`Self::launch`] and [`Self::commit`] of a step whose tokens are known at once.
+    pub fn advance(&mut self, sampled: &[(TokenId, bool)]) -> Vec<Sequence> {
+        self.launch();
+        self.commit(sampled)
     }
 
     /// Number of sequences that have not started or were preempted.
@@ -332,7 +319,7 @@ impl Scheduler {
     /// Whether a sequence may be admitted. Some blocks stay free while others run, so that it is not
     /// preempted at once.
     fn has_headroom(&self) -> bool {
-        self.running.is_empty() || self.pool.num_free() > self.pool.num_blocks() / HEADROOM_DIVISOR
+        self.running.is_empty() || self.pool.num_free() > self.pool.num_blocks() / WATERMARK_DIVISOR
     }
 
     /// Moves a sequence to the running ones, or returns it unchanged if blocks or the token budget do not

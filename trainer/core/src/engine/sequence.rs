@@ -24,6 +24,15 @@ impl SequenceRequest {
     }
 }
 
+/// Name of a sequence: its request, and its index among the samples of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId {
+    /// Index of the request, in the order in which requests were added.
+    pub request_idx: usize,
+    /// Index among the samples of the request.
+    pub sample_idx: usize,
+}
+
 /// One sample of one request.
 #[derive(Clone, Debug)]
 pub struct Sequence {
@@ -53,9 +62,9 @@ impl Sequence {
         })
     }
 
-    /// Index of the request, and index among its samples.
-    pub fn sample(&self) -> (usize, usize) {
-        (self.request_idx, self.sample_idx)
+    /// Name of the sequence.
+    pub fn id(&self) -> SequenceId {
+        SequenceId { request_idx: self.request_idx, sample_idx: self.sample_idx }
     }
 
     /// Tokens of prompt and completion.

@@ -1,14 +1,11 @@
 //! Samples in progress: their tokens, log-probs and text, and whether the last token ends them.
 
-use rlt_core::engine::{Detokenizer, IncrementalText};
+use rlt_core::engine::{DetokenizeError, Detokenizer, IncrementalText, SequenceId};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, FinishReason, TokenId};
 
 use super::sampler::Drawn;
 use super::{RolloutError, RolloutRequest};
-
-/// Index of a request, and of a sample among its samples.
-type Sample = (usize, usize);
 
 /// State of one sample.
 #[derive(Debug, Default)]
@@ -39,7 +36,7 @@ pub(super) struct Drafts<'a> {
 }
 
 /// Callback for each completion as soon as it is finished, with its request and sample.
-pub(super) type OnFinish<'a> = dyn FnMut(Sample, &Completion) + 'a;
+pub(super) type OnFinish<'a> = dyn FnMut((usize, usize), &Completion) + 'a;
 
 impl<'a> Drafts<'a> {
     pub(super) fn new(
@@ -58,19 +55,19 @@ impl<'a> Drafts<'a> {
     }
 
     /// Whether the last token of a sample has been recorded.
-    pub(super) fn is_complete(&self, (request_idx, sample_idx): Sample) -> bool {
-        self.drafts[request_idx][sample_idx].end.is_some()
+    pub(super) fn is_complete(&self, id: SequenceId) -> bool {
+        self.drafts[id.request_idx][id.sample_idx].end.is_some()
     }
 
     /// Records the token drawn for a sample, and returns whether it is the last one. `is_longest` says that
     /// the sample has reached its token limit.
     pub(super) fn push(
         &mut self,
-        sample: Sample,
+        id: SequenceId,
         drawn: Drawn,
         is_longest: bool,
     ) -> Result<bool, RolloutError> {
-        let (request_idx, sample_idx) = sample;
+        let SequenceId { request_idx, sample_idx } = id;
         let sampling = &self.requests[request_idx].sampling;
         let draft = &mut self.drafts[request_idx][sample_idx];
         // NaN or positive infinity among the logits makes all log-probs of the row NaN.
@@ -84,7 +81,7 @@ impl<'a> Drafts<'a> {
             None
         } else {
             let found = draft.text.extend(&draft.tokens, self.detokenizer, &sampling.stop);
-            found.map_err(|source| failed(sample, source))?
+            found.map_err(|source| failed(id, source))?
         };
         let stopped = matched.is_some() || ends_sample(drawn.token, sampling, self.eos_token_ids);
         let reason =
@@ -95,13 +92,9 @@ impl<'a> Drafts<'a> {
 
     /// Records the routes of the pass from which a sample's next token is drawn, a digest for each layer.
     /// Only those of each request's first sample are kept.
-    pub(super) fn log_routes(
-        &mut self,
-        (request_idx, sample_idx): Sample,
-        digests: impl Iterator<Item = u16>,
-    ) {
-        if sample_idx == 0 {
-            self.drafts[request_idx][sample_idx].routes.extend(digests);
+    pub(super) fn log_routes(&mut self, id: SequenceId, digests: impl Iterator<Item = u16>) {
+        if id.sample_idx == 0 {
+            self.drafts[id.request_idx][id.sample_idx].routes.extend(digests);
         }
     }
 
@@ -113,18 +106,18 @@ impl<'a> Drafts<'a> {
     }
 
     /// Turns a finished sample into its completion.
-    pub(super) fn finish(&mut self, sample: Sample) -> Result<(), RolloutError> {
-        let draft = &mut self.drafts[sample.0][sample.1];
+    pub(super) fn finish(&mut self, id: SequenceId) -> Result<(), RolloutError> {
+        let draft = &mut self.drafts[id.request_idx][id.sample_idx];
         let tokens = std::mem::take(&mut draft.tokens);
         let End { reason, text_len } =
             draft.end.unwrap_or(End { reason: FinishReason::Length, text_len: None });
         let text = match text_len {
             Some(len) => draft.text.as_str()[..len].to_owned(),
-            None => self.detokenizer.decode(&tokens).map_err(|source| failed(sample, source))?,
+            None => self.detokenizer.decode(&tokens).map_err(|source| failed(id, source))?,
         };
         let rollout_logprobs = std::mem::take(&mut draft.logprobs);
         let completion = Completion { tokens, rollout_logprobs, text, finish_reason: reason };
-        (self.on_finish)(sample, &completion);
+        (self.on_finish)((id.request_idx, id.sample_idx), &completion);
         draft.completion = Some(completion);
         Ok(())
     }
@@ -141,6 +134,7 @@ fn ends_sample(token: TokenId, sampling: &SamplingParams, eos_token_ids: &[Token
     sampling.stop_token_ids.contains(&token) || !sampling.ignore_eos && eos_token_ids.contains(&token)
 }
 
-fn failed((request_idx, sample_idx): Sample, source: rlt_core::engine::DetokenizeError) -> RolloutError {
+fn failed(id: SequenceId, source: DetokenizeError) -> RolloutError {
+    let SequenceId { request_idx, sample_idx } = id;
     RolloutError::Detokenize { request_idx, sample_idx, source }
 }

@@ -315,14 +315,14 @@ fn run(
             timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params, &banned))?;
         let routes = runner.routes.take();
         for (row, sequence) in running.iter().enumerate() {
-            drafts.log_routes(sequence.sample(), routes.iter().map(|digests| digests[row]));
+            drafts.log_routes(sequence.id(), routes.iter().map(|digests| digests[row]));
         }
         let push = |(s, &drawn): (&Sequence, &Drawn)| {
-            Ok((drawn.token, drafts.push(s.sample(), drawn, s.is_at_last_token())?))
+            Ok((drawn.token, drafts.push(s.id(), drawn, s.is_at_last_token())?))
         };
         let verdicts = running.iter().zip(&drawn).map(push).collect::<Result<Vec<_>, RolloutError>>()?;
         let finished = scheduler.advance(&verdicts);
-        finished.iter().try_for_each(|sequence| drafts.finish(sequence.sample()))?;
+        finished.iter().try_for_each(|sequence| drafts.finish(sequence.id()))?;
         stats.num_steps += 1;
         let is_over = watch.asks_for_end(scheduler, drawn.len(), finished.len());
         if agree(ranks, stats.num_steps, &drawn, is_over)? {

@@ -67,7 +67,7 @@ impl Simulation {
             self.decode();
             if self.is_ahead {
                 self.launched.push_back(self.drawn(stop_after));
-                self.scheduler.advance_unread();
+                self.scheduler.launch();
                 if self.launched.len() > 1 {
                     self.read();
                 }
@@ -143,7 +143,7 @@ impl Simulation {
     /// Reads the tokens of the oldest step that was launched.
     fn read(&mut self) {
         let drawn = self.launched.pop_front().unwrap();
-        let finished = self.scheduler.resolve(&drawn);
+        let finished = self.scheduler.commit(&drawn);
         self.finish(finished);
     }
 

@@ -1,6 +1,6 @@
 //! The loop around a device's steps: one is launched before the tokens of the one before are read.
 
-use rlt_core::engine::Scheduler;
+use rlt_core::engine::{Scheduler, SequenceId};
 use rlt_core::types::TokenId;
 
 use super::{DeviceDecoder, Launched};
@@ -12,7 +12,7 @@ use crate::roles::rollout::{RolloutError, RolloutRequest, RolloutStats};
 /// have.
 struct UnderWay {
     launched: Launched,
-    samples: Vec<((usize, usize), bool)>,
+    samples: Vec<(SequenceId, bool)>,
 }
 
 /// Runs `scheduler` until nothing is left to do.
@@ -47,11 +47,11 @@ fn launch(
     let step = scheduler.schedule();
     timed(&mut stats.prefill_time, || decoder.prepare(&step))?;
     let running = scheduler.running();
-    let samples = running.iter().map(|one| (one.sample(), one.is_at_last_token())).collect();
+    let samples = running.iter().map(|one| (one.id(), one.is_at_last_token())).collect();
     let launched = timed(&mut stats.decode_time, || {
         decoder.launch(running, &|sequence| &requests[sequence.request_idx].sampling)
     });
-    scheduler.advance_unread();
+    scheduler.launch();
     Ok(UnderWay { launched: launched?, samples })
 }
 
@@ -80,8 +80,8 @@ fn read(
         num_new += 1;
         verdicts.push((drawn.token, drafts.push(sample, drawn, is_longest)?));
     }
-    let finished = scheduler.resolve(&verdicts);
-    finished.iter().try_for_each(|sequence| drafts.finish(sequence.sample()))?;
+    let finished = scheduler.commit(&verdicts);
+    finished.iter().try_for_each(|sequence| drafts.finish(sequence.id()))?;
     // After a stop request progress is not reported until all ranks know of it.
     let wants_end = !decoder.wants_end() && watch.asks_for_end(scheduler, num_new, finished.len());
     let is_over = decoder.agrees_to_end(wants_end, read.is_end_wanted);

@@ -78,11 +78,11 @@ impl Device {
 /// The last token, also where only the device knows it.
 fn true_token(sequence: &Sequence) -> i32 {
     let drawn = sequence.completion().len() as i32;
-    if drawn == 0 { sequence.last_token() as i32 } else { drawn_token(sequence.sample(), drawn) }
+    if drawn == 0 { sequence.last_token() as i32 } else { drawn_token(sequence.id(), drawn) }
 }
 
-fn drawn_token(sample: (usize, usize), drawn: i32) -> i32 {
-    (sample.0 as i32 * 31 + sample.1 as i32 * 7 + drawn) % 64
+fn drawn_token(id: SequenceId, drawn: i32) -> i32 {
+    (id.request_idx as i32 * 31 + id.sample_idx as i32 * 7 + drawn) % 64
 }
 
 /// As if some prompts had images.
@@ -124,7 +124,7 @@ proptest! {
         let mut device = Device { layout, state: rows.empty_state() };
         let ends = |s: &Sequence| s.completion().len() >= (s.seed as usize * 5 + stop_seed) % 16;
         let mut unread: std::collections::VecDeque<Vec<(u32, bool)>> = Default::default();
-        while !scheduler.is_idle() || scheduler.has_unread() {
+        while !scheduler.is_idle() || scheduler.num_in_flight() > 0 {
             if !scheduler.is_idle() {
                 scheduler.schedule();
                 let running = scheduler.running();
@@ -141,19 +141,19 @@ proptest! {
                 let tokens: HashMap<usize, i32> = running
                     .iter()
                     .zip(of_running)
-                    .map(|(s, row)| (row, drawn_token(s.sample(), s.completion().len() as i32 + 1)))
+                    .map(|(s, row)| (row, drawn_token(s.id(), s.completion().len() as i32 + 1)))
                     .collect();
                 device.advance(bucket, |row| tokens[&row]);
                 let drawn = running.iter().map(|s| {
-                    let token = drawn_token(s.sample(), s.completion().len() as i32 + 1);
+                    let token = drawn_token(s.id(), s.completion().len() as i32 + 1);
                     (token as u32, s.is_at_last_token() || ends(s))
                 });
                 unread.push_back(drawn.collect());
-                scheduler.advance_unread();
+                scheduler.launch();
             }
             if unread.len() > 1 || scheduler.is_idle() {
                 let drawn = unread.pop_front().unwrap();
-                scheduler.resolve(&drawn);
+                scheduler.commit(&drawn);
             }
         }
     }
