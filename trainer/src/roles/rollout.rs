@@ -3,7 +3,7 @@
 //! ```text
 //!   sync_weights(policy, version) -> generate(requests) ... -> sleep() -> (update) -> sync_weights ...
 //!
-//!   generate:  Scheduler (rlt-core, no tensors)  -- Step -->  ModelRunner -- logits -->  RowSampler
+//!   generate:  Scheduler (rlt-core, no tensors)  -- Step -->  CpuRunner -- logits -->  RowSampler
 //!                   ^                                                                        |
 //!                   +--------------------------- tokens drawn -------------------------------+
 //! ```

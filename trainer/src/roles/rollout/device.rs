@@ -41,7 +41,7 @@ use tch::{Device, Kind, Tensor};
 use super::RolloutError;
 use super::images::RequestImages;
 use super::kv_cache::KvCache;
-use super::sampler::Drawn;
+use super::sampler::SampledToken;
 use super::weights::RolloutWeights;
 use crate::parallel::RankError;
 use layers::{Buffers, Inputs, Model, Seen};
@@ -53,7 +53,7 @@ use scores::Scores;
 const STEPS_UNDER_WAY: usize = 2;
 
 /// Decodes on a GPU, in one call of `generate`.
-pub(super) struct DeviceDecoder<'a> {
+pub(super) struct CudaRunner<'a> {
     model: Model<'a>,
     cache: &'a mut KvCache,
     stream: Stream,
@@ -119,9 +119,9 @@ pub(super) struct Launched {
 }
 
 /// The results of a step.
-pub(super) struct Read {
+pub(super) struct StepOutput {
     /// In the order of the sequences that ran. A log-prob is NaN where logits were not finite.
-    pub(super) drawn: Vec<Drawn>,
+    pub(super) drawn: Vec<SampledToken>,
     /// Digests of the experts of each layer that has some, layer by layer, for each of these.
     pub(super) routes: Vec<Vec<u16>>,
     /// Whether all ranks have drawn the same.
@@ -179,7 +179,7 @@ fn gpu_of(weights: &RolloutWeights) -> Result<usize, Failure> {
 }
 
 /// Limits of a decoder, by the requests of one call of `generate`.
-pub(super) struct Bounds {
+pub(super) struct RunnerLimits {
     pub(super) max_rows: usize,
     pub(super) max_blocks: usize,
     /// Whether a request penalises tokens that occurred.
@@ -187,13 +187,13 @@ pub(super) struct Bounds {
     pub(super) uses_graphs: bool,
 }
 
-impl<'a> DeviceDecoder<'a> {
+impl<'a> CudaRunner<'a> {
     /// Takes the memory of a decoder on the device of `weights`; work of this thread's present stream is done
     /// before its own begins.
     pub(super) fn new(
         weights: &'a RolloutWeights,
         cache: &'a mut KvCache,
-        bounds: &Bounds,
+        bounds: &RunnerLimits,
         images: RequestImages<'a>,
     ) -> Result<Self, Failure> {
         let device = gpu_of(weights)?;
@@ -281,7 +281,7 @@ impl<'a> DeviceDecoder<'a> {
     }
 
     /// Waits for what a step has drawn.
-    pub(super) fn read(&self, launched: &Launched) -> Result<Read, Failure> {
+    pub(super) fn read(&self, launched: &Launched) -> Result<StepOutput, Failure> {
         let is_read = &self.is_read[launched.place];
         match &self.model.peers {
             None => is_read.synchronize()?,
@@ -294,12 +294,12 @@ impl<'a> DeviceDecoder<'a> {
         let is_alike = |&row: &usize| ranks.iter().all(|rank| of_row(rank, row) == of_row(ranks[0], row));
         let drawn = |&row: &usize| {
             let [token, logprob] = of_row(ranks[0], row);
-            Drawn { token: token as u32, logprob: f32::from_bits(logprob as u32) }
+            SampledToken { token: token as u32, logprob: f32::from_bits(logprob as u32) }
         };
         let digest =
             |row: usize, layer: usize| ranks[0][self.layout.routes() + layer * max_rows + row] as u16;
         let routes = |&row: &usize| (0..self.layout.route_layers).map(|layer| digest(row, layer)).collect();
-        Ok(Read {
+        Ok(StepOutput {
             routes: launched.rows.iter().map(routes).collect(),
             drawn: launched.rows.iter().map(drawn).collect(),
             is_alike: launched.rows.iter().all(is_alike),
@@ -463,7 +463,7 @@ impl<'a> DeviceDecoder<'a> {
     }
 }
 
-impl Drop for DeviceDecoder<'_> {
+impl Drop for CudaRunner<'_> {
     fn drop(&mut self) {
         // Pinned memory and graphs may be in use after an error; there is no caller left to report another
         // one to.

@@ -10,13 +10,13 @@ use rlt_core::tensor_parallel::TpShard;
 use rlt_core::types::Completion;
 use tch::Tensor;
 
-use super::completion::{Drafts, OnFinish};
+use super::completion::{OnFinish, RequestOutputs};
 use super::device;
 use super::digest::KnownDigests;
 use super::images::RequestImages;
 use super::kv_cache::{self, KvCache};
-use super::runner::ModelRunner;
-use super::sampler::{self, Drawn};
+use super::runner::CpuRunner;
+use super::sampler::{self, SampledToken};
 use super::weights::{Packing, RolloutWeights};
 use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
 use crate::model::{Decoder, RouteLog};
@@ -35,10 +35,10 @@ pub struct RolloutEngine {
     ranks: Option<Arc<TpGroup>>,
     weights: Option<RolloutWeights>,
     /// Packed base weights that a sleeping engine keeps where the adapter is unmerged.
-    base: Option<RolloutWeights>,
+    frozen_base: Option<RolloutWeights>,
     cache: Option<KvCache>,
     /// Digests of what no sync needs to read again.
-    known: KnownDigests,
+    digest_cache: KnownDigests,
     /// Calls of [`Self::sync_weights`].
     num_syncs: u64,
     /// Bytes that the last of them brought.
@@ -57,9 +57,9 @@ impl RolloutEngine {
             options,
             ranks: None,
             weights: None,
-            base: None,
+            frozen_base: None,
             cache: None,
-            known: KnownDigests::default(),
+            digest_cache: KnownDigests::default(),
             num_syncs: 0,
             synced_bytes: 0,
             num_failed_captures: 0,
@@ -102,9 +102,9 @@ impl RolloutEngine {
         let packing = self.packing(policy);
         let is_kept =
             |weights: &RolloutWeights| weights.is_unmerged && weights.frame.compute_kind() == packing.kind;
-        let base = self.weights.take().or(self.base.take()).filter(is_kept);
+        let base = self.weights.take().or(self.frozen_base.take()).filter(is_kept);
         rlt_torch::release_free_memory();
-        let known = &mut self.known;
+        let known = &mut self.digest_cache;
         let kept = match base {
             Some(base) => tch::no_grad(|| base.with_adapter(policy, policy_version, &packing, known))?,
             None => None,
@@ -135,7 +135,7 @@ impl RolloutEngine {
     pub fn sleep(&mut self) {
         if let Some(mut base) = self.weights.take().filter(|weights| weights.is_unmerged) {
             base.drop_adapter();
-            self.base = Some(base);
+            self.frozen_base = Some(base);
         }
         self.cache = None;
         rlt_torch::release_free_memory();
@@ -215,23 +215,23 @@ impl RolloutEngine {
         let weights = self.weights.as_ref().ok_or(RolloutError::Asleep)?;
         let (decoder, policy) = (&weights.frame, policy.into());
         let mut stats = RolloutStats::default();
-        timed(&mut stats.digest_time, || check_fresh(weights, policy, &mut self.known))?;
+        timed(&mut stats.digest_time, || verify_weights(weights, policy, &mut self.digest_cache))?;
         let planned = self.plan(decoder, requests)?;
-        let cache = fitting_cache(&mut self.cache, &self.options, weights, &planned)?;
+        let cache = allocate_cache(&mut self.cache, &self.options, weights, &planned)?;
         (stats.cache_bytes, stats.weight_bytes) = (cache.bytes(), weights.num_bytes());
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
         let eos_token_ids = self.options.eos_token_ids.clone();
-        let mut drafts = Drafts::new(requests, &eos_token_ids, detokenizer, on_finish);
+        let mut outputs = RequestOutputs::new(requests, &eos_token_ids, detokenizer, on_finish);
         let mut watch = Watch { done: RolloutProgress::default(), progress };
         let ranks = self.ranks.as_deref();
         let images = RequestImages::new(&weights.frame, requests)?;
         if weights.frame.device().is_cuda() {
             let bounds = device_bounds(&self.options, &planned, requests);
-            let decoder = device::DeviceDecoder::new(weights, cache, &bounds, images)?;
-            device::run(decoder, &mut scheduler, &mut drafts, &mut stats, &mut watch)?;
+            let decoder = device::CudaRunner::new(weights, cache, &bounds, images)?;
+            device::run(decoder, &mut scheduler, &mut outputs, &mut stats, &mut watch)?;
         } else {
-            let mut runner = ModelRunner { weights, cache, images, routes: RouteLog::default() };
-            run(&mut runner, &mut scheduler, &mut drafts, &mut stats, &mut watch, ranks)?;
+            let mut runner = CpuRunner { weights, cache, images, routes: RouteLog::default() };
+            run(&mut runner, &mut scheduler, &mut outputs, &mut stats, &mut watch, ranks)?;
         }
         stats.num_tokens = watch.done.num_tokens;
         stats.num_prefilled_tokens = scheduler.stats().prefilled_tokens;
@@ -242,8 +242,8 @@ impl RolloutEngine {
             self.num_failed_captures += stats.num_failed_captures as u64;
         }
         self.stats = stats;
-        self.routes = drafts.take_routes();
-        Ok(drafts.into_completions())
+        self.routes = outputs.take_routes();
+        Ok(outputs.into_completions())
     }
 
     /// Checks each request and cuts its completion to the model's context.
@@ -279,10 +279,10 @@ fn device_bounds(
     options: &RolloutOptions,
     planned: &[SequenceRequest],
     requests: &[RolloutRequest],
-) -> device::Bounds {
+) -> device::RunnerLimits {
     let num_samples: usize = planned.iter().map(|request| request.seeds.len()).sum();
     let longest = planned.iter().map(|request| request.max_blocks(options.block_size)).max();
-    device::Bounds {
+    device::RunnerLimits {
         max_rows: options.max_concurrent.min(num_samples).max(1),
         max_blocks: longest.unwrap_or(1).max(1),
         has_penalty: requests.iter().any(|request| request.sampling.has_penalty()),
@@ -297,14 +297,14 @@ fn graphs_are_forbidden() -> bool {
 
 /// Runs `scheduler` until nothing is left to do, one step after the other.
 fn run(
-    runner: &mut ModelRunner<'_>,
+    runner: &mut CpuRunner<'_>,
     scheduler: &mut Scheduler,
-    drafts: &mut Drafts<'_>,
+    outputs: &mut RequestOutputs<'_>,
     stats: &mut RolloutStats,
     watch: &mut Watch<'_>,
     ranks: Option<&TpGroup>,
 ) -> Result<(), RolloutError> {
-    let requests = drafts.requests();
+    let requests = outputs.requests();
     let banned = runner.weights.banned();
     while !scheduler.is_idle() {
         let logits_bv = run_step(scheduler, runner, stats)?;
@@ -315,17 +315,17 @@ fn run(
             timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params, &banned))?;
         let routes = runner.routes.take();
         for (row, sequence) in running.iter().enumerate() {
-            drafts.log_routes(sequence.id(), routes.iter().map(|digests| digests[row]));
+            outputs.log_routes(sequence.id(), routes.iter().map(|digests| digests[row]));
         }
-        let push = |(s, &drawn): (&Sequence, &Drawn)| {
-            Ok((drawn.token, drafts.push(s.id(), drawn, s.is_at_last_token())?))
+        let push = |(s, &drawn): (&Sequence, &SampledToken)| {
+            Ok((drawn.token, outputs.push(s.id(), drawn, s.is_at_last_token())?))
         };
         let verdicts = running.iter().zip(&drawn).map(push).collect::<Result<Vec<_>, RolloutError>>()?;
         let finished = scheduler.advance(&verdicts);
-        finished.iter().try_for_each(|sequence| drafts.finish(sequence.id()))?;
+        finished.iter().try_for_each(|sequence| outputs.finish(sequence.id()))?;
         stats.num_steps += 1;
-        let is_over = watch.asks_for_end(scheduler, drawn.len(), finished.len());
-        if agree(ranks, stats.num_steps, &drawn, is_over)? {
+        let is_over = watch.should_stop(scheduler, drawn.len(), finished.len());
+        if check_same_tokens(ranks, stats.num_steps, &drawn, is_over)? {
             return Err(RolloutError::Interrupted);
         }
     }
@@ -340,12 +340,7 @@ pub(super) struct Watch<'a> {
 
 impl Watch<'_> {
     /// Reports a step with so many new tokens and finished sequences; says whether it is to be the last.
-    pub(super) fn asks_for_end(
-        &mut self,
-        scheduler: &Scheduler,
-        num_new: usize,
-        num_finished: usize,
-    ) -> bool {
+    pub(super) fn should_stop(&mut self, scheduler: &Scheduler, num_new: usize, num_finished: usize) -> bool {
         self.done.num_tokens += num_new;
         self.done.num_finished += num_finished;
         self.done.num_running = scheduler.running().len();
@@ -357,7 +352,7 @@ impl Watch<'_> {
 /// Runs one step of the scheduler up to the logits [b, v] of its running sequences.
 fn run_step(
     scheduler: &mut Scheduler,
-    runner: &mut ModelRunner<'_>,
+    runner: &mut CpuRunner<'_>,
     stats: &mut RolloutStats,
 ) -> Result<Tensor, RankError> {
     let step = scheduler.schedule();
@@ -370,10 +365,10 @@ fn run_step(
 
 /// Whether a rank of the tensor-parallel group `wants_end`. Fails on all of them if they have drawn different
 /// tokens.
-fn agree(
+fn check_same_tokens(
     ranks: Option<&TpGroup>,
     step: usize,
-    drawn: &[Drawn],
+    drawn: &[SampledToken],
     wants_end: bool,
 ) -> Result<bool, RolloutError> {
     let Some(ranks) = ranks else { return Ok(wants_end) };
@@ -391,7 +386,7 @@ pub(super) fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
     result
 }
 
-fn check_fresh(
+fn verify_weights(
     weights: &RolloutWeights,
     policy: DecoderUnits<'_>,
     known: &mut KnownDigests,
@@ -408,7 +403,7 @@ fn check_fresh(
 
 /// The cache of the last call where it is large enough, else a new one. Fails where it may not become large
 /// enough for the longest sample of each request.
-fn fitting_cache<'a>(
+fn allocate_cache<'a>(
     cache: &'a mut Option<KvCache>,
     options: &RolloutOptions,
     weights: &RolloutWeights,

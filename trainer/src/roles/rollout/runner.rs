@@ -12,7 +12,7 @@ use crate::model::{Adapter, DecoderLayer, RouteLog};
 use crate::parallel::RankError;
 
 /// Packed weights with the cache that passes write.
-pub(super) struct ModelRunner<'a> {
+pub(super) struct CpuRunner<'a> {
     pub(super) weights: &'a RolloutWeights,
     pub(super) cache: &'a mut KvCache,
     /// Images of the running requests.
@@ -41,7 +41,7 @@ enum Context {
     Cache { block_tables: Vec<Vec<i32>>, table_of_row: Vec<usize>, context_lens: Vec<i32> },
 }
 
-impl ModelRunner<'_> {
+impl CpuRunner<'_> {
     /// Stores keys and values of a step's prompts, pass by pass.
     pub(super) fn prefill(&mut self, step: &Step) -> Result<(), RankError> {
         step.prefill_passes().try_for_each(|pass| self.forward(&prepare_prefill(pass), false).map(drop))

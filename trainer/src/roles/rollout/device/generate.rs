@@ -3,8 +3,8 @@
 use rlt_core::engine::{Scheduler, SequenceId};
 use rlt_core::types::TokenId;
 
-use super::{DeviceDecoder, Launched};
-use crate::roles::rollout::completion::Drafts;
+use super::{CudaRunner, Launched};
+use crate::roles::rollout::completion::RequestOutputs;
 use crate::roles::rollout::engine::{Watch, timed};
 use crate::roles::rollout::{RolloutError, RolloutRequest, RolloutStats};
 
@@ -17,9 +17,9 @@ struct UnderWay {
 
 /// Runs `scheduler` until nothing is left to do.
 pub(in crate::roles::rollout) fn run(
-    mut decoder: DeviceDecoder<'_>,
+    mut decoder: CudaRunner<'_>,
     scheduler: &mut Scheduler,
-    drafts: &mut Drafts<'_>,
+    outputs: &mut RequestOutputs<'_>,
     stats: &mut RolloutStats,
     watch: &mut Watch<'_>,
 ) -> Result<(), RolloutError> {
@@ -27,11 +27,11 @@ pub(in crate::roles::rollout) fn run(
     while !scheduler.is_idle() || under_way.is_some() {
         let next = match scheduler.is_idle() {
             true => None,
-            false => Some(launch(&mut decoder, scheduler, drafts.requests(), stats)?),
+            false => Some(launch(&mut decoder, scheduler, outputs.requests(), stats)?),
         };
         stats.num_failed_captures = decoder.num_failed_captures();
         if let Some(step) = std::mem::replace(&mut under_way, next) {
-            read(&mut decoder, scheduler, drafts, &step, stats, watch)?;
+            read(&mut decoder, scheduler, outputs, &step, stats, watch)?;
         }
     }
     if decoder.finish()? { Err(RolloutError::Interrupted) } else { Ok(()) }
@@ -39,7 +39,7 @@ pub(in crate::roles::rollout) fn run(
 
 /// Plans a step and launches it.
 fn launch(
-    decoder: &mut DeviceDecoder<'_>,
+    decoder: &mut CudaRunner<'_>,
     scheduler: &mut Scheduler,
     requests: &[RolloutRequest],
     stats: &mut RolloutStats,
@@ -57,9 +57,9 @@ fn launch(
 
 /// Reads the tokens of a step. Those of samples that were found complete a step before are dropped.
 fn read(
-    decoder: &mut DeviceDecoder<'_>,
+    decoder: &mut CudaRunner<'_>,
     scheduler: &mut Scheduler,
-    drafts: &mut Drafts<'_>,
+    outputs: &mut RequestOutputs<'_>,
     step: &UnderWay,
     stats: &mut RolloutStats,
     watch: &mut Watch<'_>,
@@ -72,18 +72,18 @@ fn read(
     let mut verdicts: Vec<(TokenId, bool)> = Vec::with_capacity(read.drawn.len());
     let mut num_new = 0;
     for ((&(sample, is_longest), drawn), routes) in step.samples.iter().zip(read.drawn).zip(read.routes) {
-        if drafts.is_complete(sample) {
+        if outputs.is_complete(sample) {
             verdicts.push((drawn.token, true));
             continue;
         }
-        drafts.log_routes(sample, routes.into_iter());
+        outputs.log_routes(sample, routes.into_iter());
         num_new += 1;
-        verdicts.push((drawn.token, drafts.push(sample, drawn, is_longest)?));
+        verdicts.push((drawn.token, outputs.push(sample, drawn, is_longest)?));
     }
     let finished = scheduler.commit(&verdicts);
-    finished.iter().try_for_each(|sequence| drafts.finish(sequence.id()))?;
+    finished.iter().try_for_each(|sequence| outputs.finish(sequence.id()))?;
     // After a stop request progress is not reported until all ranks know of it.
-    let wants_end = !decoder.wants_end() && watch.asks_for_end(scheduler, num_new, finished.len());
+    let wants_end = !decoder.wants_end() && watch.should_stop(scheduler, num_new, finished.len());
     let is_over = decoder.agrees_to_end(wants_end, read.is_end_wanted);
     if is_over { Err(RolloutError::Interrupted) } else { Ok(()) }
 }

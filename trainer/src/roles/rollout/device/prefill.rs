@@ -7,10 +7,10 @@ use rlt_torch::{CachedSegments, Error};
 use tch::{Kind, Tensor};
 
 use super::layers::{Inputs, Seen};
-use super::{DeviceDecoder, Failure, STEPS_UNDER_WAY};
+use super::{CudaRunner, Failure, STEPS_UNDER_WAY};
 use crate::roles::rollout::images::Stretch;
 
-impl DeviceDecoder<'_> {
+impl CudaRunner<'_> {
     /// Stores keys and values of a step's prompts, and copies the step's blocks.
     pub(in crate::roles::rollout) fn prepare(&mut self, step: &Step) -> Result<(), Failure> {
         let _on_stream = self.stream.enter()?;
