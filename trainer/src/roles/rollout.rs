@@ -3,14 +3,15 @@
 //! ```text
 //!   sync_weights(policy, version) -> generate(requests) ... -> sleep() -> (update) -> sync_weights ...
 //!
-//!   generate:  Scheduler (rlt-core, no tensors)  -- Step -->  CpuRunner -- logits -->  RowSampler
-//!                   ^                                                                        |
-//!                   +--------------------------- tokens drawn -------------------------------+
+//!   generate:  Scheduler (rlt-core, no tensors)  -- Step -->  Runner (CpuRunner or CudaRunner)
+//!                   ^                                            |
+//!                   +------------- sampled tokens ---------------+
 //! ```
+//! - One loop (`engine/run_loop.rs`) schedules, launches and reads the steps of either runner.
 //! - One body: a layer's arithmetic is [`crate::model::DecoderLayer::forward_with`], which training runs too;
 //!   only the linear layers are packed for few rows and the attention reads a paged cache.
 //! - A prompt longer than a pass may be is prefilled in pieces, whose tokens attend to the cache.
-//! - On a GPU `device` decodes: one step is launched before the tokens of the one before are read.
+//! - On a GPU (`device`) one step is launched before the tokens of the one before are read.
 //! - Sequences join and leave between two steps; no row of a batch is padding.
 //! - Ranks may form a tensor-parallel group ([`RolloutEngine::with_tp_group`]): each packs its shard of every
 //!   layer and keeps keys and values of its heads; all run the same scheduler on the same requests, and draw

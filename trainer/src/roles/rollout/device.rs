@@ -8,32 +8,29 @@
 //! A step is one copy of what changed to the device, launches, and one copy of tokens and log-probs to
 //! pinned memory, for which the host waits while the next step runs. The launches of a number of rows (1, 2,
 //! 4, 8 and so on) are captured as a graph when they come for the second time. [`rows`] decides what is
-//! written where, [`layers`] launches. There is no scheduling policy here.
+//! written where, [`layers`] launches, [`runner`] starts and reads steps. There is no scheduling policy here.
 //!
 //! Ranks of a tensor-parallel group launch the same steps, whose collectives run on the same stream. The
 //! tokens that each has drawn are gathered after them, so that a step needs no other wait of the host.
 
 mod experts;
-mod generate;
-pub(super) use generate::run;
 mod layers;
 mod peers;
 mod prefill;
 mod rows;
+mod runner;
 mod scores;
 mod splits;
 
 use std::collections::{HashMap, VecDeque};
 
 use rlt_api::conflicts::WIDEST_HEAD;
-use rlt_core::engine::Sequence;
-use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
 use rlt_torch::Error;
 use rlt_torch::collectives::{CollectiveError, Traffic};
 use rlt_torch::cuda::driver::{Attribute, Driver};
 use rlt_torch::cuda::{
-    Advance, ApplyChanges, Event, Graph, Kernels, SAMPLING_ROW_WORDS, Sample, SamplingRow, Stream, pinned,
+    Advance, ApplyChanges, Event, Graph, Kernels, SAMPLING_ROW_WORDS, Sample, Stream, pinned,
     sampling_workspace_bytes,
 };
 use tch::{Device, Kind, Tensor};
@@ -41,18 +38,17 @@ use tch::{Device, Kind, Tensor};
 use super::RolloutError;
 use super::images::RequestImages;
 use super::kv_cache::KvCache;
-use super::sampler::SampledToken;
 use super::weights::RolloutWeights;
 use crate::parallel::RankError;
 use layers::{Buffers, Inputs, Model, Seen};
 use peers::Peers;
-use rows::{Layout, OfRequest, PerRow, Rows};
+use rows::{Layout, PerRow, Rows};
 use scores::Scores;
 
-/// Steps that are under way at the same time: one that runs, and the next one.
-const STEPS_UNDER_WAY: usize = 2;
+/// Number of steps in flight: one that runs, and the next one.
+const MAX_IN_FLIGHT: usize = 2;
 
-/// Decodes on a GPU, in one call of `generate`.
+/// The model runner on a GPU, in one run of the engine.
 pub(super) struct CudaRunner<'a> {
     model: Model<'a>,
     cache: &'a mut KvCache,
@@ -66,11 +62,11 @@ pub(super) struct CudaRunner<'a> {
     state: Tensor,
     /// i32, what [`ApplyChanges`] takes.
     changes: Tensor,
-    /// Copies of `changes` in pinned memory, one for each step under way.
+    /// Copies of `changes` in pinned memory, one for each step in flight.
     staged_changes: Vec<Tensor>,
     /// i32: what all ranks have drawn, one after the other ([`Layout::drawn`]).
     drawn: Tensor,
-    /// Copies of `drawn` in pinned memory, one for each step under way.
+    /// Copies of `drawn` in pinned memory, one for each step in flight.
     read_back: Vec<Tensor>,
     is_read: Vec<Event>,
     /// Pinned memory from which prompts are copied, with the number of the step that they come before.
@@ -85,8 +81,12 @@ pub(super) struct CudaRunner<'a> {
     num_steps: usize,
     /// Number of the last step among ranks of a rollout TP group.
     sequence: u64,
-    /// Whether this rank wants the end.
-    wants_end: bool,
+    /// Steps that are launched and not read, oldest first.
+    launched: VecDeque<Launched>,
+    /// Whether this rank wants to stop.
+    wants_stop: bool,
+    /// Whether a rank wanted to stop in the last step read.
+    is_stop_wanted: bool,
 }
 
 /// The decode of a number of rows.
@@ -109,25 +109,13 @@ struct Pass {
 }
 
 /// A step whose tokens are not read yet.
-pub(super) struct Launched {
-    /// Index of the pinned tensor that the tokens are copied to, below [`STEPS_UNDER_WAY`].
+struct Launched {
+    /// Index of the pinned tensor that the tokens are copied to, below [`MAX_IN_FLIGHT`].
     place: usize,
     /// The row of each sequence that ran.
     rows: Vec<usize>,
     /// Number of the step among ranks of a rollout TP group.
     sequence: u64,
-}
-
-/// The results of a step.
-pub(super) struct StepOutput {
-    /// In the order of the sequences that ran. A log-prob is NaN where logits were not finite.
-    pub(super) drawn: Vec<SampledToken>,
-    /// Digests of the experts of each layer that has some, layer by layer, for each of these.
-    pub(super) routes: Vec<Vec<u16>>,
-    /// Whether all ranks have drawn the same.
-    pub(super) is_alike: bool,
-    /// Whether a rank wants the end.
-    pub(super) is_end_wanted: bool,
 }
 
 /// An error while a step is launched or read.
@@ -178,7 +166,7 @@ fn gpu_of(weights: &RolloutWeights) -> Result<usize, Failure> {
     Ok(device)
 }
 
-/// Limits of a decoder, by the requests of one call of `generate`.
+/// Limits of the runner, by the requests of one run.
 pub(super) struct RunnerLimits {
     pub(super) max_rows: usize,
     pub(super) max_blocks: usize,
@@ -193,7 +181,7 @@ impl<'a> CudaRunner<'a> {
     pub(super) fn new(
         weights: &'a RolloutWeights,
         cache: &'a mut KvCache,
-        bounds: &RunnerLimits,
+        limits: &RunnerLimits,
         images: RequestImages<'a>,
     ) -> Result<Self, Failure> {
         let device = gpu_of(weights)?;
@@ -207,9 +195,9 @@ impl<'a> CudaRunner<'a> {
         let model = Model::new(kernels, weights, peers, multiprocessors.max(1) as usize);
         let (vocab_size, block_size) = (model.vocab_size(), cache.block_size());
         let layout = Layout {
-            max_rows: bounds.max_rows,
-            max_blocks: bounds.max_blocks,
-            seen_words: if bounds.has_penalty { vocab_size.div_ceil(32) } else { 0 },
+            max_rows: limits.max_rows,
+            max_blocks: limits.max_blocks,
+            seen_words: if limits.has_penalty { vocab_size.div_ceil(32) } else { 0 },
             block_size,
             route_layers: weights.frame.config.num_expert_layers(),
         };
@@ -218,27 +206,29 @@ impl<'a> CudaRunner<'a> {
         let drawn_words = (num_ranks * layout.num_drawn_words()) as i64;
         let ints = |size: &[i64]| Tensor::empty(size, (Kind::Int, model.device()));
         let for_each_step = |size: &[i64]| -> Result<Vec<Tensor>, Error> {
-            (0..STEPS_UNDER_WAY).map(|_| pinned(size, Kind::Int)).collect()
+            (0..MAX_IN_FLIGHT).map(|_| pinned(size, Kind::Int)).collect()
         };
-        let workspace = sampling_workspace_bytes(bounds.max_rows, vocab_size) / size_of::<f32>();
-        let buffers = model.decode_buffers(bounds.max_rows);
+        let workspace = sampling_workspace_bytes(limits.max_rows, vocab_size) / size_of::<f32>();
+        let buffers = model.decode_buffers(limits.max_rows);
         let state = Tensor::from_slice(&rows.empty_state()).to_device(model.device());
-        let scores = model.scores(bounds.max_rows, weights.frame.compute_kind());
+        let scores = model.scores(limits.max_rows, weights.frame.compute_kind());
         Ok(Self {
             changes: ints(&[change_words]),
             staged_changes: for_each_step(&[change_words])?,
             drawn: if num_ranks > 1 { ints(&[drawn_words]) } else { own_drawn(&state, &layout) },
             state,
             read_back: for_each_step(&[drawn_words])?,
-            is_read: (0..STEPS_UNDER_WAY).map(|_| Event::new(device)).collect::<Result<_, _>>()?,
+            is_read: (0..MAX_IN_FLIGHT).map(|_| Event::new(device)).collect::<Result<_, _>>()?,
             sampling_workspace: Tensor::empty([workspace as i64], (Kind::Float, model.device())),
             staged: VecDeque::new(),
             passes: HashMap::new(),
-            uses_graphs: bounds.uses_graphs,
+            uses_graphs: limits.uses_graphs,
             num_failed_captures: 0,
             num_steps: 0,
             sequence: 0,
-            wants_end: false,
+            launched: VecDeque::new(),
+            wants_stop: false,
+            is_stop_wanted: false,
             buffers,
             scores,
             model,
@@ -249,74 +239,6 @@ impl<'a> CudaRunner<'a> {
             images,
             banned: weights.banned(),
         })
-    }
-
-    /// Launches the decode of `running`: each sequence's last token is fed in, and the next one drawn.
-    pub(super) fn launch<'p>(
-        &mut self,
-        running: &[Sequence],
-        params: &dyn Fn(&Sequence) -> &'p SamplingParams,
-    ) -> Result<Launched, Failure> {
-        let _on_stream = self.stream.enter()?;
-        let place = self.num_steps % STEPS_UNDER_WAY;
-        self.num_steps += 1;
-        self.sequence = self.model.peers.as_ref().map_or(0, Peers::begin);
-        let images = &self.images;
-        let of_request = |sequence: &Sequence| OfRequest {
-            sampling: sampling_words(sequence.seed, params(sequence)),
-            position_offset: images.position_offset(sequence.request_idx),
-        };
-        let mut changes = self.rows.follow(running, &of_request);
-        if self.wants_end {
-            changes.ask_for_end(&self.layout);
-        }
-        // The step that was launched from here before has been read, so its copy is over.
-        let mut staged = self.staged_changes[place].narrow(0, 0, changes.words().len() as i64);
-        rlt_torch::i32_slice_mut(&mut staged)?.copy_from_slice(changes.words());
-        self.stream.copy_to_device(&self.changes.narrow(0, 0, staged.size()[0]), &staged)?;
-        self.decode(self.layout.bucket(running.len()))?;
-        self.stream.copy_to_host(&self.read_back[place], &self.drawn)?;
-        self.is_read[place].record(&self.stream)?;
-        Ok(Launched { place, rows: self.rows.rows_of(running), sequence: self.sequence })
-    }
-
-    /// Waits for what a step has drawn.
-    pub(super) fn read(&self, launched: &Launched) -> Result<StepOutput, Failure> {
-        let is_read = &self.is_read[launched.place];
-        match &self.model.peers {
-            None => is_read.synchronize()?,
-            Some(peers) => peers.wait(launched.sequence, is_read)?,
-        }
-        let words = rlt_torch::i32_slice(&self.read_back[launched.place])?;
-        let ranks: Vec<&[i32]> = words.chunks_exact(self.layout.num_drawn_words()).collect();
-        let max_rows = self.layout.max_rows;
-        let of_row = |rank: &[i32], row: usize| [rank[row], rank[max_rows + row]];
-        let is_alike = |&row: &usize| ranks.iter().all(|rank| of_row(rank, row) == of_row(ranks[0], row));
-        let drawn = |&row: &usize| {
-            let [token, logprob] = of_row(ranks[0], row);
-            SampledToken { token: token as u32, logprob: f32::from_bits(logprob as u32) }
-        };
-        let digest =
-            |row: usize, layer: usize| ranks[0][self.layout.routes() + layer * max_rows + row] as u16;
-        let routes = |&row: &usize| (0..self.layout.route_layers).map(|layer| digest(row, layer)).collect();
-        Ok(StepOutput {
-            routes: launched.rows.iter().map(routes).collect(),
-            drawn: launched.rows.iter().map(drawn).collect(),
-            is_alike: launched.rows.iter().all(is_alike),
-            is_end_wanted: ranks.iter().any(|rank| rank[self.layout.end_word()] != 0),
-        })
-    }
-
-    /// Whether this rank was asked to stop.
-    pub(super) fn wants_end(&self) -> bool {
-        self.wants_end
-    }
-
-    /// Whether the last step read is to be the last: at once where this rank samples alone, else as soon as
-    /// all ranks know, by the next step that is launched.
-    pub(super) fn agrees_to_end(&mut self, wants_end: bool, is_end_wanted: bool) -> bool {
-        self.wants_end |= wants_end;
-        if self.model.peers.is_some() { is_end_wanted } else { wants_end }
     }
 
     /// One step of the first `rows` rows: as a graph where it has run before.
@@ -362,11 +284,6 @@ impl<'a> CudaRunner<'a> {
                 Ok(None)
             }
         }
-    }
-
-    /// Number of failed captures.
-    pub(super) fn num_failed_captures(&self) -> usize {
-        self.num_failed_captures
     }
 
     fn traffic(&self) -> Traffic {
@@ -445,15 +362,6 @@ impl<'a> CudaRunner<'a> {
         }
     }
 
-    /// Lets work of this thread's present stream wait for what was launched here. Returns whether a rank
-    /// wants the end, which it may have said too late for a step.
-    pub(super) fn finish(self) -> Result<bool, Failure> {
-        follow(&Stream::current(self.stream.device())?, &self.stream)?;
-        let Some(ranks) = self.model.weights.ranks() else { return Ok(self.wants_end) };
-        let [ends] = ranks.all_reduce_max([self.wants_end.into()])?;
-        Ok(ends > 0)
-    }
-
     /// Waits for all that was launched here.
     fn settle(&self) -> Result<(), Failure> {
         let Some(peers) = &self.model.peers else { return Ok(self.stream.synchronize()?) };
@@ -484,16 +392,4 @@ fn follow(stream: &Stream, other: &Stream) -> Result<(), Error> {
 /// Returns the words of `state` to which this rank writes its draws.
 fn own_drawn(state: &Tensor, layout: &Layout) -> Tensor {
     state.narrow(0, layout.drawn() as i64, layout.num_drawn_words() as i64)
-}
-
-fn sampling_words(seed: u64, params: &SamplingParams) -> [i64; SAMPLING_ROW_WORDS] {
-    SamplingRow {
-        seed,
-        repetition_penalty: params.repetition_penalty,
-        top_p: params.top_p,
-        min_p: params.min_p,
-        temperature: params.temperature as f32,
-        top_k: params.top_k.map_or(0, |k| u32::try_from(k).unwrap_or(0)),
-    }
-    .words()
 }

@@ -1,26 +1,25 @@
 //! The engine: sync of weights, generation, and release of memory.
 
+mod run_loop;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, Sequence, SequenceRequest};
-use rlt_core::sampling::SamplingParams;
+use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, SequenceId, SequenceRequest};
 use rlt_core::tensor_parallel::TpShard;
 use rlt_core::types::Completion;
-use tch::Tensor;
 
-use super::completion::{OnFinish, RequestOutputs};
-use super::device;
+use super::completion::RequestOutputs;
+use super::device::{CudaRunner, RunnerLimits};
 use super::digest::KnownDigests;
 use super::images::RequestImages;
 use super::kv_cache::{self, KvCache};
-use super::runner::CpuRunner;
-use super::sampler::{self, SampledToken};
+use super::runner::{CpuRunner, Runner, timed};
 use super::weights::{Packing, RolloutWeights};
 use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
-use crate::model::{Decoder, RouteLog};
-use crate::parallel::{DecoderUnits, RankError, TpGroup};
+use crate::model::Decoder;
+use crate::parallel::{DecoderUnits, TpGroup};
+use run_loop::{Observer, RunLoop};
 
 /// Rows beyond which a packed weight's layout no longer depends on their number.
 const MAX_ROWS_HINT: usize = 64;
@@ -203,47 +202,45 @@ impl RolloutEngine {
     ///
     /// # Errors
     /// As [`Self::generate`].
-    pub fn generate_streaming<'a, 'b>(
+    pub fn generate_streaming<'a>(
         &mut self,
         policy: impl Into<DecoderUnits<'a>>,
-        requests: &'b [RolloutRequest],
-        detokenizer: &'b dyn Detokenizer,
+        requests: &[RolloutRequest],
+        detokenizer: &dyn Detokenizer,
         progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
-        on_finish: &'b mut OnFinish<'b>,
+        on_finish: &mut dyn FnMut((usize, usize), &Completion),
     ) -> Result<Vec<Vec<Completion>>, RolloutError> {
         let _no_grad = tch::no_grad_guard();
         let weights = self.weights.as_ref().ok_or(RolloutError::Asleep)?;
-        let (decoder, policy) = (&weights.frame, policy.into());
+        let policy: DecoderUnits<'a> = policy.into();
         let mut stats = RolloutStats::default();
         timed(&mut stats.digest_time, || verify_weights(weights, policy, &mut self.digest_cache))?;
-        let planned = self.plan(decoder, requests)?;
+        let planned = self.plan(&weights.frame, requests)?;
         let cache = allocate_cache(&mut self.cache, &self.options, weights, &planned)?;
         (stats.cache_bytes, stats.weight_bytes) = (cache.bytes(), weights.num_bytes());
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
-        let eos_token_ids = self.options.eos_token_ids.clone();
-        let mut outputs = RequestOutputs::new(requests, &eos_token_ids, detokenizer, on_finish);
-        let mut watch = Watch { done: RolloutProgress::default(), progress };
-        let ranks = self.ranks.as_deref();
         let images = RequestImages::new(&weights.frame, requests)?;
-        if weights.frame.device().is_cuda() {
-            let bounds = device_bounds(&self.options, &planned, requests);
-            let decoder = device::CudaRunner::new(weights, cache, &bounds, images)?;
-            device::run(decoder, &mut scheduler, &mut outputs, &mut stats, &mut watch)?;
-        } else {
-            let mut runner = CpuRunner { weights, cache, images, routes: RouteLog::default() };
-            run(&mut runner, &mut scheduler, &mut outputs, &mut stats, &mut watch, ranks)?;
-        }
-        stats.num_tokens = watch.done.num_tokens;
-        stats.num_prefilled_tokens = scheduler.stats().prefilled_tokens;
-        stats.num_preemptions = scheduler.stats().preemptions;
+        let limits = runner_limits(&self.options, &planned, requests);
+        let mut outputs = RequestOutputs::new(detokenizer, self.options.eos_token_ids.clone());
+        requests.iter().enumerate().for_each(|(idx, request)| outputs.add(idx, request));
+        let mut completions: Vec<Vec<Option<Completion>>> =
+            requests.iter().map(|request| vec![None; request.seeds.len()]).collect();
+        let mut finish = |id: SequenceId, completion: Completion| {
+            on_finish((id.request_idx, id.sample_idx), &completion);
+            completions[id.request_idx][id.sample_idx] = Some(completion);
+        };
+        let mut runner = runner_on(weights, cache, &limits, images)?;
+        let observer = Observer { on_step: progress, on_finish: &mut finish };
+        RunLoop::new(&mut *runner, &mut scheduler, &mut outputs, observer, &mut stats).run()?;
+        drop(runner);
         if stats.num_failed_captures > 0 {
             // Later captures would fail for the same reason.
             self.options.uses_graphs = false;
             self.num_failed_captures += stats.num_failed_captures as u64;
         }
         self.stats = stats;
-        self.routes = outputs.take_routes();
-        Ok(outputs.into_completions())
+        self.routes = outputs.take_routes(requests.len());
+        Ok(completions.into_iter().map(|samples| samples.into_iter().flatten().collect()).collect())
     }
 
     /// Checks each request and cuts its completion to the model's context.
@@ -274,15 +271,29 @@ impl RolloutEngine {
     }
 }
 
-/// Returns the limits of a decoder on a device that writes the samples of `requests`.
-fn device_bounds(
+/// Returns the runner of the device that holds `weights`.
+fn runner_on<'a>(
+    weights: &'a RolloutWeights,
+    cache: &'a mut KvCache,
+    limits: &RunnerLimits,
+    images: RequestImages<'a>,
+) -> Result<Box<dyn Runner + 'a>, RolloutError> {
+    if weights.frame.device().is_cuda() {
+        Ok(Box::new(CudaRunner::new(weights, cache, limits, images)?))
+    } else {
+        Ok(Box::new(CpuRunner::new(weights, cache, images)))
+    }
+}
+
+/// Returns the limits of a runner that computes the samples of `requests`.
+fn runner_limits(
     options: &RolloutOptions,
     planned: &[SequenceRequest],
     requests: &[RolloutRequest],
-) -> device::RunnerLimits {
+) -> RunnerLimits {
     let num_samples: usize = planned.iter().map(|request| request.seeds.len()).sum();
     let longest = planned.iter().map(|request| request.max_blocks(options.block_size)).max();
-    device::RunnerLimits {
+    RunnerLimits {
         max_rows: options.max_concurrent.min(num_samples).max(1),
         max_blocks: longest.unwrap_or(1).max(1),
         has_penalty: requests.iter().any(|request| request.sampling.has_penalty()),
@@ -293,97 +304,6 @@ fn device_bounds(
 /// Whether the environment forbids CUDA graphs, to find out whether they cause a fault.
 fn graphs_are_forbidden() -> bool {
     std::env::var_os(GRAPHS_VARIABLE).is_some_and(|value| value == "0")
-}
-
-/// Runs `scheduler` until nothing is left to do, one step after the other.
-fn run(
-    runner: &mut CpuRunner<'_>,
-    scheduler: &mut Scheduler,
-    outputs: &mut RequestOutputs<'_>,
-    stats: &mut RolloutStats,
-    watch: &mut Watch<'_>,
-    ranks: Option<&TpGroup>,
-) -> Result<(), RolloutError> {
-    let requests = outputs.requests();
-    let banned = runner.weights.banned();
-    while !scheduler.is_idle() {
-        let logits_bv = run_step(scheduler, runner, stats)?;
-        let running = scheduler.running();
-        let params: Vec<&SamplingParams> =
-            running.iter().map(|s| &requests[s.request_idx].sampling).collect();
-        let drawn =
-            timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params, &banned))?;
-        let routes = runner.routes.take();
-        for (row, sequence) in running.iter().enumerate() {
-            outputs.log_routes(sequence.id(), routes.iter().map(|digests| digests[row]));
-        }
-        let push = |(s, &drawn): (&Sequence, &SampledToken)| {
-            Ok((drawn.token, outputs.push(s.id(), drawn, s.is_at_last_token())?))
-        };
-        let verdicts = running.iter().zip(&drawn).map(push).collect::<Result<Vec<_>, RolloutError>>()?;
-        let finished = scheduler.advance(&verdicts);
-        finished.iter().try_for_each(|sequence| outputs.finish(sequence.id()))?;
-        stats.num_steps += 1;
-        let is_over = watch.should_stop(scheduler, drawn.len(), finished.len());
-        if check_same_tokens(ranks, stats.num_steps, &drawn, is_over)? {
-            return Err(RolloutError::Interrupted);
-        }
-    }
-    Ok(())
-}
-
-/// The observer of a call, and the call's progress.
-pub(super) struct Watch<'a> {
-    done: RolloutProgress,
-    progress: &'a mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
-}
-
-impl Watch<'_> {
-    /// Reports a step with so many new tokens and finished sequences; says whether it is to be the last.
-    pub(super) fn should_stop(&mut self, scheduler: &Scheduler, num_new: usize, num_finished: usize) -> bool {
-        self.done.num_tokens += num_new;
-        self.done.num_finished += num_finished;
-        self.done.num_running = scheduler.running().len();
-        self.done.num_waiting = scheduler.num_waiting();
-        (self.progress)(self.done).is_break()
-    }
-}
-
-/// Runs one step of the scheduler up to the logits [b, v] of its running sequences.
-fn run_step(
-    scheduler: &mut Scheduler,
-    runner: &mut CpuRunner<'_>,
-    stats: &mut RolloutStats,
-) -> Result<Tensor, RankError> {
-    let step = scheduler.schedule();
-    timed(&mut stats.prefill_time, || runner.prefill(&step))?;
-    timed(&mut stats.decode_time, || {
-        runner.cache.copy_blocks(&step.copies);
-        runner.decode(scheduler.running())
-    })
-}
-
-/// Whether a rank of the tensor-parallel group `wants_end`. Fails on all of them if they have drawn different
-/// tokens.
-fn check_same_tokens(
-    ranks: Option<&TpGroup>,
-    step: usize,
-    drawn: &[SampledToken],
-    wants_end: bool,
-) -> Result<bool, RolloutError> {
-    let Some(ranks) = ranks else { return Ok(wants_end) };
-    let digest = sampler::digest(drawn);
-    // The largest and the smallest of the digests.
-    let [ends, largest, smallest] = ranks.all_reduce_max([wants_end.into(), digest, -digest])?;
-    if largest == -smallest { Ok(ends > 0) } else { Err(RolloutError::Disagreement { step }) }
-}
-
-/// Adds the time that `work` takes to `total`.
-pub(super) fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
-    let started = Instant::now();
-    let result = work();
-    *total += started.elapsed();
-    result
 }
 
 fn verify_weights(

@@ -1,0 +1,126 @@
+//! The loop around a model runner: it schedules, launches and reads steps, records tokens and reports.
+//!
+//! ```text
+//! one step in flight (CPU)     launch 1, read 1, launch 2, read 2, launch 3, read 3
+//! two steps in flight (GPU)    launch 1, launch 2, read 1, launch 3, read 2, read 3
+//! ```
+//! With two steps in flight a step is launched before the tokens of the one before are known, so a sequence
+//! that a token ends runs one step more, whose token is dropped.
+
+use std::ops::ControlFlow;
+
+use rlt_core::engine::{PendingToken, Scheduler, SequenceId};
+use rlt_core::types::Completion;
+
+use crate::roles::rollout::completion::RequestOutputs;
+use crate::roles::rollout::runner::{Runner, StepInput, StepOutput};
+use crate::roles::rollout::{RolloutError, RolloutProgress, RolloutStats};
+
+/// Receives progress and completions of a run.
+pub(super) struct Observer<'a> {
+    /// Called after each step; may end the run there.
+    pub(super) on_step: &'a mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
+    /// Called with each completion as soon as its last token is sampled.
+    pub(super) on_finish: &'a mut dyn FnMut(SequenceId, Completion),
+}
+
+/// One run of the engine.
+pub(super) struct RunLoop<'a, 'o> {
+    runner: &'a mut dyn Runner,
+    scheduler: &'a mut Scheduler,
+    outputs: &'a mut RequestOutputs<'o>,
+    observer: Observer<'a>,
+    stats: &'a mut RolloutStats,
+    progress: RolloutProgress,
+    /// Whether this rank was asked to stop.
+    wants_stop: bool,
+}
+
+impl<'a, 'o> RunLoop<'a, 'o> {
+    pub(super) fn new(
+        runner: &'a mut dyn Runner,
+        scheduler: &'a mut Scheduler,
+        outputs: &'a mut RequestOutputs<'o>,
+        observer: Observer<'a>,
+        stats: &'a mut RolloutStats,
+    ) -> Self {
+        let progress = RolloutProgress::default();
+        Self { runner, scheduler, outputs, observer, stats, progress, wants_stop: false }
+    }
+
+    /// Runs until nothing is left to do.
+    ///
+    /// # Errors
+    /// [`RolloutError::Interrupted`] if the observer of a rank ends the run, or the error of a step.
+    pub(super) fn run(mut self) -> Result<(), RolloutError> {
+        loop {
+            while self.scheduler.num_in_flight() < self.runner.max_in_flight() && !self.scheduler.is_idle() {
+                self.launch()?;
+            }
+            if self.scheduler.num_in_flight() == 0 {
+                break;
+            }
+            self.read()?;
+        }
+        if self.runner.finish()? {
+            return Err(RolloutError::Interrupted);
+        }
+        let scheduled = self.scheduler.stats();
+        self.stats.num_tokens = self.progress.num_tokens;
+        self.stats.num_prefilled_tokens = scheduled.prefilled_tokens;
+        self.stats.num_preemptions = scheduled.preemptions;
+        Ok(())
+    }
+
+    /// Schedules a step and launches it.
+    fn launch(&mut self) -> Result<(), RolloutError> {
+        let step = self.scheduler.schedule();
+        let input = StepInput {
+            step: &step,
+            running: self.scheduler.running(),
+            sampling: &|sequence| self.outputs.sampling(sequence.id()),
+        };
+        self.runner.launch(&input, self.stats)?;
+        self.scheduler.launch();
+        Ok(())
+    }
+
+    /// Reads the oldest launched step, and records its tokens.
+    fn read(&mut self) -> Result<(), RolloutError> {
+        self.stats.num_steps += 1;
+        let StepOutput { sampled, routes } = self.runner.read(self.stats)?;
+        let mut tokens = Vec::with_capacity(sampled.len());
+        let mut num_new = 0;
+        for ((pending, sampled), routes) in self.scheduler.oldest_launched().iter().zip(sampled).zip(routes) {
+            let Some(PendingToken { id, is_longest, .. }) = *pending else {
+                // The sequence has ended in the step before.
+                tokens.push((sampled.token, true));
+                continue;
+            };
+            num_new += 1;
+            self.outputs.log_routes(id, &routes);
+            tokens.push((sampled.token, self.outputs.push(id, sampled, is_longest)?));
+        }
+        let ended = self.scheduler.commit(&tokens);
+        for sequence in &ended {
+            if let Some(completion) = self.outputs.finish(sequence.id())? {
+                (self.observer.on_finish)(sequence.id(), completion);
+            }
+        }
+        self.report(num_new, ended.len())
+    }
+
+    /// Reports a step with so many new tokens and ended sequences.
+    fn report(&mut self, num_new: usize, num_ended: usize) -> Result<(), RolloutError> {
+        // After a stop request nothing is reported until all ranks know of it.
+        if !self.wants_stop {
+            self.progress.num_tokens += num_new;
+            self.progress.num_finished += num_ended;
+            self.progress.num_running = self.scheduler.running().len();
+            self.progress.num_waiting = self.scheduler.num_waiting();
+            self.wants_stop = (self.observer.on_step)(self.progress).is_break();
+        }
+        let stops = self.runner.agrees_to_stop(self.wants_stop, self.stats.num_steps)?;
+        if stops { Err(RolloutError::Interrupted) } else { Ok(()) }
+    }
+}
