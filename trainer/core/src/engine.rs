@@ -3,8 +3,9 @@
 //!
 //! ```text
 //!   add(request) -> waiting --admit--> running --finish--> back to the caller
-//!                      ^                  |
-//!                      +----- preempt ----+          (out of blocks: recomputed later)
+//!                   ^  ^                  |  |
+//!                   |  +----- preempt ----+  |       (out of blocks: recomputed later)
+//!                   +---- resume, extend --- idle    (paused, or ended and kept open)
 //!
 //!   loop { schedule() -> Step; run its prefills, copies and decode of running(); launch(); commit(tokens) }
 //! ```
@@ -19,6 +20,10 @@
 //! 2. no slot is written while two sequences share it (copy on write);
 //! 3. each row of a decode attends to exactly its own tokens;
 //! 4. the oldest running sequence is never preempted, so every request finishes.
+//!
+//! A sequence that is kept open is idle when it has ended, and can be extended by tokens that were not
+//! sampled: a turn of a dialogue, the result of a tool. It then uses its cached blocks again. Idle sequences
+//! keep their blocks until others need them.
 //!
 //! On a device, the next step is planned before the tokens of the previous one are read
 //! ([`Scheduler::launch`]); a sequence found to be finished then drops the token that it sampled meanwhile.

@@ -2,14 +2,16 @@
 //!
 //! Each step first reserves a slot for the next token of every running sequence, preempting the youngest if
 //! blocks run out, and then admits waiting sequences. The samples of a request fork from one prefilled
-//! prompt: its full blocks stay shared, and the partial last block is copied on the first write.
+//! prompt: its full blocks stay shared, and the partial last block is copied on the first write. Blocks of
+//! sequences that do not run are given up before a running sequence is preempted.
 
 mod admission;
 mod ahead;
+mod commands;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use super::{Block, BlockPool, Sequence, SequenceRequest};
+use super::{Block, BlockPool, Sequence, SequenceId, SequenceRequest};
 use crate::types::TokenId;
 use admission::reserve_last_slot;
 pub use ahead::PendingToken;
@@ -37,24 +39,48 @@ pub enum SchedulerError {
     /// The prompt is empty, so there is nothing to continue.
     #[error("prompt of request {request_idx} is empty; a rollout needs at least one prompt token")]
     EmptyPrompt {
-        /// Index that the request would have had.
+        /// Index of the request.
         request_idx: usize,
     },
     /// The request asks for no new tokens.
     #[error("request {request_idx} asks for 0 new tokens; at least 1 is needed")]
     NoNewTokens {
-        /// Index that the request would have had.
+        /// Index of the request.
         request_idx: usize,
     },
     /// A sample of the request needs more blocks than the cache has.
     #[error("request {request_idx} needs {needed} cache blocks at its longest, the cache has {num_blocks}")]
     TooLong {
-        /// Index that the request would have had.
+        /// Index of the request.
         request_idx: usize,
         /// Number of blocks of the request's longest possible sample.
         needed: usize,
         /// Number of blocks in the cache.
         num_blocks: usize,
+    },
+    /// The sequence does not exist: it was never added, or has ended or been cancelled.
+    #[error("{id} does not exist, or has ended")]
+    UnknownSequence {
+        /// Name of the sequence.
+        id: SequenceId,
+    },
+    /// A launched step samples a token of the sequence, which has to be committed first.
+    #[error("{id} has a token in flight")]
+    InFlight {
+        /// Name of the sequence.
+        id: SequenceId,
+    },
+    /// The sequence still writes, or is paused, and so cannot be extended.
+    #[error("{id} has not ended; only a sequence that has ended and is kept open can be extended")]
+    TurnNotOver {
+        /// Name of the sequence.
+        id: SequenceId,
+    },
+    /// The sequence has ended, so it has nothing to resume.
+    #[error("{id} has ended; it continues when it is extended")]
+    TurnOver {
+        /// Name of the sequence.
+        id: SequenceId,
     },
     /// A limit is zero, so nothing could run.
     #[error("rollout limit {name} is 0, must be at least 1")]
@@ -71,6 +97,10 @@ impl SchedulerError {
             Self::EmptyPrompt { request_idx }
             | Self::NoNewTokens { request_idx }
             | Self::TooLong { request_idx, .. } => Some(request_idx),
+            Self::UnknownSequence { id }
+            | Self::InFlight { id }
+            | Self::TurnNotOver { id }
+            | Self::TurnOver { id } => Some(id.request_idx),
             Self::ZeroLimit { .. } => None,
         }
     }
@@ -112,11 +142,10 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns the prefills as passes, in order: full prompts are packed together, each chunk of a longer one
-    /// is alone.
+    /// Returns the prefills as passes, in order: full prompts are packed together, each chunk that continues
+    /// a sequence is alone.
     pub fn prefill_passes(&self) -> impl Iterator<Item = &[Prefill]> {
-        let is_whole = |next: &Prefill| next.first_position == 0;
-        self.prefills.chunk_by(move |_, next| is_whole(next))
+        self.prefills.chunk_by(|one, next| one.first_position == 0 && next.first_position == 0)
     }
 }
 
@@ -129,7 +158,7 @@ pub struct SchedulerStats {
     pub preemptions: usize,
 }
 
-/// The shared prompt of a request's samples that still wait.
+/// The shared prompt of a request's samples that have not run.
 #[derive(Debug, Default)]
 struct Group {
     num_unforked: usize,
@@ -142,14 +171,20 @@ struct Group {
 pub struct Scheduler {
     limits: SchedulerLimits,
     pool: BlockPool,
-    groups: Vec<Group>,
+    /// Requests with samples that have not run, by index.
+    groups: BTreeMap<usize, Group>,
+    /// Sequences that have run, then those that have not.
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
+    /// Sequences that are paused, or have ended and are kept open, the one that is idle longest first. They
+    /// keep their blocks until others need them.
+    idle: Vec<Sequence>,
     /// Sequences at their token limit whose last tokens are not committed yet.
     finishing: Vec<Sequence>,
     /// Tokens of the launched steps, oldest step first, in the order of the step's rows; `None` for a
     /// sequence that has ended since.
     pending: VecDeque<Vec<Option<PendingToken>>>,
+    num_admissions: u64,
     stats: SchedulerStats,
 }
 
@@ -171,11 +206,13 @@ impl Scheduler {
         Ok(Self {
             limits,
             pool: BlockPool::new(limits.num_blocks),
-            groups: Vec::new(),
+            groups: BTreeMap::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
+            idle: Vec::new(),
             finishing: Vec::new(),
             pending: VecDeque::new(),
+            num_admissions: 0,
             stats: SchedulerStats::default(),
         })
     }
@@ -198,13 +235,12 @@ impl Scheduler {
         wanted + wanted / WATERMARK_DIVISOR + 1
     }
 
-    /// Queues every sample of a request.
+    /// Queues every sample of a request. `request_idx` names the request; no two requests may have the same.
     ///
     /// # Errors
     /// When the prompt is empty, no new token is asked for, or one sample needs more blocks than the cache
     /// has.
-    pub fn add(&mut self, request: &SequenceRequest) -> Result<(), SchedulerError> {
-        let request_idx = self.groups.len();
+    pub fn add(&mut self, request_idx: usize, request: &SequenceRequest) -> Result<(), SchedulerError> {
         if request.prompt.is_empty() {
             return Err(SchedulerError::EmptyPrompt { request_idx });
         }
@@ -215,7 +251,9 @@ impl Scheduler {
         if needed > self.pool.num_blocks() {
             return Err(SchedulerError::TooLong { request_idx, needed, num_blocks: self.pool.num_blocks() });
         }
-        self.groups.push(Group { num_unforked: request.seeds.len(), prefix: None });
+        if !request.seeds.is_empty() {
+            self.groups.insert(request_idx, Group { num_unforked: request.seeds.len(), prefix: None });
+        }
         self.waiting.extend(Sequence::of_request(request_idx, request));
         Ok(())
     }
@@ -244,9 +282,14 @@ impl Scheduler {
         self.commit(sampled)
     }
 
-    /// Number of sequences that have not started or were preempted.
+    /// Number of sequences that wait for a row: new, resumed, extended or preempted ones.
     pub fn num_waiting(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// Number of sequences that are paused, or have ended and are kept open.
+    pub fn num_idle(&self) -> usize {
+        self.idle.len()
     }
 
     /// Whether no sequence waits or runs.
@@ -269,7 +312,7 @@ impl Scheduler {
         while idx < self.running.len() {
             if self.reserve_last_slot_of(idx, step) {
                 idx += 1;
-            } else if !self.drop_idle_prefixes() {
+            } else if !self.drop_idle_prefixes() && !self.give_up_blocks() {
                 self.preempt_youngest();
             }
         }
@@ -283,13 +326,33 @@ impl Scheduler {
     /// Returns whether a block became free.
     fn drop_idle_prefixes(&mut self) -> bool {
         let num_free = self.pool.num_free();
-        self.groups.iter_mut().for_each(|group| group.prefix = None);
+        self.groups.values_mut().for_each(|group| group.prefix = None);
         self.pool.num_free() > num_free
+    }
+
+    /// Frees the blocks of a sequence that is idle, or will be. Returns whether a block became free.
+    fn give_up_idle_blocks(&mut self) -> bool {
+        let num_free = self.pool.num_free();
+        self.idle.iter_mut().chain(&mut self.finishing).any(|sequence| {
+            sequence.free_blocks();
+            self.pool.num_free() > num_free
+        })
+    }
+
+    /// Frees the blocks of a sequence that does not run: of an idle one, or else of the last one in the queue
+    /// that has some. Returns whether a block became free.
+    fn give_up_blocks(&mut self) -> bool {
+        let num_free = self.pool.num_free();
+        self.give_up_idle_blocks()
+            || self.waiting.iter_mut().rev().any(|sequence| {
+                sequence.free_blocks();
+                self.pool.num_free() > num_free
+            })
     }
 
     fn preempt_youngest(&mut self) {
         if let Some(mut sequence) = self.running.pop() {
-            sequence.block_table.clear();
+            sequence.free_blocks();
             self.waiting.push_front(sequence);
             self.stats.preemptions += 1;
         }

@@ -265,6 +265,7 @@ impl RolloutEngine {
                 prompt: request.prompt.clone(),
                 seeds: request.seeds.clone(),
                 max_new_tokens: request.max_new_tokens.min(max_model_len - prompt_len),
+                keep_open: false,
             })
         };
         requests.iter().enumerate().map(plan).collect()
@@ -371,6 +372,7 @@ fn scheduler_for(
         max_prefill_tokens: options.max_prefill_tokens,
     };
     let mut scheduler = Scheduler::new(limits).map_err(RolloutError::Schedule)?;
-    planned.iter().try_for_each(|request| scheduler.add(request)).map_err(RolloutError::Schedule)?;
+    let mut requests = planned.iter().enumerate();
+    requests.try_for_each(|(idx, request)| scheduler.add(idx, request)).map_err(RolloutError::Schedule)?;
     Ok(scheduler)
 }

@@ -1,7 +1,7 @@
-//! Admission of waiting sequences: they get blocks and prefills of their tokens, or share the blocks of a
-//! prompt that is prefilled already.
+//! Admission of waiting sequences: they get blocks and prefills of the tokens that are not in the cache, or
+//! share the blocks of a prompt that is prefilled already.
 
-use super::{BlockCopy, Group, Prefill, Scheduler, Step, WATERMARK_DIVISOR};
+use super::{BlockCopy, Prefill, Scheduler, Step, WATERMARK_DIVISOR};
 use crate::engine::sequence::slot;
 use crate::engine::{Block, BlockPool, Sequence};
 
@@ -14,17 +14,37 @@ enum Prefix {
 
 impl Scheduler {
     pub(super) fn admit_waiting(&mut self, step: &mut Step) {
-        while self.running.len() < self.limits.max_concurrent && self.has_headroom() {
+        while self.running.len() < self.limits.max_concurrent && !self.waiting.is_empty() {
+            if !self.has_headroom() {
+                if self.give_up_idle_blocks() {
+                    continue;
+                }
+                return;
+            }
             let Some(sequence) = self.waiting.pop_front() else { return };
             let Err(refused) = self.try_admit(sequence, step, Prefix::KeptForSiblings) else { continue };
-            if !self.running.is_empty() {
+            if self.running.is_empty() {
+                let Err(refused) = self.admit_alone(refused, step) else { continue };
                 return self.waiting.push_front(refused);
             }
-            // Nothing runs, so only prefixes can hold blocks: without them any one sequence fits.
-            self.drop_idle_prefixes();
-            if let Err(refused) = self.try_admit(refused, step, Prefix::Unshared) {
-                return self.waiting.push_front(refused);
+            let lacks_blocks = self.fits_budget(&refused, step);
+            self.waiting.push_front(refused);
+            if !(lacks_blocks && self.give_up_idle_blocks()) {
+                return;
             }
+        }
+    }
+
+    /// Admits a sequence while none runs. Only prefixes and sequences that do not run can hold blocks then:
+    /// without them any one sequence fits.
+    fn admit_alone(&mut self, mut sequence: Sequence, step: &mut Step) -> Result<(), Sequence> {
+        self.drop_idle_prefixes();
+        loop {
+            let Err(refused) = self.try_admit(sequence, step, Prefix::Unshared) else { return Ok(()) };
+            if !self.give_up_blocks() {
+                return Err(refused);
+            }
+            sequence = refused;
         }
     }
 
@@ -37,45 +57,64 @@ impl Scheduler {
     /// Moves a sequence to the running ones, or returns it unchanged if blocks or the token budget do not
     /// suffice.
     fn try_admit(&mut self, mut sequence: Sequence, step: &mut Step, keep: Prefix) -> Result<(), Sequence> {
-        let group_idx = sequence.request_idx;
-        // A preempted sequence has generated tokens, so it is recomputed in full.
-        let is_fork = sequence.completion().is_empty();
-        let kept = if is_fork { self.groups[group_idx].prefix.take() } else { None };
-        let is_computed = kept.is_some();
-        let Some(prefix) = kept.or_else(|| self.allocate_prefix(&sequence, step)) else {
+        let request_idx = sequence.request_idx;
+        let num_own_blocks = sequence.block_table.len();
+        // A sequence that has run is computed from its own blocks, if it has kept them.
+        let group = self.groups.get_mut(&request_idx).filter(|_| !sequence.has_run);
+        let siblings_wait = group.as_ref().is_some_and(|group| group.num_unforked > 1);
+        let prefix = group.and_then(|group| group.prefix.take());
+        let is_computed = prefix.is_some();
+        let Some(blocks) = prefix.or_else(|| self.allocate_missing(&sequence, step)) else {
             return Err(sequence);
         };
-        let siblings_wait = is_fork && self.groups[group_idx].num_unforked > 1;
-        let for_siblings = (siblings_wait && keep == Prefix::KeptForSiblings).then(|| prefix.clone());
-        sequence.block_table = prefix;
+        sequence.block_table.extend(blocks);
+        let is_kept = siblings_wait && keep == Prefix::KeptForSiblings;
+        let for_siblings = is_kept.then(|| sequence.block_table.clone());
         let pieces = if is_computed { Vec::new() } else { self.pieces_of(&sequence) };
         if !reserve_last_slot(&self.pool, &mut sequence, self.limits.block_size, step) {
-            let prefix = std::mem::take(&mut sequence.block_table);
-            if is_computed {
-                self.groups[group_idx].prefix = Some(prefix);
+            let blocks = sequence.block_table.split_off(num_own_blocks);
+            if let Some(group) = self.groups.get_mut(&request_idx).filter(|_| is_computed) {
+                group.prefix = Some(blocks);
             }
             return Err(sequence);
         }
-        if is_fork {
-            self.groups[group_idx] =
-                Group { num_unforked: self.groups[group_idx].num_unforked - 1, prefix: for_siblings };
+        if !sequence.has_run {
+            self.count_fork(request_idx, for_siblings);
         }
         self.stats.prefilled_tokens += pieces.iter().map(|piece| piece.tokens.len()).sum::<usize>();
         step.prefills.extend(pieces);
+        self.num_admissions += 1;
+        (sequence.has_run, sequence.admission) = (true, self.num_admissions);
         self.running.push(sequence);
         Ok(())
     }
 
-    /// Allocates blocks for every token but the last; `None` if the step's token budget or the free blocks do
-    /// not suffice.
-    fn allocate_prefix(&self, sequence: &Sequence, step: &Step) -> Option<Vec<Block>> {
-        let num_tokens = sequence.last_position();
-        let planned: usize = step.prefills.iter().map(|prefill| prefill.tokens.len()).sum();
-        let fits_budget = planned == 0 || planned + num_tokens <= self.limits.max_prefill_tokens;
-        fits_budget.then(|| self.pool.allocate_many(num_tokens.div_ceil(self.limits.block_size)))?
+    /// Records that one more sample of a request needs its prompt no longer; `prefix` is kept for the others.
+    pub(super) fn count_fork(&mut self, request_idx: usize, prefix: Option<Vec<Block>>) {
+        let Some(group) = self.groups.get_mut(&request_idx) else { return };
+        group.num_unforked -= 1;
+        group.prefix = prefix;
+        if group.num_unforked == 0 {
+            self.groups.remove(&request_idx);
+        }
     }
 
-    /// Splits all tokens but the last into prefill chunks of the token budget.
+    /// Whether the prefill of a sequence fits into the step's token budget.
+    fn fits_budget(&self, sequence: &Sequence, step: &Step) -> bool {
+        let num_tokens = sequence.last_position() - sequence.num_cached;
+        let planned: usize = step.prefills.iter().map(|prefill| prefill.tokens.len()).sum();
+        planned == 0 || planned + num_tokens <= self.limits.max_prefill_tokens
+    }
+
+    /// Allocates the blocks that a sequence lacks for every token but the last; `None` if the step's token
+    /// budget or the free blocks do not suffice.
+    fn allocate_missing(&self, sequence: &Sequence, step: &Step) -> Option<Vec<Block>> {
+        let num_blocks = sequence.last_position().div_ceil(self.limits.block_size);
+        let num_missing = num_blocks.saturating_sub(sequence.block_table.len());
+        self.fits_budget(sequence, step).then(|| self.pool.allocate_many(num_missing))?
+    }
+
+    /// Splits all tokens but the last that are not in the cache into prefill chunks of the token budget.
     fn pieces_of(&self, sequence: &Sequence) -> Vec<Prefill> {
         let (block_size, budget) = (self.limits.block_size, self.limits.max_prefill_tokens);
         let num_tokens = sequence.last_position();
@@ -90,7 +129,7 @@ impl Scheduler {
                 block_table: blocks.iter().map(Block::idx).collect(),
             }
         };
-        (0..num_tokens).step_by(budget).map(piece).collect()
+        (sequence.num_cached..num_tokens).step_by(budget).map(piece).collect()
     }
 }
 

@@ -14,7 +14,7 @@ use crate::engine::SequenceId;
 use crate::types::TokenId;
 
 /// Placeholder of a token that a launched step samples.
-const PENDING: TokenId = TokenId::MAX;
+pub(super) const PENDING: TokenId = TokenId::MAX;
 
 /// A token that a launched step samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,8 @@ struct SampledRow {
 
 impl Scheduler {
     /// Appends a placeholder, which [`Self::commit`] replaces later, to each running sequence, so that the
-    /// next step can be planned. A sequence that reaches its token limit frees its blocks now.
+    /// next step can be planned. A sequence that reaches its token limit frees its blocks now, unless it is
+    /// kept open.
     pub fn launch(&mut self) {
         let mut launched = Vec::with_capacity(self.running.len());
         let mut still_running = Vec::with_capacity(self.running.len());
@@ -47,7 +48,11 @@ impl Scheduler {
             launched.push(Some(PendingToken { id, is_longest, position }));
             sequence.tokens.push(PENDING);
             if is_longest {
-                sequence.block_table.clear();
+                if sequence.keep_open {
+                    sequence.leave_row();
+                } else {
+                    sequence.free_blocks();
+                }
                 self.finishing.push(sequence);
             } else {
                 still_running.push(sequence);
@@ -62,6 +67,11 @@ impl Scheduler {
         self.pending.len()
     }
 
+    /// Whether a launched step samples a token of the sequence.
+    pub fn is_in_flight(&self, id: SequenceId) -> bool {
+        self.pending.iter().flatten().flatten().any(|pending| pending.id == id)
+    }
+
     /// Tokens of the oldest launched step, in the order in which [`Self::running`] was then; `None` for a
     /// sequence that has ended since.
     pub fn oldest_launched(&self) -> &[Option<PendingToken>] {
@@ -69,7 +79,8 @@ impl Scheduler {
     }
 
     /// Names the tokens of the oldest launched step, and returns the sequences that have ended, in the order
-    /// of its rows. Their blocks are freed.
+    /// of its rows. Their blocks are freed, unless they are kept open: then they are idle, and the sequences
+    /// returned are copies.
     ///
     /// `sampled` holds, in the order of [`Self::oldest_launched`], the token and whether it is the sequence's
     /// last. Tokens of sequences that have ended since are dropped.
@@ -93,15 +104,23 @@ impl Scheduler {
         ended.into_values().map(|sequence| self.end(sequence)).collect()
     }
 
-    /// Frees the blocks of a sequence that has ended, and drops its tokens in later steps.
+    /// Drops the tokens of a sequence that has ended in later steps, and frees its blocks or keeps it.
     fn end(&mut self, mut sequence: Sequence) -> Sequence {
         self.forget_pending(sequence.id());
-        sequence.block_table.clear();
-        sequence
+        if !sequence.keep_open {
+            sequence.free_blocks();
+            return sequence;
+        }
+        sequence.is_turn_over = true;
+        sequence.leave_row();
+        let block_table = std::mem::take(&mut sequence.block_table);
+        let ended = sequence.clone();
+        self.idle.push(Sequence { block_table, ..sequence });
+        ended
     }
 
     /// Drops the tokens of a sequence in all launched steps.
-    fn forget_pending(&mut self, id: SequenceId) {
+    pub(super) fn forget_pending(&mut self, id: SequenceId) {
         for pending in self.pending.iter_mut().flatten() {
             if pending.is_some_and(|pending| pending.id == id) {
                 *pending = None;

@@ -1,5 +1,7 @@
 //! Random loads against a cache that is simulated token by token.
 
+mod commands;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -38,7 +40,7 @@ struct Simulation {
 impl Simulation {
     fn new(limits: SchedulerLimits, requests: &[SequenceRequest]) -> Self {
         let mut scheduler = Scheduler::new(limits).unwrap();
-        requests.iter().for_each(|request| scheduler.add(request).unwrap());
+        requests.iter().enumerate().for_each(|(idx, request)| scheduler.add(idx, request).unwrap());
         let cache = vec![None; limits.num_blocks as usize * limits.block_size];
         let (finished, launched) = (HashMap::new(), VecDeque::new());
         Self { limits, scheduler, cache, finished, num_steps: 0, is_ahead: false, launched }
@@ -51,33 +53,36 @@ impl Simulation {
     /// Runs to the end; `stop_after` says how long each sample becomes.
     fn run(mut self, stop_after: &dyn Fn(&Sequence) -> usize) -> Self {
         while !self.scheduler.is_idle() || !self.launched.is_empty() {
-            if self.scheduler.is_idle() {
-                self.read();
-                continue;
-            }
-            let oldest = self.scheduler.running().first().map(|s| (s.request_idx, s.sample_idx));
-            let step = self.scheduler.schedule();
-            assert!(!self.scheduler.running().is_empty(), "a step with work to do runs something");
-            assert!(self.scheduler.running().len() <= self.limits.max_concurrent);
-            if let Some(oldest) = oldest {
-                let first = &self.scheduler.running()[0];
-                assert_eq!((first.request_idx, first.sample_idx), oldest, "the oldest is never preempted");
-            }
-            self.prefill_and_copy(&step);
-            self.decode();
-            if self.is_ahead {
-                self.launched.push_back(self.drawn(stop_after));
-                self.scheduler.launch();
-                if self.launched.len() > 1 {
-                    self.read();
-                }
-            } else {
-                let finished = self.scheduler.advance(&self.drawn(stop_after));
-                self.finish(finished);
-            }
-            self.num_steps += 1;
+            self.step(stop_after);
         }
         self
+    }
+
+    /// Runs a step, or reads one that is launched if nothing is left to run.
+    fn step(&mut self, stop_after: &dyn Fn(&Sequence) -> usize) {
+        if self.scheduler.is_idle() {
+            return self.read();
+        }
+        let oldest = self.scheduler.running().first().map(Sequence::id);
+        let step = self.scheduler.schedule();
+        assert!(!self.scheduler.running().is_empty(), "a step with work to do runs something");
+        assert!(self.scheduler.running().len() <= self.limits.max_concurrent);
+        if let Some(oldest) = oldest {
+            assert_eq!(self.scheduler.running()[0].id(), oldest, "the oldest is never preempted");
+        }
+        self.prefill_and_copy(&step);
+        self.decode();
+        if self.is_ahead {
+            self.launched.push_back(self.drawn(stop_after));
+            self.scheduler.launch();
+            if self.launched.len() > 1 {
+                self.read();
+            }
+        } else {
+            let finished = self.scheduler.advance(&self.drawn(stop_after));
+            self.finish(finished);
+        }
+        self.num_steps += 1;
     }
 
     fn prefill_and_copy(&mut self, step: &Step) {
@@ -171,7 +176,7 @@ fn true_tokens(s: &Sequence) -> Vec<TokenId> {
 
 fn request(prompt_len: usize, num_samples: u64, max_new_tokens: usize) -> SequenceRequest {
     let prompt: Arc<[TokenId]> = (0..prompt_len as u32).map(|t| t * 7 + prompt_len as u32).collect();
-    SequenceRequest { prompt, seeds: (0..num_samples).collect(), max_new_tokens }
+    SequenceRequest { prompt, seeds: (0..num_samples).collect(), max_new_tokens, keep_open: false }
 }
 
 fn limits(num_blocks: u32, block_size: usize, max_concurrent: usize) -> SchedulerLimits {
@@ -229,7 +234,7 @@ proptest! {
 #[test]
 fn a_group_prompt_is_prefilled_once_and_its_full_blocks_are_shared() {
     let mut scheduler = Scheduler::new(limits(64, 4, 8)).unwrap();
-    scheduler.add(&request(11, 8, 4)).unwrap();
+    scheduler.add(0, &request(11, 8, 4)).unwrap();
     let step = scheduler.schedule();
     assert_eq!(step.prefills.len(), 1);
     assert_eq!(step.prefills[0].tokens.len(), 10, "the last prompt token is fed by the decode");
@@ -248,8 +253,8 @@ fn a_prompt_beyond_the_budget_is_cut_by_its_own_length_alone() {
     let pieces_of_second = |first_len: usize| {
         let limits = SchedulerLimits { max_prefill_tokens: 4, ..limits(64, 4, 8) };
         let mut scheduler = Scheduler::new(limits).unwrap();
-        scheduler.add(&request(first_len, 1, 4)).unwrap();
-        scheduler.add(&request(12, 1, 4)).unwrap();
+        scheduler.add(0, &request(first_len, 1, 4)).unwrap();
+        scheduler.add(1, &request(12, 1, 4)).unwrap();
         let prefills = std::iter::from_fn(|| {
             let prefills = scheduler.schedule().prefills;
             scheduler.advance(&vec![(1, false); scheduler.running().len()]);
@@ -302,11 +307,11 @@ fn one_step_ahead_only_what_a_token_ends_takes_a_step_more() {
 #[test]
 fn refuses_what_could_never_run() {
     let mut scheduler = Scheduler::new(limits(4, 4, 2)).unwrap();
-    assert_eq!(scheduler.add(&request(0, 1, 1)), Err(SchedulerError::EmptyPrompt { request_idx: 0 }));
-    assert_eq!(scheduler.add(&request(3, 1, 0)), Err(SchedulerError::NoNewTokens { request_idx: 0 }));
+    assert_eq!(scheduler.add(0, &request(0, 1, 1)), Err(SchedulerError::EmptyPrompt { request_idx: 0 }));
+    assert_eq!(scheduler.add(0, &request(3, 1, 0)), Err(SchedulerError::NoNewTokens { request_idx: 0 }));
     let too_long = SchedulerError::TooLong { request_idx: 0, needed: 5, num_blocks: 4 };
-    assert_eq!(scheduler.add(&request(10, 1, 8)), Err(too_long));
-    assert_eq!(scheduler.add(&request(10, 1, 7)), Ok(()), "16 tokens in the cache, the 17th is never fed");
+    assert_eq!(scheduler.add(0, &request(10, 1, 8)), Err(too_long));
+    assert_eq!(scheduler.add(0, &request(10, 1, 7)), Ok(()), "16 tokens in the cache, the 17th is never fed");
     let zero = Scheduler::new(limits(4, 0, 2)).map(|_| ());
     assert_eq!(zero, Err(SchedulerError::ZeroLimit { name: "block_size" }));
 }

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use rlt_core::engine::{Sequence, SequenceId};
+use rlt_core::engine::Sequence;
 use rlt_core::types::TokenId;
 use rlt_torch::cuda::SAMPLING_ROW_WORDS;
 
@@ -131,7 +131,8 @@ impl Changes {
 /// The sequence in a row.
 #[derive(Clone, Copy, Debug)]
 struct Occupant {
-    id: SequenceId,
+    /// Admission by which it runs, since a sequence that ran before has a row of its own each time.
+    admission: u64,
     num_blocks: usize,
 }
 
@@ -140,7 +141,8 @@ struct Occupant {
 pub(super) struct Rows {
     layout: Layout,
     rows: Vec<Option<Occupant>>,
-    row_of: HashMap<SequenceId, usize>,
+    /// Row of each sequence, by its admission.
+    row_of: HashMap<u64, usize>,
 }
 
 /// Settings of a row that follow from its sequence's request.
@@ -166,7 +168,7 @@ impl Rows {
 
     /// The row of each sequence in `running`.
     pub(super) fn rows_of(&self, running: &[Sequence]) -> Vec<usize> {
-        running.iter().map(|sequence| self.row_of[&sequence.id()]).collect()
+        running.iter().map(|sequence| self.row_of[&sequence.admission()]).collect()
     }
 
     /// Assigns the lowest rows to the sequences `running`, and returns the changes of the state.
@@ -180,7 +182,7 @@ impl Rows {
         let bucket = self.layout.bucket(running.len());
         let mut free = (0..bucket).filter(|&row| self.rows[row].is_none()).collect::<Vec<_>>().into_iter();
         for sequence in running {
-            let before = self.row_of.get(&sequence.id()).copied();
+            let before = self.row_of.get(&sequence.admission()).copied();
             if let Some(row) = before.filter(|&row| row < bucket) {
                 self.append_blocks(row, sequence, &mut changes);
                 continue;
@@ -203,12 +205,13 @@ impl Rows {
 
     /// Frees the rows of sequences that no longer run.
     fn vacate(&mut self, running: &[Sequence]) -> HashSet<usize> {
-        let running: HashSet<_> = running.iter().map(Sequence::id).collect();
-        let gone = |occupant: &Option<Occupant>| occupant.is_some_and(|one| !running.contains(&one.id));
+        let running: HashSet<_> = running.iter().map(Sequence::admission).collect();
+        let gone =
+            |occupant: &Option<Occupant>| occupant.is_some_and(|one| !running.contains(&one.admission));
         let rows: HashSet<usize> = (0..self.rows.len()).filter(|&row| gone(&self.rows[row])).collect();
         for &row in &rows {
             if let Some(occupant) = self.rows[row].take() {
-                self.row_of.remove(&occupant.id);
+                self.row_of.remove(&occupant.admission);
             }
         }
         rows
@@ -256,8 +259,8 @@ impl Rows {
             }
         }
         let num_blocks = sequence.block_table().len();
-        self.rows[row] = Some(Occupant { id: sequence.id(), num_blocks });
-        self.row_of.insert(sequence.id(), row);
+        self.rows[row] = Some(Occupant { admission: sequence.admission(), num_blocks });
+        self.row_of.insert(sequence.admission(), row);
     }
 
     /// Writes blocks that the sequence got since the last step, and the slot of its last token in the newest.

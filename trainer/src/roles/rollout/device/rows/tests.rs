@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use rlt_core::engine::{Scheduler, SchedulerLimits, SequenceRequest};
+use rlt_core::engine::{Scheduler, SchedulerLimits, SequenceId, SequenceRequest};
 
 use super::*;
 
@@ -112,13 +112,14 @@ proptest! {
                 prompt: (0..prompt as u32).map(|token| token + idx as u32).collect::<Arc<[u32]>>(),
                 seeds: (0..samples).map(|sample| idx as u64 * 10 + sample).collect(),
                 max_new_tokens,
+                keep_open: false,
             })
             .collect();
         let max_blocks = requests.iter().map(|request| request.max_blocks(block_size)).max().unwrap_or(1);
         let num_blocks = max_blocks as u32 + spare_blocks;
         let limits = SchedulerLimits { num_blocks, block_size, max_concurrent, max_prefill_tokens: 16 };
         let mut scheduler = Scheduler::new(limits).unwrap();
-        requests.iter().for_each(|request| scheduler.add(request).unwrap());
+        requests.iter().enumerate().for_each(|(idx, request)| scheduler.add(idx, request).unwrap());
         let layout = Layout { max_rows: max_concurrent, max_blocks, seen_words: 2, block_size, route_layers: 0 };
         let mut rows = Rows::new(layout);
         let mut device = Device { layout, state: rows.empty_state() };
@@ -167,8 +168,10 @@ fn the_seen_tokens_of_a_moved_row_move_with_it() {
         prompt: [token, token + 1].into(),
         seeds: vec![u64::from(token)],
         max_new_tokens: 9,
+        keep_open: false,
     };
-    [3, 20, 40].iter().for_each(|&token| scheduler.add(&request(token)).unwrap());
+    let tokens = [3, 20, 40].into_iter().enumerate();
+    tokens.for_each(|(idx, token)| scheduler.add(idx, &request(token)).unwrap());
     let layout = Layout { max_rows: 4, max_blocks: 4, seen_words: 2, block_size: 4, route_layers: 2 };
     let mut rows = Rows::new(layout);
     let mut device = Device { layout, state: rows.empty_state() };
@@ -188,4 +191,31 @@ fn the_seen_tokens_of_a_moved_row_move_with_it() {
     let moved = rows.rows_of(scheduler.running())[0];
     assert_eq!(moved, 0);
     assert_eq!(seen(&device, moved), [77, 3 << (40 - 32)]);
+}
+
+#[test]
+fn a_sequence_that_is_extended_while_a_step_is_in_flight_gets_a_row_of_its_own_tokens() {
+    let limits = SchedulerLimits { num_blocks: 64, block_size: 4, max_concurrent: 2, max_prefill_tokens: 64 };
+    let mut scheduler = Scheduler::new(limits).unwrap();
+    let request =
+        SequenceRequest { prompt: [3, 4].into(), seeds: vec![7], max_new_tokens: 9, keep_open: true };
+    scheduler.add(0, &request).unwrap();
+    let layout = Layout { max_rows: 2, max_blocks: 8, seen_words: 2, block_size: 4, route_layers: 0 };
+    let mut rows = Rows::new(layout);
+    let mut device = Device { layout, state: rows.empty_state() };
+    for _ in 0..2 {
+        scheduler.schedule();
+        device.apply(&rows.follow(scheduler.running(), &of_request));
+        device.advance(1, |_| 50);
+        scheduler.launch();
+    }
+    let ended = scheduler.commit(&[(50, true)]);
+    scheduler.extend(ended[0].id(), &[11, 12], 5).unwrap();
+    scheduler.schedule();
+    device.apply(&rows.follow(scheduler.running(), &of_request));
+    let sequence = &scheduler.running()[0];
+    assert_eq!(sequence.tokens(), [3, 4, 50, 11, 12]);
+    device.assert_row(rows.rows_of(scheduler.running())[0], sequence);
+    scheduler.launch();
+    assert!(scheduler.commit(&[(50, true)]).is_empty(), "the token of the step in flight is dropped");
 }
