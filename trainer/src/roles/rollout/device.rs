@@ -55,7 +55,7 @@ pub(super) struct CudaRunner<'a> {
     stream: Stream,
     layout: Layout,
     rows: Rows,
-    images: RequestImages<'a>,
+    images: RequestImages,
     /// Tokens that are never drawn.
     banned: Vec<TokenId>,
     /// i32 words, see [`Layout`].
@@ -182,7 +182,7 @@ impl<'a> CudaRunner<'a> {
         weights: &'a RolloutWeights,
         cache: &'a mut KvCache,
         limits: &RunnerLimits,
-        images: RequestImages<'a>,
+        images: RequestImages,
     ) -> Result<Self, Failure> {
         let device = gpu_of(weights)?;
         let peers = weights.ranks().map(|ranks| Peers::new(ranks, device)).transpose()?;

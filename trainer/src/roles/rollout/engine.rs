@@ -219,7 +219,10 @@ impl RolloutEngine {
         let cache = allocate_cache(&mut self.cache, &self.options, weights, &planned)?;
         (stats.cache_bytes, stats.weight_bytes) = (cache.bytes(), weights.num_bytes());
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
-        let images = RequestImages::new(&weights.frame, requests)?;
+        let mut images = RequestImages::new(&weights.frame);
+        for (request_idx, request) in requests.iter().enumerate() {
+            images.add(&weights.frame, request_idx, request)?;
+        }
         let limits = runner_limits(&self.options, &planned, requests);
         let mut outputs = RequestOutputs::new(detokenizer, self.options.eos_token_ids.clone());
         requests.iter().enumerate().for_each(|(idx, request)| outputs.add(idx, request));
@@ -277,7 +280,7 @@ fn runner_on<'a>(
     weights: &'a RolloutWeights,
     cache: &'a mut KvCache,
     limits: &RunnerLimits,
-    images: RequestImages<'a>,
+    images: RequestImages,
 ) -> Result<Box<dyn Runner + 'a>, RolloutError> {
     if weights.frame.device().is_cuda() {
         Ok(Box::new(CudaRunner::new(weights, cache, limits, images)?))

@@ -19,7 +19,7 @@ pub(in crate::roles::rollout) struct CpuRunner<'a> {
     weights: &'a RolloutWeights,
     cache: &'a mut KvCache,
     /// Images of the running requests.
-    images: RequestImages<'a>,
+    images: RequestImages,
     /// Tokens that are never sampled.
     banned: Vec<TokenId>,
     /// Routes of the last decode step.
@@ -54,7 +54,7 @@ impl<'a> CpuRunner<'a> {
     pub(in crate::roles::rollout) fn new(
         weights: &'a RolloutWeights,
         cache: &'a mut KvCache,
-        images: RequestImages<'a>,
+        images: RequestImages,
     ) -> Self {
         let (banned, routes) = (weights.banned(), RouteLog::default());
         Self { weights, cache, images, banned, routes, output: None, digest: 0 }
