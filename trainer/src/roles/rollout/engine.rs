@@ -1,11 +1,13 @@
 //! The engine: sync of weights, generation, and release of memory.
 
+mod bounds;
+mod capacity;
 mod run_loop;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, SequenceId, SequenceRequest};
+use rlt_core::engine::{Detokenizer, SequenceId};
 use rlt_core::tensor_parallel::TpShard;
 use rlt_core::types::Completion;
 
@@ -13,18 +15,17 @@ use super::completion::RequestOutputs;
 use super::device::{CudaRunner, RunnerLimits};
 use super::digest::KnownDigests;
 use super::images::RequestImages;
-use super::kv_cache::{self, KvCache};
+use super::kv_cache::KvCache;
 use super::runner::{CpuRunner, Runner, timed};
 use super::weights::{Packing, RolloutWeights};
 use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
-use crate::model::Decoder;
 use crate::parallel::{DecoderUnits, TpGroup};
+use bounds::RequestBounds;
+use capacity::{allocate_cache, runner_limits, scheduler_for};
 use run_loop::{Observer, RunLoop};
 
 /// Rows beyond which a packed weight's layout no longer depends on their number.
 const MAX_ROWS_HINT: usize = 64;
-/// Environment variable that with the value 0 forbids CUDA graphs: steps are launched one by one.
-const GRAPHS_VARIABLE: &str = "RLT_CUDA_GRAPHS";
 
 /// Generates with packed copies of a decoder's linear layers and a paged key-value cache.
 #[derive(Debug)]
@@ -215,7 +216,9 @@ impl RolloutEngine {
         let policy: DecoderUnits<'a> = policy.into();
         let mut stats = RolloutStats::default();
         timed(&mut stats.digest_time, || verify_weights(weights, policy, &mut self.digest_cache))?;
-        let planned = self.plan(&weights.frame, requests)?;
+        let bounds = RequestBounds::new(&self.options, &weights.frame.config);
+        let plans = requests.iter().enumerate().map(|(idx, request)| bounds.plan(idx, request));
+        let planned = plans.collect::<Result<Vec<_>, _>>()?;
         let cache = allocate_cache(&mut self.cache, &self.options, weights, &planned)?;
         (stats.cache_bytes, stats.weight_bytes) = (cache.bytes(), weights.num_bytes());
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
@@ -245,34 +248,6 @@ impl RolloutEngine {
         self.routes = outputs.take_routes(requests.len());
         Ok(completions.into_iter().map(|samples| samples.into_iter().flatten().collect()).collect())
     }
-
-    /// Checks each request and cuts its completion to the model's context.
-    fn plan(
-        &self,
-        decoder: &Decoder,
-        requests: &[RolloutRequest],
-    ) -> Result<Vec<SequenceRequest>, RolloutError> {
-        let context = decoder.config.max_position_embeddings;
-        let max_model_len = self.options.max_model_len.map_or(context, |longest| longest.min(context));
-        let vocab_size = decoder.config.vocab_size;
-        let plan = |(request_idx, request): (usize, &RolloutRequest)| {
-            request.sampling.validate().map_err(|source| RolloutError::Sampling { request_idx, source })?;
-            let prompt_len = request.prompt.len();
-            if prompt_len >= max_model_len {
-                return Err(RolloutError::PromptTooLong { request_idx, prompt_len, max_model_len });
-            }
-            if let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= vocab_size) {
-                return Err(RolloutError::UnknownToken { request_idx, token, vocab_size });
-            }
-            Ok(SequenceRequest {
-                prompt: request.prompt.clone(),
-                seeds: request.seeds.clone(),
-                max_new_tokens: request.max_new_tokens.min(max_model_len - prompt_len),
-                keep_open: false,
-            })
-        };
-        requests.iter().enumerate().map(plan).collect()
-    }
 }
 
 /// Returns the runner of the device that holds `weights`.
@@ -289,27 +264,6 @@ fn runner_on<'a>(
     }
 }
 
-/// Returns the limits of a runner that computes the samples of `requests`.
-fn runner_limits(
-    options: &RolloutOptions,
-    planned: &[SequenceRequest],
-    requests: &[RolloutRequest],
-) -> RunnerLimits {
-    let num_samples: usize = planned.iter().map(|request| request.seeds.len()).sum();
-    let longest = planned.iter().map(|request| request.max_blocks(options.block_size)).max();
-    RunnerLimits {
-        max_rows: options.max_concurrent.min(num_samples).max(1),
-        max_blocks: longest.unwrap_or(1).max(1),
-        has_penalty: requests.iter().any(|request| request.sampling.has_penalty()),
-        uses_graphs: options.uses_graphs && !graphs_are_forbidden(),
-    }
-}
-
-/// Whether the environment forbids CUDA graphs, to find out whether they cause a fault.
-fn graphs_are_forbidden() -> bool {
-    std::env::var_os(GRAPHS_VARIABLE).is_some_and(|value| value == "0")
-}
-
 fn verify_weights(
     weights: &RolloutWeights,
     policy: DecoderUnits<'_>,
@@ -323,59 +277,4 @@ fn verify_weights(
             policy_version: weights.policy_version,
         }),
     }
-}
-
-/// The cache of the last call where it is large enough, else a new one. Fails where it may not become large
-/// enough for the longest sample of each request.
-fn allocate_cache<'a>(
-    cache: &'a mut Option<KvCache>,
-    options: &RolloutOptions,
-    weights: &RolloutWeights,
-    planned: &[SequenceRequest],
-) -> Result<&'a mut KvCache, RolloutError> {
-    let (kind, device) = (weights.frame.compute_kind(), weights.frame.device());
-    let block_bytes = kv_cache::block_bytes(&weights.shard, options.block_size, kind);
-    let left = options.memory.map_or(usize::MAX, |share| share.bytes().saturating_sub(weights.num_bytes()));
-    let allowed = left.min(options.max_cache_bytes.unwrap_or(usize::MAX)) / block_bytes.max(1);
-    if let Some(share) = options.memory {
-        for (request_idx, request) in planned.iter().enumerate() {
-            let needed_bytes = request.max_blocks(options.block_size) * block_bytes;
-            if needed_bytes > left {
-                let (cache_bytes, weight_bytes) = (left, weights.num_bytes());
-                return Err(RolloutError::CacheTooSmall {
-                    request_idx,
-                    share,
-                    cache_bytes,
-                    weight_bytes,
-                    needed_bytes,
-                });
-            }
-        }
-    }
-    let wanted = Scheduler::blocks_wanted(planned, options.block_size, options.max_concurrent);
-    let num_blocks = wanted.min(allowed).clamp(1, u32::MAX as usize) as u32;
-    if cache.as_ref().is_some_and(|cache| cache.num_blocks() < num_blocks) {
-        // The old one goes before the new one comes.
-        *cache = None;
-    }
-    Ok(cache.get_or_insert_with(|| {
-        KvCache::allocate(&weights.shard, num_blocks, options.block_size, (kind, device))
-    }))
-}
-
-fn scheduler_for(
-    options: &RolloutOptions,
-    cache: &KvCache,
-    planned: &[SequenceRequest],
-) -> Result<Scheduler, RolloutError> {
-    let limits = SchedulerLimits {
-        num_blocks: cache.num_blocks(),
-        block_size: cache.block_size(),
-        max_concurrent: options.max_concurrent,
-        max_prefill_tokens: options.max_prefill_tokens,
-    };
-    let mut scheduler = Scheduler::new(limits).map_err(RolloutError::Schedule)?;
-    let mut requests = planned.iter().enumerate();
-    requests.try_for_each(|(idx, request)| scheduler.add(idx, request)).map_err(RolloutError::Schedule)?;
-    Ok(scheduler)
 }

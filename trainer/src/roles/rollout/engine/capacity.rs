@@ -1,0 +1,88 @@
+//! Capacity of a run: its cache, its scheduler and the limits of its runner.
+
+use rlt_core::engine::{Scheduler, SchedulerLimits, SequenceRequest};
+
+use crate::roles::rollout::device::RunnerLimits;
+use crate::roles::rollout::kv_cache::{self, KvCache};
+use crate::roles::rollout::weights::RolloutWeights;
+use crate::roles::rollout::{RolloutError, RolloutOptions, RolloutRequest};
+
+/// Environment variable that with the value 0 forbids CUDA graphs: steps are launched one by one.
+const GRAPHS_VARIABLE: &str = "RLT_CUDA_GRAPHS";
+
+/// Returns the limits of a runner that computes the samples of `requests`.
+pub(super) fn runner_limits(
+    options: &RolloutOptions,
+    planned: &[SequenceRequest],
+    requests: &[RolloutRequest],
+) -> RunnerLimits {
+    let num_samples: usize = planned.iter().map(|request| request.seeds.len()).sum();
+    let longest = planned.iter().map(|request| request.max_blocks(options.block_size)).max();
+    RunnerLimits {
+        max_rows: options.max_concurrent.min(num_samples).max(1),
+        max_blocks: longest.unwrap_or(1).max(1),
+        has_penalty: requests.iter().any(|request| request.sampling.has_penalty()),
+        uses_graphs: options.uses_graphs && !graphs_are_forbidden(),
+    }
+}
+
+/// Whether the environment forbids CUDA graphs, to find out whether they cause a fault.
+fn graphs_are_forbidden() -> bool {
+    std::env::var_os(GRAPHS_VARIABLE).is_some_and(|value| value == "0")
+}
+
+/// The cache of the last call where it is large enough, else a new one. Fails where it may not become large
+/// enough for the longest sample of each request.
+pub(super) fn allocate_cache<'a>(
+    cache: &'a mut Option<KvCache>,
+    options: &RolloutOptions,
+    weights: &RolloutWeights,
+    planned: &[SequenceRequest],
+) -> Result<&'a mut KvCache, RolloutError> {
+    let (kind, device) = (weights.frame.compute_kind(), weights.frame.device());
+    let block_bytes = kv_cache::block_bytes(&weights.shard, options.block_size, kind);
+    let left = options.memory.map_or(usize::MAX, |share| share.bytes().saturating_sub(weights.num_bytes()));
+    let allowed = left.min(options.max_cache_bytes.unwrap_or(usize::MAX)) / block_bytes.max(1);
+    if let Some(share) = options.memory {
+        for (request_idx, request) in planned.iter().enumerate() {
+            let needed_bytes = request.max_blocks(options.block_size) * block_bytes;
+            if needed_bytes > left {
+                let (cache_bytes, weight_bytes) = (left, weights.num_bytes());
+                return Err(RolloutError::CacheTooSmall {
+                    request_idx,
+                    share,
+                    cache_bytes,
+                    weight_bytes,
+                    needed_bytes,
+                });
+            }
+        }
+    }
+    let wanted = Scheduler::blocks_wanted(planned, options.block_size, options.max_concurrent);
+    let num_blocks = wanted.min(allowed).clamp(1, u32::MAX as usize) as u32;
+    if cache.as_ref().is_some_and(|cache| cache.num_blocks() < num_blocks) {
+        // The old one goes before the new one comes.
+        *cache = None;
+    }
+    Ok(cache.get_or_insert_with(|| {
+        KvCache::allocate(&weights.shard, num_blocks, options.block_size, (kind, device))
+    }))
+}
+
+/// Returns a scheduler of the cache's blocks, with the requests `planned`.
+pub(super) fn scheduler_for(
+    options: &RolloutOptions,
+    cache: &KvCache,
+    planned: &[SequenceRequest],
+) -> Result<Scheduler, RolloutError> {
+    let limits = SchedulerLimits {
+        num_blocks: cache.num_blocks(),
+        block_size: cache.block_size(),
+        max_concurrent: options.max_concurrent,
+        max_prefill_tokens: options.max_prefill_tokens,
+    };
+    let mut scheduler = Scheduler::new(limits).map_err(RolloutError::Schedule)?;
+    let mut requests = planned.iter().enumerate();
+    requests.try_for_each(|(idx, request)| scheduler.add(idx, request)).map_err(RolloutError::Schedule)?;
+    Ok(scheduler)
+}
