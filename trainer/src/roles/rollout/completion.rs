@@ -34,30 +34,47 @@ struct Ended {
     text_len: Option<usize>,
 }
 
-/// The outputs of the sequences that have not ended.
+/// The outputs of the sequences that exist.
 pub(super) struct RequestOutputs<'a> {
     detokenizer: &'a dyn Detokenizer,
     eos_token_ids: Vec<TokenId>,
     sequences: HashMap<SequenceId, SequenceOutput>,
-    /// Digests of the routes from which each request's first sample was drawn, by the request.
-    routes: HashMap<usize, Vec<u16>>,
+    /// Number of each request's sequences.
+    num_sequences: HashMap<usize, usize>,
+    /// Digests of the routes from which each request's first sample was drawn, by the request; `None` where
+    /// they are not kept.
+    routes: Option<HashMap<usize, Vec<u16>>>,
 }
 
 impl<'a> RequestOutputs<'a> {
-    pub(super) fn new(detokenizer: &'a dyn Detokenizer, eos_token_ids: Vec<TokenId>) -> Self {
-        Self { detokenizer, eos_token_ids, sequences: HashMap::new(), routes: HashMap::new() }
+    pub(super) fn new(
+        detokenizer: &'a dyn Detokenizer,
+        eos_token_ids: Vec<TokenId>,
+        keeps_routes: bool,
+    ) -> Self {
+        let (sequences, num_sequences) = (HashMap::new(), HashMap::new());
+        let routes = keeps_routes.then(HashMap::new);
+        Self { detokenizer, eos_token_ids, sequences, num_sequences, routes }
     }
 
     /// Begins the outputs of a request's samples.
     pub(super) fn add(&mut self, request_idx: usize, request: &RolloutRequest) {
         let sampling = Arc::new(request.sampling.clone());
+        if !request.seeds.is_empty() {
+            self.num_sequences.insert(request_idx, request.seeds.len());
+        }
         for sample_idx in 0..request.seeds.len() {
             let id = SequenceId { request_idx, sample_idx };
             self.sequences.insert(id, SequenceOutput::new(Arc::clone(&sampling)));
         }
     }
 
-    /// The sampling parameters of a sequence that has not ended.
+    /// Whether a sequence of the request exists.
+    pub(super) fn has_request(&self, request_idx: usize) -> bool {
+        self.num_sequences.contains_key(&request_idx)
+    }
+
+    /// The sampling parameters of a sequence.
     pub(super) fn sampling(&self, id: SequenceId) -> &SamplingParams {
         &self.sequences[&id].sampling
     }
@@ -95,27 +112,46 @@ impl<'a> RequestOutputs<'a> {
     /// Records the routes of the pass from which a sequence's next token is drawn, a digest for each layer.
     /// Only those of each request's first sample are kept.
     pub(super) fn log_routes(&mut self, id: SequenceId, digests: &[u16]) {
+        let Some(routes) = &mut self.routes else { return };
         if id.sample_idx == 0 && !digests.is_empty() {
-            self.routes.entry(id.request_idx).or_default().extend(digests);
+            routes.entry(id.request_idx).or_default().extend(digests);
         }
     }
 
     /// Takes the recorded routes of the first `num_requests` requests.
     pub(super) fn take_routes(&mut self, num_requests: usize) -> Vec<Vec<u16>> {
-        (0..num_requests).map(|request_idx| self.routes.remove(&request_idx).unwrap_or_default()).collect()
+        let mut routes = self.routes.take().unwrap_or_default();
+        (0..num_requests).map(|request_idx| routes.remove(&request_idx).unwrap_or_default()).collect()
     }
 
-    /// Turns the output of a sequence that has ended into its completion.
-    pub(super) fn finish(&mut self, id: SequenceId) -> Result<Option<Completion>, RolloutError> {
-        let Some(output) = self.sequences.remove(&id) else { return Ok(None) };
+    /// Takes the completion of a sequence that has ended. Another turn of it begins with an empty output.
+    pub(super) fn complete(&mut self, id: SequenceId) -> Result<Option<Completion>, RolloutError> {
+        let Some(output) = self.sequences.get_mut(&id) else { return Ok(None) };
+        let next = SequenceOutput::new(Arc::clone(&output.sampling));
+        let SequenceOutput { tokens, logprobs: rollout_logprobs, text, end, .. } =
+            std::mem::replace(output, next);
         let Ended { reason, text_len } =
-            output.end.unwrap_or(Ended { reason: FinishReason::Length, text_len: None });
+            end.unwrap_or(Ended { reason: FinishReason::Length, text_len: None });
         let text = match text_len {
-            Some(len) => output.text.as_str()[..len].to_owned(),
-            None => self.detokenizer.decode(&output.tokens).map_err(|source| failed(id, source))?,
+            Some(len) => text.as_str()[..len].to_owned(),
+            None => self.detokenizer.decode(&tokens).map_err(|source| failed(id, source))?,
         };
-        let SequenceOutput { tokens, logprobs: rollout_logprobs, .. } = output;
         Ok(Some(Completion { tokens, rollout_logprobs, text, finish_reason: reason }))
+    }
+
+    /// Drops the output of a sequence that no longer exists. Returns whether it was the last one of its
+    /// request.
+    pub(super) fn remove(&mut self, id: SequenceId) -> bool {
+        let exists = self.sequences.remove(&id).is_some();
+        let Some(num_left) = self.num_sequences.get_mut(&id.request_idx).filter(|_| exists) else {
+            return false;
+        };
+        *num_left -= 1;
+        let is_last = *num_left == 0;
+        if is_last {
+            self.num_sequences.remove(&id.request_idx);
+        }
+        is_last
     }
 }
 

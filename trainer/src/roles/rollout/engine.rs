@@ -1,13 +1,14 @@
-//! The engine: sync of weights, generation, and release of memory.
+//! The engine: sync of weights, generation, runs by commands, and release of memory.
 
 mod bounds;
 mod capacity;
+mod commands;
 mod run_loop;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use rlt_core::engine::{Detokenizer, SequenceId};
+use rlt_core::engine::Detokenizer;
 use rlt_core::tensor_parallel::TpShard;
 use rlt_core::types::Completion;
 
@@ -21,8 +22,10 @@ use super::weights::{Packing, RolloutWeights};
 use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
 use crate::parallel::{DecoderUnits, TpGroup};
 use bounds::RequestBounds;
-use capacity::{allocate_cache, runner_limits, scheduler_for};
-use run_loop::{Observer, RunLoop};
+use capacity::{RunCapacity, allocate_cache, scheduler_for};
+use commands::NoCommands;
+pub use commands::{Command, CommandQueue, CommandSource, EngineEnded, EngineHandle, Event, command_queue};
+use run_loop::{Client, RunLoop};
 
 /// Rows beyond which a packed weight's layout no longer depends on their number.
 const MAX_ROWS_HINT: usize = 64;
@@ -168,7 +171,7 @@ impl RolloutEngine {
         self.weights.as_ref().map(|weights| weights.policy_version)
     }
 
-    /// Counts of the last call of [`Self::generate`].
+    /// Counts of the last call of [`Self::generate`] or [`Self::run`].
     pub fn stats(&self) -> RolloutStats {
         self.stats
     }
@@ -211,33 +214,76 @@ impl RolloutEngine {
         progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
         on_finish: &mut dyn FnMut((usize, usize), &Completion),
     ) -> Result<Vec<Vec<Completion>>, RolloutError> {
+        let mut completions: Vec<Vec<Option<Completion>>> =
+            requests.iter().map(|request| vec![None; request.seeds.len()]).collect();
+        let mut on_event = |event: Event| {
+            if let Event::Finished { id, completion } = event {
+                on_finish((id.request_idx, id.sample_idx), &completion);
+                completions[id.request_idx][id.sample_idx] = Some(completion);
+            }
+        };
+        let client = Client { commands: &mut NoCommands, on_step: progress, on_event: &mut on_event };
+        self.drive(policy.into(), detokenizer, Work::Requests(requests), client)?;
+        Ok(completions.into_iter().map(|samples| samples.into_iter().flatten().collect()).collect())
+    }
+
+    /// Works on what `commands` says, until nothing runs and no command can come any more. Sequences that are
+    /// paused or kept open then are dropped. Cache and rows have the size of the options:
+    /// [`RolloutOptions::max_concurrent`] sequences of the model's context, within the options' memory.
+    ///
+    /// `progress` is called after each step and may end the run there. `on_event` hears of every token and
+    /// completion, and of commands that could not be applied.
+    ///
+    /// # Errors
+    /// [`RolloutError::StaleWeights`] when a parameter of `policy` differs from what was synchronised,
+    /// [`RolloutError::CommandsInGroup`] in a tensor-parallel group, or the error of a step.
+    pub fn run<'a>(
+        &mut self,
+        policy: impl Into<DecoderUnits<'a>>,
+        detokenizer: &dyn Detokenizer,
+        commands: &mut dyn CommandSource,
+        progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
+        on_event: &mut dyn FnMut(Event),
+    ) -> Result<(), RolloutError> {
+        if self.ranks.is_some() {
+            return Err(RolloutError::CommandsInGroup);
+        }
+        let client = Client { commands, on_step: progress, on_event };
+        self.drive(policy.into(), detokenizer, Work::Commands, client)
+    }
+
+    /// Runs the loop with the capacity that the work needs.
+    fn drive(
+        &mut self,
+        policy: DecoderUnits<'_>,
+        detokenizer: &dyn Detokenizer,
+        work: Work<'_>,
+        client: Client<'_>,
+    ) -> Result<(), RolloutError> {
         let _no_grad = tch::no_grad_guard();
         let weights = self.weights.as_ref().ok_or(RolloutError::Asleep)?;
-        let policy: DecoderUnits<'a> = policy.into();
         let mut stats = RolloutStats::default();
         timed(&mut stats.digest_time, || verify_weights(weights, policy, &mut self.digest_cache))?;
         let bounds = RequestBounds::new(&self.options, &weights.frame.config);
-        let plans = requests.iter().enumerate().map(|(idx, request)| bounds.plan(idx, request));
+        let requests = work.requests();
+        let plans = requests.iter().enumerate().map(|(idx, request)| bounds.plan(idx, request, false));
         let planned = plans.collect::<Result<Vec<_>, _>>()?;
-        let cache = allocate_cache(&mut self.cache, &self.options, weights, &planned)?;
+        let RunCapacity { num_blocks, limits } = match work {
+            Work::Requests(requests) => RunCapacity::of_requests(&self.options, &planned, requests),
+            Work::Commands => RunCapacity::of_options(&self.options, &bounds),
+        };
+        let cache = allocate_cache(&mut self.cache, &self.options, weights, &planned, num_blocks)?;
         (stats.cache_bytes, stats.weight_bytes) = (cache.bytes(), weights.num_bytes());
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
         let mut images = RequestImages::new(&weights.frame);
+        let keeps_routes = matches!(work, Work::Requests(_));
+        let mut outputs = RequestOutputs::new(detokenizer, self.options.eos_token_ids.clone(), keeps_routes);
         for (request_idx, request) in requests.iter().enumerate() {
             images.add(&weights.frame, request_idx, request)?;
+            outputs.add(request_idx, request);
         }
-        let limits = runner_limits(&self.options, &planned, requests);
-        let mut outputs = RequestOutputs::new(detokenizer, self.options.eos_token_ids.clone());
-        requests.iter().enumerate().for_each(|(idx, request)| outputs.add(idx, request));
-        let mut completions: Vec<Vec<Option<Completion>>> =
-            requests.iter().map(|request| vec![None; request.seeds.len()]).collect();
-        let mut finish = |id: SequenceId, completion: Completion| {
-            on_finish((id.request_idx, id.sample_idx), &completion);
-            completions[id.request_idx][id.sample_idx] = Some(completion);
-        };
         let mut runner = runner_on(weights, cache, &limits, images)?;
-        let observer = Observer { on_step: progress, on_finish: &mut finish };
-        RunLoop::new(&mut *runner, &mut scheduler, &mut outputs, observer, &mut stats).run()?;
+        RunLoop::new(&mut *runner, &mut scheduler, &mut outputs, client, bounds, &mut stats).run()?;
         drop(runner);
         if stats.num_failed_captures > 0 {
             // Later captures would fail for the same reason.
@@ -246,7 +292,26 @@ impl RolloutEngine {
         }
         self.stats = stats;
         self.routes = outputs.take_routes(requests.len());
-        Ok(completions.into_iter().map(|samples| samples.into_iter().flatten().collect()).collect())
+        Ok(())
+    }
+}
+
+/// The work of a run.
+#[derive(Clone, Copy)]
+enum Work<'a> {
+    /// Samples of these requests.
+    Requests(&'a [RolloutRequest]),
+    /// Whatever commands say.
+    Commands,
+}
+
+impl<'a> Work<'a> {
+    /// The requests that are known at the begin.
+    fn requests(self) -> &'a [RolloutRequest] {
+        match self {
+            Self::Requests(requests) => requests,
+            Self::Commands => &[],
+        }
     }
 }
 

@@ -71,6 +71,11 @@ impl RequestImages {
         Ok(())
     }
 
+    /// Drops the images of a request whose sequences no longer exist.
+    pub(super) fn remove(&mut self, request_idx: usize) {
+        self.of_requests.remove(&request_idx);
+    }
+
     /// Position ids of a pass: `in_sequence`, i64 `[t]`, or those of three axes, i64 `[3, t]`, if a request
     /// of the run has had images.
     pub(super) fn position_ids(&self, stretches: &[Stretch], in_sequence: &[i64]) -> Tensor {

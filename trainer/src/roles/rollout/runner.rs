@@ -13,7 +13,7 @@ use rlt_core::sampling::SamplingParams;
 pub(super) use cpu::CpuRunner;
 
 use super::sampler::SampledToken;
-use super::{RolloutError, RolloutStats};
+use super::{RolloutError, RolloutRequest, RolloutStats};
 
 /// The work of one step.
 pub(super) struct StepInput<'a> {
@@ -38,6 +38,12 @@ pub(super) struct StepOutput {
 pub(super) trait Runner {
     /// Number of steps that may be launched before the oldest of them is read.
     fn max_in_flight(&self) -> usize;
+
+    /// Takes the images of a request whose sequences will run.
+    fn add_request(&mut self, request_idx: usize, request: &RolloutRequest) -> Result<(), RolloutError>;
+
+    /// Drops the images of a request whose sequences no longer exist.
+    fn remove_request(&mut self, request_idx: usize);
 
     /// Starts a step: its prefills, its block copies, and the decode of its sequences.
     fn launch(&mut self, input: &StepInput<'_>, stats: &mut RolloutStats) -> Result<(), RolloutError>;

@@ -9,7 +9,7 @@ use super::rows::OfRequest;
 use super::{CudaRunner, Failure, Launched, MAX_IN_FLIGHT, follow};
 use crate::roles::rollout::runner::{Runner, StepInput, StepOutput, timed};
 use crate::roles::rollout::sampler::SampledToken;
-use crate::roles::rollout::{RolloutError, RolloutStats};
+use crate::roles::rollout::{RolloutError, RolloutRequest, RolloutStats};
 
 /// What a step wrote to pinned memory.
 struct ReadBack {
@@ -23,6 +23,14 @@ struct ReadBack {
 impl Runner for CudaRunner<'_> {
     fn max_in_flight(&self) -> usize {
         MAX_IN_FLIGHT
+    }
+
+    fn add_request(&mut self, request_idx: usize, request: &RolloutRequest) -> Result<(), RolloutError> {
+        self.images.add(&self.model.weights.frame, request_idx, request)
+    }
+
+    fn remove_request(&mut self, request_idx: usize) {
+        self.images.remove(request_idx);
     }
 
     fn launch(&mut self, input: &StepInput<'_>, stats: &mut RolloutStats) -> Result<(), RolloutError> {

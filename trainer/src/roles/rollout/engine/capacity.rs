@@ -2,6 +2,7 @@
 
 use rlt_core::engine::{Scheduler, SchedulerLimits, SequenceRequest};
 
+use super::bounds::RequestBounds;
 use crate::roles::rollout::device::RunnerLimits;
 use crate::roles::rollout::kv_cache::{self, KvCache};
 use crate::roles::rollout::weights::RolloutWeights;
@@ -10,19 +11,44 @@ use crate::roles::rollout::{RolloutError, RolloutOptions, RolloutRequest};
 /// Environment variable that with the value 0 forbids CUDA graphs: steps are launched one by one.
 const GRAPHS_VARIABLE: &str = "RLT_CUDA_GRAPHS";
 
-/// Returns the limits of a runner that computes the samples of `requests`.
-pub(super) fn runner_limits(
-    options: &RolloutOptions,
-    planned: &[SequenceRequest],
-    requests: &[RolloutRequest],
-) -> RunnerLimits {
-    let num_samples: usize = planned.iter().map(|request| request.seeds.len()).sum();
-    let longest = planned.iter().map(|request| request.max_blocks(options.block_size)).max();
-    RunnerLimits {
-        max_rows: options.max_concurrent.min(num_samples).max(1),
-        max_blocks: longest.unwrap_or(1).max(1),
-        has_penalty: requests.iter().any(|request| request.sampling.has_penalty()),
-        uses_graphs: options.uses_graphs && !graphs_are_forbidden(),
+/// Cache and limits that a run asks for.
+pub(super) struct RunCapacity {
+    /// Number of cache blocks with which no sequence is preempted.
+    pub(super) num_blocks: usize,
+    /// Limits of the runner.
+    pub(super) limits: RunnerLimits,
+}
+
+impl RunCapacity {
+    /// Capacity for the samples of `requests`.
+    pub(super) fn of_requests(
+        options: &RolloutOptions,
+        planned: &[SequenceRequest],
+        requests: &[RolloutRequest],
+    ) -> Self {
+        let num_samples: usize = planned.iter().map(|request| request.seeds.len()).sum();
+        let longest = planned.iter().map(|request| request.max_blocks(options.block_size)).max();
+        let limits = RunnerLimits {
+            max_rows: options.max_concurrent.min(num_samples).max(1),
+            max_blocks: longest.unwrap_or(1).max(1),
+            has_penalty: requests.iter().any(|request| request.sampling.has_penalty()),
+            uses_graphs: options.uses_graphs && !graphs_are_forbidden(),
+        };
+        let num_blocks = Scheduler::blocks_wanted(planned, options.block_size, options.max_concurrent);
+        Self { num_blocks, limits }
+    }
+
+    /// Capacity for requests that are not known yet: for as many sequences as may decode together, each as
+    /// long as the model's context.
+    pub(super) fn of_options(options: &RolloutOptions, bounds: &RequestBounds) -> Self {
+        let max_blocks = bounds.max_model_len.div_ceil(options.block_size.max(1)).max(1);
+        let limits = RunnerLimits {
+            max_rows: options.max_concurrent.max(1),
+            max_blocks,
+            has_penalty: true,
+            uses_graphs: options.uses_graphs && !graphs_are_forbidden(),
+        };
+        Self { num_blocks: options.max_concurrent.saturating_mul(max_blocks).saturating_add(1), limits }
     }
 }
 
@@ -31,13 +57,14 @@ fn graphs_are_forbidden() -> bool {
     std::env::var_os(GRAPHS_VARIABLE).is_some_and(|value| value == "0")
 }
 
-/// The cache of the last call where it is large enough, else a new one. Fails where it may not become large
-/// enough for the longest sample of each request.
+/// Returns the cache of the last run if it has `wanted` blocks, or as many as are allowed, else a new one.
+/// Fails if it may not become large enough for the longest sample of each request.
 pub(super) fn allocate_cache<'a>(
     cache: &'a mut Option<KvCache>,
     options: &RolloutOptions,
     weights: &RolloutWeights,
     planned: &[SequenceRequest],
+    wanted: usize,
 ) -> Result<&'a mut KvCache, RolloutError> {
     let (kind, device) = (weights.frame.compute_kind(), weights.frame.device());
     let block_bytes = kv_cache::block_bytes(&weights.shard, options.block_size, kind);
@@ -58,7 +85,6 @@ pub(super) fn allocate_cache<'a>(
             }
         }
     }
-    let wanted = Scheduler::blocks_wanted(planned, options.block_size, options.max_concurrent);
     let num_blocks = wanted.min(allowed).clamp(1, u32::MAX as usize) as u32;
     if cache.as_ref().is_some_and(|cache| cache.num_blocks() < num_blocks) {
         // The old one goes before the new one comes.

@@ -12,7 +12,7 @@ use crate::parallel::RankError;
 use crate::roles::rollout::images::{RequestImages, Stretch};
 use crate::roles::rollout::kv_cache::{KvCache, LayerCache};
 use crate::roles::rollout::weights::RolloutWeights;
-use crate::roles::rollout::{RolloutError, RolloutStats, sampler};
+use crate::roles::rollout::{RolloutError, RolloutRequest, RolloutStats, sampler};
 
 /// Packed weights with the cache that passes write.
 pub(in crate::roles::rollout) struct CpuRunner<'a> {
@@ -106,6 +106,14 @@ impl<'a> CpuRunner<'a> {
 impl Runner for CpuRunner<'_> {
     fn max_in_flight(&self) -> usize {
         1
+    }
+
+    fn add_request(&mut self, request_idx: usize, request: &RolloutRequest) -> Result<(), RolloutError> {
+        self.images.add(&self.weights.frame, request_idx, request)
+    }
+
+    fn remove_request(&mut self, request_idx: usize) {
+        self.images.remove(request_idx);
     }
 
     fn launch(&mut self, input: &StepInput<'_>, stats: &mut RolloutStats) -> Result<(), RolloutError> {
