@@ -37,7 +37,7 @@ mod text;
 
 pub use block_pool::{Block, BlockPool};
 pub use scheduler::{
-    BlockCopy, PendingToken, Prefill, Scheduler, SchedulerError, SchedulerLimits, SchedulerStats, Step,
+    BlockCopy, PendingToken, Prefill, Scheduler, SchedulerConfig, SchedulerError, SchedulerStats, Step,
 };
 pub use sequence::{Sequence, SequenceId, SequenceRequest};
 pub use text::{DetokenizeError, Detokenizer, IncrementalText};

@@ -19,18 +19,18 @@ pub use ahead::PendingToken;
 /// One hundredth of the blocks is withheld from new sequences, as by vLLM's watermark.
 const WATERMARK_DIVISOR: usize = 100;
 
-/// The limits of the engine.
+/// Limits of the scheduler, by vLLM's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SchedulerLimits {
+pub struct SchedulerConfig {
     /// Number of blocks in the cache.
     pub num_blocks: u32,
     /// Block size, in tokens.
     pub block_size: usize,
     /// Largest number of sequences that decode together.
-    pub max_concurrent: usize,
+    pub max_num_seqs: usize,
     /// Largest number of tokens in one prefill pass. A longer prompt has a step of its own, in which it is
     /// prefilled in chunks of this size.
-    pub max_prefill_tokens: usize,
+    pub max_num_batched_tokens: usize,
 }
 
 /// A request or limit that the scheduler rejects.
@@ -135,7 +135,8 @@ pub struct BlockCopy {
 /// The work of one step: the prefills, then the copies, then one decode of [`Scheduler::running`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Prefill chunks, packed into passes of at most `max_prefill_tokens` tokens ([`Self::prefill_passes`]).
+    /// Prefill chunks, packed into passes of at most `max_num_batched_tokens` tokens
+    /// ([`Self::prefill_passes`]).
     pub prefills: Vec<Prefill>,
     /// Block copies of the step. A source must be read before a later copy of the list overwrites it.
     pub copies: Vec<BlockCopy>,
@@ -169,7 +170,7 @@ struct Group {
 /// The continuous-batching scheduler; see the module above for the loop around it.
 #[derive(Debug)]
 pub struct Scheduler {
-    limits: SchedulerLimits,
+    config: SchedulerConfig,
     pool: BlockPool,
     /// Requests with samples that have not run, by index.
     groups: BTreeMap<usize, Group>,
@@ -193,19 +194,19 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`SchedulerError::ZeroLimit`] if a limit is 0.
-    pub fn new(limits: SchedulerLimits) -> Result<Self, SchedulerError> {
+    pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
         let named = [
-            ("num_blocks", limits.num_blocks as usize),
-            ("block_size", limits.block_size),
-            ("max_concurrent", limits.max_concurrent),
-            ("max_prefill_tokens", limits.max_prefill_tokens),
+            ("num_blocks", config.num_blocks as usize),
+            ("block_size", config.block_size),
+            ("max_num_seqs", config.max_num_seqs),
+            ("max_num_batched_tokens", config.max_num_batched_tokens),
         ];
         if let Some((name, _)) = named.into_iter().find(|(_, value)| *value == 0) {
             return Err(SchedulerError::ZeroLimit { name });
         }
         Ok(Self {
-            limits,
-            pool: BlockPool::new(limits.num_blocks),
+            config,
+            pool: BlockPool::new(config.num_blocks),
             groups: BTreeMap::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -218,7 +219,7 @@ impl Scheduler {
     }
 
     /// Number of blocks with which no sample of `requests` is ever preempted, whatever its length.
-    pub fn blocks_wanted(requests: &[SequenceRequest], block_size: usize, max_concurrent: usize) -> usize {
+    pub fn blocks_wanted(requests: &[SequenceRequest], block_size: usize, max_num_seqs: usize) -> usize {
         let mut costs: Vec<usize> = Vec::new();
         for request in requests.iter().filter(|request| !request.prompt.is_empty()) {
             let longest = request.max_blocks(block_size);
@@ -231,7 +232,7 @@ impl Scheduler {
             }));
         }
         costs.sort_unstable_by(|a, b| b.cmp(a));
-        let wanted: usize = costs.iter().take(max_concurrent).sum();
+        let wanted: usize = costs.iter().take(max_num_seqs).sum();
         wanted + wanted / WATERMARK_DIVISOR + 1
     }
 
@@ -247,7 +248,7 @@ impl Scheduler {
         if request.max_new_tokens == 0 {
             return Err(SchedulerError::NoNewTokens { request_idx });
         }
-        let needed = request.max_blocks(self.limits.block_size);
+        let needed = request.max_blocks(self.config.block_size);
         if needed > self.pool.num_blocks() {
             return Err(SchedulerError::TooLong { request_idx, needed, num_blocks: self.pool.num_blocks() });
         }
@@ -319,7 +320,7 @@ impl Scheduler {
     }
 
     fn reserve_last_slot_of(&mut self, running_idx: usize, step: &mut Step) -> bool {
-        reserve_last_slot(&self.pool, &mut self.running[running_idx], self.limits.block_size, step)
+        reserve_last_slot(&self.pool, &mut self.running[running_idx], self.config.block_size, step)
     }
 
     /// Frees the prefilled prompts kept for waiting samples, which are cheaper to recompute than a sequence.

@@ -41,8 +41,8 @@ use super::kv_cache::KvCache;
 use super::weights::RolloutWeights;
 use crate::parallel::RankError;
 use layers::{Buffers, Inputs, Model, Seen};
-use peers::Peers;
-use rows::{Layout, PerRow, Rows};
+use peers::StreamTensorParallel;
+use rows::{BatchState, BatchStateLayout, RowArray};
 use scores::Scores;
 
 /// Number of steps in flight: one that runs, and the next one.
@@ -53,18 +53,18 @@ pub(super) struct CudaRunner<'a> {
     model: Model<'a>,
     cache: &'a mut KvCache,
     stream: Stream,
-    layout: Layout,
-    rows: Rows,
+    layout: BatchStateLayout,
+    rows: BatchState,
     images: RequestImages,
     /// Tokens that are never drawn.
     banned: Vec<TokenId>,
-    /// i32 words, see [`Layout`].
+    /// i32 words, see [`BatchStateLayout`].
     state: Tensor,
     /// i32, what [`ApplyChanges`] takes.
     changes: Tensor,
     /// Copies of `changes` in pinned memory, one for each step in flight.
     staged_changes: Vec<Tensor>,
-    /// i32: what all ranks have drawn, one after the other ([`Layout::drawn`]).
+    /// i32: what all ranks have drawn, one after the other ([`BatchStateLayout::drawn`]).
     drawn: Tensor,
     /// Copies of `drawn` in pinned memory, one for each step in flight.
     read_back: Vec<Tensor>,
@@ -120,40 +120,40 @@ struct Launched {
 
 /// An error while a step is launched or read.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum CudaError {
     Device(Error),
     Ranks(RankError),
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CudaError {
     fn from(source: Error) -> Self {
         Self::Device(source)
     }
 }
 
-impl From<CollectiveError> for Failure {
+impl From<CollectiveError> for CudaError {
     fn from(source: CollectiveError) -> Self {
         Self::Ranks(source.into())
     }
 }
 
-impl From<RankError> for Failure {
+impl From<RankError> for CudaError {
     fn from(source: RankError) -> Self {
         Self::Ranks(source)
     }
 }
 
-impl From<Failure> for RolloutError {
-    fn from(failure: Failure) -> Self {
+impl From<CudaError> for RolloutError {
+    fn from(failure: CudaError) -> Self {
         match failure {
-            Failure::Device(source) => Self::Tensor { what: "decoding on the device".into(), source },
-            Failure::Ranks(source) => Self::Ranks(source),
+            CudaError::Device(source) => Self::Tensor { what: "decoding on the device".into(), source },
+            CudaError::Ranks(source) => Self::Ranks(source),
         }
     }
 }
 
 /// The index of the GPU that holds `weights`, whose heads kernels must be able to read.
-fn gpu_of(weights: &RolloutWeights) -> Result<usize, Failure> {
+fn gpu_of(weights: &RolloutWeights) -> Result<usize, CudaError> {
     let Device::Cuda(device) = weights.frame.device() else {
         let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
         return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
@@ -183,25 +183,25 @@ impl<'a> CudaRunner<'a> {
         cache: &'a mut KvCache,
         limits: &RunnerLimits,
         images: RequestImages,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CudaError> {
         let device = gpu_of(weights)?;
-        let peers = weights.ranks().map(|ranks| Peers::new(ranks, device)).transpose()?;
+        let peers = weights.ranks().map(|ranks| StreamTensorParallel::new(ranks, device)).transpose()?;
         let stream = Stream::for_decoding(device)?;
         follow(&stream, &Stream::current(device)?)?;
         let _on_stream = stream.enter()?;
         let kernels = Kernels::load(device)?;
         let multiprocessors = Driver::get()?.attribute(device, Attribute::MultiprocessorCount)?;
-        let num_ranks = peers.as_ref().map_or(1, Peers::num);
+        let num_ranks = peers.as_ref().map_or(1, StreamTensorParallel::num);
         let model = Model::new(kernels, weights, peers, multiprocessors.max(1) as usize);
         let (vocab_size, block_size) = (model.vocab_size(), cache.block_size());
-        let layout = Layout {
+        let layout = BatchStateLayout {
             max_rows: limits.max_rows,
             max_blocks: limits.max_blocks,
             seen_words: if limits.has_penalty { vocab_size.div_ceil(32) } else { 0 },
             block_size,
             route_layers: weights.frame.config.num_expert_layers(),
         };
-        let rows = Rows::new(layout);
+        let rows = BatchState::new(layout);
         let change_words = layout.max_change_words() as i64;
         let drawn_words = (num_ranks * layout.num_drawn_words()) as i64;
         let ints = |size: &[i64]| Tensor::empty(size, (Kind::Int, model.device()));
@@ -242,7 +242,7 @@ impl<'a> CudaRunner<'a> {
     }
 
     /// One step of the first `rows` rows: as a graph where it has run before.
-    fn decode(&mut self, rows: usize) -> Result<(), Failure> {
+    fn decode(&mut self, rows: usize) -> Result<(), CudaError> {
         let mut pass = match self.passes.remove(&rows) {
             Some(pass) => pass,
             None => self.pass(rows),
@@ -265,7 +265,7 @@ impl<'a> CudaRunner<'a> {
 
     /// Returns the graph of a pass that has run before, or `None` in eager mode. A failed capture has
     /// executed nothing, so this step and all later ones continue in eager mode.
-    fn graph_of(&mut self, pass: &mut Pass) -> Result<Option<Graph>, Failure> {
+    fn graph_of(&mut self, pass: &mut Pass) -> Result<Option<Graph>, CudaError> {
         if !self.uses_graphs || !pass.has_run {
             return Ok(None);
         }
@@ -276,8 +276,8 @@ impl<'a> CudaRunner<'a> {
         let stream = self.stream;
         match Graph::capture(&stream, || self.launch_pass(pass)) {
             Ok(graph) => Ok(Some(graph)),
-            Err(Failure::Ranks(error)) => Err(Failure::Ranks(error)),
-            Err(Failure::Device(error)) => {
+            Err(CudaError::Ranks(error)) => Err(CudaError::Ranks(error)),
+            Err(CudaError::Device(error)) => {
                 tracing::warn!(%error, "failed to capture a CUDA graph; decoding continues in eager mode");
                 self.num_failed_captures += 1;
                 self.uses_graphs = false;
@@ -287,10 +287,10 @@ impl<'a> CudaRunner<'a> {
     }
 
     fn traffic(&self) -> Traffic {
-        self.model.peers.as_ref().map_or_else(Traffic::default, Peers::traffic)
+        self.model.peers.as_ref().map_or_else(Traffic::default, StreamTensorParallel::traffic)
     }
 
-    fn launch_pass(&mut self, pass: &Pass) -> Result<(), Failure> {
+    fn launch_pass(&mut self, pass: &Pass) -> Result<(), CudaError> {
         let kernels = self.model.kernels.clone();
         ApplyChanges { changes: &self.changes, state: &self.state }.launch(&kernels)?;
         let normed = self.model.run(&pass.inputs, self.cache, &pass.buffers)?;
@@ -332,15 +332,15 @@ impl<'a> CudaRunner<'a> {
         let drawn = |array: usize| words(layout.drawn() + array * layout.max_rows, rows);
         let first_route = layout.drawn() + layout.routes();
         let routes = |layer: usize| words(first_route + layer * layout.max_rows, rows);
-        let context_lens = per_row(PerRow::ContextLen);
+        let context_lens = per_row(RowArray::ContextLen);
         let block_tables = matrix(layout.tables(), layout.max_blocks);
         Pass {
             inputs: Inputs {
-                tokens: per_row(PerRow::Token),
-                positions: per_row(PerRow::Position),
+                tokens: per_row(RowArray::Token),
+                positions: per_row(RowArray::Position),
                 images: None,
                 has_axes: false,
-                slots: per_row(PerRow::Slot),
+                slots: per_row(RowArray::Slot),
                 seen: Seen::Paged {
                     context_lens: context_lens.shallow_clone(),
                     block_tables: block_tables.shallow_clone(),
@@ -352,7 +352,7 @@ impl<'a> CudaRunner<'a> {
             buffers: self.buffers.of_rows(rows),
             scores: self.scores.of_rows(rows),
             params: matrix(0, 2 * SAMPLING_ROW_WORDS).view_dtype(Kind::Int64),
-            steps: per_row(PerRow::Step),
+            steps: per_row(RowArray::Step),
             seen: (layout.seen_words > 0).then(|| matrix(layout.seen(), layout.seen_words)),
             tokens: drawn(0),
             logprobs: drawn(1).view_dtype(Kind::Float),
@@ -363,7 +363,7 @@ impl<'a> CudaRunner<'a> {
     }
 
     /// Waits for all that was launched here.
-    fn settle(&self) -> Result<(), Failure> {
+    fn settle(&self) -> Result<(), CudaError> {
         let Some(peers) = &self.model.peers else { return Ok(self.stream.synchronize()?) };
         let end = Event::new(self.stream.device())?;
         end.record(&self.stream)?;
@@ -390,6 +390,6 @@ fn follow(stream: &Stream, other: &Stream) -> Result<(), Error> {
 }
 
 /// Returns the words of `state` to which this rank writes its draws.
-fn own_drawn(state: &Tensor, layout: &Layout) -> Tensor {
+fn own_drawn(state: &Tensor, layout: &BatchStateLayout) -> Tensor {
     state.narrow(0, layout.drawn() as i64, layout.num_drawn_words() as i64)
 }

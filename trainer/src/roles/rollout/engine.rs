@@ -283,7 +283,7 @@ impl RolloutEngine {
             outputs.add(request_idx, request);
         }
         let mut runner = runner_on(weights, cache, &limits, images)?;
-        RunLoop::new(&mut *runner, &mut scheduler, &mut outputs, client, bounds, &mut stats).run()?;
+        RunLoop::new(runner.as_mut(), &mut scheduler, &mut outputs, client, bounds, &mut stats).run()?;
         drop(runner);
         if stats.num_failed_captures > 0 {
             // Later captures would fail for the same reason.

@@ -14,7 +14,7 @@ enum Prefix {
 
 impl Scheduler {
     pub(super) fn admit_waiting(&mut self, step: &mut Step) {
-        while self.running.len() < self.limits.max_concurrent && !self.waiting.is_empty() {
+        while self.running.len() < self.config.max_num_seqs && !self.waiting.is_empty() {
             if !self.has_headroom() {
                 if self.give_up_idle_blocks() {
                     continue;
@@ -71,7 +71,7 @@ impl Scheduler {
         let is_kept = siblings_wait && keep == Prefix::KeptForSiblings;
         let for_siblings = is_kept.then(|| sequence.block_table.clone());
         let pieces = if is_computed { Vec::new() } else { self.pieces_of(&sequence) };
-        if !reserve_last_slot(&self.pool, &mut sequence, self.limits.block_size, step) {
+        if !reserve_last_slot(&self.pool, &mut sequence, self.config.block_size, step) {
             let blocks = sequence.block_table.split_off(num_own_blocks);
             if let Some(group) = self.groups.get_mut(&request_idx).filter(|_| is_computed) {
                 group.prefix = Some(blocks);
@@ -103,20 +103,20 @@ impl Scheduler {
     fn fits_budget(&self, sequence: &Sequence, step: &Step) -> bool {
         let num_tokens = sequence.last_position() - sequence.num_cached;
         let planned: usize = step.prefills.iter().map(|prefill| prefill.tokens.len()).sum();
-        planned == 0 || planned + num_tokens <= self.limits.max_prefill_tokens
+        planned == 0 || planned + num_tokens <= self.config.max_num_batched_tokens
     }
 
     /// Allocates the blocks that a sequence lacks for every token but the last; `None` if the step's token
     /// budget or the free blocks do not suffice.
     fn allocate_missing(&self, sequence: &Sequence, step: &Step) -> Option<Vec<Block>> {
-        let num_blocks = sequence.last_position().div_ceil(self.limits.block_size);
+        let num_blocks = sequence.last_position().div_ceil(self.config.block_size);
         let num_missing = num_blocks.saturating_sub(sequence.block_table.len());
         self.fits_budget(sequence, step).then(|| self.pool.allocate_many(num_missing))?
     }
 
     /// Splits all tokens but the last that are not in the cache into prefill chunks of the token budget.
     fn pieces_of(&self, sequence: &Sequence) -> Vec<Prefill> {
-        let (block_size, budget) = (self.limits.block_size, self.limits.max_prefill_tokens);
+        let (block_size, budget) = (self.config.block_size, self.config.max_num_batched_tokens);
         let num_tokens = sequence.last_position();
         let piece = |first: usize| {
             let end = num_tokens.min(first.saturating_add(budget));

@@ -38,7 +38,7 @@ impl Scheduler {
             return Err(SchedulerError::NoNewTokens { request_idx });
         }
         let num_tokens = self.idle[idle_idx].tokens.len() + tokens.len();
-        let needed = blocks_at_longest(num_tokens, max_new_tokens, self.limits.block_size);
+        let needed = blocks_at_longest(num_tokens, max_new_tokens, self.config.block_size);
         if needed > self.pool.num_blocks() {
             return Err(SchedulerError::TooLong { request_idx, needed, num_blocks: self.pool.num_blocks() });
         }

@@ -26,7 +26,7 @@ fn fingerprints_after(before: Fingerprint, tokens: &[TokenId]) -> Vec<Fingerprin
 }
 
 struct Simulation {
-    limits: SchedulerLimits,
+    limits: SchedulerConfig,
     scheduler: Scheduler,
     cache: Vec<Option<Fingerprint>>,
     finished: HashMap<(usize, usize), Vec<TokenId>>,
@@ -38,7 +38,7 @@ struct Simulation {
 }
 
 impl Simulation {
-    fn new(limits: SchedulerLimits, requests: &[SequenceRequest]) -> Self {
+    fn new(limits: SchedulerConfig, requests: &[SequenceRequest]) -> Self {
         let mut scheduler = Scheduler::new(limits).unwrap();
         requests.iter().enumerate().for_each(|(idx, request)| scheduler.add(idx, request).unwrap());
         let cache = vec![None; limits.num_blocks as usize * limits.block_size];
@@ -66,7 +66,7 @@ impl Simulation {
         let oldest = self.scheduler.running().first().map(Sequence::id);
         let step = self.scheduler.schedule();
         assert!(!self.scheduler.running().is_empty(), "a step with work to do runs something");
-        assert!(self.scheduler.running().len() <= self.limits.max_concurrent);
+        assert!(self.scheduler.running().len() <= self.limits.max_num_seqs);
         if let Some(oldest) = oldest {
             assert_eq!(self.scheduler.running()[0].id(), oldest, "the oldest is never preempted");
         }
@@ -88,7 +88,7 @@ impl Simulation {
     fn prefill_and_copy(&mut self, step: &Step) {
         for pass in step.prefill_passes() {
             let planned: usize = pass.iter().map(|prefill| prefill.tokens.len()).sum();
-            assert!(planned <= self.limits.max_prefill_tokens, "a pass keeps to its budget");
+            assert!(planned <= self.limits.max_num_batched_tokens, "a pass keeps to its budget");
             pass.iter().for_each(|prefill| self.prefill(prefill));
         }
         // All reads before all writes: the order that asks most of the plan.
@@ -179,8 +179,8 @@ fn request(prompt_len: usize, num_samples: u64, max_new_tokens: usize) -> Sequen
     SequenceRequest { prompt, seeds: (0..num_samples).collect(), max_new_tokens, keep_open: false }
 }
 
-fn limits(num_blocks: u32, block_size: usize, max_concurrent: usize) -> SchedulerLimits {
-    SchedulerLimits { num_blocks, block_size, max_concurrent, max_prefill_tokens: 64 }
+fn limits(num_blocks: u32, block_size: usize, max_num_seqs: usize) -> SchedulerConfig {
+    SchedulerConfig { num_blocks, block_size, max_num_seqs, max_num_batched_tokens: 64 }
 }
 
 proptest! {
@@ -190,8 +190,8 @@ proptest! {
     fn every_request_finishes_on_its_own_tokens_and_returns_its_blocks(
         shapes in prop::collection::vec((1usize..20, 1u64..6, 1usize..24), 1..8),
         block_size in 1usize..6,
-        max_concurrent in 1usize..9,
-        max_prefill_tokens in 1usize..40,
+        max_num_seqs in 1usize..9,
+        max_num_batched_tokens in 1usize..40,
         spare_blocks in 0u32..12,
         stop_seed in 1usize..50,
     ) {
@@ -199,7 +199,7 @@ proptest! {
         let longest = requests.iter().map(|r| r.max_blocks(block_size)).max().unwrap_or(0);
         // Down to the fewest blocks with which the longest sample can run at all.
         let num_blocks = longest as u32 + spare_blocks;
-        let limits = SchedulerLimits { num_blocks, block_size, max_concurrent, max_prefill_tokens };
+        let limits = SchedulerConfig { num_blocks, block_size, max_num_seqs, max_num_batched_tokens };
         let stop_after = |s: &Sequence| 1 + (s.request_idx * 13 + s.sample_idx * 5 + stop_seed) % 24;
         let done = Simulation::new(limits, &requests).run(&stop_after);
         let ahead = Simulation::new(limits, &requests).ahead().run(&stop_after);
@@ -220,13 +220,13 @@ proptest! {
     fn with_the_blocks_wanted_nothing_is_ever_preempted(
         shapes in prop::collection::vec((1usize..30, 1u64..6, 1usize..24), 1..8),
         block_size in 1usize..6,
-        max_concurrent in 1usize..9,
+        max_num_seqs in 1usize..9,
         stop_seed in 1usize..50,
     ) {
         let requests: Vec<_> = shapes.iter().map(|&(p, n, new)| request(p, n, new)).collect();
-        let num_blocks = Scheduler::blocks_wanted(&requests, block_size, max_concurrent) as u32;
+        let num_blocks = Scheduler::blocks_wanted(&requests, block_size, max_num_seqs) as u32;
         let stop_after = |s: &Sequence| 1 + (s.request_idx * 7 + s.sample_idx * 3 + stop_seed) % 24;
-        let done = Simulation::new(limits(num_blocks, block_size, max_concurrent), &requests).run(&stop_after);
+        let done = Simulation::new(limits(num_blocks, block_size, max_num_seqs), &requests).run(&stop_after);
         prop_assert_eq!(done.scheduler.stats().preemptions, 0);
     }
 }
@@ -251,7 +251,7 @@ fn a_group_prompt_is_prefilled_once_and_its_full_blocks_are_shared() {
 #[test]
 fn a_prompt_beyond_the_budget_is_cut_by_its_own_length_alone() {
     let pieces_of_second = |first_len: usize| {
-        let limits = SchedulerLimits { max_prefill_tokens: 4, ..limits(64, 4, 8) };
+        let limits = SchedulerConfig { max_num_batched_tokens: 4, ..limits(64, 4, 8) };
         let mut scheduler = Scheduler::new(limits).unwrap();
         scheduler.add(0, &request(first_len, 1, 4)).unwrap();
         scheduler.add(1, &request(12, 1, 4)).unwrap();

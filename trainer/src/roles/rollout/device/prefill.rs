@@ -7,12 +7,12 @@ use rlt_torch::{CachedSegments, Error};
 use tch::{Kind, Tensor};
 
 use super::layers::{Inputs, Seen};
-use super::{CudaRunner, Failure, MAX_IN_FLIGHT};
+use super::{CudaError, CudaRunner, MAX_IN_FLIGHT};
 use crate::roles::rollout::images::Stretch;
 
 impl CudaRunner<'_> {
     /// Stores keys and values of a step's prompts, and copies the step's blocks.
-    pub(super) fn prepare(&mut self, step: &Step) -> Result<(), Failure> {
+    pub(super) fn prepare(&mut self, step: &Step) -> Result<(), CudaError> {
         let _on_stream = self.stream.enter()?;
         for pass in step.prefill_passes() {
             let inputs = self.inputs_of(pass)?;

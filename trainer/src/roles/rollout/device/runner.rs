@@ -4,9 +4,9 @@ use rlt_core::engine::Sequence;
 use rlt_core::sampling::SamplingParams;
 use rlt_torch::cuda::{SAMPLING_ROW_WORDS, SamplingRow, Stream};
 
-use super::peers::Peers;
+use super::peers::StreamTensorParallel;
 use super::rows::OfRequest;
-use super::{CudaRunner, Failure, Launched, MAX_IN_FLIGHT, follow};
+use super::{CudaError, CudaRunner, Launched, MAX_IN_FLIGHT, follow};
 use crate::roles::rollout::runner::{Runner, StepInput, StepOutput, timed};
 use crate::roles::rollout::sampler::SampledToken;
 use crate::roles::rollout::{RolloutError, RolloutRequest, RolloutStats};
@@ -66,7 +66,7 @@ impl Runner for CudaRunner<'_> {
 impl CudaRunner<'_> {
     /// Lets work of this thread's present stream wait for what was launched here. Returns whether a rank
     /// wants to stop, which it may have said too late for a step.
-    fn rejoin(&self) -> Result<bool, Failure> {
+    fn rejoin(&self) -> Result<bool, CudaError> {
         follow(&Stream::current(self.stream.device())?, &self.stream)?;
         let Some(ranks) = self.model.weights.ranks() else { return Ok(self.wants_stop) };
         let [stops] = ranks.all_reduce_max([self.wants_stop.into()])?;
@@ -74,11 +74,11 @@ impl CudaRunner<'_> {
     }
 
     /// Launches the decode of a step: each sequence's last token is fed in, and the next one sampled.
-    fn launch_decode(&mut self, input: &StepInput<'_>) -> Result<Launched, Failure> {
+    fn launch_decode(&mut self, input: &StepInput<'_>) -> Result<Launched, CudaError> {
         let _on_stream = self.stream.enter()?;
         let place = self.num_steps % MAX_IN_FLIGHT;
         self.num_steps += 1;
-        self.sequence = self.model.peers.as_ref().map_or(0, Peers::begin);
+        self.sequence = self.model.peers.as_ref().map_or(0, StreamTensorParallel::begin);
         let images = &self.images;
         let of_request = |sequence: &Sequence| OfRequest {
             sampling: sampling_words(sequence.seed, (input.sampling)(sequence)),
@@ -99,7 +99,7 @@ impl CudaRunner<'_> {
     }
 
     /// Waits for what a step has sampled.
-    fn read_back(&self, launched: &Launched) -> Result<ReadBack, Failure> {
+    fn read_back(&self, launched: &Launched) -> Result<ReadBack, CudaError> {
         let is_read = &self.is_read[launched.place];
         match &self.model.peers {
             None => is_read.synchronize()?,

@@ -1,6 +1,6 @@
 //! Capacity of a run: its cache, its scheduler and the limits of its runner.
 
-use rlt_core::engine::{Scheduler, SchedulerLimits, SequenceRequest};
+use rlt_core::engine::{Scheduler, SchedulerConfig, SequenceRequest};
 
 use super::bounds::RequestBounds;
 use crate::roles::rollout::device::RunnerLimits;
@@ -101,13 +101,13 @@ pub(super) fn scheduler_for(
     cache: &KvCache,
     planned: &[SequenceRequest],
 ) -> Result<Scheduler, RolloutError> {
-    let limits = SchedulerLimits {
+    let config = SchedulerConfig {
         num_blocks: cache.num_blocks(),
         block_size: cache.block_size(),
-        max_concurrent: options.max_concurrent,
-        max_prefill_tokens: options.max_prefill_tokens,
+        max_num_seqs: options.max_concurrent,
+        max_num_batched_tokens: options.max_prefill_tokens,
     };
-    let mut scheduler = Scheduler::new(limits).map_err(RolloutError::Schedule)?;
+    let mut scheduler = Scheduler::new(config).map_err(RolloutError::Schedule)?;
     let mut requests = planned.iter().enumerate();
     requests.try_for_each(|(idx, request)| scheduler.add(idx, request)).map_err(RolloutError::Schedule)?;
     Ok(scheduler)

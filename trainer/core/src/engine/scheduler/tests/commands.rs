@@ -72,8 +72,8 @@ proptest! {
         shapes in prop::collection::vec((1usize..20, 1u64..4, 1usize..16, any::<bool>()), 1..6),
         commands in prop::collection::vec((0u8..10, 0usize..6, 0usize..4), 0..60),
         block_size in 1usize..6,
-        max_concurrent in 1usize..6,
-        max_prefill_tokens in 1usize..40,
+        max_num_seqs in 1usize..6,
+        max_num_batched_tokens in 1usize..40,
         spare_blocks in 0u32..16,
         stop_seed in 1usize..50,
         is_ahead in any::<bool>(),
@@ -86,7 +86,7 @@ proptest! {
             .collect();
         let longest = requests.iter().map(|r| r.max_blocks(block_size)).max().unwrap_or(0);
         let num_blocks = longest as u32 + spare_blocks;
-        let limits = SchedulerLimits { num_blocks, block_size, max_concurrent, max_prefill_tokens };
+        let limits = SchedulerConfig { num_blocks, block_size, max_num_seqs, max_num_batched_tokens };
         let stop_after = |s: &Sequence| 1 + (s.request_idx * 13 + s.sample_idx * 5 + stop_seed) % 24;
         let mut simulation = Simulation { is_ahead, ..Simulation::new(limits, &[]) };
         let mut waiting = requests.iter().enumerate();
