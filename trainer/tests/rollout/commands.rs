@@ -156,10 +156,10 @@ fn a_handle_on_another_thread_leads_a_dialogue() {
     });
     let mut engine = RolloutEngine::new(session());
     engine.sync_weights(&decoder, 0).unwrap();
-    let mut hear = |event: Event| {
-        if let Event::TurnOver { completion, .. } = event {
-            heard.send(completion).unwrap();
-        }
+    let mut hear = |event: Event| match event {
+        Event::TurnOver { completion, .. } => heard.send(completion).unwrap(),
+        Event::Rejected { error, .. } => panic!("{error}"),
+        _ => {}
     };
     let mut go_on = |_| ControlFlow::Continue(());
     engine.run(&decoder, &Letters, &mut queue, &mut go_on, &mut hear).unwrap();

@@ -153,3 +153,6 @@ impl<'a, 'o, 'c> RunLoop<'a, 'o, 'c> {
         if stops { Err(RolloutError::Interrupted) } else { Ok(()) }
     }
 }
+
+#[cfg(test)]
+mod tests;
