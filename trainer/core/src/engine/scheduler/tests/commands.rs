@@ -47,10 +47,10 @@ impl Simulation {
             1 => {
                 let _ = self.scheduler.resume(id);
             }
-            2 => {
+            2 | 3 => {
                 let _ = self.extend(id, 1 + id.sample_idx as u32, 2 + id.request_idx);
             }
-            3 => {
+            4 => {
                 if let Some(cancelled) = self.scheduler.cancel(id) {
                     let len = cancelled.tokens().len();
                     assert_eq!(cancelled.tokens(), &true_tokens(&cancelled)[..len], "what was read is kept");
@@ -96,6 +96,8 @@ proptest! {
             {
                 simulation.scheduler.add(request_idx, request).unwrap();
             }
+            let request_idx = request_idx % requests.len();
+            let sample_idx = sample_idx % requests[request_idx].seeds.len();
             simulation.apply(command, id(request_idx, sample_idx), &stop_after);
         }
         waiting.for_each(|(request_idx, request)| simulation.scheduler.add(request_idx, request).unwrap());
