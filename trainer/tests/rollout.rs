@@ -5,6 +5,8 @@
 
 #[path = "rollout/adapter.rs"]
 mod adapter;
+#[path = "rollout/commands.rs"]
+mod commands;
 #[path = "rollout/equality.rs"]
 mod equality;
 #[path = "rollout/fixture.rs"]
@@ -19,6 +21,8 @@ mod quantized;
 mod ranks;
 #[path = "rollout/routes.rs"]
 mod routes;
+#[path = "rollout/script.rs"]
+mod script;
 #[path = "rollout/stopping.rs"]
 mod stopping;
 #[path = "rollout/tensor_parallel.rs"]

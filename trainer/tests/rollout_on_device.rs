@@ -5,6 +5,8 @@
 
 #[path = "rollout/adapters_on_device.rs"]
 mod adapters_on_device;
+#[path = "rollout/commands_on_device.rs"]
+mod commands_on_device;
 #[path = "rollout/experts_on_device.rs"]
 mod experts_on_device;
 #[path = "rollout/fixture.rs"]
@@ -20,6 +22,9 @@ mod narrow_on_device;
 mod odd_models_on_device;
 #[path = "rollout/ranks.rs"]
 mod ranks;
+#[path = "rollout/script.rs"]
+#[allow(dead_code, reason = "shared with the tests on the CPU, which need more of it")]
+mod script;
 #[path = "rollout/tensor_parallel_on_devices.rs"]
 mod tensor_parallel_on_devices;
 #[path = "vision/fixture.rs"]

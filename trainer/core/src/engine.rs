@@ -3,10 +3,11 @@
 //!
 //! ```text
 //!   add(request) -> waiting --admit--> running --finish--> back to the caller
-//!                      ^                  |
-//!                      +----- preempt ----+          (out of blocks: recomputed later)
+//!                   ^  ^                  |  |
+//!                   |  +----- preempt ----+  |       (out of blocks: recomputed later)
+//!                   +---- resume, extend --- idle    (paused, or ended and kept open)
 //!
-//!   loop { schedule() -> Step; run its prefills, then its copies; one decode of running(); advance(tokens) }
+//!   loop { schedule() -> Step; run its prefills, copies and decode of running(); launch(); commit(tokens) }
 //! ```
 //! The four central types have vLLM's names: [`Block`] and [`BlockPool`], [`Sequence`], [`Scheduler`]. A
 //! running sequence always has the keys and values of every token **but its last** in the cache; a decode
@@ -20,9 +21,12 @@
 //! 3. each row of a decode attends to exactly its own tokens;
 //! 4. the oldest running sequence is never preempted, so every request finishes.
 //!
+//! A sequence that is kept open is idle when it has ended, and can be extended by tokens that were not
+//! sampled: a turn of a dialogue, the result of a tool. It then uses its cached blocks again. Idle sequences
+//! keep their blocks until others need them.
+//!
 //! On a device, the next step is planned before the tokens of the previous one are read
-//! ([`Scheduler::advance_unread`]); a sequence found to be finished then drops the token that it drew
-//! meanwhile.
+//! ([`Scheduler::launch`]); a sequence found to be finished then drops the token that it sampled meanwhile.
 //!
 //! This module has no tensors, probabilities or clock.
 
@@ -32,6 +36,8 @@ mod sequence;
 mod text;
 
 pub use block_pool::{Block, BlockPool};
-pub use scheduler::{BlockCopy, Prefill, Scheduler, SchedulerError, SchedulerLimits, SchedulerStats, Step};
-pub use sequence::{Sequence, SequenceRequest};
+pub use scheduler::{
+    BlockCopy, PendingToken, Prefill, Scheduler, SchedulerConfig, SchedulerError, SchedulerStats, Step,
+};
+pub use sequence::{Sequence, SequenceId, SequenceRequest};
 pub use text::{DetokenizeError, Detokenizer, IncrementalText};

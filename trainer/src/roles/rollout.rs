@@ -3,14 +3,17 @@
 //! ```text
 //!   sync_weights(policy, version) -> generate(requests) ... -> sleep() -> (update) -> sync_weights ...
 //!
-//!   generate:  Scheduler (rlt-core, no tensors)  -- Step -->  ModelRunner -- logits -->  RowSampler
-//!                   ^                                                                        |
-//!                   +--------------------------- tokens drawn -------------------------------+
+//!   generate:  Scheduler (rlt-core, no tensors)  -- Step -->  Runner (CpuRunner or CudaRunner)
+//!                   ^                                            |
+//!                   +------------- sampled tokens ---------------+
 //! ```
+//! - One loop (`engine/run_loop.rs`) schedules, launches and reads the steps of either runner. It works on a
+//!   list of requests, or on commands of handles that add, extend, pause, resume and cancel sequences
+//!   ([`RolloutEngine::run`]).
 //! - One body: a layer's arithmetic is [`crate::model::DecoderLayer::forward_with`], which training runs too;
 //!   only the linear layers are packed for few rows and the attention reads a paged cache.
 //! - A prompt longer than a pass may be is prefilled in pieces, whose tokens attend to the cache.
-//! - On a GPU `device` decodes: one step is launched before the tokens of the one before are read.
+//! - On a GPU (`device`) one step is launched before the tokens of the one before are read.
 //! - Sequences join and leave between two steps; no row of a batch is padding.
 //! - Ranks may form a tensor-parallel group ([`RolloutEngine::with_tp_group`]): each packs its shard of every
 //!   layer and keeps keys and values of its heads; all run the same scheduler on the same requests, and draw
@@ -63,9 +66,11 @@ use tch::Kind;
 use crate::parallel::RankError;
 
 pub use digest::WeightDigest;
-pub use engine::RolloutEngine;
+pub use engine::{
+    Command, CommandQueue, CommandSource, EngineEnded, EngineHandle, Event, RolloutEngine, command_queue,
+};
 pub use memory::MemoryShare;
-pub use rlt_core::engine::Detokenizer;
+pub use rlt_core::engine::{Detokenizer, SequenceId};
 pub(crate) use role::SamplingCost;
 pub use role::{RolloutRole, Sampled};
 
@@ -214,6 +219,15 @@ pub enum RolloutError {
         /// The how many-th step of the call, from 1.
         step: usize,
     },
+    /// A tensor-parallel group was to work on commands, which its ranks would apply at different times.
+    #[error("run: an engine in a tensor-parallel group takes no commands; expected one without a group")]
+    CommandsInGroup,
+    /// A request has the index of one whose sequences still exist.
+    #[error("request {request_idx} exists already; expected an index that no other request has")]
+    RepeatedRequest {
+        /// Index of the request.
+        request_idx: usize,
+    },
     /// A sampling parameter is out of its range.
     #[error("request {request_idx}")]
     Sampling {
@@ -329,7 +343,8 @@ impl RolloutError {
     /// Number of the request at fault, where there is one.
     pub fn request_idx(&self) -> Option<usize> {
         match self {
-            Self::Sampling { request_idx, .. }
+            Self::RepeatedRequest { request_idx }
+            | Self::Sampling { request_idx, .. }
             | Self::PromptTooLong { request_idx, .. }
             | Self::UnknownToken { request_idx, .. }
             | Self::Images { request_idx, .. }
@@ -345,6 +360,7 @@ impl RolloutError {
             | Self::Torn { .. }
             | Self::Ranks(_)
             | Self::Disagreement { .. }
+            | Self::CommandsInGroup
             | Self::Tensor { .. } => None,
         }
     }

@@ -11,16 +11,12 @@ const PAIRS: [&str; 2] = [
 ];
 
 /// Functions and fields with another pair, by file. The list only gets shorter.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 7] = [
     // Numbers of query and of key heads.
     (
         "crds/src/plan/degrees.rs",
         &["divides_heads", "legal_degrees", "tp_divides_layers", "tp_divides_weights"],
     ),
-    // Indices of a request and of its sample.
-    ("trainer/core/src/engine/scheduler/ahead.rs", &["sample"]),
-    ("trainer/src/roles/rollout/completion.rs", &["failed", "is_complete", "log_routes"]),
-    ("trainer/src/roles/rollout/device/rows.rs", &["sample"]),
     // The layer drivers, each of which passes what its axis needs.
     ("trainer/src/model/expert_parallel.rs", &["experts_of_rows"]),
     ("trainer/src/roles/actor/layer_schedule/experts.rs", &["run"]),

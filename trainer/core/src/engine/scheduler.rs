@@ -2,32 +2,35 @@
 //!
 //! Each step first reserves a slot for the next token of every running sequence, preempting the youngest if
 //! blocks run out, and then admits waiting sequences. The samples of a request fork from one prefilled
-//! prompt: its full blocks stay shared, and the partial last block is copied on the first write.
+//! prompt: its full blocks stay shared, and the partial last block is copied on the first write. Blocks of
+//! sequences that do not run are given up before a running sequence is preempted.
 
+mod admission;
 mod ahead;
+mod commands;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use super::sequence::slot;
-use super::{Block, BlockPool, Sequence, SequenceRequest};
+use super::{Block, BlockPool, Sequence, SequenceId, SequenceRequest};
 use crate::types::TokenId;
-use ahead::UnreadToken;
+use admission::reserve_last_slot;
+pub use ahead::PendingToken;
 
 /// One hundredth of the blocks is withheld from new sequences, as by vLLM's watermark.
-const HEADROOM_DIVISOR: usize = 100;
+const WATERMARK_DIVISOR: usize = 100;
 
-/// The limits of the engine.
+/// Limits of the scheduler, by vLLM's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SchedulerLimits {
+pub struct SchedulerConfig {
     /// Number of blocks in the cache.
     pub num_blocks: u32,
     /// Block size, in tokens.
     pub block_size: usize,
     /// Largest number of sequences that decode together.
-    pub max_concurrent: usize,
+    pub max_num_seqs: usize,
     /// Largest number of tokens in one prefill pass. A longer prompt has a step of its own, in which it is
     /// prefilled in chunks of this size.
-    pub max_prefill_tokens: usize,
+    pub max_num_batched_tokens: usize,
 }
 
 /// A request or limit that the scheduler rejects.
@@ -36,24 +39,48 @@ pub enum SchedulerError {
     /// The prompt is empty, so there is nothing to continue.
     #[error("prompt of request {request_idx} is empty; a rollout needs at least one prompt token")]
     EmptyPrompt {
-        /// Index that the request would have had.
+        /// Index of the request.
         request_idx: usize,
     },
     /// The request asks for no new tokens.
     #[error("request {request_idx} asks for 0 new tokens; at least 1 is needed")]
     NoNewTokens {
-        /// Index that the request would have had.
+        /// Index of the request.
         request_idx: usize,
     },
     /// A sample of the request needs more blocks than the cache has.
     #[error("request {request_idx} needs {needed} cache blocks at its longest, the cache has {num_blocks}")]
     TooLong {
-        /// Index that the request would have had.
+        /// Index of the request.
         request_idx: usize,
         /// Number of blocks of the request's longest possible sample.
         needed: usize,
         /// Number of blocks in the cache.
         num_blocks: usize,
+    },
+    /// The sequence does not exist: it was never added, or has ended or been cancelled.
+    #[error("{id} does not exist, or has ended")]
+    UnknownSequence {
+        /// Name of the sequence.
+        id: SequenceId,
+    },
+    /// A launched step samples a token of the sequence, which has to be committed first.
+    #[error("{id} has a token in flight")]
+    InFlight {
+        /// Name of the sequence.
+        id: SequenceId,
+    },
+    /// The sequence still writes, or is paused, and so cannot be extended.
+    #[error("{id} has not ended; only a sequence that has ended and is kept open can be extended")]
+    TurnNotOver {
+        /// Name of the sequence.
+        id: SequenceId,
+    },
+    /// The sequence has ended, so it has nothing to resume.
+    #[error("{id} has ended; it continues when it is extended")]
+    TurnOver {
+        /// Name of the sequence.
+        id: SequenceId,
     },
     /// A limit is zero, so nothing could run.
     #[error("rollout limit {name} is 0, must be at least 1")]
@@ -70,6 +97,10 @@ impl SchedulerError {
             Self::EmptyPrompt { request_idx }
             | Self::NoNewTokens { request_idx }
             | Self::TooLong { request_idx, .. } => Some(request_idx),
+            Self::UnknownSequence { id }
+            | Self::InFlight { id }
+            | Self::TurnNotOver { id }
+            | Self::TurnOver { id } => Some(id.request_idx),
             Self::ZeroLimit { .. } => None,
         }
     }
@@ -104,18 +135,18 @@ pub struct BlockCopy {
 /// The work of one step: the prefills, then the copies, then one decode of [`Scheduler::running`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Prefill chunks, packed into passes of at most `max_prefill_tokens` tokens ([`Self::prefill_passes`]).
+    /// Prefill chunks, packed into passes of at most `max_num_batched_tokens` tokens
+    /// ([`Self::prefill_passes`]).
     pub prefills: Vec<Prefill>,
     /// Block copies of the step. A source must be read before a later copy of the list overwrites it.
     pub copies: Vec<BlockCopy>,
 }
 
 impl Step {
-    /// Returns the prefills as passes, in order: full prompts are packed together, each chunk of a longer one
-    /// is alone.
+    /// Returns the prefills as passes, in order: full prompts are packed together, each chunk that continues
+    /// a sequence is alone.
     pub fn prefill_passes(&self) -> impl Iterator<Item = &[Prefill]> {
-        let is_whole = |next: &Prefill| next.first_position == 0;
-        self.prefills.chunk_by(move |_, next| is_whole(next))
+        self.prefills.chunk_by(|one, next| one.first_position == 0 && next.first_position == 0)
     }
 }
 
@@ -128,7 +159,7 @@ pub struct SchedulerStats {
     pub preemptions: usize,
 }
 
-/// The shared prompt of a request's samples that still wait.
+/// The shared prompt of a request's samples that have not run.
 #[derive(Debug, Default)]
 struct Group {
     num_unforked: usize,
@@ -136,25 +167,25 @@ struct Group {
     prefix: Option<Vec<Block>>,
 }
 
-/// Whether the blocks of a prefilled prompt are kept for waiting samples of the same request.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Prefix {
-    KeptForSiblings,
-    Unshared,
-}
-
 /// The continuous-batching scheduler; see the module above for the loop around it.
 #[derive(Debug)]
 pub struct Scheduler {
-    limits: SchedulerLimits,
+    config: SchedulerConfig,
     pool: BlockPool,
-    groups: Vec<Group>,
+    /// Requests with samples that have not run, by index.
+    groups: BTreeMap<usize, Group>,
+    /// Sequences that have run, then those that have not.
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
-    /// Sequences at their token limit whose last tokens are not read yet.
-    leaving: Vec<Sequence>,
-    /// Tokens that were drawn and not read yet, one list per step.
-    unread: VecDeque<Vec<UnreadToken>>,
+    /// Sequences that are paused, or have ended and are kept open, the one that is idle longest first. They
+    /// keep their blocks until others need them.
+    idle: Vec<Sequence>,
+    /// Sequences at their token limit whose last tokens are not committed yet.
+    finishing: Vec<Sequence>,
+    /// Tokens of the launched steps, oldest step first, in the order of the step's rows; `None` for a
+    /// sequence that has ended since.
+    pending: VecDeque<Vec<Option<PendingToken>>>,
+    num_admissions: u64,
     stats: SchedulerStats,
 }
 
@@ -163,30 +194,32 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`SchedulerError::ZeroLimit`] if a limit is 0.
-    pub fn new(limits: SchedulerLimits) -> Result<Self, SchedulerError> {
+    pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
         let named = [
-            ("num_blocks", limits.num_blocks as usize),
-            ("block_size", limits.block_size),
-            ("max_concurrent", limits.max_concurrent),
-            ("max_prefill_tokens", limits.max_prefill_tokens),
+            ("num_blocks", config.num_blocks as usize),
+            ("block_size", config.block_size),
+            ("max_num_seqs", config.max_num_seqs),
+            ("max_num_batched_tokens", config.max_num_batched_tokens),
         ];
         if let Some((name, _)) = named.into_iter().find(|(_, value)| *value == 0) {
             return Err(SchedulerError::ZeroLimit { name });
         }
         Ok(Self {
-            limits,
-            pool: BlockPool::new(limits.num_blocks),
-            groups: Vec::new(),
+            config,
+            pool: BlockPool::new(config.num_blocks),
+            groups: BTreeMap::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
-            leaving: Vec::new(),
-            unread: VecDeque::new(),
+            idle: Vec::new(),
+            finishing: Vec::new(),
+            pending: VecDeque::new(),
+            num_admissions: 0,
             stats: SchedulerStats::default(),
         })
     }
 
     /// Number of blocks with which no sample of `requests` is ever preempted, whatever its length.
-    pub fn blocks_wanted(requests: &[SequenceRequest], block_size: usize, max_concurrent: usize) -> usize {
+    pub fn blocks_wanted(requests: &[SequenceRequest], block_size: usize, max_num_seqs: usize) -> usize {
         let mut costs: Vec<usize> = Vec::new();
         for request in requests.iter().filter(|request| !request.prompt.is_empty()) {
             let longest = request.max_blocks(block_size);
@@ -199,28 +232,29 @@ impl Scheduler {
             }));
         }
         costs.sort_unstable_by(|a, b| b.cmp(a));
-        let wanted: usize = costs.iter().take(max_concurrent).sum();
-        wanted + wanted / HEADROOM_DIVISOR + 1
+        let wanted: usize = costs.iter().take(max_num_seqs).sum();
+        wanted + wanted / WATERMARK_DIVISOR + 1
     }
 
-    /// Queues every sample of a request.
+    /// Queues every sample of a request. `request_idx` names the request; no two requests may have the same.
     ///
     /// # Errors
     /// When the prompt is empty, no new token is asked for, or one sample needs more blocks than the cache
     /// has.
-    pub fn add(&mut self, request: &SequenceRequest) -> Result<(), SchedulerError> {
-        let request_idx = self.groups.len();
+    pub fn add(&mut self, request_idx: usize, request: &SequenceRequest) -> Result<(), SchedulerError> {
         if request.prompt.is_empty() {
             return Err(SchedulerError::EmptyPrompt { request_idx });
         }
         if request.max_new_tokens == 0 {
             return Err(SchedulerError::NoNewTokens { request_idx });
         }
-        let needed = request.max_blocks(self.limits.block_size);
+        let needed = request.max_blocks(self.config.block_size);
         if needed > self.pool.num_blocks() {
             return Err(SchedulerError::TooLong { request_idx, needed, num_blocks: self.pool.num_blocks() });
         }
-        self.groups.push(Group { num_unforked: request.seeds.len(), prefix: None });
+        if !request.seeds.is_empty() {
+            self.groups.insert(request_idx, Group { num_unforked: request.seeds.len(), prefix: None });
+        }
         self.waiting.extend(Sequence::of_request(request_idx, request));
         Ok(())
     }
@@ -242,30 +276,21 @@ impl Scheduler {
         &self.running
     }
 
-    /// Appends the token that each running sequence has drawn, and returns the finished sequences. Their
-    /// blocks are freed.
-    ///
-    /// `drawn` holds, in the order of [`Self::running`], the token and whether it is the sequence's last.
-    pub fn advance(&mut self, drawn: &[(TokenId, bool)]) -> Vec<Sequence> {
-        debug_assert_eq!(drawn.len(), self.running.len());
-        let mut finished = Vec::new();
-        let mut still_running = Vec::with_capacity(self.running.len());
-        for (mut sequence, &(token, is_last)) in self.running.drain(..).zip(drawn) {
-            sequence.tokens.push(token);
-            if is_last {
-                sequence.block_table.clear();
-                finished.push(sequence);
-            } else {
-                still_running.push(sequence);
-            }
-        }
-        self.running = still_running;
-        finished
+    /// Appends the token that each running sequence has sampled, and returns the sequences that have ended:
+    /// [`Self::launch`] and [`Self::commit`] of a step whose tokens are known at once.
+    pub fn advance(&mut self, sampled: &[(TokenId, bool)]) -> Vec<Sequence> {
+        self.launch();
+        self.commit(sampled)
     }
 
-    /// Number of sequences that have not started or were preempted.
+    /// Number of sequences that wait for a row: new, resumed, extended or preempted ones.
     pub fn num_waiting(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// Number of sequences that are paused, or have ended and are kept open.
+    pub fn num_idle(&self) -> usize {
+        self.idle.len()
     }
 
     /// Whether no sequence waits or runs.
@@ -288,129 +313,51 @@ impl Scheduler {
         while idx < self.running.len() {
             if self.reserve_last_slot_of(idx, step) {
                 idx += 1;
-            } else if !self.drop_idle_prefixes() {
+            } else if !self.drop_idle_prefixes() && !self.give_up_blocks() {
                 self.preempt_youngest();
             }
         }
     }
 
     fn reserve_last_slot_of(&mut self, running_idx: usize, step: &mut Step) -> bool {
-        reserve_last_slot(&self.pool, &mut self.running[running_idx], self.limits.block_size, step)
+        reserve_last_slot(&self.pool, &mut self.running[running_idx], self.config.block_size, step)
     }
 
     /// Frees the prefilled prompts kept for waiting samples, which are cheaper to recompute than a sequence.
     /// Returns whether a block became free.
     fn drop_idle_prefixes(&mut self) -> bool {
         let num_free = self.pool.num_free();
-        self.groups.iter_mut().for_each(|group| group.prefix = None);
+        self.groups.values_mut().for_each(|group| group.prefix = None);
         self.pool.num_free() > num_free
+    }
+
+    /// Frees the blocks of a sequence that is idle, or will be. Returns whether a block became free.
+    fn give_up_idle_blocks(&mut self) -> bool {
+        let num_free = self.pool.num_free();
+        self.idle.iter_mut().chain(&mut self.finishing).any(|sequence| {
+            sequence.free_blocks();
+            self.pool.num_free() > num_free
+        })
+    }
+
+    /// Frees the blocks of a sequence that does not run: of an idle one, or else of the last one in the queue
+    /// that has some. Returns whether a block became free.
+    fn give_up_blocks(&mut self) -> bool {
+        let num_free = self.pool.num_free();
+        self.give_up_idle_blocks()
+            || self.waiting.iter_mut().rev().any(|sequence| {
+                sequence.free_blocks();
+                self.pool.num_free() > num_free
+            })
     }
 
     fn preempt_youngest(&mut self) {
         if let Some(mut sequence) = self.running.pop() {
-            sequence.block_table.clear();
+            sequence.free_blocks();
             self.waiting.push_front(sequence);
             self.stats.preemptions += 1;
         }
     }
-
-    fn admit_waiting(&mut self, step: &mut Step) {
-        while self.running.len() < self.limits.max_concurrent && self.has_headroom() {
-            let Some(sequence) = self.waiting.pop_front() else { return };
-            let Err(refused) = self.try_admit(sequence, step, Prefix::KeptForSiblings) else { continue };
-            if !self.running.is_empty() {
-                return self.waiting.push_front(refused);
-            }
-            // Nothing runs, so only prefixes can hold blocks: without them any one sequence fits.
-            self.drop_idle_prefixes();
-            if let Err(refused) = self.try_admit(refused, step, Prefix::Unshared) {
-                return self.waiting.push_front(refused);
-            }
-        }
-    }
-
-    /// Whether a sequence may be admitted. Some blocks stay free while others run, so that it is not
-    /// preempted at once.
-    fn has_headroom(&self) -> bool {
-        self.running.is_empty() || self.pool.num_free() > self.pool.num_blocks() / HEADROOM_DIVISOR
-    }
-
-    /// Moves a sequence to the running ones, or returns it unchanged if blocks or the token budget do not
-    /// suffice.
-    fn try_admit(&mut self, mut sequence: Sequence, step: &mut Step, keep: Prefix) -> Result<(), Sequence> {
-        let group_idx = sequence.request_idx;
-        // A preempted sequence has generated tokens, so it is recomputed in full.
-        let is_fork = sequence.completion().is_empty();
-        let kept = if is_fork { self.groups[group_idx].prefix.take() } else { None };
-        let is_computed = kept.is_some();
-        let Some(prefix) = kept.or_else(|| self.allocate_prefix(&sequence, step)) else {
-            return Err(sequence);
-        };
-        let siblings_wait = is_fork && self.groups[group_idx].num_unforked > 1;
-        let for_siblings = (siblings_wait && keep == Prefix::KeptForSiblings).then(|| prefix.clone());
-        sequence.block_table = prefix;
-        let pieces = if is_computed { Vec::new() } else { self.pieces_of(&sequence) };
-        if !reserve_last_slot(&self.pool, &mut sequence, self.limits.block_size, step) {
-            let prefix = std::mem::take(&mut sequence.block_table);
-            if is_computed {
-                self.groups[group_idx].prefix = Some(prefix);
-            }
-            return Err(sequence);
-        }
-        if is_fork {
-            self.groups[group_idx] =
-                Group { num_unforked: self.groups[group_idx].num_unforked - 1, prefix: for_siblings };
-        }
-        self.stats.prefilled_tokens += pieces.iter().map(|piece| piece.tokens.len()).sum::<usize>();
-        step.prefills.extend(pieces);
-        self.running.push(sequence);
-        Ok(())
-    }
-
-    /// Allocates blocks for every token but the last; `None` if the step's token budget or the free blocks do
-    /// not suffice.
-    fn allocate_prefix(&self, sequence: &Sequence, step: &Step) -> Option<Vec<Block>> {
-        let num_tokens = sequence.last_position();
-        let planned: usize = step.prefills.iter().map(|prefill| prefill.tokens.len()).sum();
-        let fits_budget = planned == 0 || planned + num_tokens <= self.limits.max_prefill_tokens;
-        fits_budget.then(|| self.pool.allocate_many(num_tokens.div_ceil(self.limits.block_size)))?
-    }
-
-    /// Splits all tokens but the last into prefill chunks of the token budget.
-    fn pieces_of(&self, sequence: &Sequence) -> Vec<Prefill> {
-        let (block_size, budget) = (self.limits.block_size, self.limits.max_prefill_tokens);
-        let num_tokens = sequence.last_position();
-        let piece = |first: usize| {
-            let end = num_tokens.min(first.saturating_add(budget));
-            let blocks = &sequence.block_table[..end.div_ceil(block_size)];
-            Prefill {
-                request_idx: sequence.request_idx,
-                first_position: first,
-                tokens: sequence.tokens[first..end].to_vec(),
-                slots: (first..end).map(|position| slot(blocks, position, block_size)).collect(),
-                block_table: blocks.iter().map(Block::idx).collect(),
-            }
-        };
-        (0..num_tokens).step_by(budget).map(piece).collect()
-    }
-}
-
-/// Reserves a slot in an unshared block for the last token. Returns false, with nothing changed, if no block
-/// is free.
-fn reserve_last_slot(pool: &BlockPool, sequence: &mut Sequence, block_size: usize, step: &mut Step) -> bool {
-    let block_idx = sequence.last_position() / block_size;
-    let is_new = block_idx == sequence.block_table.len();
-    if !is_new && !sequence.block_table[block_idx].is_shared() {
-        return true;
-    }
-    let Some(block) = pool.allocate() else { return false };
-    if is_new {
-        sequence.block_table.push(block);
-    } else {
-        step.copies.push(BlockCopy { src: sequence.block_table[block_idx].idx(), dst: block.idx() });
-        sequence.block_table[block_idx] = block;
-    }
-    true
 }
 
 #[cfg(test)]

@@ -1,139 +1,157 @@
-//! Samples in progress: their tokens, log-probs and text, and whether the last token ends them.
+//! Sequences in progress: their tokens, log-probs and text, and whether the last token ends them.
 
-use rlt_core::engine::{Detokenizer, IncrementalText};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rlt_core::engine::{DetokenizeError, Detokenizer, IncrementalText, SequenceId};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, FinishReason, TokenId};
 
-use super::sampler::Drawn;
+use super::sampler::SampledToken;
 use super::{RolloutError, RolloutRequest};
 
-/// Index of a request, and of a sample among its samples.
-type Sample = (usize, usize);
-
-/// State of one sample.
-#[derive(Debug, Default)]
-struct Draft {
+/// The output of one sequence so far.
+#[derive(Debug)]
+struct SequenceOutput {
+    sampling: Arc<SamplingParams>,
     tokens: Vec<TokenId>,
     logprobs: Vec<f32>,
     text: IncrementalText,
-    end: Option<End>,
-    completion: Option<Completion>,
-    /// Digests of the routes of the passes from which its tokens were drawn.
-    routes: Vec<u16>,
+    end: Option<Ended>,
 }
 
-/// Reason of a sample's end, and the length in bytes of its text if a stop string cut it.
+impl SequenceOutput {
+    fn new(sampling: Arc<SamplingParams>) -> Self {
+        let text = IncrementalText::default();
+        Self { sampling, tokens: Vec::new(), logprobs: Vec::new(), text, end: None }
+    }
+}
+
+/// Reason of a sequence's end, and the length in bytes of its text if a stop string cut it.
 #[derive(Clone, Copy, Debug)]
-struct End {
+struct Ended {
     reason: FinishReason,
     text_len: Option<usize>,
 }
 
-/// The samples of one call, by request and sample.
-pub(super) struct Drafts<'a> {
+/// The outputs of the sequences that exist.
+pub(super) struct RequestOutputs<'a> {
     detokenizer: &'a dyn Detokenizer,
-    eos_token_ids: &'a [TokenId],
-    requests: &'a [RolloutRequest],
-    drafts: Vec<Vec<Draft>>,
-    on_finish: &'a mut OnFinish<'a>,
+    eos_token_ids: Vec<TokenId>,
+    sequences: HashMap<SequenceId, SequenceOutput>,
+    /// Number of each request's sequences.
+    num_sequences: HashMap<usize, usize>,
+    /// Digests of the routes from which each request's first sample was drawn, by the request; `None` where
+    /// they are not kept.
+    routes: Option<HashMap<usize, Vec<u16>>>,
 }
 
-/// Callback for each completion as soon as it is finished, with its request and sample.
-pub(super) type OnFinish<'a> = dyn FnMut(Sample, &Completion) + 'a;
-
-impl<'a> Drafts<'a> {
+impl<'a> RequestOutputs<'a> {
     pub(super) fn new(
-        requests: &'a [RolloutRequest],
-        eos_token_ids: &'a [TokenId],
         detokenizer: &'a dyn Detokenizer,
-        on_finish: &'a mut OnFinish<'a>,
+        eos_token_ids: Vec<TokenId>,
+        keeps_routes: bool,
     ) -> Self {
-        let empty = |request: &RolloutRequest| request.seeds.iter().map(|_| Draft::default()).collect();
-        let drafts = requests.iter().map(empty).collect();
-        Self { detokenizer, eos_token_ids, requests, drafts, on_finish }
+        let (sequences, num_sequences) = (HashMap::new(), HashMap::new());
+        let routes = keeps_routes.then(HashMap::new);
+        Self { detokenizer, eos_token_ids, sequences, num_sequences, routes }
     }
 
-    pub(super) fn requests(&self) -> &'a [RolloutRequest] {
-        self.requests
+    /// Begins the outputs of a request's samples.
+    pub(super) fn add(&mut self, request_idx: usize, request: &RolloutRequest) {
+        let sampling = Arc::new(request.sampling.clone());
+        if !request.seeds.is_empty() {
+            self.num_sequences.insert(request_idx, request.seeds.len());
+        }
+        for sample_idx in 0..request.seeds.len() {
+            let id = SequenceId { request_idx, sample_idx };
+            self.sequences.insert(id, SequenceOutput::new(Arc::clone(&sampling)));
+        }
     }
 
-    /// Whether the last token of a sample has been recorded.
-    pub(super) fn is_complete(&self, (request_idx, sample_idx): Sample) -> bool {
-        self.drafts[request_idx][sample_idx].end.is_some()
+    /// Whether a sequence of the request exists.
+    pub(super) fn has_request(&self, request_idx: usize) -> bool {
+        self.num_sequences.contains_key(&request_idx)
     }
 
-    /// Records the token drawn for a sample, and returns whether it is the last one. `is_longest` says that
-    /// the sample has reached its token limit.
+    /// The sampling parameters of a sequence.
+    pub(super) fn sampling(&self, id: SequenceId) -> &SamplingParams {
+        &self.sequences[&id].sampling
+    }
+
+    /// Records the token sampled for a sequence, and returns whether it is the last one. `is_longest` says
+    /// that it brings the sequence to its token limit.
     pub(super) fn push(
         &mut self,
-        sample: Sample,
-        drawn: Drawn,
+        id: SequenceId,
+        sampled: SampledToken,
         is_longest: bool,
     ) -> Result<bool, RolloutError> {
-        let (request_idx, sample_idx) = sample;
-        let sampling = &self.requests[request_idx].sampling;
-        let draft = &mut self.drafts[request_idx][sample_idx];
+        let SequenceId { request_idx, sample_idx } = id;
+        let Some(output) = self.sequences.get_mut(&id) else { return Ok(true) };
         // NaN or positive infinity among the logits makes all log-probs of the row NaN.
-        if !drawn.logprob.is_finite() {
-            let position = draft.tokens.len();
+        if !sampled.logprob.is_finite() {
+            let position = output.tokens.len();
             return Err(RolloutError::NonFiniteLogits { request_idx, sample_idx, position });
         }
-        draft.tokens.push(drawn.token);
-        draft.logprobs.push(drawn.logprob);
-        let matched = if sampling.stop.is_empty() {
+        output.tokens.push(sampled.token);
+        output.logprobs.push(sampled.logprob);
+        let matched = if output.sampling.stop.is_empty() {
             None
         } else {
-            let found = draft.text.extend(&draft.tokens, self.detokenizer, &sampling.stop);
-            found.map_err(|source| failed(sample, source))?
+            let found = output.text.extend(&output.tokens, self.detokenizer, &output.sampling.stop);
+            found.map_err(|source| failed(id, source))?
         };
-        let stopped = matched.is_some() || ends_sample(drawn.token, sampling, self.eos_token_ids);
+        let stopped = matched.is_some() || ends_sample(sampled.token, &output.sampling, &self.eos_token_ids);
         let reason =
             if stopped { Some(FinishReason::Stop) } else { is_longest.then_some(FinishReason::Length) };
-        draft.end = reason.map(|reason| End { reason, text_len: matched });
+        output.end = reason.map(|reason| Ended { reason, text_len: matched });
         Ok(reason.is_some())
     }
 
-    /// Records the routes of the pass from which a sample's next token is drawn, a digest for each layer.
+    /// Records the routes of the pass from which a sequence's next token is drawn, a digest for each layer.
     /// Only those of each request's first sample are kept.
-    pub(super) fn log_routes(
-        &mut self,
-        (request_idx, sample_idx): Sample,
-        digests: impl Iterator<Item = u16>,
-    ) {
-        if sample_idx == 0 {
-            self.drafts[request_idx][sample_idx].routes.extend(digests);
+    pub(super) fn log_routes(&mut self, id: SequenceId, digests: &[u16]) {
+        let Some(routes) = &mut self.routes else { return };
+        if id.sample_idx == 0 && !digests.is_empty() {
+            routes.entry(id.request_idx).or_default().extend(digests);
         }
     }
 
-    /// Takes the recorded routes of each request's first sample.
-    pub(super) fn take_routes(&mut self) -> Vec<Vec<u16>> {
-        let first =
-            |drafts: &mut Vec<Draft>| drafts.first_mut().map(|draft| std::mem::take(&mut draft.routes));
-        self.drafts.iter_mut().map(|drafts| first(drafts).unwrap_or_default()).collect()
+    /// Takes the recorded routes of the first `num_requests` requests.
+    pub(super) fn take_routes(&mut self, num_requests: usize) -> Vec<Vec<u16>> {
+        let mut routes = self.routes.take().unwrap_or_default();
+        (0..num_requests).map(|request_idx| routes.remove(&request_idx).unwrap_or_default()).collect()
     }
 
-    /// Turns a finished sample into its completion.
-    pub(super) fn finish(&mut self, sample: Sample) -> Result<(), RolloutError> {
-        let draft = &mut self.drafts[sample.0][sample.1];
-        let tokens = std::mem::take(&mut draft.tokens);
-        let End { reason, text_len } =
-            draft.end.unwrap_or(End { reason: FinishReason::Length, text_len: None });
+    /// Takes the completion of a sequence that has ended. Another turn of it begins with an empty output.
+    pub(super) fn complete(&mut self, id: SequenceId) -> Result<Option<Completion>, RolloutError> {
+        let Some(output) = self.sequences.get_mut(&id) else { return Ok(None) };
+        let next = SequenceOutput::new(Arc::clone(&output.sampling));
+        let SequenceOutput { tokens, logprobs: rollout_logprobs, text, end, .. } =
+            std::mem::replace(output, next);
+        let Ended { reason, text_len } =
+            end.unwrap_or(Ended { reason: FinishReason::Length, text_len: None });
         let text = match text_len {
-            Some(len) => draft.text.as_str()[..len].to_owned(),
-            None => self.detokenizer.decode(&tokens).map_err(|source| failed(sample, source))?,
+            Some(len) => text.as_str()[..len].to_owned(),
+            None => self.detokenizer.decode(&tokens).map_err(|source| failed(id, source))?,
         };
-        let rollout_logprobs = std::mem::take(&mut draft.logprobs);
-        let completion = Completion { tokens, rollout_logprobs, text, finish_reason: reason };
-        (self.on_finish)(sample, &completion);
-        draft.completion = Some(completion);
-        Ok(())
+        Ok(Some(Completion { tokens, rollout_logprobs, text, finish_reason: reason }))
     }
 
-    /// The completions, in the order of requests and seeds.
-    pub(super) fn into_completions(self) -> Vec<Vec<Completion>> {
-        let completions =
-            |drafts: Vec<Draft>| drafts.into_iter().filter_map(|draft| draft.completion).collect();
-        self.drafts.into_iter().map(completions).collect()
+    /// Drops the output of a sequence that no longer exists. Returns whether it was the last one of its
+    /// request.
+    pub(super) fn remove(&mut self, id: SequenceId) -> bool {
+        let exists = self.sequences.remove(&id).is_some();
+        let Some(num_left) = self.num_sequences.get_mut(&id.request_idx).filter(|_| exists) else {
+            return false;
+        };
+        *num_left -= 1;
+        let is_last = *num_left == 0;
+        if is_last {
+            self.num_sequences.remove(&id.request_idx);
+        }
+        is_last
     }
 }
 
@@ -141,6 +159,7 @@ fn ends_sample(token: TokenId, sampling: &SamplingParams, eos_token_ids: &[Token
     sampling.stop_token_ids.contains(&token) || !sampling.ignore_eos && eos_token_ids.contains(&token)
 }
 
-fn failed((request_idx, sample_idx): Sample, source: rlt_core::engine::DetokenizeError) -> RolloutError {
+fn failed(id: SequenceId, source: DetokenizeError) -> RolloutError {
+    let SequenceId { request_idx, sample_idx } = id;
     RolloutError::Detokenize { request_idx, sample_idx, source }
 }

@@ -8,32 +8,29 @@
 //! A step is one copy of what changed to the device, launches, and one copy of tokens and log-probs to
 //! pinned memory, for which the host waits while the next step runs. The launches of a number of rows (1, 2,
 //! 4, 8 and so on) are captured as a graph when they come for the second time. [`rows`] decides what is
-//! written where, [`layers`] launches. There is no scheduling policy here.
+//! written where, [`layers`] launches, [`runner`] starts and reads steps. There is no scheduling policy here.
 //!
 //! Ranks of a tensor-parallel group launch the same steps, whose collectives run on the same stream. The
 //! tokens that each has drawn are gathered after them, so that a step needs no other wait of the host.
 
 mod experts;
-mod generate;
-pub(super) use generate::run;
 mod layers;
 mod peers;
 mod prefill;
 mod rows;
+mod runner;
 mod scores;
 mod splits;
 
 use std::collections::{HashMap, VecDeque};
 
 use rlt_api::conflicts::WIDEST_HEAD;
-use rlt_core::engine::Sequence;
-use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
 use rlt_torch::Error;
 use rlt_torch::collectives::{CollectiveError, Traffic};
 use rlt_torch::cuda::driver::{Attribute, Driver};
 use rlt_torch::cuda::{
-    Advance, ApplyChanges, Event, Graph, Kernels, SAMPLING_ROW_WORDS, Sample, SamplingRow, Stream, pinned,
+    Advance, ApplyChanges, Event, Graph, Kernels, SAMPLING_ROW_WORDS, Sample, Stream, pinned,
     sampling_workspace_bytes,
 };
 use tch::{Device, Kind, Tensor};
@@ -41,36 +38,35 @@ use tch::{Device, Kind, Tensor};
 use super::RolloutError;
 use super::images::RequestImages;
 use super::kv_cache::KvCache;
-use super::sampler::Drawn;
 use super::weights::RolloutWeights;
 use crate::parallel::RankError;
 use layers::{Buffers, Inputs, Model, Seen};
-use peers::Peers;
-use rows::{Layout, OfRequest, PerRow, Rows};
+use peers::StreamTensorParallel;
+use rows::{BatchState, BatchStateLayout, RowArray};
 use scores::Scores;
 
-/// Steps that are under way at the same time: one that runs, and the next one.
-const STEPS_UNDER_WAY: usize = 2;
+/// Number of steps in flight: one that runs, and the next one.
+const MAX_IN_FLIGHT: usize = 2;
 
-/// Decodes on a GPU, in one call of `generate`.
-pub(super) struct DeviceDecoder<'a> {
+/// The model runner on a GPU, in one run of the engine.
+pub(super) struct CudaRunner<'a> {
     model: Model<'a>,
     cache: &'a mut KvCache,
     stream: Stream,
-    layout: Layout,
-    rows: Rows,
-    images: RequestImages<'a>,
+    layout: BatchStateLayout,
+    rows: BatchState,
+    images: RequestImages,
     /// Tokens that are never drawn.
     banned: Vec<TokenId>,
-    /// i32 words, see [`Layout`].
+    /// i32 words, see [`BatchStateLayout`].
     state: Tensor,
     /// i32, what [`ApplyChanges`] takes.
     changes: Tensor,
-    /// Copies of `changes` in pinned memory, one for each step under way.
+    /// Copies of `changes` in pinned memory, one for each step in flight.
     staged_changes: Vec<Tensor>,
-    /// i32: what all ranks have drawn, one after the other ([`Layout::drawn`]).
+    /// i32: what all ranks have drawn, one after the other ([`BatchStateLayout::drawn`]).
     drawn: Tensor,
-    /// Copies of `drawn` in pinned memory, one for each step under way.
+    /// Copies of `drawn` in pinned memory, one for each step in flight.
     read_back: Vec<Tensor>,
     is_read: Vec<Event>,
     /// Pinned memory from which prompts are copied, with the number of the step that they come before.
@@ -85,8 +81,12 @@ pub(super) struct DeviceDecoder<'a> {
     num_steps: usize,
     /// Number of the last step among ranks of a rollout TP group.
     sequence: u64,
-    /// Whether this rank wants the end.
-    wants_end: bool,
+    /// Steps that are launched and not read, oldest first.
+    launched: VecDeque<Launched>,
+    /// Whether this rank wants to stop.
+    wants_stop: bool,
+    /// Whether a rank wanted to stop in the last step read.
+    is_stop_wanted: bool,
 }
 
 /// The decode of a number of rows.
@@ -109,8 +109,8 @@ struct Pass {
 }
 
 /// A step whose tokens are not read yet.
-pub(super) struct Launched {
-    /// Index of the pinned tensor that the tokens are copied to, below [`STEPS_UNDER_WAY`].
+struct Launched {
+    /// Index of the pinned tensor that the tokens are copied to, below [`MAX_IN_FLIGHT`].
     place: usize,
     /// The row of each sequence that ran.
     rows: Vec<usize>,
@@ -118,54 +118,42 @@ pub(super) struct Launched {
     sequence: u64,
 }
 
-/// The results of a step.
-pub(super) struct Read {
-    /// In the order of the sequences that ran. A log-prob is NaN where logits were not finite.
-    pub(super) drawn: Vec<Drawn>,
-    /// Digests of the experts of each layer that has some, layer by layer, for each of these.
-    pub(super) routes: Vec<Vec<u16>>,
-    /// Whether all ranks have drawn the same.
-    pub(super) is_alike: bool,
-    /// Whether a rank wants the end.
-    pub(super) is_end_wanted: bool,
-}
-
 /// An error while a step is launched or read.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum CudaError {
     Device(Error),
     Ranks(RankError),
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CudaError {
     fn from(source: Error) -> Self {
         Self::Device(source)
     }
 }
 
-impl From<CollectiveError> for Failure {
+impl From<CollectiveError> for CudaError {
     fn from(source: CollectiveError) -> Self {
         Self::Ranks(source.into())
     }
 }
 
-impl From<RankError> for Failure {
+impl From<RankError> for CudaError {
     fn from(source: RankError) -> Self {
         Self::Ranks(source)
     }
 }
 
-impl From<Failure> for RolloutError {
-    fn from(failure: Failure) -> Self {
+impl From<CudaError> for RolloutError {
+    fn from(failure: CudaError) -> Self {
         match failure {
-            Failure::Device(source) => Self::Tensor { what: "decoding on the device".into(), source },
-            Failure::Ranks(source) => Self::Ranks(source),
+            CudaError::Device(source) => Self::Tensor { what: "decoding on the device".into(), source },
+            CudaError::Ranks(source) => Self::Ranks(source),
         }
     }
 }
 
 /// The index of the GPU that holds `weights`, whose heads kernels must be able to read.
-fn gpu_of(weights: &RolloutWeights) -> Result<usize, Failure> {
+fn gpu_of(weights: &RolloutWeights) -> Result<usize, CudaError> {
     let Device::Cuda(device) = weights.frame.device() else {
         let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
         return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
@@ -178,8 +166,8 @@ fn gpu_of(weights: &RolloutWeights) -> Result<usize, Failure> {
     Ok(device)
 }
 
-/// Limits of a decoder, by the requests of one call of `generate`.
-pub(super) struct Bounds {
+/// Limits of the runner, by the requests of one run.
+pub(super) struct RunnerLimits {
     pub(super) max_rows: usize,
     pub(super) max_blocks: usize,
     /// Whether a request penalises tokens that occurred.
@@ -187,58 +175,60 @@ pub(super) struct Bounds {
     pub(super) uses_graphs: bool,
 }
 
-impl<'a> DeviceDecoder<'a> {
+impl<'a> CudaRunner<'a> {
     /// Takes the memory of a decoder on the device of `weights`; work of this thread's present stream is done
     /// before its own begins.
     pub(super) fn new(
         weights: &'a RolloutWeights,
         cache: &'a mut KvCache,
-        bounds: &Bounds,
-        images: RequestImages<'a>,
-    ) -> Result<Self, Failure> {
+        limits: &RunnerLimits,
+        images: RequestImages,
+    ) -> Result<Self, CudaError> {
         let device = gpu_of(weights)?;
-        let peers = weights.ranks().map(|ranks| Peers::new(ranks, device)).transpose()?;
+        let peers = weights.ranks().map(|ranks| StreamTensorParallel::new(ranks, device)).transpose()?;
         let stream = Stream::for_decoding(device)?;
         follow(&stream, &Stream::current(device)?)?;
         let _on_stream = stream.enter()?;
         let kernels = Kernels::load(device)?;
         let multiprocessors = Driver::get()?.attribute(device, Attribute::MultiprocessorCount)?;
-        let num_ranks = peers.as_ref().map_or(1, Peers::num);
+        let num_ranks = peers.as_ref().map_or(1, StreamTensorParallel::num);
         let model = Model::new(kernels, weights, peers, multiprocessors.max(1) as usize);
         let (vocab_size, block_size) = (model.vocab_size(), cache.block_size());
-        let layout = Layout {
-            max_rows: bounds.max_rows,
-            max_blocks: bounds.max_blocks,
-            seen_words: if bounds.has_penalty { vocab_size.div_ceil(32) } else { 0 },
+        let layout = BatchStateLayout {
+            max_rows: limits.max_rows,
+            max_blocks: limits.max_blocks,
+            seen_words: if limits.has_penalty { vocab_size.div_ceil(32) } else { 0 },
             block_size,
             route_layers: weights.frame.config.num_expert_layers(),
         };
-        let rows = Rows::new(layout);
+        let rows = BatchState::new(layout);
         let change_words = layout.max_change_words() as i64;
         let drawn_words = (num_ranks * layout.num_drawn_words()) as i64;
         let ints = |size: &[i64]| Tensor::empty(size, (Kind::Int, model.device()));
         let for_each_step = |size: &[i64]| -> Result<Vec<Tensor>, Error> {
-            (0..STEPS_UNDER_WAY).map(|_| pinned(size, Kind::Int)).collect()
+            (0..MAX_IN_FLIGHT).map(|_| pinned(size, Kind::Int)).collect()
         };
-        let workspace = sampling_workspace_bytes(bounds.max_rows, vocab_size) / size_of::<f32>();
-        let buffers = model.decode_buffers(bounds.max_rows);
+        let workspace = sampling_workspace_bytes(limits.max_rows, vocab_size) / size_of::<f32>();
+        let buffers = model.decode_buffers(limits.max_rows);
         let state = Tensor::from_slice(&rows.empty_state()).to_device(model.device());
-        let scores = model.scores(bounds.max_rows, weights.frame.compute_kind());
+        let scores = model.scores(limits.max_rows, weights.frame.compute_kind());
         Ok(Self {
             changes: ints(&[change_words]),
             staged_changes: for_each_step(&[change_words])?,
             drawn: if num_ranks > 1 { ints(&[drawn_words]) } else { own_drawn(&state, &layout) },
             state,
             read_back: for_each_step(&[drawn_words])?,
-            is_read: (0..STEPS_UNDER_WAY).map(|_| Event::new(device)).collect::<Result<_, _>>()?,
+            is_read: (0..MAX_IN_FLIGHT).map(|_| Event::new(device)).collect::<Result<_, _>>()?,
             sampling_workspace: Tensor::empty([workspace as i64], (Kind::Float, model.device())),
             staged: VecDeque::new(),
             passes: HashMap::new(),
-            uses_graphs: bounds.uses_graphs,
+            uses_graphs: limits.uses_graphs,
             num_failed_captures: 0,
             num_steps: 0,
             sequence: 0,
-            wants_end: false,
+            launched: VecDeque::new(),
+            wants_stop: false,
+            is_stop_wanted: false,
             buffers,
             scores,
             model,
@@ -251,76 +241,8 @@ impl<'a> DeviceDecoder<'a> {
         })
     }
 
-    /// Launches the decode of `running`: each sequence's last token is fed in, and the next one drawn.
-    pub(super) fn launch<'p>(
-        &mut self,
-        running: &[Sequence],
-        params: &dyn Fn(&Sequence) -> &'p SamplingParams,
-    ) -> Result<Launched, Failure> {
-        let _on_stream = self.stream.enter()?;
-        let place = self.num_steps % STEPS_UNDER_WAY;
-        self.num_steps += 1;
-        self.sequence = self.model.peers.as_ref().map_or(0, Peers::begin);
-        let images = &self.images;
-        let of_request = |sequence: &Sequence| OfRequest {
-            sampling: sampling_words(sequence.seed, params(sequence)),
-            position_offset: images.position_offset(sequence.request_idx),
-        };
-        let mut changes = self.rows.follow(running, &of_request);
-        if self.wants_end {
-            changes.ask_for_end(&self.layout);
-        }
-        // The step that was launched from here before has been read, so its copy is over.
-        let mut staged = self.staged_changes[place].narrow(0, 0, changes.words().len() as i64);
-        rlt_torch::i32_slice_mut(&mut staged)?.copy_from_slice(changes.words());
-        self.stream.copy_to_device(&self.changes.narrow(0, 0, staged.size()[0]), &staged)?;
-        self.decode(self.layout.bucket(running.len()))?;
-        self.stream.copy_to_host(&self.read_back[place], &self.drawn)?;
-        self.is_read[place].record(&self.stream)?;
-        Ok(Launched { place, rows: self.rows.rows_of(running), sequence: self.sequence })
-    }
-
-    /// Waits for what a step has drawn.
-    pub(super) fn read(&self, launched: &Launched) -> Result<Read, Failure> {
-        let is_read = &self.is_read[launched.place];
-        match &self.model.peers {
-            None => is_read.synchronize()?,
-            Some(peers) => peers.wait(launched.sequence, is_read)?,
-        }
-        let words = rlt_torch::i32_slice(&self.read_back[launched.place])?;
-        let ranks: Vec<&[i32]> = words.chunks_exact(self.layout.num_drawn_words()).collect();
-        let max_rows = self.layout.max_rows;
-        let of_row = |rank: &[i32], row: usize| [rank[row], rank[max_rows + row]];
-        let is_alike = |&row: &usize| ranks.iter().all(|rank| of_row(rank, row) == of_row(ranks[0], row));
-        let drawn = |&row: &usize| {
-            let [token, logprob] = of_row(ranks[0], row);
-            Drawn { token: token as u32, logprob: f32::from_bits(logprob as u32) }
-        };
-        let digest =
-            |row: usize, layer: usize| ranks[0][self.layout.routes() + layer * max_rows + row] as u16;
-        let routes = |&row: &usize| (0..self.layout.route_layers).map(|layer| digest(row, layer)).collect();
-        Ok(Read {
-            routes: launched.rows.iter().map(routes).collect(),
-            drawn: launched.rows.iter().map(drawn).collect(),
-            is_alike: launched.rows.iter().all(is_alike),
-            is_end_wanted: ranks.iter().any(|rank| rank[self.layout.end_word()] != 0),
-        })
-    }
-
-    /// Whether this rank was asked to stop.
-    pub(super) fn wants_end(&self) -> bool {
-        self.wants_end
-    }
-
-    /// Whether the last step read is to be the last: at once where this rank samples alone, else as soon as
-    /// all ranks know, by the next step that is launched.
-    pub(super) fn agrees_to_end(&mut self, wants_end: bool, is_end_wanted: bool) -> bool {
-        self.wants_end |= wants_end;
-        if self.model.peers.is_some() { is_end_wanted } else { wants_end }
-    }
-
     /// One step of the first `rows` rows: as a graph where it has run before.
-    fn decode(&mut self, rows: usize) -> Result<(), Failure> {
+    fn decode(&mut self, rows: usize) -> Result<(), CudaError> {
         let mut pass = match self.passes.remove(&rows) {
             Some(pass) => pass,
             None => self.pass(rows),
@@ -343,7 +265,7 @@ impl<'a> DeviceDecoder<'a> {
 
     /// Returns the graph of a pass that has run before, or `None` in eager mode. A failed capture has
     /// executed nothing, so this step and all later ones continue in eager mode.
-    fn graph_of(&mut self, pass: &mut Pass) -> Result<Option<Graph>, Failure> {
+    fn graph_of(&mut self, pass: &mut Pass) -> Result<Option<Graph>, CudaError> {
         if !self.uses_graphs || !pass.has_run {
             return Ok(None);
         }
@@ -354,8 +276,8 @@ impl<'a> DeviceDecoder<'a> {
         let stream = self.stream;
         match Graph::capture(&stream, || self.launch_pass(pass)) {
             Ok(graph) => Ok(Some(graph)),
-            Err(Failure::Ranks(error)) => Err(Failure::Ranks(error)),
-            Err(Failure::Device(error)) => {
+            Err(CudaError::Ranks(error)) => Err(CudaError::Ranks(error)),
+            Err(CudaError::Device(error)) => {
                 tracing::warn!(%error, "failed to capture a CUDA graph; decoding continues in eager mode");
                 self.num_failed_captures += 1;
                 self.uses_graphs = false;
@@ -364,16 +286,11 @@ impl<'a> DeviceDecoder<'a> {
         }
     }
 
-    /// Number of failed captures.
-    pub(super) fn num_failed_captures(&self) -> usize {
-        self.num_failed_captures
-    }
-
     fn traffic(&self) -> Traffic {
-        self.model.peers.as_ref().map_or_else(Traffic::default, Peers::traffic)
+        self.model.peers.as_ref().map_or_else(Traffic::default, StreamTensorParallel::traffic)
     }
 
-    fn launch_pass(&mut self, pass: &Pass) -> Result<(), Failure> {
+    fn launch_pass(&mut self, pass: &Pass) -> Result<(), CudaError> {
         let kernels = self.model.kernels.clone();
         ApplyChanges { changes: &self.changes, state: &self.state }.launch(&kernels)?;
         let normed = self.model.run(&pass.inputs, self.cache, &pass.buffers)?;
@@ -415,15 +332,15 @@ impl<'a> DeviceDecoder<'a> {
         let drawn = |array: usize| words(layout.drawn() + array * layout.max_rows, rows);
         let first_route = layout.drawn() + layout.routes();
         let routes = |layer: usize| words(first_route + layer * layout.max_rows, rows);
-        let context_lens = per_row(PerRow::ContextLen);
+        let context_lens = per_row(RowArray::ContextLen);
         let block_tables = matrix(layout.tables(), layout.max_blocks);
         Pass {
             inputs: Inputs {
-                tokens: per_row(PerRow::Token),
-                positions: per_row(PerRow::Position),
+                tokens: per_row(RowArray::Token),
+                positions: per_row(RowArray::Position),
                 images: None,
                 has_axes: false,
-                slots: per_row(PerRow::Slot),
+                slots: per_row(RowArray::Slot),
                 seen: Seen::Paged {
                     context_lens: context_lens.shallow_clone(),
                     block_tables: block_tables.shallow_clone(),
@@ -435,7 +352,7 @@ impl<'a> DeviceDecoder<'a> {
             buffers: self.buffers.of_rows(rows),
             scores: self.scores.of_rows(rows),
             params: matrix(0, 2 * SAMPLING_ROW_WORDS).view_dtype(Kind::Int64),
-            steps: per_row(PerRow::Step),
+            steps: per_row(RowArray::Step),
             seen: (layout.seen_words > 0).then(|| matrix(layout.seen(), layout.seen_words)),
             tokens: drawn(0),
             logprobs: drawn(1).view_dtype(Kind::Float),
@@ -445,17 +362,8 @@ impl<'a> DeviceDecoder<'a> {
         }
     }
 
-    /// Lets work of this thread's present stream wait for what was launched here. Returns whether a rank
-    /// wants the end, which it may have said too late for a step.
-    pub(super) fn finish(self) -> Result<bool, Failure> {
-        follow(&Stream::current(self.stream.device())?, &self.stream)?;
-        let Some(ranks) = self.model.weights.ranks() else { return Ok(self.wants_end) };
-        let [ends] = ranks.all_reduce_max([self.wants_end.into()])?;
-        Ok(ends > 0)
-    }
-
     /// Waits for all that was launched here.
-    fn settle(&self) -> Result<(), Failure> {
+    fn settle(&self) -> Result<(), CudaError> {
         let Some(peers) = &self.model.peers else { return Ok(self.stream.synchronize()?) };
         let end = Event::new(self.stream.device())?;
         end.record(&self.stream)?;
@@ -463,7 +371,7 @@ impl<'a> DeviceDecoder<'a> {
     }
 }
 
-impl Drop for DeviceDecoder<'_> {
+impl Drop for CudaRunner<'_> {
     fn drop(&mut self) {
         // Pinned memory and graphs may be in use after an error; there is no caller left to report another
         // one to.
@@ -482,18 +390,6 @@ fn follow(stream: &Stream, other: &Stream) -> Result<(), Error> {
 }
 
 /// Returns the words of `state` to which this rank writes its draws.
-fn own_drawn(state: &Tensor, layout: &Layout) -> Tensor {
+fn own_drawn(state: &Tensor, layout: &BatchStateLayout) -> Tensor {
     state.narrow(0, layout.drawn() as i64, layout.num_drawn_words() as i64)
-}
-
-fn sampling_words(seed: u64, params: &SamplingParams) -> [i64; SAMPLING_ROW_WORDS] {
-    SamplingRow {
-        seed,
-        repetition_penalty: params.repetition_penalty,
-        top_p: params.top_p,
-        min_p: params.min_p,
-        temperature: params.temperature as f32,
-        top_k: params.top_k.map_or(0, |k| u32::try_from(k).unwrap_or(0)),
-    }
-    .words()
 }

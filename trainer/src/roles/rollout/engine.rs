@@ -1,31 +1,34 @@
-//! The engine: sync of weights, generation, and release of memory.
+//! The engine: sync of weights, generation, runs by commands, and release of memory.
+
+mod bounds;
+mod capacity;
+mod commands;
+mod run_loop;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, Sequence, SequenceRequest};
-use rlt_core::sampling::SamplingParams;
+use rlt_core::engine::Detokenizer;
 use rlt_core::tensor_parallel::TpShard;
 use rlt_core::types::Completion;
-use tch::Tensor;
 
-use super::completion::{Drafts, OnFinish};
-use super::device;
+use super::completion::RequestOutputs;
+use super::device::{CudaRunner, RunnerLimits};
 use super::digest::KnownDigests;
 use super::images::RequestImages;
-use super::kv_cache::{self, KvCache};
-use super::runner::ModelRunner;
-use super::sampler::{self, Drawn};
+use super::kv_cache::KvCache;
+use super::runner::{CpuRunner, Runner, timed};
 use super::weights::{Packing, RolloutWeights};
 use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
-use crate::model::{Decoder, RouteLog};
-use crate::parallel::{DecoderUnits, RankError, TpGroup};
+use crate::parallel::{DecoderUnits, TpGroup};
+use bounds::RequestBounds;
+use capacity::{RunCapacity, allocate_cache, scheduler_for};
+use commands::NoCommands;
+pub use commands::{Command, CommandQueue, CommandSource, EngineEnded, EngineHandle, Event, command_queue};
+use run_loop::{Client, RunLoop};
 
 /// Rows beyond which a packed weight's layout no longer depends on their number.
 const MAX_ROWS_HINT: usize = 64;
-/// Environment variable that with the value 0 forbids CUDA graphs: steps are launched one by one.
-const GRAPHS_VARIABLE: &str = "RLT_CUDA_GRAPHS";
 
 /// Generates with packed copies of a decoder's linear layers and a paged key-value cache.
 #[derive(Debug)]
@@ -35,10 +38,10 @@ pub struct RolloutEngine {
     ranks: Option<Arc<TpGroup>>,
     weights: Option<RolloutWeights>,
     /// Packed base weights that a sleeping engine keeps where the adapter is unmerged.
-    base: Option<RolloutWeights>,
+    frozen_base: Option<RolloutWeights>,
     cache: Option<KvCache>,
     /// Digests of what no sync needs to read again.
-    known: KnownDigests,
+    digest_cache: KnownDigests,
     /// Calls of [`Self::sync_weights`].
     num_syncs: u64,
     /// Bytes that the last of them brought.
@@ -57,9 +60,9 @@ impl RolloutEngine {
             options,
             ranks: None,
             weights: None,
-            base: None,
+            frozen_base: None,
             cache: None,
-            known: KnownDigests::default(),
+            digest_cache: KnownDigests::default(),
             num_syncs: 0,
             synced_bytes: 0,
             num_failed_captures: 0,
@@ -102,9 +105,9 @@ impl RolloutEngine {
         let packing = self.packing(policy);
         let is_kept =
             |weights: &RolloutWeights| weights.is_unmerged && weights.frame.compute_kind() == packing.kind;
-        let base = self.weights.take().or(self.base.take()).filter(is_kept);
+        let base = self.weights.take().or(self.frozen_base.take()).filter(is_kept);
         rlt_torch::release_free_memory();
-        let known = &mut self.known;
+        let known = &mut self.digest_cache;
         let kept = match base {
             Some(base) => tch::no_grad(|| base.with_adapter(policy, policy_version, &packing, known))?,
             None => None,
@@ -135,7 +138,7 @@ impl RolloutEngine {
     pub fn sleep(&mut self) {
         if let Some(mut base) = self.weights.take().filter(|weights| weights.is_unmerged) {
             base.drop_adapter();
-            self.base = Some(base);
+            self.frozen_base = Some(base);
         }
         self.cache = None;
         rlt_torch::release_free_memory();
@@ -168,7 +171,7 @@ impl RolloutEngine {
         self.weights.as_ref().map(|weights| weights.policy_version)
     }
 
-    /// Counts of the last call of [`Self::generate`].
+    /// Counts of the last call of [`Self::generate`] or [`Self::run`].
     pub fn stats(&self) -> RolloutStats {
         self.stats
     }
@@ -203,195 +206,130 @@ impl RolloutEngine {
     ///
     /// # Errors
     /// As [`Self::generate`].
-    pub fn generate_streaming<'a, 'b>(
+    pub fn generate_streaming<'a>(
         &mut self,
         policy: impl Into<DecoderUnits<'a>>,
-        requests: &'b [RolloutRequest],
-        detokenizer: &'b dyn Detokenizer,
+        requests: &[RolloutRequest],
+        detokenizer: &dyn Detokenizer,
         progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
-        on_finish: &'b mut OnFinish<'b>,
+        on_finish: &mut dyn FnMut((usize, usize), &Completion),
     ) -> Result<Vec<Vec<Completion>>, RolloutError> {
+        let mut completions: Vec<Vec<Option<Completion>>> =
+            requests.iter().map(|request| vec![None; request.seeds.len()]).collect();
+        let mut on_event = |event: Event| {
+            if let Event::Finished { id, completion } = event {
+                on_finish((id.request_idx, id.sample_idx), &completion);
+                completions[id.request_idx][id.sample_idx] = Some(completion);
+            }
+        };
+        let client = Client { commands: &mut NoCommands, on_step: progress, on_event: &mut on_event };
+        self.drive(policy.into(), detokenizer, Work::Requests(requests), client)?;
+        Ok(completions.into_iter().map(|samples| samples.into_iter().flatten().collect()).collect())
+    }
+
+    /// Works on what `commands` says, until nothing runs and no command can come any more. Sequences that are
+    /// paused or kept open then are dropped. Cache and rows have the size of the options:
+    /// [`RolloutOptions::max_concurrent`] sequences of the model's context, within the options' memory.
+    ///
+    /// `progress` is called after each step and may end the run there. `on_event` hears of every token and
+    /// completion, and of commands that could not be applied.
+    ///
+    /// # Errors
+    /// [`RolloutError::StaleWeights`] when a parameter of `policy` differs from what was synchronised,
+    /// [`RolloutError::CommandsInGroup`] in a tensor-parallel group, or the error of a step.
+    pub fn run<'a>(
+        &mut self,
+        policy: impl Into<DecoderUnits<'a>>,
+        detokenizer: &dyn Detokenizer,
+        commands: &mut dyn CommandSource,
+        progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
+        on_event: &mut dyn FnMut(Event),
+    ) -> Result<(), RolloutError> {
+        if self.ranks.is_some() {
+            return Err(RolloutError::CommandsInGroup);
+        }
+        let client = Client { commands, on_step: progress, on_event };
+        self.drive(policy.into(), detokenizer, Work::Commands, client)
+    }
+
+    /// Runs the loop with the capacity that the work needs.
+    fn drive(
+        &mut self,
+        policy: DecoderUnits<'_>,
+        detokenizer: &dyn Detokenizer,
+        work: Work<'_>,
+        client: Client<'_>,
+    ) -> Result<(), RolloutError> {
         let _no_grad = tch::no_grad_guard();
         let weights = self.weights.as_ref().ok_or(RolloutError::Asleep)?;
-        let (decoder, policy) = (&weights.frame, policy.into());
         let mut stats = RolloutStats::default();
-        timed(&mut stats.digest_time, || check_fresh(weights, policy, &mut self.known))?;
-        let planned = self.plan(decoder, requests)?;
-        let cache = fitting_cache(&mut self.cache, &self.options, weights, &planned)?;
+        timed(&mut stats.digest_time, || verify_weights(weights, policy, &mut self.digest_cache))?;
+        let bounds = RequestBounds::new(&self.options, &weights.frame.config);
+        let requests = work.requests();
+        let plans = requests.iter().enumerate().map(|(idx, request)| bounds.plan(idx, request, false));
+        let planned = plans.collect::<Result<Vec<_>, _>>()?;
+        let RunCapacity { num_blocks, limits } = match work {
+            Work::Requests(requests) => RunCapacity::of_requests(&self.options, &planned, requests),
+            Work::Commands => RunCapacity::of_options(&self.options, &bounds),
+        };
+        let cache = allocate_cache(&mut self.cache, &self.options, weights, &planned, num_blocks)?;
         (stats.cache_bytes, stats.weight_bytes) = (cache.bytes(), weights.num_bytes());
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
-        let eos_token_ids = self.options.eos_token_ids.clone();
-        let mut drafts = Drafts::new(requests, &eos_token_ids, detokenizer, on_finish);
-        let mut watch = Watch { done: RolloutProgress::default(), progress };
-        let ranks = self.ranks.as_deref();
-        let images = RequestImages::new(&weights.frame, requests)?;
-        if weights.frame.device().is_cuda() {
-            let bounds = device_bounds(&self.options, &planned, requests);
-            let decoder = device::DeviceDecoder::new(weights, cache, &bounds, images)?;
-            device::run(decoder, &mut scheduler, &mut drafts, &mut stats, &mut watch)?;
-        } else {
-            let mut runner = ModelRunner { weights, cache, images, routes: RouteLog::default() };
-            run(&mut runner, &mut scheduler, &mut drafts, &mut stats, &mut watch, ranks)?;
+        let mut images = RequestImages::new(&weights.frame);
+        let keeps_routes = matches!(work, Work::Requests(_));
+        let mut outputs = RequestOutputs::new(detokenizer, self.options.eos_token_ids.clone(), keeps_routes);
+        for (request_idx, request) in requests.iter().enumerate() {
+            images.add(&weights.frame, request_idx, request)?;
+            outputs.add(request_idx, request);
         }
-        stats.num_tokens = watch.done.num_tokens;
-        stats.num_prefilled_tokens = scheduler.stats().prefilled_tokens;
-        stats.num_preemptions = scheduler.stats().preemptions;
+        let mut runner = runner_on(weights, cache, &limits, images)?;
+        RunLoop::new(runner.as_mut(), &mut scheduler, &mut outputs, client, bounds, &mut stats).run()?;
+        drop(runner);
         if stats.num_failed_captures > 0 {
             // Later captures would fail for the same reason.
             self.options.uses_graphs = false;
             self.num_failed_captures += stats.num_failed_captures as u64;
         }
         self.stats = stats;
-        self.routes = drafts.take_routes();
-        Ok(drafts.into_completions())
-    }
-
-    /// Checks each request and cuts its completion to the model's context.
-    fn plan(
-        &self,
-        decoder: &Decoder,
-        requests: &[RolloutRequest],
-    ) -> Result<Vec<SequenceRequest>, RolloutError> {
-        let context = decoder.config.max_position_embeddings;
-        let max_model_len = self.options.max_model_len.map_or(context, |longest| longest.min(context));
-        let vocab_size = decoder.config.vocab_size;
-        let plan = |(request_idx, request): (usize, &RolloutRequest)| {
-            request.sampling.validate().map_err(|source| RolloutError::Sampling { request_idx, source })?;
-            let prompt_len = request.prompt.len();
-            if prompt_len >= max_model_len {
-                return Err(RolloutError::PromptTooLong { request_idx, prompt_len, max_model_len });
-            }
-            if let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= vocab_size) {
-                return Err(RolloutError::UnknownToken { request_idx, token, vocab_size });
-            }
-            Ok(SequenceRequest {
-                prompt: request.prompt.clone(),
-                seeds: request.seeds.clone(),
-                max_new_tokens: request.max_new_tokens.min(max_model_len - prompt_len),
-            })
-        };
-        requests.iter().enumerate().map(plan).collect()
+        self.routes = outputs.take_routes(requests.len());
+        Ok(())
     }
 }
 
-/// Returns the limits of a decoder on a device that writes the samples of `requests`.
-fn device_bounds(
-    options: &RolloutOptions,
-    planned: &[SequenceRequest],
-    requests: &[RolloutRequest],
-) -> device::Bounds {
-    let num_samples: usize = planned.iter().map(|request| request.seeds.len()).sum();
-    let longest = planned.iter().map(|request| request.max_blocks(options.block_size)).max();
-    device::Bounds {
-        max_rows: options.max_concurrent.min(num_samples).max(1),
-        max_blocks: longest.unwrap_or(1).max(1),
-        has_penalty: requests.iter().any(|request| request.sampling.has_penalty()),
-        uses_graphs: options.uses_graphs && !graphs_are_forbidden(),
-    }
+/// The work of a run.
+#[derive(Clone, Copy)]
+enum Work<'a> {
+    /// Samples of these requests.
+    Requests(&'a [RolloutRequest]),
+    /// Whatever commands say.
+    Commands,
 }
 
-/// Whether the environment forbids CUDA graphs, to find out whether they cause a fault.
-fn graphs_are_forbidden() -> bool {
-    std::env::var_os(GRAPHS_VARIABLE).is_some_and(|value| value == "0")
-}
-
-/// Runs `scheduler` until nothing is left to do, one step after the other.
-fn run(
-    runner: &mut ModelRunner<'_>,
-    scheduler: &mut Scheduler,
-    drafts: &mut Drafts<'_>,
-    stats: &mut RolloutStats,
-    watch: &mut Watch<'_>,
-    ranks: Option<&TpGroup>,
-) -> Result<(), RolloutError> {
-    let requests = drafts.requests();
-    let banned = runner.weights.banned();
-    while !scheduler.is_idle() {
-        let logits_bv = run_step(scheduler, runner, stats)?;
-        let running = scheduler.running();
-        let params: Vec<&SamplingParams> =
-            running.iter().map(|s| &requests[s.request_idx].sampling).collect();
-        let drawn =
-            timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params, &banned))?;
-        let routes = runner.routes.take();
-        for (row, sequence) in running.iter().enumerate() {
-            drafts.log_routes(sequence.sample(), routes.iter().map(|digests| digests[row]));
-        }
-        let push = |(s, &drawn): (&Sequence, &Drawn)| {
-            Ok((drawn.token, drafts.push(s.sample(), drawn, s.is_at_last_token())?))
-        };
-        let verdicts = running.iter().zip(&drawn).map(push).collect::<Result<Vec<_>, RolloutError>>()?;
-        let finished = scheduler.advance(&verdicts);
-        finished.iter().try_for_each(|sequence| drafts.finish(sequence.sample()))?;
-        stats.num_steps += 1;
-        let is_over = watch.asks_for_end(scheduler, drawn.len(), finished.len());
-        if agree(ranks, stats.num_steps, &drawn, is_over)? {
-            return Err(RolloutError::Interrupted);
+impl<'a> Work<'a> {
+    /// The requests that are known at the begin.
+    fn requests(self) -> &'a [RolloutRequest] {
+        match self {
+            Self::Requests(requests) => requests,
+            Self::Commands => &[],
         }
     }
-    Ok(())
 }
 
-/// The observer of a call, and the call's progress.
-pub(super) struct Watch<'a> {
-    done: RolloutProgress,
-    progress: &'a mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
-}
-
-impl Watch<'_> {
-    /// Reports a step with so many new tokens and finished sequences; says whether it is to be the last.
-    pub(super) fn asks_for_end(
-        &mut self,
-        scheduler: &Scheduler,
-        num_new: usize,
-        num_finished: usize,
-    ) -> bool {
-        self.done.num_tokens += num_new;
-        self.done.num_finished += num_finished;
-        self.done.num_running = scheduler.running().len();
-        self.done.num_waiting = scheduler.num_waiting();
-        (self.progress)(self.done).is_break()
+/// Returns the runner of the device that holds `weights`.
+fn runner_on<'a>(
+    weights: &'a RolloutWeights,
+    cache: &'a mut KvCache,
+    limits: &RunnerLimits,
+    images: RequestImages,
+) -> Result<Box<dyn Runner + 'a>, RolloutError> {
+    if weights.frame.device().is_cuda() {
+        Ok(Box::new(CudaRunner::new(weights, cache, limits, images)?))
+    } else {
+        Ok(Box::new(CpuRunner::new(weights, cache, images)))
     }
 }
 
-/// Runs one step of the scheduler up to the logits [b, v] of its running sequences.
-fn run_step(
-    scheduler: &mut Scheduler,
-    runner: &mut ModelRunner<'_>,
-    stats: &mut RolloutStats,
-) -> Result<Tensor, RankError> {
-    let step = scheduler.schedule();
-    timed(&mut stats.prefill_time, || runner.prefill(&step))?;
-    timed(&mut stats.decode_time, || {
-        runner.cache.copy_blocks(&step.copies);
-        runner.decode(scheduler.running())
-    })
-}
-
-/// Whether a rank of the tensor-parallel group `wants_end`. Fails on all of them if they have drawn different
-/// tokens.
-fn agree(
-    ranks: Option<&TpGroup>,
-    step: usize,
-    drawn: &[Drawn],
-    wants_end: bool,
-) -> Result<bool, RolloutError> {
-    let Some(ranks) = ranks else { return Ok(wants_end) };
-    let digest = sampler::digest(drawn);
-    // The largest and the smallest of the digests.
-    let [ends, largest, smallest] = ranks.all_reduce_max([wants_end.into(), digest, -digest])?;
-    if largest == -smallest { Ok(ends > 0) } else { Err(RolloutError::Disagreement { step }) }
-}
-
-/// Adds the time that `work` takes to `total`.
-pub(super) fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
-    let started = Instant::now();
-    let result = work();
-    *total += started.elapsed();
-    result
-}
-
-fn check_fresh(
+fn verify_weights(
     weights: &RolloutWeights,
     policy: DecoderUnits<'_>,
     known: &mut KnownDigests,
@@ -404,58 +342,4 @@ fn check_fresh(
             policy_version: weights.policy_version,
         }),
     }
-}
-
-/// The cache of the last call where it is large enough, else a new one. Fails where it may not become large
-/// enough for the longest sample of each request.
-fn fitting_cache<'a>(
-    cache: &'a mut Option<KvCache>,
-    options: &RolloutOptions,
-    weights: &RolloutWeights,
-    planned: &[SequenceRequest],
-) -> Result<&'a mut KvCache, RolloutError> {
-    let (kind, device) = (weights.frame.compute_kind(), weights.frame.device());
-    let block_bytes = kv_cache::block_bytes(&weights.shard, options.block_size, kind);
-    let left = options.memory.map_or(usize::MAX, |share| share.bytes().saturating_sub(weights.num_bytes()));
-    let allowed = left.min(options.max_cache_bytes.unwrap_or(usize::MAX)) / block_bytes.max(1);
-    if let Some(share) = options.memory {
-        for (request_idx, request) in planned.iter().enumerate() {
-            let needed_bytes = request.max_blocks(options.block_size) * block_bytes;
-            if needed_bytes > left {
-                let (cache_bytes, weight_bytes) = (left, weights.num_bytes());
-                return Err(RolloutError::CacheTooSmall {
-                    request_idx,
-                    share,
-                    cache_bytes,
-                    weight_bytes,
-                    needed_bytes,
-                });
-            }
-        }
-    }
-    let wanted = Scheduler::blocks_wanted(planned, options.block_size, options.max_concurrent);
-    let num_blocks = wanted.min(allowed).clamp(1, u32::MAX as usize) as u32;
-    if cache.as_ref().is_some_and(|cache| cache.num_blocks() < num_blocks) {
-        // The old one goes before the new one comes.
-        *cache = None;
-    }
-    Ok(cache.get_or_insert_with(|| {
-        KvCache::allocate(&weights.shard, num_blocks, options.block_size, (kind, device))
-    }))
-}
-
-fn scheduler_for(
-    options: &RolloutOptions,
-    cache: &KvCache,
-    planned: &[SequenceRequest],
-) -> Result<Scheduler, RolloutError> {
-    let limits = SchedulerLimits {
-        num_blocks: cache.num_blocks(),
-        block_size: cache.block_size(),
-        max_concurrent: options.max_concurrent,
-        max_prefill_tokens: options.max_prefill_tokens,
-    };
-    let mut scheduler = Scheduler::new(limits).map_err(RolloutError::Schedule)?;
-    planned.iter().try_for_each(|request| scheduler.add(request)).map_err(RolloutError::Schedule)?;
-    Ok(scheduler)
 }

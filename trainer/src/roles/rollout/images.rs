@@ -1,7 +1,10 @@
 //! Images of running requests, on any device: the features that replace the embeddings of placeholder tokens,
 //! and positions by time, height and width. A completion continues after the largest position of its prompt.
 
-use rlt_core::images::ImageLayout;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rlt_core::images::{ImageLayout, PromptImage};
 use tch::Tensor;
 
 use super::{RolloutError, RolloutRequest};
@@ -18,44 +21,63 @@ pub(super) struct Stretch {
     pub(super) len: usize,
 }
 
-/// The images of a call's requests, and the positions of their tokens.
+/// The images of one request, and the positions of its tokens.
 #[derive(Debug)]
-pub(super) struct RequestImages<'a> {
-    requests: &'a [RolloutRequest],
-    /// Layout of each request's prompt; empty if no request has images.
-    layouts: Vec<ImageLayout>,
+struct ImagesOfRequest {
+    images: Vec<Arc<PromptImage>>,
+    layout: ImageLayout,
+}
+
+/// The images of the requests of a run.
+#[derive(Debug)]
+pub(super) struct RequestImages {
+    /// Requests with images, by index.
+    of_requests: HashMap<usize, ImagesOfRequest>,
+    /// Whether a request of the run has had images. All positions are by time, height and width then.
+    by_axis: bool,
     /// Number of patches of a token in each direction.
     merge: usize,
 }
 
-impl<'a> RequestImages<'a> {
-    /// Lays out the images of `requests` for a decoder.
+impl RequestImages {
+    /// No images yet, for a decoder.
+    pub(super) fn new(decoder: &Decoder) -> Self {
+        let merge = decoder.config.vision.as_ref().map_or(1, |vision| vision.spatial_merge_size);
+        Self { of_requests: HashMap::new(), by_axis: false, merge }
+    }
+
+    /// Lays out the images of a request for a decoder.
     ///
     /// # Errors
     /// [`RolloutError::NoVision`] and [`RolloutError::Images`].
-    pub(super) fn new(decoder: &Decoder, requests: &'a [RolloutRequest]) -> Result<Self, RolloutError> {
+    pub(super) fn add(
+        &mut self,
+        decoder: &Decoder,
+        request_idx: usize,
+        request: &RolloutRequest,
+    ) -> Result<(), RolloutError> {
+        let num_images = request.images.len();
         let Some(vision) = &decoder.config.vision else {
-            let with_images = requests.iter().enumerate().find(|(_, request)| !request.images.is_empty());
-            return match with_images {
-                None => Ok(Self { requests, layouts: Vec::new(), merge: 1 }),
-                Some((request_idx, request)) => {
-                    Err(RolloutError::NoVision { request_idx, num_images: request.images.len() })
-                }
-            };
+            let refused = RolloutError::NoVision { request_idx, num_images };
+            return if num_images == 0 { Ok(()) } else { Err(refused) };
         };
-        let merge = vision.spatial_merge_size;
-        let layout = |(request_idx, request): (usize, &RolloutRequest)| {
-            let grids = request.images.iter().map(|image| image.grid);
-            ImageLayout::new(&request.prompt, grids, vision.image_token, merge)
-                .map_err(|source| RolloutError::Images { request_idx, source })
-        };
-        let layouts: Vec<ImageLayout> = requests.iter().enumerate().map(layout).collect::<Result<_, _>>()?;
-        let has_images = requests.iter().any(|request| !request.images.is_empty());
-        Ok(Self { requests, layouts: if has_images { layouts } else { Vec::new() }, merge })
+        let grids = request.images.iter().map(|image| image.grid);
+        let layout = ImageLayout::new(&request.prompt, grids, vision.image_token, self.merge)
+            .map_err(|source| RolloutError::Images { request_idx, source })?;
+        if num_images > 0 {
+            self.by_axis = true;
+            self.of_requests.insert(request_idx, ImagesOfRequest { images: request.images.clone(), layout });
+        }
+        Ok(())
     }
 
-    /// Position ids of a pass: `in_sequence`, i64 `[t]`, or if requests have images those of three axes, i64
-    /// `[3, t]`.
+    /// Drops the images of a request whose sequences no longer exist.
+    pub(super) fn remove(&mut self, request_idx: usize) {
+        self.of_requests.remove(&request_idx);
+    }
+
+    /// Position ids of a pass: `in_sequence`, i64 `[t]`, or those of three axes, i64 `[3, t]`, if a request
+    /// of the run has had images.
     pub(super) fn position_ids(&self, stretches: &[Stretch], in_sequence: &[i64]) -> Tensor {
         match self.positions_by_axis(stretches) {
             Some(axes) => Tensor::from_slice(&axes.concat()).view([3, -1]),
@@ -63,16 +85,20 @@ impl<'a> RequestImages<'a> {
         }
     }
 
-    /// Position ids of a pass by time, height and width; `None` if no request has images.
+    /// Position ids of a pass by time, height and width; `None` if no request has had images.
     pub(super) fn positions_by_axis(&self, stretches: &[Stretch]) -> Option<[Vec<i64>; 3]> {
-        if self.layouts.is_empty() {
+        if !self.by_axis {
             return None;
         }
         let mut axes: [Vec<i64>; 3] = Default::default();
         for stretch in stretches {
-            let layout = &self.layouts[stretch.request_idx];
-            let prompt_len = layout.positions[0].len();
             let (start, end) = (stretch.first_position, stretch.first_position + stretch.len);
+            let Some(ImagesOfRequest { layout, .. }) = self.of_requests.get(&stretch.request_idx) else {
+                // The three positions of a text token are equal.
+                axes.iter_mut().for_each(|axis| axis.extend(start as i64..end as i64));
+                continue;
+            };
+            let prompt_len = layout.positions[0].len();
             let behind = layout.positions_behind(
                 start.saturating_sub(prompt_len),
                 end.saturating_sub(prompt_len.max(start)),
@@ -88,8 +114,10 @@ impl<'a> RequestImages<'a> {
     /// Difference between the position of a token after a request's images, the same on all axes, and the
     /// number of tokens before it.
     pub(super) fn position_offset(&self, request_idx: usize) -> i64 {
-        let layout = self.layouts.get(request_idx);
-        layout.map_or(0, |layout| layout.next_position - layout.positions[0].len() as i64)
+        let request = self.of_requests.get(&request_idx);
+        request.map_or(0, |ImagesOfRequest { layout, .. }| {
+            layout.next_position - layout.positions[0].len() as i64
+        })
     }
 
     /// Features of the images in a pass, with the indices of their tokens; `None` if it has no images.
@@ -98,9 +126,10 @@ impl<'a> RequestImages<'a> {
         let mut start_of_stretch = 0;
         for stretch in stretches {
             let end = stretch.first_position + stretch.len;
-            let request = &self.requests[stretch.request_idx];
-            let starts = self.layouts.get(stretch.request_idx).map_or(&[][..], |layout| &layout.starts);
-            for (first, image) in starts.iter().zip(&request.images) {
+            let request = self.of_requests.get(&stretch.request_idx);
+            let images =
+                request.into_iter().flat_map(|request| request.layout.starts.iter().zip(&request.images));
+            for (first, image) in images {
                 let tokens = *first..first + image.grid.num_tokens(self.merge);
                 let (from, to) = (tokens.start.max(stretch.first_position), tokens.end.min(end));
                 if from < to {

@@ -1,153 +1,68 @@
-//! The model runner on a CPU: it computes the scheduler's steps with tensors and makes no decisions. GPUs use
-//! `device`.
+//! Model runners: they compute the scheduler's steps with tensors and decide nothing.
+//!
+//! A step is launched, then read. On a CPU ([`CpuRunner`]) the launch computes it. On a GPU (`CudaRunner` in
+//! `device`) the launch only submits its work, so that the next step can be launched before it is read.
 
-use rlt_core::engine::{Prefill, Sequence, Step};
-use rlt_torch::Segments;
-use tch::Tensor;
+mod cpu;
 
-use super::images::{RequestImages, Stretch};
-use super::kv_cache::{KvCache, LayerCache};
-use super::weights::RolloutWeights;
-use crate::model::{Adapter, DecoderLayer, RouteLog};
-use crate::parallel::RankError;
+use std::time::{Duration, Instant};
 
-/// Packed weights with the cache that passes write.
-pub(super) struct ModelRunner<'a> {
-    pub(super) weights: &'a RolloutWeights,
-    pub(super) cache: &'a mut KvCache,
-    /// Images of the running requests.
-    pub(super) images: RequestImages<'a>,
-    /// Routes of the last decode step.
-    pub(super) routes: RouteLog,
+use rlt_core::engine::{Sequence, Step};
+use rlt_core::sampling::SamplingParams;
+
+pub(super) use cpu::CpuRunner;
+
+use super::sampler::SampledToken;
+use super::{RolloutError, RolloutRequest, RolloutStats};
+
+/// The work of one step.
+pub(super) struct StepInput<'a> {
+    /// Prefills and block copies, which precede the decode.
+    pub(super) step: &'a Step,
+    /// The sequences of the decode: each one's last token is fed in, and the next one sampled.
+    pub(super) running: &'a [Sequence],
+    /// Returns the sampling parameters of a sequence.
+    pub(super) sampling: &'a dyn Fn(&Sequence) -> &'a SamplingParams,
 }
 
-/// One pass over packed tokens.
-struct Batch {
-    tokens: Vec<i64>,
-    /// Request and position of each run of consecutive tokens.
-    stretches: Vec<Stretch>,
-    position_ids: Vec<i64>,
-    /// Index of each token's slot in the cache.
-    slot_mapping: Vec<i64>,
-    context: Context,
+/// The results of one step, in the order of its sequences.
+#[derive(Debug, Default)]
+pub(super) struct StepOutput {
+    /// Sampled tokens. A log-prob is NaN where logits were not finite.
+    pub(super) sampled: Vec<SampledToken>,
+    /// Digests of the routes of each sequence, one for each layer with experts.
+    pub(super) routes: Vec<Vec<u16>>,
 }
 
-/// Source of the keys and values to which the tokens of a pass attend.
-enum Context {
-    /// Keys and values of the pass: tokens attend to those before them in their own sequence.
-    Stream { cu_seqlens: Vec<i32> },
-    /// Cached keys and values: each token attends to the first `context_lens` tokens of its sequence, by the
-    /// sequence's block table.
-    Cache { block_tables: Vec<Vec<i32>>, table_of_row: Vec<usize>, context_lens: Vec<i32> },
+/// Computes steps in the order in which they are launched.
+pub(super) trait Runner {
+    /// Number of steps that may be launched before the oldest of them is read.
+    fn max_in_flight(&self) -> usize;
+
+    /// Takes the images of a request whose sequences will run.
+    fn add_request(&mut self, request_idx: usize, request: &RolloutRequest) -> Result<(), RolloutError>;
+
+    /// Drops the images of a request whose sequences no longer exist.
+    fn remove_request(&mut self, request_idx: usize);
+
+    /// Starts a step: its prefills, its block copies, and the decode of its sequences.
+    fn launch(&mut self, input: &StepInput<'_>, stats: &mut RolloutStats) -> Result<(), RolloutError>;
+
+    /// Waits for the oldest launched step, which is step number `stats.num_steps` of the run.
+    fn read(&mut self, stats: &mut RolloutStats) -> Result<StepOutput, RolloutError>;
+
+    /// Returns whether the run stops after step `step`, the last one read: whether this rank `wants_stop`, or
+    /// a rank of its tensor-parallel group is known to. Fails on all ranks that sampled different tokens.
+    fn agrees_to_stop(&mut self, wants_stop: bool, step: usize) -> Result<bool, RolloutError>;
+
+    /// Ends the run after its last step. Returns whether a rank wants to stop that no step could tell.
+    fn finish(&mut self) -> Result<bool, RolloutError>;
 }
 
-impl ModelRunner<'_> {
-    /// Stores keys and values of a step's prompts, pass by pass.
-    pub(super) fn prefill(&mut self, step: &Step) -> Result<(), RankError> {
-        step.prefill_passes().try_for_each(|pass| self.forward(&prepare_prefill(pass), false).map(drop))
-    }
-
-    /// Runs each sequence's last token, and returns the logits [b, v] of the next ones, f32.
-    pub(super) fn decode(&mut self, sequences: &[Sequence]) -> Result<Tensor, RankError> {
-        let batch = prepare_decode(sequences, self.cache.block_size());
-        let hidden_bd = self.forward(&batch, true)?;
-        let normed_bd = self.weights.frame.final_norm(&hidden_bd, Adapter::On);
-        Ok(self.weights.logits(&normed_bd)?.to_kind(tch::Kind::Float))
-    }
-
-    /// Hidden states [t, d] after the last layer.
-    fn forward(&mut self, batch: &Batch, logs_routes: bool) -> Result<Tensor, RankError> {
-        let tokens = Tensor::from_slice(&batch.tokens);
-        let frame = &self.weights.frame;
-        let position_ids = self.images.position_ids(&batch.stretches, &batch.position_ids);
-        let rope = frame.rope(&position_ids);
-        let attention = batch.context.attention();
-        let features = self.images.placed_features(frame, &batch.stretches);
-        let embedded_td = frame.embed(&tokens, Adapter::On);
-        let mut hidden_td = match &features {
-            Some(features) => features.in_place_of(&embedded_td),
-            None => embedded_td,
-        };
-        for (layer_idx, layer) in self.weights.frame.layers().iter().enumerate() {
-            let cache = self.cache.layer(layer_idx);
-            let mut attend = |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| {
-                rlt_torch::write_kv(&mut cache.keys, &mut cache.values, k_tkd, v_tkd, &batch.slot_mapping);
-                attention(layer, [q_thd, k_tkd, v_tkd], cache)
-            };
-            let routes = Some(&self.routes).filter(|_| logs_routes);
-            let projections = self.weights.projections(layer_idx, routes);
-            hidden_td = layer.forward_with(&hidden_td, &rope, &projections, &mut attend)?;
-            if let Some(features) = &features {
-                hidden_td = features.added_after(layer_idx, hidden_td);
-            }
-        }
-        Ok(hidden_td)
-    }
-}
-
-/// Attention of one layer for queries, keys and values of the pass, which are in the cache already.
-type Attention<'a> = Box<dyn Fn(&DecoderLayer, [&Tensor; 3], &LayerCache) -> Tensor + 'a>;
-
-impl Context {
-    fn attention(&self) -> Attention<'_> {
-        match self {
-            Self::Stream { cu_seqlens } => Box::new(move |layer, [q_thd, k_tkd, v_tkd], _| {
-                let segments = Segments::alone(cu_seqlens);
-                rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, layer.scores())
-            }),
-            Self::Cache { block_tables, table_of_row, context_lens } => {
-                let tables: Vec<&[i32]> =
-                    table_of_row.iter().map(|&table| block_tables[table].as_slice()).collect();
-                Box::new(move |layer, [q_bhd, _, _], LayerCache { keys, values }| {
-                    let scores = layer.scores();
-                    rlt_torch::paged_attention(q_bhd, keys, values, &tables, context_lens, scores)
-                })
-            }
-        }
-    }
-}
-
-/// Prepares a pass over full prompts, whose tokens attend to each other, or over a later piece of one prompt,
-/// whose tokens attend to the cache, themselves included.
-fn prepare_prefill(prefills: &[Prefill]) -> Batch {
-    let mut tokens = Vec::new();
-    let mut stretches = Vec::new();
-    let mut position_ids = Vec::new();
-    let mut slot_mapping = Vec::new();
-    let mut cu_seqlens = vec![0];
-    for prefill in prefills {
-        let (request_idx, first_position) = (prefill.request_idx, prefill.first_position);
-        stretches.push(Stretch { request_idx, first_position, len: prefill.tokens.len() });
-        let first = first_position as i64;
-        tokens.extend(prefill.tokens.iter().map(|&token| i64::from(token)));
-        position_ids.extend(first..first + prefill.tokens.len() as i64);
-        slot_mapping.extend(prefill.slots.iter().map(|&slot| slot as i64));
-        cu_seqlens.push(tokens.len() as i32);
-    }
-    let context = match prefills {
-        [piece] if piece.first_position > 0 => Context::Cache {
-            block_tables: vec![piece.block_table.iter().map(|&block| block as i32).collect()],
-            table_of_row: vec![0; tokens.len()],
-            context_lens: position_ids.iter().map(|&position| position as i32 + 1).collect(),
-        },
-        _ => Context::Stream { cu_seqlens },
-    };
-    Batch { tokens, stretches, position_ids, slot_mapping, context }
-}
-
-fn prepare_decode(sequences: &[Sequence], block_size: usize) -> Batch {
-    let table = |sequence: &Sequence| sequence.block_table().map(|block| block as i32).collect();
-    let stretch =
-        |s: &Sequence| Stretch { request_idx: s.request_idx, first_position: s.last_position(), len: 1 };
-    Batch {
-        stretches: sequences.iter().map(stretch).collect(),
-        tokens: sequences.iter().map(|s| i64::from(s.last_token())).collect(),
-        position_ids: sequences.iter().map(|s| s.last_position() as i64).collect(),
-        slot_mapping: sequences.iter().map(|s| s.last_slot(block_size) as i64).collect(),
-        context: Context::Cache {
-            block_tables: sequences.iter().map(table).collect(),
-            table_of_row: (0..sequences.len()).collect(),
-            context_lens: sequences.iter().map(|s| s.last_position() as i32 + 1).collect(),
-        },
-    }
+/// Adds the time that `work` takes to `total`.
+pub(super) fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
+    let started = Instant::now();
+    let result = work();
+    *total += started.elapsed();
+    result
 }

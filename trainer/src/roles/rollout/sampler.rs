@@ -13,14 +13,14 @@ use super::RolloutError;
 
 /// A drawn token with its log-prob under the untruncated distribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Drawn {
+pub(super) struct SampledToken {
     pub(super) token: TokenId,
     pub(super) logprob: f32,
 }
 
 /// A non-negative digest of drawn tokens and log-probs, by which ranks compare them.
-pub(super) fn digest(drawn: &[Drawn]) -> i64 {
-    let word = |drawn: &Drawn| u64::from(drawn.token) << 32 | u64::from(drawn.logprob.to_bits());
+pub(super) fn digest(drawn: &[SampledToken]) -> i64 {
+    let word = |drawn: &SampledToken| u64::from(drawn.token) << 32 | u64::from(drawn.logprob.to_bits());
     let digest = drawn.iter().fold(drawn.len() as u64, |digest, drawn| splitmix64(digest, word(drawn)));
     (digest >> 1) as i64
 }
@@ -32,7 +32,7 @@ pub(super) fn draw_rows(
     sequences: &[Sequence],
     params: &[&SamplingParams],
     banned: &[TokenId],
-) -> Result<Vec<Drawn>, RolloutError> {
+) -> Result<Vec<SampledToken>, RolloutError> {
     let reach = |source| RolloutError::Tensor { what: "logits".into(), source };
     let logprobs_bv = scaled(logits_bv, params).log_softmax(1, Kind::Float).contiguous();
     let has_penalty = params.iter().any(|p| p.has_penalty());
@@ -49,7 +49,7 @@ pub(super) fn draw_rows(
     let rows = sequences.iter().zip(params).zip(probs.zip(logprobs));
     let drawn = rows.map(|((sequence, params), (probs_v, logprobs_v))| {
         let token = draw_row(probs_v, params, sequence);
-        Drawn { token, logprob: logprobs_v[token as usize] }
+        SampledToken { token, logprob: logprobs_v[token as usize] }
     });
     Ok(drawn.collect())
 }

@@ -1,5 +1,7 @@
 //! Random loads against a cache that is simulated token by token.
 
+mod commands;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -24,7 +26,7 @@ fn fingerprints_after(before: Fingerprint, tokens: &[TokenId]) -> Vec<Fingerprin
 }
 
 struct Simulation {
-    limits: SchedulerLimits,
+    limits: SchedulerConfig,
     scheduler: Scheduler,
     cache: Vec<Option<Fingerprint>>,
     finished: HashMap<(usize, usize), Vec<TokenId>>,
@@ -36,9 +38,9 @@ struct Simulation {
 }
 
 impl Simulation {
-    fn new(limits: SchedulerLimits, requests: &[SequenceRequest]) -> Self {
+    fn new(limits: SchedulerConfig, requests: &[SequenceRequest]) -> Self {
         let mut scheduler = Scheduler::new(limits).unwrap();
-        requests.iter().for_each(|request| scheduler.add(request).unwrap());
+        requests.iter().enumerate().for_each(|(idx, request)| scheduler.add(idx, request).unwrap());
         let cache = vec![None; limits.num_blocks as usize * limits.block_size];
         let (finished, launched) = (HashMap::new(), VecDeque::new());
         Self { limits, scheduler, cache, finished, num_steps: 0, is_ahead: false, launched }
@@ -51,39 +53,42 @@ impl Simulation {
     /// Runs to the end; `stop_after` says how long each sample becomes.
     fn run(mut self, stop_after: &dyn Fn(&Sequence) -> usize) -> Self {
         while !self.scheduler.is_idle() || !self.launched.is_empty() {
-            if self.scheduler.is_idle() {
-                self.read();
-                continue;
-            }
-            let oldest = self.scheduler.running().first().map(|s| (s.request_idx, s.sample_idx));
-            let step = self.scheduler.schedule();
-            assert!(!self.scheduler.running().is_empty(), "a step with work to do runs something");
-            assert!(self.scheduler.running().len() <= self.limits.max_concurrent);
-            if let Some(oldest) = oldest {
-                let first = &self.scheduler.running()[0];
-                assert_eq!((first.request_idx, first.sample_idx), oldest, "the oldest is never preempted");
-            }
-            self.prefill_and_copy(&step);
-            self.decode();
-            if self.is_ahead {
-                self.launched.push_back(self.drawn(stop_after));
-                self.scheduler.advance_unread();
-                if self.launched.len() > 1 {
-                    self.read();
-                }
-            } else {
-                let finished = self.scheduler.advance(&self.drawn(stop_after));
-                self.finish(finished);
-            }
-            self.num_steps += 1;
+            self.step(stop_after);
         }
         self
+    }
+
+    /// Runs a step, or reads one that is launched if nothing is left to run.
+    fn step(&mut self, stop_after: &dyn Fn(&Sequence) -> usize) {
+        if self.scheduler.is_idle() {
+            return self.read();
+        }
+        let oldest = self.scheduler.running().first().map(Sequence::id);
+        let step = self.scheduler.schedule();
+        assert!(!self.scheduler.running().is_empty(), "a step with work to do runs something");
+        assert!(self.scheduler.running().len() <= self.limits.max_num_seqs);
+        if let Some(oldest) = oldest {
+            assert_eq!(self.scheduler.running()[0].id(), oldest, "the oldest is never preempted");
+        }
+        self.prefill_and_copy(&step);
+        self.decode();
+        if self.is_ahead {
+            self.launched.push_back(self.drawn(stop_after));
+            self.scheduler.launch();
+            if self.launched.len() > 1 {
+                self.read();
+            }
+        } else {
+            let finished = self.scheduler.advance(&self.drawn(stop_after));
+            self.finish(finished);
+        }
+        self.num_steps += 1;
     }
 
     fn prefill_and_copy(&mut self, step: &Step) {
         for pass in step.prefill_passes() {
             let planned: usize = pass.iter().map(|prefill| prefill.tokens.len()).sum();
-            assert!(planned <= self.limits.max_prefill_tokens, "a pass keeps to its budget");
+            assert!(planned <= self.limits.max_num_batched_tokens, "a pass keeps to its budget");
             pass.iter().for_each(|prefill| self.prefill(prefill));
         }
         // All reads before all writes: the order that asks most of the plan.
@@ -143,7 +148,7 @@ impl Simulation {
     /// Reads the tokens of the oldest step that was launched.
     fn read(&mut self) {
         let drawn = self.launched.pop_front().unwrap();
-        let finished = self.scheduler.resolve(&drawn);
+        let finished = self.scheduler.commit(&drawn);
         self.finish(finished);
     }
 
@@ -171,11 +176,11 @@ fn true_tokens(s: &Sequence) -> Vec<TokenId> {
 
 fn request(prompt_len: usize, num_samples: u64, max_new_tokens: usize) -> SequenceRequest {
     let prompt: Arc<[TokenId]> = (0..prompt_len as u32).map(|t| t * 7 + prompt_len as u32).collect();
-    SequenceRequest { prompt, seeds: (0..num_samples).collect(), max_new_tokens }
+    SequenceRequest { prompt, seeds: (0..num_samples).collect(), max_new_tokens, keep_open: false }
 }
 
-fn limits(num_blocks: u32, block_size: usize, max_concurrent: usize) -> SchedulerLimits {
-    SchedulerLimits { num_blocks, block_size, max_concurrent, max_prefill_tokens: 64 }
+fn limits(num_blocks: u32, block_size: usize, max_num_seqs: usize) -> SchedulerConfig {
+    SchedulerConfig { num_blocks, block_size, max_num_seqs, max_num_batched_tokens: 64 }
 }
 
 proptest! {
@@ -185,8 +190,8 @@ proptest! {
     fn every_request_finishes_on_its_own_tokens_and_returns_its_blocks(
         shapes in prop::collection::vec((1usize..20, 1u64..6, 1usize..24), 1..8),
         block_size in 1usize..6,
-        max_concurrent in 1usize..9,
-        max_prefill_tokens in 1usize..40,
+        max_num_seqs in 1usize..9,
+        max_num_batched_tokens in 1usize..40,
         spare_blocks in 0u32..12,
         stop_seed in 1usize..50,
     ) {
@@ -194,7 +199,7 @@ proptest! {
         let longest = requests.iter().map(|r| r.max_blocks(block_size)).max().unwrap_or(0);
         // Down to the fewest blocks with which the longest sample can run at all.
         let num_blocks = longest as u32 + spare_blocks;
-        let limits = SchedulerLimits { num_blocks, block_size, max_concurrent, max_prefill_tokens };
+        let limits = SchedulerConfig { num_blocks, block_size, max_num_seqs, max_num_batched_tokens };
         let stop_after = |s: &Sequence| 1 + (s.request_idx * 13 + s.sample_idx * 5 + stop_seed) % 24;
         let done = Simulation::new(limits, &requests).run(&stop_after);
         let ahead = Simulation::new(limits, &requests).ahead().run(&stop_after);
@@ -215,13 +220,13 @@ proptest! {
     fn with_the_blocks_wanted_nothing_is_ever_preempted(
         shapes in prop::collection::vec((1usize..30, 1u64..6, 1usize..24), 1..8),
         block_size in 1usize..6,
-        max_concurrent in 1usize..9,
+        max_num_seqs in 1usize..9,
         stop_seed in 1usize..50,
     ) {
         let requests: Vec<_> = shapes.iter().map(|&(p, n, new)| request(p, n, new)).collect();
-        let num_blocks = Scheduler::blocks_wanted(&requests, block_size, max_concurrent) as u32;
+        let num_blocks = Scheduler::blocks_wanted(&requests, block_size, max_num_seqs) as u32;
         let stop_after = |s: &Sequence| 1 + (s.request_idx * 7 + s.sample_idx * 3 + stop_seed) % 24;
-        let done = Simulation::new(limits(num_blocks, block_size, max_concurrent), &requests).run(&stop_after);
+        let done = Simulation::new(limits(num_blocks, block_size, max_num_seqs), &requests).run(&stop_after);
         prop_assert_eq!(done.scheduler.stats().preemptions, 0);
     }
 }
@@ -229,7 +234,7 @@ proptest! {
 #[test]
 fn a_group_prompt_is_prefilled_once_and_its_full_blocks_are_shared() {
     let mut scheduler = Scheduler::new(limits(64, 4, 8)).unwrap();
-    scheduler.add(&request(11, 8, 4)).unwrap();
+    scheduler.add(0, &request(11, 8, 4)).unwrap();
     let step = scheduler.schedule();
     assert_eq!(step.prefills.len(), 1);
     assert_eq!(step.prefills[0].tokens.len(), 10, "the last prompt token is fed by the decode");
@@ -246,10 +251,10 @@ fn a_group_prompt_is_prefilled_once_and_its_full_blocks_are_shared() {
 #[test]
 fn a_prompt_beyond_the_budget_is_cut_by_its_own_length_alone() {
     let pieces_of_second = |first_len: usize| {
-        let limits = SchedulerLimits { max_prefill_tokens: 4, ..limits(64, 4, 8) };
+        let limits = SchedulerConfig { max_num_batched_tokens: 4, ..limits(64, 4, 8) };
         let mut scheduler = Scheduler::new(limits).unwrap();
-        scheduler.add(&request(first_len, 1, 4)).unwrap();
-        scheduler.add(&request(12, 1, 4)).unwrap();
+        scheduler.add(0, &request(first_len, 1, 4)).unwrap();
+        scheduler.add(1, &request(12, 1, 4)).unwrap();
         let prefills = std::iter::from_fn(|| {
             let prefills = scheduler.schedule().prefills;
             scheduler.advance(&vec![(1, false); scheduler.running().len()]);
@@ -302,11 +307,11 @@ fn one_step_ahead_only_what_a_token_ends_takes_a_step_more() {
 #[test]
 fn refuses_what_could_never_run() {
     let mut scheduler = Scheduler::new(limits(4, 4, 2)).unwrap();
-    assert_eq!(scheduler.add(&request(0, 1, 1)), Err(SchedulerError::EmptyPrompt { request_idx: 0 }));
-    assert_eq!(scheduler.add(&request(3, 1, 0)), Err(SchedulerError::NoNewTokens { request_idx: 0 }));
+    assert_eq!(scheduler.add(0, &request(0, 1, 1)), Err(SchedulerError::EmptyPrompt { request_idx: 0 }));
+    assert_eq!(scheduler.add(0, &request(3, 1, 0)), Err(SchedulerError::NoNewTokens { request_idx: 0 }));
     let too_long = SchedulerError::TooLong { request_idx: 0, needed: 5, num_blocks: 4 };
-    assert_eq!(scheduler.add(&request(10, 1, 8)), Err(too_long));
-    assert_eq!(scheduler.add(&request(10, 1, 7)), Ok(()), "16 tokens in the cache, the 17th is never fed");
+    assert_eq!(scheduler.add(0, &request(10, 1, 8)), Err(too_long));
+    assert_eq!(scheduler.add(0, &request(10, 1, 7)), Ok(()), "16 tokens in the cache, the 17th is never fed");
     let zero = Scheduler::new(limits(4, 0, 2)).map(|_| ());
     assert_eq!(zero, Err(SchedulerError::ZeroLimit { name: "block_size" }));
 }

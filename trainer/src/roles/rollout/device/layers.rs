@@ -16,9 +16,9 @@ use rlt_torch::cuda::{EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidua
 use rlt_torch::{Activation, CachedSegments, Error, PackedLinear, cached_attention};
 use tch::{Device, Kind, Tensor};
 
-use super::Failure;
+use super::CudaError;
 use super::experts::{ExpertBuffers, Mix};
-use super::peers::Peers;
+use super::peers::StreamTensorParallel;
 use super::splits::Splits;
 use crate::model::{DecoderLayer, FeedForward, Norm, PlacedFeatures, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
@@ -45,7 +45,7 @@ pub(super) struct Model<'a> {
     pub(super) kernels: Kernels,
     pub(super) weights: &'a RolloutWeights,
     /// The ranks that have the other shards of the weights.
-    pub(super) peers: Option<Peers>,
+    pub(super) peers: Option<StreamTensorParallel>,
     embedding: Tensor,
     embedding_scale: f64,
     activation: Activation,
@@ -124,7 +124,7 @@ impl<'a> Model<'a> {
     pub(super) fn new(
         kernels: Kernels,
         weights: &'a RolloutWeights,
-        peers: Option<Peers>,
+        peers: Option<StreamTensorParallel>,
         multiprocessors: usize,
     ) -> Self {
         let frame = &weights.frame;
@@ -221,7 +221,7 @@ impl<'a> Model<'a> {
         inputs: &Inputs,
         cache: &mut KvCache,
         buffers: &'b Buffers,
-    ) -> Result<&'b Tensor, Failure> {
+    ) -> Result<&'b Tensor, CudaError> {
         let kernels = &self.kernels;
         EmbedGather {
             tokens: &inputs.tokens,
@@ -260,7 +260,7 @@ impl<'a> Model<'a> {
         inputs: &Inputs,
         cache: &mut KvCache,
         buffers: &Buffers,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CudaError> {
         let norms = &self.norms[layer_idx];
         let products = self.weights.products(layer_idx);
         let (kernels, scratch) = (&self.kernels, &buffers.scratch);
@@ -324,7 +324,7 @@ impl<'a> Model<'a> {
     }
 
     /// Completes a block's output: sums it over ranks, and applies the norm behind it where it has one.
-    fn block_output(&self, norm: Option<&Tensor>, buffers: &Buffers) -> Result<(), Failure> {
+    fn block_output(&self, norm: Option<&Tensor>, buffers: &Buffers) -> Result<(), CudaError> {
         self.sum(&buffers.added)?;
         norm.map_or(Ok(()), |weight| {
             Ok(self.norm_in_place(&buffers.added, weight, self.config().rms_norm_eps)?)
@@ -356,7 +356,7 @@ impl<'a> Model<'a> {
     }
 
     /// Adds up what all ranks have.
-    fn sum(&self, own: &Tensor) -> Result<(), Failure> {
+    fn sum(&self, own: &Tensor) -> Result<(), CudaError> {
         self.peers.as_ref().map_or(Ok(()), |peers| Ok(peers.all_reduce(own)?))
     }
 

@@ -11,12 +11,12 @@ use crate::parallel::{RankError, TpGroup};
 
 /// The tensor-parallel group of this rank, in the decoder's stream.
 #[derive(Debug)]
-pub(super) struct Peers {
+pub(super) struct StreamTensorParallel {
     group: StreamGroup,
     shard: TpShard,
 }
 
-impl Peers {
+impl StreamTensorParallel {
     pub(super) fn new(ranks: &TpGroup, device_idx: usize) -> Result<Self, RankError> {
         Ok(Self { group: ranks.in_stream(device_idx)?, shard: ranks.shard() })
     }

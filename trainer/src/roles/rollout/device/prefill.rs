@@ -7,12 +7,12 @@ use rlt_torch::{CachedSegments, Error};
 use tch::{Kind, Tensor};
 
 use super::layers::{Inputs, Seen};
-use super::{DeviceDecoder, Failure, STEPS_UNDER_WAY};
+use super::{CudaError, CudaRunner, MAX_IN_FLIGHT};
 use crate::roles::rollout::images::Stretch;
 
-impl DeviceDecoder<'_> {
+impl CudaRunner<'_> {
     /// Stores keys and values of a step's prompts, and copies the step's blocks.
-    pub(in crate::roles::rollout) fn prepare(&mut self, step: &Step) -> Result<(), Failure> {
+    pub(super) fn prepare(&mut self, step: &Step) -> Result<(), CudaError> {
         let _on_stream = self.stream.enter()?;
         for pass in step.prefill_passes() {
             let inputs = self.inputs_of(pass)?;
@@ -73,7 +73,7 @@ impl DeviceDecoder<'_> {
         self.stream.copy_to_device(&on_device, &staged)?;
         self.staged.push_back((self.num_steps, staged));
         // Copies of a step that has been read are complete.
-        let num_read = self.num_steps.saturating_sub(STEPS_UNDER_WAY);
+        let num_read = self.num_steps.saturating_sub(MAX_IN_FLIGHT);
         while self.staged.front().is_some_and(|(step, _)| *step < num_read) {
             self.staged.pop_front();
         }

@@ -1,8 +1,8 @@
 //! Assignment of sequences to rows of the batch on the device, and the changes between two steps.
 //!
-//! The state of a batch is one array of words (i32) on the device, laid out by [`Layout`]. The device
-//! advances every continuing row by one token. The host writes what only it knows: rows that begin, move or
-//! end, and new blocks. No tensors here.
+//! The state of a batch is one array of words (i32) on the device, laid out by [`BatchStateLayout`]. The
+//! device advances every continuing row by one token. The host writes what only it knows: rows that begin,
+//! move or end, and new blocks. No tensors here.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +15,7 @@ const PARAMETER_WORDS: usize = 2 * SAMPLING_ROW_WORDS;
 
 /// Sizes of the state's arrays, from which their offsets follow.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub(super) struct BatchStateLayout {
     pub(super) max_rows: usize,
     /// Number of blocks of the longest sequence.
     pub(super) max_blocks: usize,
@@ -29,7 +29,7 @@ pub(super) struct Layout {
 
 /// Arrays of the state with one word a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PerRow {
+pub(super) enum RowArray {
     /// Input token of the next step.
     Token,
     /// Position of the input token, which is smaller than the number of tokens before it after an image;
@@ -43,10 +43,10 @@ pub(super) enum PerRow {
     Step,
 }
 
-impl Layout {
+impl BatchStateLayout {
     /// Offset of an array with one word a row. Parameters come first, because they are read in pairs of
     /// words.
-    pub(super) fn start_of(&self, array: PerRow) -> usize {
+    pub(super) fn start_of(&self, array: RowArray) -> usize {
         self.max_rows * (PARAMETER_WORDS + array as usize)
     }
 
@@ -99,11 +99,11 @@ impl Layout {
 
 /// Changes of the state, as [`rlt_torch::cuda::ApplyChanges`] takes them.
 #[derive(Debug)]
-pub(super) struct Changes {
+pub(super) struct StateUpdates {
     words: Vec<i32>,
 }
 
-impl Changes {
+impl StateUpdates {
     fn new() -> Self {
         Self { words: vec![0] }
     }
@@ -119,7 +119,7 @@ impl Changes {
     }
 
     /// Tells all ranks, with the tokens of this step, that this rank wants to end.
-    pub(super) fn ask_for_end(&mut self, layout: &Layout) {
+    pub(super) fn ask_for_end(&mut self, layout: &BatchStateLayout) {
         self.write(layout.drawn() + layout.end_word(), 1);
     }
 
@@ -130,17 +130,19 @@ impl Changes {
 
 /// The sequence in a row.
 #[derive(Clone, Copy, Debug)]
-struct Occupant {
-    sample: (usize, usize),
+struct RowSequence {
+    /// Admission by which it runs, since a sequence that ran before has a row of its own each time.
+    admission: u64,
     num_blocks: usize,
 }
 
 /// Rows of the batch as they are on the device after the changes so far.
 #[derive(Debug)]
-pub(super) struct Rows {
-    layout: Layout,
-    rows: Vec<Option<Occupant>>,
-    row_of: HashMap<(usize, usize), usize>,
+pub(super) struct BatchState {
+    layout: BatchStateLayout,
+    rows: Vec<Option<RowSequence>>,
+    /// Row of each sequence, by its admission.
+    row_of: HashMap<u64, usize>,
 }
 
 /// Settings of a row that follow from its sequence's request.
@@ -153,20 +155,20 @@ pub(super) struct OfRequest {
 }
 
 /// Source of a row's input token.
-enum Fed {
+enum InputToken {
     Known(TokenId),
     /// The token is only on the device, in another row.
     In(usize),
 }
 
-impl Rows {
-    pub(super) fn new(layout: Layout) -> Self {
+impl BatchState {
+    pub(super) fn new(layout: BatchStateLayout) -> Self {
         Self { layout, rows: vec![None; layout.max_rows], row_of: HashMap::new() }
     }
 
     /// The row of each sequence in `running`.
     pub(super) fn rows_of(&self, running: &[Sequence]) -> Vec<usize> {
-        running.iter().map(|sequence| self.row_of[&sequence.sample()]).collect()
+        running.iter().map(|sequence| self.row_of[&sequence.admission()]).collect()
     }
 
     /// Assigns the lowest rows to the sequences `running`, and returns the changes of the state.
@@ -174,20 +176,20 @@ impl Rows {
         &mut self,
         running: &[Sequence],
         of_request: &dyn Fn(&Sequence) -> OfRequest,
-    ) -> Changes {
-        let mut changes = Changes::new();
+    ) -> StateUpdates {
+        let mut changes = StateUpdates::new();
         let mut cleared = self.vacate(running);
         let bucket = self.layout.bucket(running.len());
         let mut free = (0..bucket).filter(|&row| self.rows[row].is_none()).collect::<Vec<_>>().into_iter();
         for sequence in running {
-            let before = self.row_of.get(&sequence.sample()).copied();
+            let before = self.row_of.get(&sequence.admission()).copied();
             if let Some(row) = before.filter(|&row| row < bucket) {
                 self.append_blocks(row, sequence, &mut changes);
                 continue;
             }
             // There are at most as many sequences as rows of the bucket.
             let Some(row) = free.next() else { continue };
-            let fed = before.map_or(Fed::Known(sequence.last_token()), Fed::In);
+            let fed = before.map_or(InputToken::Known(sequence.last_token()), InputToken::In);
             if let Some(before) = before {
                 self.rows[before] = None;
                 cleared.insert(before);
@@ -203,18 +205,19 @@ impl Rows {
 
     /// Frees the rows of sequences that no longer run.
     fn vacate(&mut self, running: &[Sequence]) -> HashSet<usize> {
-        let running: HashSet<_> = running.iter().map(Sequence::sample).collect();
-        let gone = |occupant: &Option<Occupant>| occupant.is_some_and(|one| !running.contains(&one.sample));
+        let running: HashSet<_> = running.iter().map(Sequence::admission).collect();
+        let gone =
+            |occupant: &Option<RowSequence>| occupant.is_some_and(|one| !running.contains(&one.admission));
         let rows: HashSet<usize> = (0..self.rows.len()).filter(|&row| gone(&self.rows[row])).collect();
         for &row in &rows {
             if let Some(occupant) = self.rows[row].take() {
-                self.row_of.remove(&occupant.sample);
+                self.row_of.remove(&occupant.admission);
             }
         }
         rows
     }
 
-    fn at(&self, array: PerRow, row: usize) -> usize {
+    fn at(&self, array: RowArray, row: usize) -> usize {
         self.layout.start_of(array) + row
     }
 
@@ -222,21 +225,23 @@ impl Rows {
         &mut self,
         row: usize,
         sequence: &Sequence,
-        fed: Fed,
+        fed: InputToken,
         of_request: OfRequest,
-        changes: &mut Changes,
+        changes: &mut StateUpdates,
     ) {
         let layout = self.layout;
         match fed {
-            Fed::Known(token) => changes.write(self.at(PerRow::Token, row), token as i32),
-            Fed::In(other) => changes.copy(self.at(PerRow::Token, row), self.at(PerRow::Token, other)),
+            InputToken::Known(token) => changes.write(self.at(RowArray::Token, row), token as i32),
+            InputToken::In(other) => {
+                changes.copy(self.at(RowArray::Token, row), self.at(RowArray::Token, other))
+            }
         }
         let num_before = sequence.last_position() as i32;
         let position = num_before + of_request.position_offset as i32;
-        changes.write(self.at(PerRow::Position, row), position);
-        changes.write(self.at(PerRow::Slot, row), sequence.last_slot(layout.block_size) as i32);
-        changes.write(self.at(PerRow::ContextLen, row), num_before + 1);
-        changes.write(self.at(PerRow::Step, row), sequence.completion().len() as i32);
+        changes.write(self.at(RowArray::Position, row), position);
+        changes.write(self.at(RowArray::Slot, row), sequence.last_slot(layout.block_size) as i32);
+        changes.write(self.at(RowArray::ContextLen, row), num_before + 1);
+        changes.write(self.at(RowArray::Step, row), sequence.completion().len() as i32);
         for (idx, word) in of_request.sampling.into_iter().enumerate() {
             let at = row * PARAMETER_WORDS + 2 * idx;
             changes.write(at, word as i32);
@@ -247,23 +252,23 @@ impl Rows {
         }
         let seen = |row: usize| layout.seen() + row * layout.seen_words;
         match fed {
-            Fed::In(other) => {
+            InputToken::In(other) => {
                 (0..layout.seen_words).for_each(|word| changes.copy(seen(row) + word, seen(other) + word))
             }
-            Fed::Known(_) => {
+            InputToken::Known(_) => {
                 let words = seen_words(sequence.tokens(), layout.seen_words);
                 words.into_iter().enumerate().for_each(|(idx, word)| changes.write(seen(row) + idx, word));
             }
         }
         let num_blocks = sequence.block_table().len();
-        self.rows[row] = Some(Occupant { sample: sequence.sample(), num_blocks });
-        self.row_of.insert(sequence.sample(), row);
+        self.rows[row] = Some(RowSequence { admission: sequence.admission(), num_blocks });
+        self.row_of.insert(sequence.admission(), row);
     }
 
     /// Writes blocks that the sequence got since the last step, and the slot of its last token in the newest.
-    fn append_blocks(&mut self, row: usize, sequence: &Sequence, changes: &mut Changes) {
+    fn append_blocks(&mut self, row: usize, sequence: &Sequence, changes: &mut StateUpdates) {
         let layout = self.layout;
-        let slot = self.at(PerRow::Slot, row);
+        let slot = self.at(RowArray::Slot, row);
         let Some(occupant) = &mut self.rows[row] else { return };
         let known = std::mem::replace(&mut occupant.num_blocks, sequence.block_table().len());
         for (idx, block) in sequence.block_table().enumerate().skip(known) {
@@ -275,9 +280,9 @@ impl Rows {
     }
 
     /// Empties a row: kernels skip rows with these values.
-    fn clear(&self, row: usize, changes: &mut Changes) {
+    fn clear(&self, row: usize, changes: &mut StateUpdates) {
         for (array, value) in
-            [(PerRow::Position, -1), (PerRow::Slot, -1), (PerRow::ContextLen, 0), (PerRow::Step, -1)]
+            [(RowArray::Position, -1), (RowArray::Slot, -1), (RowArray::ContextLen, 0), (RowArray::Step, -1)]
         {
             changes.write(self.at(array, row), value);
         }
@@ -286,7 +291,7 @@ impl Rows {
     /// The state in which all rows are empty.
     pub(super) fn empty_state(&self) -> Vec<i32> {
         let mut state = vec![0; self.layout.num_words()];
-        let mut changes = Changes::new();
+        let mut changes = StateUpdates::new();
         (0..self.layout.max_rows).for_each(|row| self.clear(row, &mut changes));
         for pair in changes.words[1..].chunks_exact(2) {
             state[pair[0] as usize] = pair[1];

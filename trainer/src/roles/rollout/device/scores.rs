@@ -3,9 +3,9 @@
 use rlt_torch::collectives::CollectiveError;
 use tch::{Kind, Tensor};
 
-use super::Failure;
+use super::CudaError;
 use super::layers::Model;
-use super::peers::Peers;
+use super::peers::StreamTensorParallel;
 
 /// Buffers of logits for a number of rows.
 pub(super) struct Scores {
@@ -38,7 +38,7 @@ impl Model<'_> {
     }
 
     /// Computes the logits of hidden states after the final norm.
-    pub(super) fn score(&self, normed: &Tensor, scores: &Scores) -> Result<(), Failure> {
+    pub(super) fn score(&self, normed: &Tensor, scores: &Scores) -> Result<(), CudaError> {
         match (&scores.shards, &self.peers) {
             (Some(shards), Some(peers)) => {
                 self.head().forward_into(normed, &shards.own)?;
@@ -64,7 +64,11 @@ impl Scores {
 
 impl TpScores {
     /// Joins the logits of all ranks side by side, without the padding of the last shards.
-    fn all_gather_columns(&self, peers: &Peers, of_all_tokens: &Tensor) -> Result<(), CollectiveError> {
+    fn all_gather_columns(
+        &self,
+        peers: &StreamTensorParallel,
+        of_all_tokens: &Tensor,
+    ) -> Result<(), CollectiveError> {
         peers.all_gather(&self.of_all_ranks, &self.own)?;
         let (rows, vocab_size) = (of_all_tokens.size()[0], of_all_tokens.size()[1]);
         let longest = self.longest as i64;

@@ -1,0 +1,77 @@
+//! Application of commands between two steps.
+
+use rlt_core::engine::{SchedulerError, SequenceId};
+use rlt_core::types::TokenId;
+
+use super::RunLoop;
+use crate::roles::rollout::engine::commands::{Command, Event};
+use crate::roles::rollout::{RolloutError, RolloutRequest};
+
+impl RunLoop<'_, '_, '_> {
+    /// Applies a command, or reports why it cannot be applied.
+    ///
+    /// # Errors
+    /// Those of a step that has to be read first.
+    pub(super) fn apply(&mut self, command: Command) -> Result<(), RolloutError> {
+        if let Command::Pause(id) = command {
+            // A paused sequence knows all of its tokens, so those in flight are read first.
+            while self.scheduler.is_in_flight(id) {
+                self.read()?;
+            }
+        }
+        let request_idx = command.request_idx();
+        if let Err(error) = self.change(command) {
+            (self.client.on_event)(Event::Rejected { request_idx, error });
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, command: Command) -> Result<(), RolloutError> {
+        match command {
+            Command::Add { request_idx, request, keep_open } => self.add(request_idx, &request, keep_open),
+            Command::Extend { id, tokens, max_new_tokens } => self.extend(id, &tokens, max_new_tokens),
+            Command::Pause(id) => self.scheduler.pause(id).map_err(RolloutError::Schedule),
+            Command::Resume(id) => self.scheduler.resume(id).map_err(RolloutError::Schedule),
+            Command::Cancel(id) => self.cancel(id),
+        }
+    }
+
+    fn add(
+        &mut self,
+        request_idx: usize,
+        request: &RolloutRequest,
+        keep_open: bool,
+    ) -> Result<(), RolloutError> {
+        if self.outputs.has_request(request_idx) {
+            return Err(RolloutError::RepeatedRequest { request_idx });
+        }
+        let planned = self.bounds.plan(request_idx, request, keep_open)?;
+        self.runner.add_request(request_idx, request)?;
+        if let Err(source) = self.scheduler.add(request_idx, &planned) {
+            self.runner.remove_request(request_idx);
+            return Err(RolloutError::Schedule(source));
+        }
+        self.outputs.add(request_idx, request);
+        Ok(())
+    }
+
+    fn extend(
+        &mut self,
+        id: SequenceId,
+        tokens: &[TokenId],
+        max_new_tokens: usize,
+    ) -> Result<(), RolloutError> {
+        let num_before = self.scheduler.find(id).map_or(0, |sequence| sequence.tokens().len());
+        let max_new_tokens = self.bounds.plan_turn(id.request_idx, num_before, tokens, max_new_tokens)?;
+        self.scheduler.extend(id, tokens, max_new_tokens).map_err(RolloutError::Schedule)
+    }
+
+    fn cancel(&mut self, id: SequenceId) -> Result<(), RolloutError> {
+        if self.scheduler.cancel(id).is_none() {
+            return Err(RolloutError::Schedule(SchedulerError::UnknownSequence { id }));
+        }
+        self.forget(id);
+        (self.client.on_event)(Event::Cancelled { id });
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! Commands to an engine at given steps, or in answer to its events, and the events that follow.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
+use std::rc::Rc;
+
+use rlt_core::types::{Completion, TokenId};
+use rlt_trainer::model::Decoder;
+use rlt_trainer::roles::rollout::{
+    Command, CommandSource, Event, RolloutEngine, RolloutOptions, RolloutRequest, RolloutStats, SequenceId,
+};
+
+use super::fixture::{Letters, options};
+
+/// Tokens that extend a sequence.
+pub(crate) const EXTENSION: [TokenId; 3] = [7, 21, 3];
+
+/// A context of 64 tokens, for eight sequences at once.
+pub(crate) fn session() -> RolloutOptions {
+    RolloutOptions { max_concurrent: 8, max_model_len: Some(64), ..options() }
+}
+
+pub(crate) fn id(request_idx: usize, sample_idx: usize) -> SequenceId {
+    SequenceId { request_idx, sample_idx }
+}
+
+/// Adds each request before the first step.
+pub(crate) fn added(requests: &[RolloutRequest], keep_open: bool) -> Vec<(usize, Command)> {
+    let add = |(request_idx, request): (usize, &RolloutRequest)| {
+        (0, Command::Add { request_idx, request: request.clone(), keep_open })
+    };
+    requests.iter().enumerate().map(add).collect()
+}
+
+/// Events of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Played {
+    /// Completions of each sequence, one a turn.
+    pub(crate) completions: BTreeMap<SequenceId, Vec<Completion>>,
+    pub(crate) cancelled: Vec<SequenceId>,
+    /// Requests of the commands that were rejected, and the reasons.
+    pub(crate) rejected: Vec<(usize, String)>,
+    pub(crate) num_sampled: usize,
+    pub(crate) stats: RolloutStats,
+}
+
+impl Played {
+    fn record(&mut self, event: Event) {
+        match event {
+            Event::Sampled { .. } => self.num_sampled += 1,
+            Event::TurnOver { id, completion } | Event::Finished { id, completion } => {
+                self.completions.entry(id).or_default().push(completion);
+            }
+            Event::Cancelled { id } => self.cancelled.push(id),
+            Event::Rejected { request_idx, error } => self.rejected.push((request_idx, error.to_string())),
+        }
+    }
+
+    /// The completions of one turn, a list for each sequence.
+    pub(crate) fn turn(&self, turn: usize) -> Vec<Vec<Completion>> {
+        self.completions.values().map(|turns| vec![turns[turn].clone()]).collect()
+    }
+}
+
+/// Commands, each with the number of steps before it.
+struct Script {
+    commands: VecDeque<(usize, Command)>,
+    num_steps: Rc<Cell<usize>>,
+}
+
+impl CommandSource for Script {
+    fn poll(&mut self) -> Option<Command> {
+        let is_due = self.commands.front()?.0 <= self.num_steps.get();
+        if is_due { self.commands.pop_front().map(|(_, command)| command) } else { None }
+    }
+
+    /// Nothing runs, so the steps before the next command are over at once.
+    fn wait(&mut self) -> Option<Command> {
+        let (step, command) = self.commands.pop_front()?;
+        self.num_steps.set(self.num_steps.get().max(step));
+        Some(command)
+    }
+}
+
+/// Runs an engine by commands, each of which comes after so many steps.
+pub(crate) fn play(decoder: &Decoder, options: RolloutOptions, commands: Vec<(usize, Command)>) -> Played {
+    let num_steps = Rc::new(Cell::new(0));
+    let mut script = Script { commands: commands.into(), num_steps: Rc::clone(&num_steps) };
+    let mut count = |_| {
+        num_steps.set(num_steps.get() + 1);
+        ControlFlow::Continue(())
+    };
+    let mut played = Played::default();
+    let mut engine = RolloutEngine::new(options);
+    engine.sync_weights(decoder, 0).unwrap();
+    engine.run(decoder, &Letters, &mut script, &mut count, &mut |event| played.record(event)).unwrap();
+    played.stats = engine.stats();
+    played
+}
+
+/// Commands that answer events.
+struct Answers(Rc<RefCell<VecDeque<Command>>>);
+
+impl CommandSource for Answers {
+    fn poll(&mut self) -> Option<Command> {
+        self.0.borrow_mut().pop_front()
+    }
+
+    fn wait(&mut self) -> Option<Command> {
+        self.0.borrow_mut().pop_front()
+    }
+}
+
+/// Extends every sequence by [`EXTENSION`] as soon as its first turn is over, and cancels it after its
+/// second.
+pub(crate) fn converse(decoder: &Decoder, options: RolloutOptions, requests: &[RolloutRequest]) -> Played {
+    let commands: VecDeque<Command> = added(requests, true).into_iter().map(|(_, command)| command).collect();
+    let answers = Rc::new(RefCell::new(commands));
+    let mut played = Played::default();
+    let mut answer = |event: Event| {
+        if let Event::TurnOver { id, .. } = &event {
+            let max_new_tokens = requests[id.request_idx].max_new_tokens;
+            let command = match played.completions.contains_key(id) {
+                false => Command::Extend { id: *id, tokens: EXTENSION.to_vec(), max_new_tokens },
+                true => Command::Cancel(*id),
+            };
+            answers.borrow_mut().push_back(command);
+        }
+        played.record(event);
+    };
+    let mut engine = RolloutEngine::new(options);
+    engine.sync_weights(decoder, 0).unwrap();
+    let mut go_on = |_| ControlFlow::Continue(());
+    engine.run(decoder, &Letters, &mut Answers(Rc::clone(&answers)), &mut go_on, &mut answer).unwrap();
+    played.stats = engine.stats();
+    played
+}
