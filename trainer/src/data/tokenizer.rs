@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use rlt_api::ExitCode;
 use rlt_api::plan::model_config::{VISION_TOKENS, VisionTokens};
+use rlt_api::plan::model_files::RefusedField;
 use rlt_api::spec::VisionSpec;
 use rlt_core::engine::{DetokenizeError, Detokenizer};
 use rlt_core::types::TokenId;
@@ -100,16 +101,18 @@ pub enum TokenizerError {
         source: serde_json::Error,
     },
     /// A field would change tokens, and its value is not supported.
-    #[error("read {}: field `{field}`: {got} is not supported, supported: {supported}", path.display())]
+    #[error(
+        "read {}: field `{}`: {} is not supported, supported: {}",
+        path.display(),
+        refused.field,
+        refused.got,
+        refused.supported
+    )]
     Unsupported {
         /// Path of the file.
         path: PathBuf,
-        /// Name of the field.
-        field: String,
-        /// The JSON value found.
-        got: String,
-        /// Values that are supported.
-        supported: &'static str,
+        /// The field with its value; boxed, as errors of many functions contain this one.
+        refused: Box<RefusedField>,
     },
     /// `tokenizer.json` was refused by the `tokenizers` library.
     #[error("build the tokenizer of {}: {message}", path.display())]

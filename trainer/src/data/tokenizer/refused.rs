@@ -25,8 +25,8 @@ const FIXED_PATTERN: &str = concat!(
 pub(super) fn refuse_unsupported(dir: &Path, config: &Map<String, Value>) -> Result<(), TokenizerError> {
     match ModelFile::TokenizerConfig.refused_field(config) {
         None => Ok(()),
-        Some(RefusedField { field, got, supported }) => {
-            Err(TokenizerError::Unsupported { path: dir.join(CONFIG), field, got, supported })
+        Some(refused) => {
+            Err(TokenizerError::Unsupported { path: dir.join(CONFIG), refused: Box::new(refused) })
         }
     }
 }
@@ -45,12 +45,12 @@ pub(super) fn refuse_old_pattern(
     if !is_old_mistral(&model) || has_fixed_pattern(&splitting) {
         return Ok(());
     }
-    Err(TokenizerError::Unsupported {
-        path: dir.join(CONFIG),
+    let refused = RefusedField {
         field: FIX_MISTRAL.to_owned(),
         got: "true".to_owned(),
         supported: "a tokenizer.json with the corrected pattern, as save_pretrained of transformers writes it",
-    })
+    };
+    Err(TokenizerError::Unsupported { path: dir.join(CONFIG), refused: Box::new(refused) })
 }
 
 /// Returns whether a `config.json` is of a model of Mistral that transformers 4 saved, whose pattern
