@@ -213,6 +213,11 @@ fn function_lengths(text: &str) -> Vec<(String, usize)> {
     for (start, line) in lines.iter().enumerate() {
         let code = line.trim_start();
         let Some(name) = function_name(code) else { continue };
+        // A declaration without a body, such as that of a foreign function.
+        let first = lines[start..].iter().find(|line| line.ends_with(['{', ';']));
+        if first.is_some_and(|line| line.ends_with(';')) {
+            continue;
+        }
         let closing = format!("{}}}", " ".repeat(line.len() - code.len()));
         let end = lines[start..].iter().position(|l| *l == closing).unwrap_or(0);
         lengths.push((name, end));
