@@ -175,6 +175,19 @@ pub(super) struct RunnerLimits {
     pub(super) uses_graphs: bool,
 }
 
+impl RunnerLimits {
+    /// Layout of the state of a batch within these limits.
+    fn layout(&self, weights: &RolloutWeights, vocab_size: usize, block_size: usize) -> BatchStateLayout {
+        BatchStateLayout {
+            max_rows: self.max_rows,
+            max_blocks: self.max_blocks,
+            seen_words: if self.has_penalty { vocab_size.div_ceil(32) } else { 0 },
+            block_size,
+            route_layers: weights.frame.config.num_expert_layers(),
+        }
+    }
+}
+
 impl<'a> CudaRunner<'a> {
     /// Takes the memory of a decoder on the device of `weights`; work of this thread's present stream is done
     /// before its own begins.
@@ -194,13 +207,7 @@ impl<'a> CudaRunner<'a> {
         let num_ranks = peers.as_ref().map_or(1, StreamTensorParallel::num);
         let model = Model::new(kernels, weights, peers, multiprocessors.max(1) as usize);
         let (vocab_size, block_size) = (model.vocab_size(), cache.block_size());
-        let layout = BatchStateLayout {
-            max_rows: limits.max_rows,
-            max_blocks: limits.max_blocks,
-            seen_words: if limits.has_penalty { vocab_size.div_ceil(32) } else { 0 },
-            block_size,
-            route_layers: weights.frame.config.num_expert_layers(),
-        };
+        let layout = limits.layout(weights, vocab_size, block_size);
         let rows = BatchState::new(layout);
         let change_words = layout.max_change_words() as i64;
         let drawn_words = (num_ranks * layout.num_drawn_words()) as i64;
