@@ -53,11 +53,9 @@ pub(super) fn exclude_node(
     }
     if !is_possible(reconcile) {
         let is_kept = reconcile.input.queueing.prebuilt.is_some() && has_hostnames(reconcile);
+        let advice = "cordon the node, then suspend and resume the job in the manager cluster";
         return is_kept.then(|| {
-            format!(
-                "MultiKueue keeps the job's place, so the next attempt may begin on {node}: cordon the node, then \
-                 suspend and resume the job in the manager cluster"
-            )
+            format!("MultiKueue keeps the job's place, so the next attempt may begin on {node}: {advice}")
         });
     }
     let excluded = &mut reconcile.status.excluded_nodes;
