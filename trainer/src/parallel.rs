@@ -20,6 +20,7 @@
 mod environment;
 mod ep_group;
 mod error;
+mod layer;
 mod mesh;
 mod shards;
 mod sp_group;
@@ -40,6 +41,7 @@ use tch::{Device, Kind, Tensor};
 pub use environment::RankEnvironment;
 pub use ep_group::EpGroup;
 pub use error::RankError;
+pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, Ulysses};
 pub use mesh::MeshRanks;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
 pub(crate) use shards::{TensorParallel, copy_tensor_shard};

@@ -1,5 +1,5 @@
 //! Tensor-parallel shards of each parameter in training (Megatron-LM, Shoeybi et al. 2019): those of
-//! [`TpCut`], by the names of a checkpoint. The exchange is in `actor::layer_schedule::tensor`.
+//! [`TpCut`], by the names of a checkpoint. The exchange is in `parallel::layer`.
 //!
 //! ```text
 //! q, k, v, gate, up    rows of local heads and width, with their biases   (column-parallel)
@@ -84,6 +84,14 @@ impl ParameterCuts {
     /// Token ids whose embeddings and logits this rank has.
     pub(crate) fn tokens(&self) -> Range<usize> {
         self.shard.of(self.vocab_size)
+    }
+
+    /// Rows of `tokens_t` in this rank's shard of the embedding, i64 `[t]`, and whether another rank has the
+    /// token, whose row is then given as 0.
+    pub(crate) fn own_tokens(&self, tokens_t: &Tensor) -> (Tensor, Tensor) {
+        let own = self.tokens();
+        let is_other_t = tokens_t.lt(own.start as i64).logical_or(&tokens_t.ge(own.end as i64));
+        ((tokens_t - own.start as i64).masked_fill(&is_other_t, 0), is_other_t)
     }
 
     /// The shards of a parameter, by its name in any role; `None` if every rank has all of it.

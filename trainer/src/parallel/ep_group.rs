@@ -1,5 +1,5 @@
 //! Expert-parallel groups, whose ranks each hold some of every layer's experts, and their all-to-alls. The
-//! exchange of a layer is in `actor::layer_schedule::experts`, the layout of ranks in `rlt_core::mesh`, the
+//! exchange of a layer is in `parallel::layer`, the layout of ranks in `rlt_core::mesh`, the
 //! arithmetic of rows in `rlt_core::expert_rows`.
 
 use std::cell::RefCell;

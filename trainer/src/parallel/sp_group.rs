@@ -1,5 +1,5 @@
 //! Sequence-parallel groups (Ulysses), whose ranks compute the same packed tokens, each a shard of them, and
-//! their all-to-alls. `actor::layer_schedule` uses them around attention; the layout of ranks is in
+//! their all-to-alls. `parallel::layer` uses them around attention; the layout of ranks is in
 //! `rlt_core::mesh`.
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -11,7 +11,7 @@ const PAIRS: [&str; 2] = [
 ];
 
 /// Functions and fields with another pair, by file. The list only gets shorter.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 7] = [
     // Numbers of query and of key heads.
     (
         "crds/src/plan/degrees.rs",
@@ -21,10 +21,6 @@ const ALLOWED: [(&str, &[&str]); 10] = [
     ("trainer/core/src/engine/scheduler/ahead.rs", &["sample"]),
     ("trainer/src/roles/rollout/completion.rs", &["failed", "is_complete", "log_routes"]),
     ("trainer/src/roles/rollout/device/rows.rs", &["sample"]),
-    // The layer drivers, each of which passes what its axis needs.
-    ("trainer/src/model/expert_parallel.rs", &["experts_of_rows"]),
-    ("trainer/src/roles/actor/layer_schedule/experts.rs", &["run"]),
-    ("trainer/src/roles/actor/layer_schedule/tensor.rs", &["run"]),
     // AdamW's two betas, and the two parts of a version.
     ("trainer/src/roles/optim/adamw.rs", &["betas"]),
     ("trainer/torch/src/optim.rs", &["betas"]),
