@@ -1,7 +1,8 @@
 //! Placement of tensors, and of work, on ranks.
 
+pub mod local_tensor;
 pub mod mesh;
 pub mod partition;
-pub mod tensor_cut;
+mod regions;
 pub mod tensor_parallel;
 pub mod tensor_shard;

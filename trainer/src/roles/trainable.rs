@@ -116,11 +116,11 @@ impl Trainable<'_> {
         };
         let (mut moments, counts) = self.state()?;
         let mut pieces = Vec::new();
-        shards.show_trained(|tensor_shard, piece| {
-            pieces.push(TensorPart::of(tensor_shard, piece));
-            for moment in MOMENTS.map(|moment| moment_name(tensor_shard.shard.name, moment)) {
+        shards.show_trained(|slice, piece| {
+            pieces.push(TensorPart::of(slice, piece));
+            for moment in MOMENTS.map(|moment| moment_name(slice.name, moment)) {
                 let values = moments.remove(&moment);
-                pieces.extend(values.map(|values| TensorPart::of(&tensor_shard.named(&moment), &values)));
+                pieces.extend(values.map(|values| TensorPart::of(&slice.named(&moment), &values)));
             }
             Ok::<(), RankError>(())
         })?;
@@ -207,7 +207,7 @@ impl Trainable<'_> {
 pub(crate) fn saved_here(shards: &ShardedParameters, pieces: Vec<TensorPart>) -> Vec<TensorPart> {
     let (of_experts, others): (Vec<TensorPart>, Vec<TensorPart>) =
         pieces.into_iter().partition(|part| shards.is_of_experts(&part.name));
-    let (cut, whole) = others.into_iter().partition(|part| part.cut.is_some());
+    let (cut, whole) = others.into_iter().partition(|part| !part.local.is_full());
     let (place, num_copies) = shards.ranks().replica_place();
     let mut parts = divided(cut, place, num_copies);
     // All ranks of a tensor-parallel group have copies of parameters that it does not shard.
