@@ -6,11 +6,14 @@
 //! o, down              columns of local heads and width; biases are full  (row-parallel)
 //! embedding, head      rows of local tokens
 //! norms, value head    full
+//! experts              as gate, up and down, for every expert; router and gate of the shared expert are full
 //! adapter              of row shards: full A, rows of B;  of column shards: columns of A, full B
 //! ```
 //! A full parameter that acts on the residual stream, which all ranks have, has the same gradient on all
 //! ranks. One that acts on a rank's own heads, or its part of a product, has a summand of its gradient on
 //! each rank: its placement is partial.
+
+mod experts;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +23,9 @@ use rlt_core::local_tensor::{DimRanges, DimShards, Placement};
 use rlt_core::tensor_parallel::TpShard;
 use tch::Tensor;
 
-use super::decoder::layer_idx;
+use self::experts::place_experts;
+use super::decoder::{Decoder, layer_idx};
+use super::layer::DecoderLayer;
 use super::projection::ProjectionPart;
 use super::tp_shards::{ShardedDim, TpCut};
 use super::weights::{EMBEDDING, HEAD};
@@ -50,10 +55,11 @@ const ADAPTER_A: &str = ".lora_A.weight";
 const ADAPTER_B: &str = ".lora_B.weight";
 
 impl ParameterCuts {
-    /// The placements of a model without experts, latent attention and quantized weights, see
-    /// [`rlt_api::plan::check_model`].
-    pub(crate) fn new(config: &ModelConfig, shard: TpShard) -> Self {
-        let layers = (0..config.num_layers).map(|layer_idx| LayerCuts::new(config, layer_idx, shard));
+    /// The placements of a model without latent attention and quantized weights, see
+    /// [`rlt_api::plan::check_model`], and of its adapter.
+    pub(crate) fn new(decoder: &Decoder, shard: TpShard) -> Self {
+        let config = &decoder.config;
+        let layers = decoder.layers().iter().map(|layer| LayerCuts::new(config, layer, shard));
         let head_is_cut = config.head == OutputHead::Vocabulary;
         Self { shard, vocab_size: config.vocab_size, head_is_cut, layers: layers.collect() }
     }
@@ -135,42 +141,52 @@ fn rows_of(len: usize, shard: TpShard) -> DimRanges {
 }
 
 impl LayerCuts {
-    fn new(config: &ModelConfig, layer_idx: usize, shard: TpShard) -> Self {
+    fn new(config: &ModelConfig, layer: &DecoderLayer, shard: TpShard) -> Self {
+        let layer_idx = layer.shape.layer_idx;
         let products = config.products(layer_idx);
+        // A shared expert has a width of its own.
+        let width = products.get(NUM_OF_ATTENTION).map_or(0, |gate| gate.rows.len());
+        let ranks = (0..shard.num_shards).map(|place| TpShard { place, ..shard });
+        let kept: Vec<Vec<ShardedDim>> = ranks.map(|shard| TpCut::new(shard, config).kept(width)).collect();
         let mut placements = BTreeMap::new();
         for (idx, shape) in config.projections(layer_idx).into_iter().enumerate() {
-            let kept = |shard| TpCut::new(shard, config).kept(config.intermediate_size);
-            place_projection(&mut placements, &shape, shard, |shard| {
-                of_projection(idx, &products, &kept(shard))
-            });
+            let kept = kept.iter().filter_map(|kept| of_projection(idx, &products, kept));
+            place_projection(&mut placements, &shape, kept.collect());
         }
         // Norms of queries and keys act on each head alone.
         if config.qk_norm_shapes().is_some() {
             let norms = ["self_attn.q_norm", "self_attn.k_norm"].map(|norm| format!("{norm}{WEIGHT}"));
             placements.extend(norms.map(|norm| (norm, Placement::Partial)));
         }
+        place_experts(&mut placements, config, layer, shard);
         Self { products: config.tp_sharded(shard.num_shards).products(layer_idx), placements }
     }
 }
 
-/// Adds the placements of a projection's parameters and of its adapter's. `kept` gives a rank's shard of the
-/// weight.
+/// Number of attention's products: q, k, v and o.
+const NUM_OF_ATTENTION: usize = 4;
+
+/// Adds the placements of a projection's parameters and of its adapter's. `kept` is what each rank keeps of
+/// the weight; empty for the gate of a shared expert, which scales a rank's summand of the expert's output.
 fn place_projection(
     placements: &mut BTreeMap<String, Placement>,
     shape: &ProjectionShape,
-    shard: TpShard,
-    kept: impl Fn(TpShard) -> KeptDim,
+    kept: Vec<KeptDim>,
 ) {
-    let KeptDim { dim, .. } = kept(shard);
-    let len = if dim == 0 { shape.out_features } else { shape.in_features };
-    let shards = split(dim, shard, |shard| DimRanges { len, ranges: kept(shard).ranges });
-    let sharded = || Placement::Shard(shards.clone());
-    let [bias, a, b] = match dim {
-        0 => [sharded(), Placement::Partial, sharded()],
-        _ => [Placement::Partial, sharded(), Placement::Partial],
+    let of_parts = match kept.first().map(|kept| kept.dim) {
+        None => [(); 4].map(|()| Placement::Partial),
+        Some(dim) => {
+            let len = if dim == 0 { shape.out_features } else { shape.in_features };
+            let of_ranks = kept.into_iter().map(|KeptDim { ranges, .. }| DimRanges { len, ranges });
+            let sharded = Placement::Shard(DimShards { dim, of_ranks: of_ranks.collect() });
+            match dim {
+                0 => [sharded.clone(), sharded.clone(), Placement::Partial, sharded],
+                _ => [sharded.clone(), Placement::Partial, sharded, Placement::Partial],
+            }
+        }
     };
-    let of_parts = [(WEIGHT, sharded()), (BIAS, bias), (ADAPTER_A, a), (ADAPTER_B, b)];
-    placements.extend(of_parts.map(|(part, placement)| (format!("{}{part}", shape.name), placement)));
+    let parts = [WEIGHT, BIAS, ADAPTER_A, ADAPTER_B].map(|part| format!("{}{part}", shape.name));
+    placements.extend(parts.into_iter().zip(of_parts));
 }
 
 /// What a rank keeps of a projection's weight, [out, in].
@@ -180,18 +196,21 @@ struct KeptDim {
     ranges: Vec<Range<usize>>,
 }
 
-/// A rank's shard of projection `idx`, from the shards `kept` of its `products`.
-fn of_projection(idx: usize, products: &[ProductRows], kept: &[ShardedDim]) -> KeptDim {
+/// A rank's shard of projection `idx`, from the shards `kept` of the layer's `products`; `None` if it has no
+/// product.
+fn of_projection(idx: usize, products: &[ProductRows], kept: &[ShardedDim]) -> Option<KeptDim> {
     let mut ranges = Vec::new();
     for (product, kept) in products.iter().zip(kept).filter(|(product, _)| product.projection_idx == idx) {
         match kept {
-            ShardedDim::Columns(columns) => return KeptDim { dim: 1, ranges: vec![columns.clone()] },
+            ShardedDim::Columns(columns) => {
+                return Some(KeptDim { dim: 1, ranges: vec![columns.clone()] });
+            }
             ShardedDim::Rows(rows) => {
                 ranges.push(product.rows.start + rows.start..product.rows.start + rows.end);
             }
         }
     }
-    KeptDim { dim: 0, ranges }
+    (!ranges.is_empty()).then_some(KeptDim { dim: 0, ranges })
 }
 
 /// Concatenates ranges of a dim; one range is a view.
@@ -202,3 +221,6 @@ pub(crate) fn of_ranges(all: &Tensor, ranges: &[Range<usize>], dim: i64) -> Tens
         parts => Tensor::cat(parts, dim),
     }
 }
+
+#[cfg(test)]
+mod tests;
