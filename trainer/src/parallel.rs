@@ -186,7 +186,7 @@ impl Ranks {
     /// [`Self::balanced_by`] on the work of a decoder of `hidden_size`. Every rank computes the same
     /// assignment. A single sequence-parallel group gets all rows, in order.
     pub fn share_of(&self, batch: &Batch, row_idxs: &[usize], hidden_size: usize) -> Vec<usize> {
-        let sp = self.sp_shard().num_shards;
+        let sp = self.sp_place().size;
         let (num_sp_groups, sp_group) = (self.size / sp, self.rank / sp);
         if num_sp_groups == 1 {
             return row_idxs.to_vec();

@@ -1,5 +1,6 @@
 //! Placement of tensors, and of work, on ranks.
 
+mod axis_place;
 pub mod local_tensor;
 pub mod mesh;
 pub mod partition;

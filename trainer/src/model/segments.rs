@@ -14,7 +14,7 @@
 //!
 //! Shapes: t tokens, d hidden width, m rows of tokens sorted by expert.
 
-use rlt_core::mesh::EpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_torch::{AttentionScores, ExpertRows, Segments};
 use tch::Tensor;
 
@@ -158,7 +158,7 @@ impl DecoderLayer {
         &self,
         x_md: &Tensor,
         rows: &ExpertRows,
-        shard: EpShard,
+        shard: AxisPlace,
         adapter: Adapter,
     ) -> Tensor {
         match self.experts() {

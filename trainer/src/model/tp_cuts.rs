@@ -20,7 +20,7 @@ use std::ops::Range;
 
 use rlt_api::plan::model_config::{ModelConfig, OutputHead, ProductRows, ProjectionShape};
 use rlt_core::local_tensor::{DimRanges, DimShards, Placement};
-use rlt_core::tensor_parallel::TpShard;
+use rlt_core::mesh::AxisPlace;
 use tch::Tensor;
 
 use self::experts::place_experts;
@@ -33,7 +33,7 @@ use super::weights::{EMBEDDING, HEAD};
 /// Placements of a model's parameters over the ranks of a tensor-parallel group.
 #[derive(Debug)]
 pub(crate) struct ParameterCuts {
-    shard: TpShard,
+    place: AxisPlace,
     vocab_size: usize,
     head_is_cut: bool,
     layers: Vec<LayerCuts>,
@@ -57,11 +57,11 @@ const ADAPTER_B: &str = ".lora_B.weight";
 impl ParameterCuts {
     /// The placements of a model without latent attention and quantized weights, see
     /// [`rlt_api::plan::check_model`], and of its adapter.
-    pub(crate) fn new(decoder: &Decoder, shard: TpShard) -> Self {
+    pub(crate) fn new(decoder: &Decoder, place: AxisPlace) -> Self {
         let config = &decoder.config;
-        let layers = decoder.layers().iter().map(|layer| LayerCuts::new(config, layer, shard));
+        let layers = decoder.layers().iter().map(|layer| LayerCuts::new(config, layer, place));
         let head_is_cut = config.head == OutputHead::Vocabulary;
-        Self { shard, vocab_size: config.vocab_size, head_is_cut, layers: layers.collect() }
+        Self { place, vocab_size: config.vocab_size, head_is_cut, layers: layers.collect() }
     }
 
     /// The placements of layer `layer_idx`.
@@ -71,7 +71,7 @@ impl ParameterCuts {
 
     /// Token ids whose embeddings and logits this rank has.
     pub(crate) fn tokens(&self) -> Range<usize> {
-        self.shard.of(self.vocab_size)
+        self.place.range(self.vocab_size)
     }
 
     /// Rows of `tokens_t` in this rank's shard of the embedding, i64 `[t]`, and whether another rank has the
@@ -97,7 +97,7 @@ impl ParameterCuts {
 
     /// What this rank has of a dimension that is split by `shards`.
     pub(crate) fn own<'a>(&self, shards: &'a DimShards) -> &'a DimRanges {
-        &shards.of_ranks[self.shard.place]
+        &shards.of_ranks[self.place.index]
     }
 
     /// This rank's shard of a projection's input and output, by the projection's full name.
@@ -108,7 +108,7 @@ impl ParameterCuts {
         let own = Some(self.own(&shards).clone());
         match shards.dim {
             0 => ProjectionPart { inputs: None, outputs: own, has_bias: true },
-            _ => ProjectionPart { inputs: own, outputs: None, has_bias: self.shard.place == 0 },
+            _ => ProjectionPart { inputs: own, outputs: None, has_bias: self.place.index == 0 },
         }
     }
 
@@ -116,7 +116,7 @@ impl ParameterCuts {
     fn placement(&self, name: &str) -> Placement {
         let is_of_tokens = name.ends_with(EMBEDDING) || (self.head_is_cut && name.ends_with(HEAD));
         if is_of_tokens {
-            return Placement::Shard(split(0, self.shard, |shard| rows_of(self.vocab_size, shard)));
+            return Placement::Shard(split(0, self.place, |place| rows_of(self.vocab_size, place)));
         }
         let layer = layer_idx(name).and_then(|layer_idx| self.layer(layer_idx));
         let placement = layer.zip(inside_layer(name)).and_then(|(layer, name)| layer.placements.get(name));
@@ -129,25 +129,24 @@ fn inside_layer(name: &str) -> Option<&str> {
     Some(name.split_once(".layers.")?.1.split_once('.')?.1)
 }
 
-/// Splits dimension `dim` over the ranks of the group of `shard`; `of` gives the indices of a rank.
-fn split(dim: usize, shard: TpShard, of: impl Fn(TpShard) -> DimRanges) -> DimShards {
-    let of_ranks = (0..shard.num_shards).map(|place| of(TpShard { place, ..shard }));
-    DimShards { dim, of_ranks: of_ranks.collect() }
+/// Splits dimension `dim` over the ranks of the group of `place`; `of` gives the indices of a rank.
+fn split(dim: usize, place: AxisPlace, of: impl Fn(AxisPlace) -> DimRanges) -> DimShards {
+    DimShards { dim, of_ranks: place.all().map(of).collect() }
 }
 
 /// A rank's part of `len` rows.
-fn rows_of(len: usize, shard: TpShard) -> DimRanges {
-    DimRanges { len, ranges: vec![shard.of(len)] }
+fn rows_of(len: usize, place: AxisPlace) -> DimRanges {
+    DimRanges { len, ranges: vec![place.range(len)] }
 }
 
 impl LayerCuts {
-    fn new(config: &ModelConfig, layer: &DecoderLayer, shard: TpShard) -> Self {
+    fn new(config: &ModelConfig, layer: &DecoderLayer, place: AxisPlace) -> Self {
         let layer_idx = layer.shape.layer_idx;
         let products = config.products(layer_idx);
         // A shared expert has a width of its own.
         let width = products.get(NUM_OF_ATTENTION).map_or(0, |gate| gate.rows.len());
-        let ranks = (0..shard.num_shards).map(|place| TpShard { place, ..shard });
-        let kept: Vec<Vec<ShardedDim>> = ranks.map(|shard| TpCut::new(shard, config).kept(width)).collect();
+        let of_rank = |place| TpCut::new(place, config).kept(width);
+        let kept: Vec<Vec<ShardedDim>> = place.all().map(of_rank).collect();
         let mut placements = BTreeMap::new();
         for (idx, shape) in config.projections(layer_idx).into_iter().enumerate() {
             let kept = kept.iter().filter_map(|kept| of_projection(idx, &products, kept));
@@ -158,8 +157,8 @@ impl LayerCuts {
             let norms = ["self_attn.q_norm", "self_attn.k_norm"].map(|norm| format!("{norm}{WEIGHT}"));
             placements.extend(norms.map(|norm| (norm, Placement::Partial)));
         }
-        place_experts(&mut placements, config, layer, shard);
-        Self { products: config.tp_sharded(shard.num_shards).products(layer_idx), placements }
+        place_experts(&mut placements, config, layer, place);
+        Self { products: config.tp_sharded(place.size).products(layer_idx), placements }
     }
 }
 

@@ -102,7 +102,7 @@ impl ShardedParameters {
         let device = layers.iter().flatten().chain(&outer).map(|(_, leaf)| leaf.device()).next();
         let place = offload_to.zip(device).map(|(folder, device)| OffloadStorage::new(folder, device));
         let mut place = place.transpose()?;
-        let cuts = ranks.tp_group().map(|group| Rc::new(ParameterCuts::new(decoder, group.shard())));
+        let cuts = ranks.tp_group().map(|group| Rc::new(ParameterCuts::new(decoder, group.place())));
         let mut unit = |parameters| {
             UnitParameters::new(parameters, &ranks, experts, cuts.as_deref(), compute, place.as_mut())
         };

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::local_tensor::{DimRanges, Placement};
-use rlt_core::tensor_parallel::TpShard;
+use rlt_core::mesh::AxisPlace;
 
 use super::super::expert_lora::ExpertTensor;
 use super::super::layer::DecoderLayer;
@@ -25,36 +25,36 @@ pub(super) fn place_experts(
     placements: &mut BTreeMap<String, Placement>,
     config: &ModelConfig,
     layer: &DecoderLayer,
-    shard: TpShard,
+    place: AxisPlace,
 ) {
     let Some((weights, experts)) = layer.experts().zip(config.experts_of(layer.shape.layer_idx)) else {
         return;
     };
     let width = experts.intermediate_size;
-    let rows = |dim| Placement::Shard(split(dim, shard, |shard| both_halves(width, shard)));
-    let columns = |dim| Placement::Shard(split(dim, shard, |shard| rows_of(width, shard)));
-    let mut place = |name: &str, placement: Placement| {
+    let rows = |dim| Placement::Shard(split(dim, place, |place| both_halves(width, place)));
+    let columns = |dim| Placement::Shard(split(dim, place, |place| rows_of(width, place)));
+    let mut add = |name: &str, placement: Placement| {
         placements.extend(inside_layer(name).map(|name| (name.to_owned(), placement)));
     };
     let router = weights.router_name();
-    place(&router, Placement::Partial);
+    add(&router, Placement::Partial);
     for part in [ADAPTER_A, ADAPTER_B] {
-        place(&router.replace(WEIGHT, part), Placement::Partial);
+        add(&router.replace(WEIGHT, part), Placement::Partial);
     }
-    place(&weights.tensor_name(ExpertTensor::GateUp), rows(1));
-    place(&weights.tensor_name(ExpertTensor::Down), columns(2));
+    add(&weights.tensor_name(ExpertTensor::GateUp), rows(1));
+    add(&weights.tensor_name(ExpertTensor::Down), columns(2));
     for (tensor, _, [name_a, name_b]) in weights.adapted() {
         let [a, b] = match tensor {
             ExpertTensor::GateUp => [Placement::Partial, rows(0)],
             ExpertTensor::Down => [columns(1), Placement::Partial],
         };
-        place(&name_a, a);
-        place(&name_b, b);
+        add(&name_a, a);
+        add(&name_b, b);
     }
 }
 
 /// A rank's part of the gates and of the ups, which follow each other.
-fn both_halves(width: usize, shard: TpShard) -> DimRanges {
-    let own = shard.of(width);
+fn both_halves(width: usize, place: AxisPlace) -> DimRanges {
+    let own = place.range(width);
     DimRanges { len: 2 * width, ranges: vec![own.clone(), width + own.start..width + own.end] }
 }

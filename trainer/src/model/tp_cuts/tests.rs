@@ -27,19 +27,19 @@ fn mixture() -> Decoder {
     decoder
 }
 
-fn cuts(num_shards: usize) -> ParameterCuts {
-    ParameterCuts::new(&mixture(), TpShard { place: 0, num_shards })
+fn cuts(size: usize) -> ParameterCuts {
+    ParameterCuts::new(&mixture(), AxisPlace { index: 0, size })
 }
 
 #[test]
 fn the_parts_of_all_ranks_are_every_number_once() {
-    for num_shards in [1, 2, 4, 8] {
-        let cuts = cuts(num_shards);
+    for size in [1, 2, 4, 8] {
+        let cuts = cuts(size);
         let mut num_split = 0;
         for (name, tensor) in mixture().named_parameters() {
             let Some(DimShards { dim, of_ranks }) = cuts.of(&name) else { continue };
             let len = tensor.size()[dim] as usize;
-            assert!(of_ranks.len() == num_shards && of_ranks.iter().all(|own| own.len == len), "{name}");
+            assert!(of_ranks.len() == size && of_ranks.iter().all(|own| own.len == len), "{name}");
             let of_ranks = of_ranks.iter().flat_map(|own| own.ranges.iter().cloned().flatten());
             let mut indices: Vec<usize> = of_ranks.collect();
             indices.sort_unstable();

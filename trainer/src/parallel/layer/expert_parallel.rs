@@ -17,7 +17,7 @@
 use std::rc::Rc;
 
 use rlt_core::expert_rows::{ReceivedRows, rows_for_ranks};
-use rlt_core::mesh::EpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_torch::{ExpertRows, forget_values};
 use tch::{Device, Tensor};
 
@@ -53,7 +53,7 @@ pub(crate) struct ExpertDispatch<'a> {
 impl<'a> ExpertDispatch<'a> {
     /// Exchanges the numbers of rows for each expert, `counts`. Collective.
     fn new(group: &'a EpGroup, counts: &[i64], device: Device) -> Result<Self, RankError> {
-        let num_ranks = group.shard().num_shards;
+        let num_ranks = group.place().size;
         let num_own = counts.len() / num_ranks;
         let ReceivedRows { from_ranks, experts } =
             ReceivedRows::new(&group.exchange_counts(counts)?, num_own);
@@ -66,9 +66,9 @@ impl<'a> ExpertDispatch<'a> {
         &self.rows
     }
 
-    /// The experts that this rank holds.
-    pub(super) fn shard(&self) -> EpShard {
-        self.group.shard()
+    /// This rank's place among those with other experts.
+    pub(super) fn place(&self) -> AxisPlace {
+        self.group.place()
     }
 
     /// The exchange at a boundary; `None` except on either side of the experts.

@@ -2,7 +2,7 @@
 //!
 //! Legend of shapes: t tokens of this rank, d hidden size, n rows of its tokens, sorted by expert.
 
-use rlt_core::mesh::EpShard;
+use rlt_core::mesh::AxisPlace;
 use tch::Tensor;
 
 use super::graphs::{CutGraphs, GraphCut, Graphs, Roots};
@@ -67,7 +67,7 @@ impl<'a> LayerPass<'a> {
         let none = [0, decoder.config.hidden_size as i64];
         let input_td = Tensor::empty(none, (decoder.compute_kind(), decoder.device()));
         let compute =
-            |rows_md: &Tensor| layer.experts_of_rows(rows_md, dispatch.rows(), dispatch.shard(), adapter);
+            |rows_md: &Tensor| layer.experts_of_rows(rows_md, dispatch.rows(), dispatch.place(), adapter);
         let output_td = through_experts(&mut graphs, input_td.shallow_clone(), &mut [], compute)?;
         let CutGraphs { cuts, term } = graphs.finish(&output_td);
         Ok(Some(Self { input_td, output_td, cuts, term }))
@@ -134,11 +134,11 @@ impl Run<'_, '_> {
         let mut routes = layer.route(&normed_td, &experts);
         graphs.add_term(context.take_router_term());
         let dispatch = graphs.dispatch(&routes.rows.counts(), normed_td.device())?;
-        let (rows, shard) = match &dispatch {
-            Some(dispatch) => (dispatch.rows(), dispatch.shard()),
-            None => (&routes.rows, EpShard::WHOLE),
+        let (rows, place) = match &dispatch {
+            Some(dispatch) => (dispatch.rows(), dispatch.place()),
+            None => (&routes.rows, AxisPlace::ALONE),
         };
-        let compute = |rows_md: &Tensor| layer.experts_of_rows(rows_md, rows, shard, context.adapter);
+        let compute = |rows_md: &Tensor| layer.experts_of_rows(rows_md, rows, place, context.adapter);
         let mixed_td = {
             let rows_nd = routes.rows.gather(&normed_td);
             let carried = &mut [hidden_td, &mut normed_td, &mut routes.weights_tk];

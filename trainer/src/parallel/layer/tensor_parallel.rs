@@ -36,7 +36,7 @@ impl<'a> ParallelStyle<'a> for TensorParallel<'a> {
     }
 
     fn counts_terms(&self) -> bool {
-        self.group.shard().place == 0
+        self.group.place().index == 0
     }
 }
 

@@ -37,7 +37,7 @@ impl<'a> ParallelStyle<'a> for Ulysses<'a> {
 
 impl Ulysses<'_> {
     fn num_ranks(&self) -> i64 {
-        self.group.shard().num_shards as i64
+        self.group.place().size as i64
     }
 
     /// Sends blocks `[n, t, ..]` of this rank's tokens to all ranks, and returns all tokens, `[s, ..]`.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_core::local_tensor::{DimRanges, DimShards, LocalTensor};
-use rlt_core::mesh::{EpShard, Shards};
+use rlt_core::mesh::{AxisPlace, Shards};
 use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use tch::{Tensor, no_grad};
 
@@ -67,7 +67,8 @@ impl Place {
 /// This rank's experts among all experts of a tensor, `[e, ..]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwnExperts {
-    pub(crate) shard: EpShard,
+    /// This rank's place in the expert-parallel group.
+    pub(crate) place: AxisPlace,
     /// Number of experts of the model, e.
     pub(crate) num_experts: usize,
 }
@@ -75,7 +76,7 @@ pub(crate) struct OwnExperts {
 impl OwnExperts {
     /// This rank's experts as indices of the first dimension of a tensor.
     fn ranges(self) -> DimRanges {
-        DimRanges { len: self.num_experts, ranges: vec![self.shard.experts(self.num_experts)] }
+        DimRanges { len: self.num_experts, ranges: vec![self.place.range(self.num_experts)] }
     }
 }
 

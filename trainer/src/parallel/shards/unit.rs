@@ -99,9 +99,9 @@ pub(super) fn own_experts(decoder: &Decoder, ranks: &MeshRanks) -> Result<Option
     let Some((ranks, experts)) = ranks.experts().zip(decoder.config.experts.as_ref()) else {
         return Ok(None);
     };
-    let (shard, num_experts) = (ranks.group.shard(), experts.num_experts);
-    if !num_experts.is_multiple_of(shard.num_shards) {
-        return Err(RankError::Experts { num_experts, ep: shard.num_shards });
+    let (place, num_experts) = (ranks.group.place(), experts.num_experts);
+    if !num_experts.is_multiple_of(place.size) {
+        return Err(RankError::Experts { num_experts, ep: place.size });
     }
-    Ok(Some(OwnExperts { shard, num_experts }))
+    Ok(Some(OwnExperts { place, num_experts }))
 }

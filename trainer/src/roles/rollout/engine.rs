@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, Sequence, SequenceRequest};
+use rlt_core::mesh::AxisPlace;
 use rlt_core::sampling::SamplingParams;
-use rlt_core::tensor_parallel::TpShard;
 use rlt_core::types::Completion;
 use tch::Tensor;
 
@@ -76,7 +76,7 @@ impl RolloutEngine {
 
     /// The size of the tensor-parallel group.
     pub fn num_shards(&self) -> usize {
-        self.ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()).num_shards
+        self.ranks.as_ref().map_or(AxisPlace::ALONE, |ranks| ranks.place()).size
     }
 
     /// Packs the policy's weights, adapters folded in, as those of `policy_version`; returns what

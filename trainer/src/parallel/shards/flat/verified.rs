@@ -34,7 +34,7 @@ impl Flat {
             let mut of_experts = vec![leaf.detach()];
             if let Some(group) = self.ep_group(ranks) {
                 expected = group.all_gather(&expected)?;
-                of_experts = leaf.detach().chunk(group.shard().num_shards as i64, 0);
+                of_experts = leaf.detach().chunk(group.place().size as i64, 0);
             }
             let parts = of_experts.iter().flat_map(|all| shards_of(all, place));
             for (rank, part) in parts.enumerate() {
