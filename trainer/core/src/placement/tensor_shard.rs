@@ -46,10 +46,65 @@ impl<'a> TensorSlice<'a> {
         self.local.runs(self.range.clone()).into_iter().map(of_run).collect()
     }
 
+    /// Returns the runs in groups that are read together: each group covers at most `max_len` elements of the
+    /// full tensor and at most 16 times the elements of its runs, or is one run.
+    pub fn read_groups(&self, max_len: usize) -> Vec<ReadGroup<'a>> {
+        let mut groups: Vec<ReadGroup<'a>> = Vec::new();
+        for (run, own) in self.runs() {
+            match groups.last_mut().filter(|group| group.can_add(&run.range, max_len)) {
+                Some(group) => group.add(&run.range, own),
+                None => groups.push(ReadGroup::new(run, own)),
+            }
+        }
+        groups
+    }
+
     /// Returns the range as axis-aligned boxes of the full tensor whose elements, concatenated, are the
     /// range.
     pub fn regions(&self) -> Vec<Region> {
         self.local.regions(self.range.clone())
+    }
+}
+
+/// Largest number of elements that are read for one that is used: runs of a row's part are read as rows.
+const MAX_READ_FACTOR: usize = 16;
+
+/// Runs of a slice that are close to each other in the full tensor, and are read together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadGroup<'a> {
+    /// Range of the full tensor from the first run to the end of the last one.
+    pub cover: TensorShard<'a>,
+    /// Runs of the slice, in order.
+    pub runs: Vec<CoveredRun>,
+    /// Number of elements of all runs.
+    num_used: usize,
+}
+
+/// A run of a slice within the range that is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoveredRun {
+    /// Offsets of the run in the range that is read.
+    pub in_cover: Range<usize>,
+    /// Offsets of the run in the slice.
+    pub in_slice: Range<usize>,
+}
+
+impl<'a> ReadGroup<'a> {
+    fn new(run: TensorShard<'a>, own: Range<usize>) -> Self {
+        let runs = vec![CoveredRun { in_cover: 0..own.len(), in_slice: own.clone() }];
+        Self { cover: run, runs, num_used: own.len() }
+    }
+
+    fn can_add(&self, run: &Range<usize>, max_len: usize) -> bool {
+        let len = run.end - self.cover.range.start;
+        len <= max_len && len <= MAX_READ_FACTOR * (self.num_used + run.len())
+    }
+
+    fn add(&mut self, run: &Range<usize>, own: Range<usize>) {
+        let first = self.cover.range.start;
+        self.cover.range.end = run.end;
+        self.num_used += own.len();
+        self.runs.push(CoveredRun { in_cover: run.start - first..run.end - first, in_slice: own });
     }
 }
 
@@ -96,6 +151,7 @@ impl<'a> TensorShard<'a> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::local_tensor::DimRanges;
     use super::*;
 
     proptest! {
@@ -114,6 +170,37 @@ mod tests {
             let numbers: Vec<usize> = (rows.start * row_len..rows.end * row_len).collect();
             prop_assert_eq!(&numbers[place.clone()], &range.collect::<Vec<_>>()[..]);
             prop_assert!(place.start < row_len && numbers.len() - place.end < row_len);
+        }
+
+        #[test]
+        fn groups_of_runs_are_the_slice_and_read_little_more(
+            (rows, width) in (1_i64..20, 1_usize..4),
+            (num_shards, place) in (1_usize..30, 0_usize..30),
+            (one, other) in (0.0..=1.0, 0.0..=1.0),
+            max_len in 1_usize..200,
+        ) {
+            let place = place % num_shards;
+            let columns = std::iter::once(place * width..(place + 1) * width).collect();
+            let columns = DimRanges { len: num_shards * width, ranges: columns };
+            let local = LocalTensor::full(&[rows, 1]).with(1, columns);
+            let at = |share: f64| (share * (rows as usize * width) as f64) as usize;
+            let range = at(f64::min(one, other))..at(f64::max(one, other));
+            let slice = TensorSlice { name: "a", local: &local, range: range.clone() };
+            let groups = slice.read_groups(max_len);
+            let mut pairs = Vec::new();
+            for ReadGroup { cover, runs, num_used } in &groups {
+                let len = cover.range.len();
+                prop_assert!(runs.len() == 1 || len <= max_len.min(MAX_READ_FACTOR * num_used));
+                for CoveredRun { in_cover, in_slice } in runs {
+                    prop_assert!(in_cover.end <= len);
+                    let in_full = in_cover.clone().map(|at| cover.range.start + at);
+                    pairs.extend(in_full.zip(in_slice.clone()));
+                }
+            }
+            let expected: Vec<_> = slice.runs().into_iter().flat_map(|(run, own)| run.range.zip(own)).collect();
+            prop_assert_eq!(pairs, expected);
+            // Half of each row is read as rows.
+            prop_assert!(num_shards != 2 || max_len < 190 || groups.len() <= 1);
         }
 
         #[test]

@@ -176,11 +176,22 @@ impl Flat {
         &self,
         fill: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
+        self.fill_slices(&mut |slice: &TensorSlice<'_>, piece: &Tensor| {
+            slice
+                .runs()
+                .into_iter()
+                .try_for_each(|(run, own)| fill(&run, &piece.narrow(0, own.start as i64, own.len() as i64)))
+        })
+    }
+
+    /// Lets `fill` write the pieces in this rank's shard.
+    pub(super) fn fill_slices<E: From<rlt_torch::Error>>(
+        &self,
+        fill: &mut impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
         self.change(|| {
             self.own_parameters().try_for_each(|Parameter { name, place, piece, .. }| {
-                place.slice(name).runs().into_iter().try_for_each(|(run, own)| {
-                    fill(&run, &piece.detach().narrow(0, own.start as i64, own.len() as i64))
-                })
+                fill(&place.slice(name), &piece.detach())
             })
         })
     }

@@ -68,10 +68,12 @@ impl ShardedParameters {
     /// # Errors
     /// As [`Weights::fill`].
     pub fn read(&self, weights: &Weights) -> Result<(), ModelError> {
-        self.fill(|tensor_shard, values| match weights.contains(tensor_shard.name) {
-            true => weights.fill(tensor_shard, values),
+        let mut read = |slice: &TensorSlice<'_>, values: &Tensor| match weights.contains(slice.name) {
+            true => weights.fill_slice(slice, values),
             false => Ok(()),
-        })
+        };
+        let mut flats = self.units().flat_map(|unit| self.held(unit).flats());
+        flats.try_for_each(|flat| flat.fill_slices(&mut read))
     }
 
     fn fill_unit<E: From<rlt_torch::Error>>(
