@@ -1,6 +1,7 @@
 //! Every composition of FSDP, sequence, tensor and expert parallelism on up to eight ranks, against one rank:
 //! the losses and gradients of an update.
 
+use super::tensor_parallel::{TpLayout, go_on, save};
 use super::*;
 
 /// Experts whose routers have a loss, beside a shared one with a gate. Up to eight ranks divide all sizes.
@@ -97,4 +98,66 @@ fn every_composition_of_axes_of_eight_ranks_trains_all_weights_as_one_rank() {
 #[test]
 fn every_composition_of_axes_of_eight_ranks_trains_adapters_as_one_rank() {
     assert_every_composition_trains_as_one(ADAPTED, 8);
+}
+
+/// Every rank has half of the experts, by half of their width.
+#[test]
+fn ranks_read_their_parts_of_experts_and_gather_the_weights_that_one_rank_has() {
+    let one = decoder(MIXTURE);
+    let folder = tempfile::tempdir().unwrap();
+    one.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
+    let one = whole_parameters(DecoderUnits::from(&one));
+    let (drawn, read) = (Weights::fresh(&config(MIXTURE), 7), Weights::open(folder.path()).unwrap());
+    for weights in [&drawn, &read] {
+        let all = on_ranks(4, |ranks| {
+            let ranks = ranks.with_tensor_parallel(2).unwrap().with_expert_parallel(2);
+            let decoder = Decoder::outline(weights.config(), &options(MIXTURE)).unwrap();
+            let mesh = Rc::new(ranks.on_mesh(2).unwrap());
+            let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
+            shards.read(weights).unwrap();
+            verify(&decoder, &shards);
+            whole_parameters(DecoderUnits::new(&decoder, Some(&shards)))
+        });
+        assert!(all.iter().all(|parameters| parameters == &one));
+    }
+}
+
+/// Gathered weights equal the shards of all ranks; a number that was changed in the part of any is found.
+fn verify(decoder: &Decoder, shards: &ShardedParameters) {
+    let digest = |tensor: &Tensor| Ok::<u64, RankError>(tensor.sum(Kind::Double).double_value(&[]).to_bits());
+    let down = || {
+        let is_it = |(name, _): &(String, Tensor)| name == "model.layers.0.mlp.experts.down_proj";
+        decoder.named_parameters().into_iter().find(is_it).unwrap().1
+    };
+    let visited = shards.visit(WeightDtype::Master, |unit| {
+        assert!(shards.matches_shards(unit, digest)?, "{unit:?}");
+        if unit == FsdpUnit::Layer(0) {
+            assert_eq!(down().size(), [8, 12, 8]);
+            // A number of the last rank: the second half of the experts, by the second half of their width.
+            tch::no_grad(|| drop(down().detach().get(6).get(3).get(5).fill_(0.25)));
+            assert!(!shards.matches_shards(unit, digest)?, "a changed number of any rank is found");
+        }
+        Ok::<(), RankError>(())
+    });
+    visited.unwrap();
+    assert_eq!(down().size(), [4, 12, 4]);
+}
+
+#[test]
+fn a_checkpoint_of_parts_of_experts_is_read_by_any_other_composition() {
+    let by_both: TpLayout = (4, 2, 2, 1);
+    let with_ep = |case: Case, ep: usize| Case { ep, ..case };
+    for case in [MIXTURE, ADAPTED] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("step-000002");
+        let [saved, _] = save(with_ep(case, 2), by_both, dir.path());
+        for (heir, ep) in [((1, 1, 1, 1), 1), ((2, 2, 1, 1), 1), ((2, 1, 2, 1), 2), ((4, 2, 2, 1), 1)] {
+            let [restored, _] = go_on(with_ep(case, ep), heir, &path);
+            assert_eq!(restored, saved, "{heir:?} by {ep}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let [saved, _] = save(case, (1, 1, 1, 1), dir.path());
+        let [restored, _] = go_on(with_ep(case, 2), by_both, &dir.path().join("step-000002"));
+        assert_eq!(restored, saved, "from one rank");
+    }
 }
