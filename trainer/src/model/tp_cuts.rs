@@ -95,7 +95,7 @@ impl ParameterCuts {
         self.placement(name) == Placement::Partial
     }
 
-    /// What this rank has of a dimension that is split by `shards`.
+    /// This rank's indices of a dimension that is split by `shards`.
     pub(crate) fn own<'a>(&self, shards: &'a DimShards) -> &'a DimRanges {
         &shards.of_ranks[self.place.index]
     }
@@ -188,7 +188,7 @@ fn place_projection(
     placements.extend(parts.into_iter().zip(of_parts));
 }
 
-/// What a rank keeps of a projection's weight, [out, in].
+/// Indices of a projection's weight, [out, in], that a rank keeps.
 struct KeptDim {
     /// Index of the dimension of which it keeps some indices.
     dim: usize,

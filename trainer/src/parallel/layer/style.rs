@@ -33,7 +33,7 @@ pub(crate) enum Boundary {
     HeadInput,
 }
 
-/// What the ranks along one axis exchange inside a layer.
+/// Exchanges of the ranks along one axis inside a layer.
 pub(crate) trait ParallelStyle<'a>: Debug {
     /// The exchange at a boundary; `None` where the graph is not cut.
     fn exchange(&self, at: Boundary) -> Option<Box<dyn Exchange + 'a>>;

@@ -90,8 +90,8 @@ pub(super) struct Share<'a> {
 }
 
 impl Share<'_> {
-    /// What is local of a leaf of size `leaf`, which has its full size, or already its local one, and the
-    /// tensor-parallel shards of it.
+    /// The local indices of a leaf of size `leaf`, which has its full size or already its local one, and its
+    /// tensor-parallel shards.
     fn of(self, name: &str, leaf: &[i64]) -> (LocalTensor, Option<DimShards>) {
         let mut local = LocalTensor::full(leaf);
         if let Some(experts) = self.experts {
