@@ -20,6 +20,7 @@
 mod environment;
 mod ep_group;
 mod error;
+mod layer;
 mod mesh;
 mod shards;
 mod sp_group;
@@ -40,6 +41,7 @@ use tch::{Device, Kind, Tensor};
 pub use environment::RankEnvironment;
 pub use ep_group::EpGroup;
 pub use error::RankError;
+pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, Ulysses};
 pub use mesh::MeshRanks;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
 pub(crate) use shards::{TensorParallel, copy_tensor_shard};
@@ -185,7 +187,7 @@ impl Ranks {
     /// [`Self::balanced_by`] on the work of a decoder of `hidden_size`. Every rank computes the same
     /// assignment. A single sequence-parallel group gets all rows, in order.
     pub fn share_of(&self, batch: &Batch, row_idxs: &[usize], hidden_size: usize) -> Vec<usize> {
-        let sp = self.sp_shard().num_shards;
+        let sp = self.sp_place().size;
         let (num_sp_groups, sp_group) = (self.size / sp, self.rank / sp);
         if num_sp_groups == 1 {
             return row_idxs.to_vec();

@@ -10,7 +10,7 @@ use rlt_core::batch::Batch;
 use rlt_core::declaration::Parameters;
 use rlt_core::kto::{Kto, KtoInputs, ReferencePoint};
 use rlt_core::loss::{Denominators, LossInputs};
-use rlt_core::mesh::SpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_core::preference::{
     Divergence, PreferenceDenominators, PreferenceInputs, PreferenceLoss, PreferenceOutputs,
 };
@@ -118,7 +118,7 @@ fn descend(actor: &mut Actor, batch: &Batch, dlogprobs: &[f64], max_tokens: usiz
     let advantages: Vec<f64> = dlogprobs.iter().map(|slope| -slope * num_tokens).collect();
     let row_idxs: Vec<usize> = (0..batch.rows.num_rows()).collect();
     for micro_batch in
-        MicroBatch::split(batch, &row_idxs, &actor.decoder, max_tokens, SpShard::WHOLE).unwrap()
+        MicroBatch::split(batch, &row_idxs, &actor.decoder, max_tokens, AxisPlace::ALONE).unwrap()
     {
         let advantages = batch.gather(&micro_batch.row_idxs, &advantages);
         let inputs = LossInputs::new(&micro_batch.rows, &advantages);

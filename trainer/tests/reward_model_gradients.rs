@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rlt_core::batch::Batch;
 use rlt_core::labelled::{JudgedSteps, ScoredPairs};
-use rlt_core::mesh::SpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_trainer::model::{Decoder, LoadOptions, OutputHead, Weights};
@@ -45,7 +45,7 @@ fn accumulate(actor: &Actor, batch: &Batch, derivatives: &[Vec<f64>], max_tokens
     let derivatives: Vec<_> = derivatives.iter().map(|read| batch.at_read_positions(read)).collect();
     let row_idxs: Vec<usize> = (0..batch.rows.num_rows()).collect();
     for micro_batch in
-        MicroBatch::split(batch, &row_idxs, &actor.decoder, max_tokens, SpShard::WHOLE).unwrap()
+        MicroBatch::split(batch, &row_idxs, &actor.decoder, max_tokens, AxisPlace::ALONE).unwrap()
     {
         let own: Vec<_> = derivatives.iter().map(|all| batch.gather(&micro_batch.row_idxs, all)).collect();
         actor.accumulate_labels(&micro_batch, &own).unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
-use rlt_core::mesh::SpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
@@ -99,7 +99,7 @@ fn gradients(actor: &mut Actor, batch: &Batch, max_tokens: usize) -> (usize, Vec
     let row_idxs: Vec<usize> = (0..batch.rows.num_rows()).collect();
     let mut num_tokens = 0;
     for micro_batch in
-        MicroBatch::split(batch, &row_idxs, &actor.decoder, max_tokens, SpShard::WHOLE).unwrap()
+        MicroBatch::split(batch, &row_idxs, &actor.decoder, max_tokens, AxisPlace::ALONE).unwrap()
     {
         assert!(micro_batch.input.num_tokens() <= max_tokens);
         num_tokens += micro_batch.input.num_tokens();

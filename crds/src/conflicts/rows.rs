@@ -6,9 +6,6 @@ use super::{Conflict, Fact, Refused};
 
 /// Every combination that is refused.
 pub static CONFLICTS: &[Conflict] = &[
-    row(Fact::Tp, &[Fact::Experts])
-        .because(SHARED_WEIGHTS, "with experts, which ep distributes", "1")
-        .rule(TP_EXPERTS),
     row(Fact::Tp, &[Fact::LatentAttention]).because(SHARED_WEIGHTS, "with latent attention", "1"),
     row(Fact::Tp, &[Fact::VisionTower]).because(SHARED_WEIGHTS, "with a vision tower", "1").rule(TP_VISION),
     row(Fact::Tp, &[Fact::Quantized])

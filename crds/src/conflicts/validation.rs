@@ -48,10 +48,6 @@ macro_rules! tp_rules {
 }
 
 tp_rules! {
-    /// Tensor parallelism with experts.
-    TP_EXPERTS: "model.architecture.experts",
-        "tp does not cut experts: distribute them with ep",
-        "has(self.model.architecture) && has(self.model.architecture.experts)";
     /// Tensor parallelism with a vision tower.
     TP_VISION: "model.architecture.vision",
         "tp does not serve models with a vision tower",

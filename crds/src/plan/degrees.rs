@@ -2,8 +2,8 @@
 
 use super::model_config::ModelConfig;
 
-/// Returns the feed-forward width that `rolloutTp` must divide; with experts the greatest common divisor of
-/// their width, the shared block's and that of dense layers.
+/// Returns the feed-forward width that `tp` and `rolloutTp` must divide; with experts the greatest common
+/// divisor of their width, the shared block's and that of dense layers.
 pub(super) fn tp_width(model: &ModelConfig) -> u64 {
     let dense = (0..model.num_layers).any(|layer_idx| model.experts_of(layer_idx).is_none());
     let experts = model.experts.as_ref();

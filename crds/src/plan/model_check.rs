@@ -78,7 +78,7 @@ fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(),
     }
     let misfit =
         |shared: String, expected: String| Err(Misfit::Degree { field, degree: tp, shared, expected });
-    let (heads, width) = (heads_of(model), model.intermediate_size as u64);
+    let (heads, width) = (heads_of(model), tp_width(model));
     if !tp_divides_weights(tp, heads, width) {
         let shared = format!(
             "the layers of a model with {} query and {} key heads and a feed-forward block {width} wide",

@@ -63,21 +63,16 @@ impl WeightSync {
 }
 
 /// Number of elements of its shard of `weights` that a rank sends so that all ranks of a copy have all of
-/// them. Distributed experts are sent first to ranks with the same experts, then to those with others.
+/// them: its FSDP shard to the ranks with the same experts and the same tensor-parallel index, the gathered
+/// tensor-parallel shard to those with other indices, then its experts to those with others.
 pub(super) fn sent_in_sync(spec: &ResolvedSpec, model: &ModelConfig, weights: u64) -> u64 {
-    let [shards, sp, ep] =
-        [spec.workers.mesh.dp_shard, spec.workers.mesh.sp, spec.workers.mesh.ep].map(u64::from);
+    let mesh = &spec.workers.mesh;
+    let [shards, sp, ep, tp] = [mesh.dp_shard, mesh.sp, mesh.ep, mesh.tp].map(u64::from);
     let experts = if ep > 1 { model.expert_weights().0 } else { 0 };
     let (own, same) = (experts / ep, shards * sp / ep);
-    // With tensor parallelism a rank first sends its FSDP shard of the tensor-parallel shard to the ranks
-    // with the same tensor-parallel index, then the gathered tensor-parallel shard to those with other
-    // indices.
-    let tp = u64::from(spec.workers.mesh.tp);
-    let cut = weights / tp;
-    if tp > 1 {
-        return cut * (shards - 1) / shards + cut * (tp - 1);
-    }
-    (weights - experts) * (shards - 1) / shards + own * (same - 1) / same + own * (ep - 1)
+    let (cut, cut_experts) = ((weights - experts) / tp, own / tp);
+    let by_fsdp = cut * (shards - 1) / shards + cut_experts * (same - 1) / same;
+    by_fsdp + (cut + cut_experts) * (tp - 1) + own * (ep - 1)
 }
 
 /// Whether merging a small adapter takes more operations than its own products in a step.

@@ -28,4 +28,4 @@ pub mod schedule;
 pub mod task;
 pub mod types;
 
-pub use placement::{mesh, partition, tensor_cut, tensor_parallel, tensor_shard};
+pub use placement::{local_tensor, mesh, partition, tensor_parallel, tensor_shard};

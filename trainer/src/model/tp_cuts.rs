@@ -1,250 +1,215 @@
-//! Tensor-parallel shards of each parameter in training (Megatron-LM, Shoeybi et al. 2019): those of
-//! [`TpCut`], by the names of a checkpoint. The exchange is in `actor::layer_schedule::tensor`.
+//! Tensor-parallel placement of each parameter in training (Megatron-LM, Shoeybi et al. 2019): the shards of
+//! [`TpCut`], by the names of a checkpoint. The exchange is in `parallel::layer`.
 //!
 //! ```text
 //! q, k, v, gate, up    rows of local heads and width, with their biases   (column-parallel)
 //! o, down              columns of local heads and width; biases are full  (row-parallel)
 //! embedding, head      rows of local tokens
 //! norms, value head    full
+//! experts              as gate, up and down, for every expert; router and gate of the shared expert are full
 //! adapter              of row shards: full A, rows of B;  of column shards: columns of A, full B
 //! ```
 //! A full parameter that acts on the residual stream, which all ranks have, has the same gradient on all
 //! ranks. One that acts on a rank's own heads, or its part of a product, has a summand of its gradient on
-//! each rank: [`ParameterCuts::is_summed`].
+//! each rank: its placement is partial.
+
+mod experts;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use rlt_api::plan::model_config::{ModelConfig, OutputHead, ProductRows, ProjectionShape};
-use rlt_core::tensor_cut::Cut;
-use rlt_core::tensor_parallel::TpShard;
-use tch::{Tensor, no_grad};
+use rlt_core::local_tensor::{DimRanges, DimShards, Placement};
+use rlt_core::mesh::AxisPlace;
+use tch::Tensor;
 
-use super::decoder::layer_idx;
-use super::projection::{ProjectionPart, WidthPart};
+use self::experts::place_experts;
+use super::decoder::{Decoder, layer_idx};
+use super::layer::DecoderLayer;
+use super::projection::ProjectionPart;
 use super::tp_shards::{ShardedDim, TpCut};
 use super::weights::{EMBEDDING, HEAD};
 
-/// Shards of a model's parameters for each rank of a tensor-parallel group.
+/// Placements of a model's parameters over the ranks of a tensor-parallel group.
 #[derive(Debug)]
 pub(crate) struct ParameterCuts {
-    shard: TpShard,
+    place: AxisPlace,
     vocab_size: usize,
     head_is_cut: bool,
     layers: Vec<LayerCuts>,
 }
 
-/// Shards of a layer's projections.
+/// Placements of a layer's parameters.
 #[derive(Debug)]
 pub(crate) struct LayerCuts {
     /// Rows of q, k, v, o, gate, up and down in a rank's shards of their projections.
     pub(crate) products: Vec<ProductRows>,
-    /// Shards of each projection, by its name inside the layer.
-    projections: BTreeMap<&'static str, ProjectionCut>,
+    /// Placement of each parameter that is not replicated, by its name inside the layer.
+    placements: BTreeMap<String, Placement>,
 }
 
-/// Shards of a projection's weight, [out, in].
-#[derive(Debug)]
-struct ProjectionCut {
-    /// Full width of the output and of the input.
-    size: [usize; 2],
-    /// Shard of each rank.
-    of_places: Vec<Cut>,
-}
-
-/// Shards of one parameter for each rank of a group.
-#[derive(Clone, Debug)]
-pub(crate) struct PlaceCuts {
-    /// Shard of each rank.
-    pub(crate) of_places: Vec<Cut>,
-    /// Index of this rank in the group.
-    place: usize,
-    /// Full length of the sharded dim.
-    len: usize,
-}
-
-/// Suffixes of an adapter's parameters after the projection's name.
+/// Suffixes of a projection's parameters, and of its adapter's, after the projection's name.
+const WEIGHT: &str = ".weight";
+const BIAS: &str = ".bias";
 const ADAPTER_A: &str = ".lora_A.weight";
 const ADAPTER_B: &str = ".lora_B.weight";
 
 impl ParameterCuts {
-    /// The shards of a model without experts, latent attention and quantized weights, see
-    /// [`rlt_api::plan::check_model`].
-    pub(crate) fn new(config: &ModelConfig, shard: TpShard) -> Self {
-        let layers = (0..config.num_layers).map(|layer_idx| LayerCuts::new(config, layer_idx, shard));
+    /// The placements of a model without latent attention and quantized weights, see
+    /// [`rlt_api::plan::check_model`], and of its adapter.
+    pub(crate) fn new(decoder: &Decoder, place: AxisPlace) -> Self {
+        let config = &decoder.config;
+        let layers = decoder.layers().iter().map(|layer| LayerCuts::new(config, layer, place));
         let head_is_cut = config.head == OutputHead::Vocabulary;
-        Self { shard, vocab_size: config.vocab_size, head_is_cut, layers: layers.collect() }
+        Self { place, vocab_size: config.vocab_size, head_is_cut, layers: layers.collect() }
     }
 
-    /// The shards of layer `layer_idx`.
+    /// The placements of layer `layer_idx`.
     pub(crate) fn layer(&self, layer_idx: usize) -> Option<&LayerCuts> {
         self.layers.get(layer_idx)
     }
 
     /// Token ids whose embeddings and logits this rank has.
     pub(crate) fn tokens(&self) -> Range<usize> {
-        self.shard.of(self.vocab_size)
+        self.place.range(self.vocab_size)
+    }
+
+    /// Rows of `tokens_t` in this rank's shard of the embedding, i64 `[t]`, and whether another rank has the
+    /// token, whose row is then given as 0.
+    pub(crate) fn own_tokens(&self, tokens_t: &Tensor) -> (Tensor, Tensor) {
+        let own = self.tokens();
+        let is_other_t = tokens_t.lt(own.start as i64).logical_or(&tokens_t.ge(own.end as i64));
+        ((tokens_t - own.start as i64).masked_fill(&is_other_t, 0), is_other_t)
     }
 
     /// The shards of a parameter, by its name in any role; `None` if every rank has all of it.
-    pub(crate) fn of(&self, name: &str) -> Option<PlaceCuts> {
-        let is_of_tokens = name.ends_with(EMBEDDING) || (self.head_is_cut && name.ends_with(HEAD));
-        if is_of_tokens {
-            let of_places = places(self.shard).map(|shard| Cut::Rows(vec![shard.of(self.vocab_size)]));
-            return Some(self.of_places(of_places.collect(), self.vocab_size));
-        }
-        let (cut, part) = self.projection(name)?;
-        let [outputs, inputs] = cut.size;
-        match (cut.is_of_rows(), part) {
-            (true, ".weight" | ".bias" | ADAPTER_B) => Some(self.of_places(cut.of_places.clone(), outputs)),
-            (false, ".weight" | ADAPTER_A) => Some(self.of_places(cut.of_places.clone(), inputs)),
-            _ => None,
+    pub(crate) fn of(&self, name: &str) -> Option<DimShards> {
+        match self.placement(name) {
+            Placement::Shard(shards) => Some(shards),
+            Placement::Replicate | Placement::Partial => None,
         }
     }
 
     /// Whether the gradient of a full parameter is the sum of the ranks' gradients.
     pub(crate) fn is_summed(&self, name: &str) -> bool {
-        let of_heads = [".self_attn.q_norm.weight", ".self_attn.k_norm.weight"];
-        let is_summed = |(cut, part): (&ProjectionCut, &str)| match cut.is_of_rows() {
-            true => part == ADAPTER_A,
-            false => part == ADAPTER_B || part == ".bias",
-        };
-        of_heads.iter().any(|norm| name.ends_with(norm)) || self.projection(name).is_some_and(is_summed)
+        self.placement(name) == Placement::Partial
+    }
+
+    /// This rank's indices of a dimension that is split by `shards`.
+    pub(crate) fn own<'a>(&self, shards: &'a DimShards) -> &'a DimRanges {
+        &shards.of_ranks[self.place.index]
     }
 
     /// This rank's shard of a projection's input and output, by the projection's full name.
     pub(super) fn around(&self, projection: &str) -> ProjectionPart {
-        // Parameters are found by a suffix after the module's name.
-        let weight = format!("{projection}.weight");
-        let Some((ProjectionCut { size, of_places }, _)) = self.projection(&weight) else {
+        let Some(shards) = self.of(&format!("{projection}{WEIGHT}")) else {
             return ProjectionPart::default();
         };
-        let part = |ranges: Vec<Range<usize>>, width| Some(WidthPart { ranges, width });
-        match &of_places[self.shard.place] {
-            Cut::Rows(ranges) => {
-                ProjectionPart { inputs: None, outputs: part(ranges.clone(), size[0]), has_bias: true }
-            }
-            Cut::Columns(range) => {
-                let inputs = part(vec![range.clone()], size[1]);
-                ProjectionPart { inputs, outputs: None, has_bias: self.shard.place == 0 }
-            }
+        let own = Some(self.own(&shards).clone());
+        match shards.dim {
+            0 => ProjectionPart { inputs: None, outputs: own, has_bias: true },
+            _ => ProjectionPart { inputs: own, outputs: None, has_bias: self.place.index == 0 },
         }
     }
 
-    /// The projection of a parameter, and the suffix of the parameter's name after it.
-    fn projection<'a>(&self, name: &'a str) -> Option<(&ProjectionCut, &'a str)> {
-        let layer = self.layers.get(layer_idx(name)?)?;
-        let (_, inside) = name.split_once(".layers.")?.1.split_once('.')?;
-        let (module, cut) = layer
-            .projections
-            .iter()
-            .find(|(module, _)| inside.strip_prefix(**module).is_some_and(|part| part.starts_with('.')))?;
-        Some((cut, &inside[module.len()..]))
-    }
-
-    fn of_places(&self, of_places: Vec<Cut>, len: usize) -> PlaceCuts {
-        PlaceCuts { of_places, place: self.shard.place, len }
+    /// The placement of a parameter, by its name in any role.
+    fn placement(&self, name: &str) -> Placement {
+        let is_of_tokens = name.ends_with(EMBEDDING) || (self.head_is_cut && name.ends_with(HEAD));
+        if is_of_tokens {
+            return Placement::Shard(split(0, self.place, |place| rows_of(self.vocab_size, place)));
+        }
+        let layer = layer_idx(name).and_then(|layer_idx| self.layer(layer_idx));
+        let placement = layer.zip(inside_layer(name)).and_then(|(layer, name)| layer.placements.get(name));
+        placement.cloned().unwrap_or(Placement::Replicate)
     }
 }
 
-/// The shard of every rank of the group.
-fn places(shard: TpShard) -> impl Iterator<Item = TpShard> {
-    (0..shard.num_shards).map(move |place| TpShard { place, ..shard })
+/// A parameter's name inside its layer.
+fn inside_layer(name: &str) -> Option<&str> {
+    Some(name.split_once(".layers.")?.1.split_once('.')?.1)
+}
+
+/// Splits dimension `dim` over the ranks of the group of `place`; `of` gives the indices of a rank.
+fn split(dim: usize, place: AxisPlace, of: impl Fn(AxisPlace) -> DimRanges) -> DimShards {
+    DimShards { dim, of_ranks: place.all().map(of).collect() }
+}
+
+/// A rank's part of `len` rows.
+fn rows_of(len: usize, place: AxisPlace) -> DimRanges {
+    DimRanges { len, ranges: vec![place.range(len)] }
 }
 
 impl LayerCuts {
-    fn new(config: &ModelConfig, layer_idx: usize, shard: TpShard) -> Self {
+    fn new(config: &ModelConfig, layer: &DecoderLayer, place: AxisPlace) -> Self {
+        let layer_idx = layer.shape.layer_idx;
         let products = config.products(layer_idx);
-        let kept: Vec<Vec<ShardedDim>> =
-            places(shard).map(|shard| TpCut::new(shard, config).kept(config.intermediate_size)).collect();
-        let of_projection = |(idx, shape): (usize, ProjectionShape)| {
-            let of_place = |kept: &Vec<ShardedDim>| cut_of(idx, &products, kept);
-            let of_places = kept.iter().map(of_place).collect();
-            (shape.name, ProjectionCut { size: [shape.out_features, shape.in_features], of_places })
-        };
-        let projections = config.projections(layer_idx).into_iter().enumerate().map(of_projection).collect();
-        Self { products: config.tp_sharded(shard.num_shards).products(layer_idx), projections }
+        // A shared expert has a width of its own.
+        let width = products.get(NUM_OF_ATTENTION).map_or(0, |gate| gate.rows.len());
+        let of_rank = |place| TpCut::new(place, config).kept(width);
+        let kept: Vec<Vec<ShardedDim>> = place.all().map(of_rank).collect();
+        let mut placements = BTreeMap::new();
+        for (idx, shape) in config.projections(layer_idx).into_iter().enumerate() {
+            let kept = kept.iter().filter_map(|kept| of_projection(idx, &products, kept));
+            place_projection(&mut placements, &shape, kept.collect());
+        }
+        // Norms of queries and keys act on each head alone.
+        if config.qk_norm_shapes().is_some() {
+            let norms = ["self_attn.q_norm", "self_attn.k_norm"].map(|norm| format!("{norm}{WEIGHT}"));
+            placements.extend(norms.map(|norm| (norm, Placement::Partial)));
+        }
+        place_experts(&mut placements, config, layer, place);
+        Self { products: config.tp_sharded(place.size).products(layer_idx), placements }
     }
 }
 
-impl ProjectionCut {
-    fn is_of_rows(&self) -> bool {
-        matches!(self.of_places.first(), Some(Cut::Rows(_)))
-    }
+/// Number of attention's products: q, k, v and o.
+const NUM_OF_ATTENTION: usize = 4;
+
+/// Adds the placements of a projection's parameters and of its adapter's. `kept` is what each rank keeps of
+/// the weight; empty for the gate of a shared expert, which scales a rank's summand of the expert's output.
+fn place_projection(
+    placements: &mut BTreeMap<String, Placement>,
+    shape: &ProjectionShape,
+    kept: Vec<KeptDim>,
+) {
+    let of_parts = match kept.first().map(|kept| kept.dim) {
+        None => [(); 4].map(|()| Placement::Partial),
+        Some(dim) => {
+            let len = if dim == 0 { shape.out_features } else { shape.in_features };
+            let of_ranks = kept.into_iter().map(|KeptDim { ranges, .. }| DimRanges { len, ranges });
+            let sharded = Placement::Shard(DimShards { dim, of_ranks: of_ranks.collect() });
+            match dim {
+                0 => [sharded.clone(), sharded.clone(), Placement::Partial, sharded],
+                _ => [sharded.clone(), Placement::Partial, sharded, Placement::Partial],
+            }
+        }
+    };
+    let parts = [WEIGHT, BIAS, ADAPTER_A, ADAPTER_B].map(|part| format!("{}{part}", shape.name));
+    placements.extend(parts.into_iter().zip(of_parts));
 }
 
-/// A rank's shard of projection `idx`, from the shards `kept` of its `products`.
-fn cut_of(idx: usize, products: &[ProductRows], kept: &[ShardedDim]) -> Cut {
+/// Indices of a projection's weight, [out, in], that a rank keeps.
+struct KeptDim {
+    /// Index of the dimension of which it keeps some indices.
+    dim: usize,
+    ranges: Vec<Range<usize>>,
+}
+
+/// A rank's shard of projection `idx`, from the shards `kept` of the layer's `products`; `None` if it has no
+/// product.
+fn of_projection(idx: usize, products: &[ProductRows], kept: &[ShardedDim]) -> Option<KeptDim> {
     let mut ranges = Vec::new();
     for (product, kept) in products.iter().zip(kept).filter(|(product, _)| product.projection_idx == idx) {
         match kept {
-            ShardedDim::Columns(columns) => return Cut::Columns(columns.clone()),
+            ShardedDim::Columns(columns) => {
+                return Some(KeptDim { dim: 1, ranges: vec![columns.clone()] });
+            }
             ShardedDim::Rows(rows) => {
                 ranges.push(product.rows.start + rows.start..product.rows.start + rows.end);
             }
         }
     }
-    Cut::Rows(ranges)
-}
-
-impl PlaceCuts {
-    /// This rank's shard.
-    pub(crate) fn own(&self) -> &Cut {
-        &self.of_places[self.place]
-    }
-
-    /// The full size of a parameter, from the full size or that of this rank's shard.
-    pub(crate) fn whole_size(&self, size: &[i64]) -> Vec<i64> {
-        let mut whole = size.to_vec();
-        let dim = match self.own() {
-            Cut::Rows(_) => whole.first_mut(),
-            Cut::Columns(_) => whole.last_mut(),
-        };
-        dim.into_iter().for_each(|dim| *dim = self.len as i64);
-        whole
-    }
-
-    /// Number of values in the largest of the ranks' shards of a parameter of the full size `whole`.
-    pub(crate) fn longest(&self, whole: &[i64]) -> i64 {
-        self.of_places.iter().map(|cut| cut.shape(whole).iter().product()).max().unwrap_or(0)
-    }
-
-    /// Assembles the full parameter of size `whole` from the shards of all ranks, `[ranks, longest]`, each in
-    /// row-major order and padded at its end.
-    pub(crate) fn join(&self, parts: &Tensor, whole: &[i64]) -> Tensor {
-        let all = Tensor::empty(whole, (parts.kind(), parts.device()));
-        for (place, cut) in self.of_places.iter().enumerate() {
-            let shape = cut.shape(whole);
-            let part = parts.get(place as i64).narrow(0, 0, shape.iter().product()).view(shape.as_slice());
-            no_grad(|| copy_part(cut, &all, &part));
-        }
-        all
-    }
-}
-
-/// Copies the shard `part` of a rank into the full tensor `all`.
-fn copy_part(cut: &Cut, all: &Tensor, part: &Tensor) {
-    match cut {
-        Cut::Columns(columns) => {
-            all.narrow(-1, columns.start as i64, columns.len() as i64).copy_(part);
-        }
-        Cut::Rows(ranges) => {
-            let mut start = 0;
-            for rows in ranges {
-                let len = rows.len() as i64;
-                all.narrow(0, rows.start as i64, len).copy_(&part.narrow(0, start, len));
-                start += len;
-            }
-        }
-    }
-}
-
-/// A rank's shard of the full tensor `all`: a view of columns or of one range of rows, else a copy.
-pub(crate) fn part_of(cut: &Cut, all: &Tensor) -> Tensor {
-    match cut {
-        Cut::Columns(columns) => all.narrow(-1, columns.start as i64, columns.len() as i64),
-        Cut::Rows(ranges) => of_ranges(all, ranges, 0),
-    }
+    (!ranges.is_empty()).then_some(KeptDim { dim: 0, ranges })
 }
 
 /// Concatenates ranges of a dim; one range is a view.
@@ -255,3 +220,6 @@ pub(crate) fn of_ranges(all: &Tensor, ranges: &[Range<usize>], dim: i64) -> Tens
         parts => Tensor::cat(parts, dim),
     }
 }
+
+#[cfg(test)]
+mod tests;

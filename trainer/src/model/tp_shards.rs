@@ -14,14 +14,14 @@
 use std::ops::Range;
 
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_core::tensor_parallel::TpShard;
+use rlt_core::mesh::AxisPlace;
 use tch::Tensor;
 
 use super::ProjectionWeights;
 
 /// The rule by which a decoder is sharded for one rank.
 pub(crate) struct TpCut<'a> {
-    shard: TpShard,
+    place: AxisPlace,
     config: &'a ModelConfig,
 }
 
@@ -56,18 +56,18 @@ impl ShardedDim {
 }
 
 impl<'a> TpCut<'a> {
-    pub(crate) fn new(shard: TpShard, config: &'a ModelConfig) -> Self {
-        Self { shard, config }
+    pub(crate) fn new(place: AxisPlace, config: &'a ModelConfig) -> Self {
+        Self { place, config }
     }
 
     /// The configuration of the model with the widths of a shard.
     pub(crate) fn config(&self) -> ModelConfig {
-        self.config.tp_sharded(self.shard.num_shards)
+        self.config.tp_sharded(self.place.size)
     }
 
     /// Whether the shard is the full model.
     pub(crate) fn is_whole(&self) -> bool {
-        self.shard.num_shards == 1
+        self.place.size == 1
     }
 
     /// Views of a rank's shard of a layer's weights: q, k, v, o, and gate, up and down if it has a
@@ -80,9 +80,9 @@ impl<'a> TpCut<'a> {
 
     /// Shards of q, k, v and o, and of gate, up and down of a feed-forward block of `width`.
     pub(crate) fn kept(&self, width: usize) -> Vec<ShardedDim> {
-        let (shard, config) = (self.shard, self.config);
+        let (place, config) = (self.place, self.config);
         if let Some(latent) = &config.latent {
-            let heads = shard.of(config.num_heads);
+            let heads = place.range(config.num_heads);
             let of_heads = |dim: usize| heads.start * dim..heads.end * dim;
             let attention = [
                 ShardedDim::Rows(of_heads(latent.head_dim())),
@@ -93,28 +93,28 @@ impl<'a> TpCut<'a> {
             return attention.into_iter().chain(self.block(width)).collect();
         }
         let of_heads = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
-        let queries = of_heads(shard.of(config.num_heads));
-        let keys = ShardedDim::Rows(of_heads(shard.of_key_heads(config.num_kv_heads)));
+        let queries = of_heads(place.range(config.num_heads));
+        let keys = ShardedDim::Rows(of_heads(place.key_heads(config.num_kv_heads)));
         let attention = [ShardedDim::Rows(queries.clone()), keys.clone(), keys, ShardedDim::Columns(queries)];
         attention.into_iter().chain(self.block(width)).collect()
     }
 
     /// The shards of gate, up and down of a feed-forward block of `width`.
     fn block(&self, width: usize) -> [ShardedDim; 3] {
-        let inner = self.shard.of(width);
+        let inner = self.place.range(width);
         [ShardedDim::Rows(inner.clone()), ShardedDim::Rows(inner.clone()), ShardedDim::Columns(inner)]
     }
 
     /// The shard of an expert's stacked gate and up, [2 width, hidden]: this rank's rows of both.
     pub(crate) fn expert_gate_up(&self, weight: &Tensor) -> Tensor {
-        let own = self.shard.of(weight.size()[0] as usize / 2);
+        let own = self.place.range(weight.size()[0] as usize / 2);
         let halves = weight.unflatten(0, [2, -1]);
         halves.narrow(1, own.start as i64, own.len() as i64).flatten(0, 1)
     }
 
     /// The shard of an expert's down, [hidden, width]: this rank's columns.
     pub(crate) fn expert_down(&self, weight: &Tensor) -> Tensor {
-        let own = self.shard.of(weight.size()[1] as usize);
+        let own = self.place.range(weight.size()[1] as usize);
         weight.narrow(1, own.start as i64, own.len() as i64)
     }
 
@@ -131,7 +131,7 @@ impl<'a> TpCut<'a> {
             },
             ShardedDim::Columns(columns) => ProjectionWeights {
                 weight: narrow(&weight, 1, columns),
-                bias: bias.filter(|_| self.shard.place == 0),
+                bias: bias.filter(|_| self.place.index == 0),
             },
         }
     }
@@ -139,8 +139,8 @@ impl<'a> TpCut<'a> {
     /// The shard of the head's weight [vocabulary, hidden]. Shorter shards are padded with zeros to the
     /// length of the longest.
     pub(crate) fn head(&self, weight_vd: &Tensor) -> Tensor {
-        let rows = self.shard.of(self.config.vocab_size);
-        let missing = (self.shard.longest(self.config.vocab_size) - rows.len()) as i64;
+        let rows = self.place.range(self.config.vocab_size);
+        let missing = (self.place.longest(self.config.vocab_size) - rows.len()) as i64;
         let own_vd = weight_vd.detach().narrow(0, rows.start as i64, rows.len() as i64);
         if missing == 0 { own_vd } else { own_vd.constant_pad_nd([0, 0, 0, missing]) }
     }

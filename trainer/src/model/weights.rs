@@ -1,13 +1,14 @@
 //! The weights of a model by name, read or initialized on request: all of a tensor, or the shard of one rank.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use rlt_api::plan::model_config::{
     ModelConfig, OutputHead, ParameterShape, SCORE_BIAS, SCORE_WEIGHT, TensorShape, stored_ranges,
 };
 use rlt_api::spec::{Precision, QuantizationSpec};
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_shard::{CoveredRun, ReadGroup, TensorShard, TensorSlice};
 use rlt_core::types::TokenId;
 use tch::kind::FLOAT_CPU;
 use tch::{Device, Kind, Tensor, no_grad};
@@ -217,6 +218,29 @@ impl Weights {
                 self.quantized.fill(&self.config, part, tensor_shard, values, read)
             }
         }
+    }
+
+    /// [`Self::fill`] for a slice of a tensor of which a rank has some indices. Ranges that are close to each
+    /// other, such as parts of rows, are read together.
+    ///
+    /// # Errors
+    /// As [`Self::fill`].
+    pub(crate) fn fill_slice(&self, slice: &TensorSlice<'_>, values: &Tensor) -> Result<(), ModelError> {
+        let narrow = |all: &Tensor, range: &Range<usize>| {
+            no_grad(|| all.narrow(0, range.start as i64, range.len() as i64))
+        };
+        for ReadGroup { cover, runs, .. } in slice.read_groups(CHUNK) {
+            if let [run] = runs.as_slice() {
+                self.fill(&cover, &narrow(values, &run.in_slice))?;
+                continue;
+            }
+            let read = Tensor::empty([cover.range.len() as i64], (values.kind(), values.device()));
+            self.fill(&cover, &read)?;
+            for CoveredRun { in_cover, in_slice } in &runs {
+                no_grad(|| narrow(values, in_slice).copy_(&narrow(&read, in_cover)));
+            }
+        }
+        Ok(())
     }
 
     /// [`Self::fill`] before quantization. With adapters the sum is computed in f32 and rounded once.

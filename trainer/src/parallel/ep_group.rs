@@ -1,10 +1,10 @@
 //! Expert-parallel groups, whose ranks each hold some of every layer's experts, and their all-to-alls. The
-//! exchange of a layer is in `actor::layer_schedule::experts`, the layout of ranks in `rlt_core::mesh`, the
+//! exchange of a layer is in `parallel::layer`, the layout of ranks in `rlt_core::mesh`, the
 //! arithmetic of rows in `rlt_core::expert_rows`.
 
 use std::cell::RefCell;
 
-use rlt_core::mesh::{EpShard, ExpertMesh};
+use rlt_core::mesh::{Axis, AxisPlace, Mesh};
 use rlt_torch::collectives::Collectives;
 use tch::{Kind, Tensor};
 
@@ -13,21 +13,22 @@ use super::{RankError, Ranks};
 /// This rank's membership in an expert-parallel group.
 #[derive(Debug)]
 pub struct EpGroup {
-    shard: EpShard,
+    place: AxisPlace,
     group: RefCell<Box<dyn Collectives>>,
 }
 
 impl EpGroup {
     /// Connects this rank's group. Collective.
-    pub(super) fn connect(ranks: &Ranks, mesh: ExpertMesh, name: &str) -> Result<Self, RankError> {
-        let name = format!("{name}, expert-parallel group {}", mesh.ep_group(ranks.rank));
-        let group = RefCell::new(ranks.connect(&name, &mesh.ep_members(ranks.rank))?);
-        Ok(Self { shard: mesh.ep_shard(ranks.rank), group })
+    pub(super) fn connect(ranks: &Ranks, mesh: Mesh, name: &str) -> Result<Self, RankError> {
+        let place = mesh.place(ranks.rank, &[Axis::Ep]);
+        let name = format!("{name}, expert-parallel group {}", ranks.rank / place.size);
+        let group = RefCell::new(ranks.connect(&name, &mesh.members(ranks.rank, &[Axis::Ep]))?);
+        Ok(Self { place, group })
     }
 
-    /// The experts that this rank holds.
-    pub fn shard(&self) -> EpShard {
-        self.shard
+    /// This rank's place in the group, which is also that of its experts.
+    pub fn place(&self) -> AxisPlace {
+        self.place
     }
 
     /// Exchanges `counts`, one per expert of the model in order: each rank gets the counts of its experts
@@ -36,7 +37,7 @@ impl EpGroup {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn exchange_counts(&self, counts: &[i64]) -> Result<Vec<i64>, RankError> {
-        let splits = vec![(counts.len() / self.shard.num_shards) as i64; self.shard.num_shards];
+        let splits = vec![(counts.len() / self.place.size) as i64; self.place.size];
         let received = self.all_to_all(&Tensor::from_slice(counts), &splits, &splits)?;
         let mut numbers = vec![0; received.numel()];
         received.copy_data(&mut numbers, received.numel());
@@ -64,7 +65,7 @@ impl EpGroup {
     pub(super) fn all_gather(&self, own: &Tensor) -> Result<Tensor, RankError> {
         let own = own.detach().contiguous();
         let mut size = own.size();
-        size[0] *= self.shard.num_shards as i64;
+        size[0] *= self.place.size as i64;
         let all = Tensor::empty(size, (own.kind(), own.device()));
         self.group.borrow_mut().all_gather(&all, &own)?.wait()?;
         Ok(all)

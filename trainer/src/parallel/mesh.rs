@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use rlt_core::mesh::{Coordinates, Mesh};
+use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction};
 use tch::{Kind, Tensor};
 
@@ -13,12 +13,10 @@ use super::{EpGroup, RankError, Ranks, TpGroup};
 /// Process groups of this rank for a sharded model: those of its replica and of its shard.
 #[derive(Debug)]
 pub struct MeshRanks {
-    dp_shard: usize,
-    shard: usize,
-    /// Index of this rank among those that hold the same shard, from 0.
-    replica: usize,
-    /// Number of ranks that hold the same shard.
-    num_replicas: usize,
+    /// Place among the ranks that hold a replica together, each a shard.
+    shard: AxisPlace,
+    /// Place among the ranks that hold the same shard.
+    copies: AxisPlace,
     /// Ranks that hold a replica together, each a shard (FSDP).
     shard_group: RefCell<Box<dyn Collectives>>,
     /// Ranks that hold the same shard, one or more of each replica (`dp_replicate`).
@@ -46,29 +44,20 @@ impl Ranks {
     /// [`RankError`] if replicas and sequence-parallel groups do not divide the ranks, expert-parallel groups
     /// do not divide those of a replica, or a rank is lost.
     pub fn on_mesh(&self, dp_shard: usize) -> Result<MeshRanks, RankError> {
-        let mesh = Mesh::new(self.size, dp_shard, self.sp_shard().num_shards)?;
-        let place = mesh.coordinates(self.rank);
+        let degrees = Degrees { dp_shard, sp: self.sp_place().size, ..Degrees::default() };
+        let mesh = Mesh::new(self.size, degrees)?;
         let experts = self.expert_ranks(mesh)?.map(Box::new);
+        let place = |axes: &[Axis]| mesh.place(self.rank, axes);
+        let (replica, part) = (place(&[Axis::DpReplicate]).index, place(&[Axis::Sp]).index);
+        let shard = place(&[Axis::DpShard]);
         // Roles may have meshes of their own, so the groups' names contain the degree.
-        let name = format!("replica {} of {dp_shard} ranks, part {}", place.replica, place.part);
-        let shard_group = RefCell::new(self.connect(&name, &mesh.replica_members(self.rank))?);
-        let same = mesh.shard_members(self.rank);
-        let replica = same.iter().position(|member| *member == self.rank).unwrap_or(0);
-        let num_replicas = same.len();
-        let name = format!("shard {} of {dp_shard}", place.shard);
+        let name = format!("replica {replica} of {dp_shard} ranks, part {part}");
+        let shard_group = RefCell::new(self.connect(&name, &mesh.members(self.rank, &[Axis::DpShard]))?);
+        let name = format!("shard {} of {dp_shard}", shard.index);
+        let same = mesh.members(self.rank, &[Axis::DpReplicate, Axis::Sp]);
         let replicate_group = RefCell::new(self.connect(&name, &same)?);
-        let Coordinates { shard, .. } = place;
-        let tp_group = self.tp_group();
-        Ok(MeshRanks {
-            dp_shard,
-            shard,
-            replica,
-            num_replicas,
-            shard_group,
-            replicate_group,
-            experts,
-            tp_group,
-        })
+        let copies = place(&[Axis::DpReplicate, Axis::Sp]);
+        Ok(MeshRanks { shard, copies, shard_group, replicate_group, experts, tp_group: self.tp_group() })
     }
 
     /// Connects the groups of the experts' weights; `None` without expert parallelism.
@@ -76,26 +65,17 @@ impl Ranks {
         if self.ep == 1 {
             return Ok(None);
         }
-        let (rank, experts) = (self.rank, mesh.experts(self.ep)?);
-        let (dp_shard, shard, replica) = (experts.dp_shard(), experts.shard(rank), experts.replica(rank));
-        let name = format!("experts by {} of {dp_shard} shards", self.ep);
-        let group = EpGroup::connect(self, experts, &name)?;
-        let place = group.shard().place;
-        let shards = format!("{name}, replica {replica}, place {place}");
-        let shard_group = RefCell::new(self.connect(&shards, &experts.replica_members(rank))?);
-        let same = experts.shard_members(rank);
-        let copies = format!("{name}, shard {shard}, place {place}");
-        let replicate_group = RefCell::new(self.connect(&copies, &same)?);
-        let mesh = MeshRanks {
-            dp_shard,
-            shard,
-            replica,
-            num_replicas: same.len(),
-            shard_group,
-            replicate_group,
-            experts: None,
-            tp_group: None,
-        };
+        let (rank, mesh) = (self.rank, mesh.with_experts(self.ep)?);
+        let shard = mesh.place(rank, &[Axis::EpShard]);
+        let copies = mesh.place(rank, &[Axis::DpReplicate]);
+        let name = format!("experts by {} of {} shards", self.ep, shard.size);
+        let group = EpGroup::connect(self, mesh, &name)?;
+        let place = group.place().index;
+        let shards = format!("{name}, replica {}, place {place}", copies.index);
+        let shard_group = RefCell::new(self.connect(&shards, &mesh.members(rank, &[Axis::EpShard]))?);
+        let same = format!("{name}, shard {}, place {place}", shard.index);
+        let replicate_group = RefCell::new(self.connect(&same, &mesh.members(rank, &[Axis::DpReplicate]))?);
+        let mesh = MeshRanks { shard, copies, shard_group, replicate_group, experts: None, tp_group: None };
         Ok(Some(ExpertRanks { mesh, group }))
     }
 }
@@ -103,17 +83,17 @@ impl Ranks {
 impl MeshRanks {
     /// Number of ranks that hold a replica of the model together.
     pub fn dp_shard(&self) -> usize {
-        self.dp_shard
+        self.shard.size
     }
 
     /// Index of the shard that this rank holds.
     pub fn shard(&self) -> usize {
-        self.shard
+        self.shard.index
     }
 
-    /// Index of this rank among those that hold the same shard, from 0, and their number.
-    pub fn replica_place(&self) -> (usize, usize) {
-        (self.replica, self.num_replicas)
+    /// Place of this rank among those that hold the same shard.
+    pub fn copies(&self) -> AxisPlace {
+        self.copies
     }
 
     /// Ranks that hold the other tensor-parallel shards of every weight; `None` without tensor parallelism.

@@ -102,7 +102,7 @@ impl ShardedParameters {
         let device = layers.iter().flatten().chain(&outer).map(|(_, leaf)| leaf.device()).next();
         let place = offload_to.zip(device).map(|(folder, device)| OffloadStorage::new(folder, device));
         let mut place = place.transpose()?;
-        let cuts = ranks.tp_group().map(|group| Rc::new(ParameterCuts::new(&decoder.config, group.shard())));
+        let cuts = ranks.tp_group().map(|group| Rc::new(ParameterCuts::new(decoder, group.place())));
         let mut unit = |parameters| {
             UnitParameters::new(parameters, &ranks, experts, cuts.as_deref(), compute, place.as_mut())
         };
@@ -197,19 +197,31 @@ impl ShardedParameters {
         &self,
         norm_of: impl Fn(&dyn Fn(&str) -> bool) -> Result<f64, E>,
     ) -> Result<f64, E> {
-        let square_of = |is_of: &dyn Fn(&str) -> bool| norm_of(is_of).map(|norm| norm * norm);
-        if let Some(TensorParallel { group, cuts }) = self.tensor_parallel() {
-            let whole = self.ranks.sum_over_shards(square_of(&|name| cuts.of(name).is_none())?)?;
-            let cut = self.ranks.sum_over_shards(square_of(&|name| cuts.of(name).is_some())?)?;
-            return Ok((whole + group.sum(cut)?).sqrt());
-        }
-        if self.ep_group().is_none() {
-            return Ok(self.ranks.sum_over_shards(square_of(&|_| true)?)?.sqrt());
-        }
-        let shared = self.ranks.sum_over_shards(square_of(&|name| !self.is_of_experts(name))?)?;
-        let Some(experts) = self.ranks.experts() else { return Ok(shared.sqrt()) };
-        let of_experts = experts.mesh.sum_over_shards(square_of(&|name| self.is_of_experts(name))?)?;
+        let Some(experts) = self.ranks.experts().filter(|_| self.ep_group().is_some()) else {
+            return Ok(self.square_over(&self.ranks, &norm_of, &|_| true)?.sqrt());
+        };
+        let shared = self.square_over(&self.ranks, &norm_of, &|name| !self.is_of_experts(name))?;
+        let of_experts = self.square_over(&experts.mesh, &norm_of, &|name| self.is_of_experts(name))?;
         Ok((shared + experts.group.sum(of_experts)?).sqrt())
+    }
+
+    /// The square of the norm of the parameters that `is_of` selects, over the ranks of `ranks` that hold
+    /// shards of them, and over the tensor-parallel group.
+    fn square_over<E: From<RankError>>(
+        &self,
+        ranks: &MeshRanks,
+        norm_of: &impl Fn(&dyn Fn(&str) -> bool) -> Result<f64, E>,
+        is_of: &dyn Fn(&str) -> bool,
+    ) -> Result<f64, E> {
+        let Some(TensorParallel { group, cuts }) = self.tensor_parallel() else {
+            let norm = norm_of(is_of)?;
+            return Ok(ranks.sum_over_shards(norm * norm)?);
+        };
+        let whole = norm_of(&|name| is_of(name) && cuts.of(name).is_none())?;
+        let whole = ranks.sum_over_shards(whole * whole)?;
+        let cut = norm_of(&|name| is_of(name) && cuts.of(name).is_some())?;
+        let cut = ranks.sum_over_shards(cut * cut)?;
+        Ok(whole + group.sum(cut)?)
     }
 
     /// Calls `change` for each buffer of trained parameters, while this rank's pieces in it can be read and

@@ -1,10 +1,10 @@
 //! Sequence-parallel groups (Ulysses), whose ranks compute the same packed tokens, each a shard of them, and
-//! their all-to-alls. `actor::layer_schedule` uses them around attention; the layout of ranks is in
+//! their all-to-alls. `parallel::layer` uses them around attention; the layout of ranks is in
 //! `rlt_core::mesh`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rlt_core::mesh::{Mesh, SpShard};
+use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use rlt_torch::collectives::{Collectives, Reduction};
 use tch::Tensor;
 
@@ -13,17 +13,17 @@ use super::{RankError, Ranks};
 /// This rank's membership in a sequence-parallel group.
 #[derive(Debug)]
 pub struct SpGroup {
-    part: SpShard,
+    place: AxisPlace,
     group: Mutex<Box<dyn Collectives>>,
 }
 
 impl SpGroup {
-    /// The shard of the tokens that this rank computes.
-    pub fn shard(&self) -> SpShard {
-        self.part
+    /// This rank's place in the group, which is also that of its tokens.
+    pub fn place(&self) -> AxisPlace {
+        self.place
     }
 
-    /// All-to-all: sends block `r` of `blocks`, `[num_shards, ..]`, to rank `r` of the group, and returns the
+    /// All-to-all: sends block `r` of `blocks`, `[size, ..]`, to rank `r` of the group, and returns the
     /// blocks received from all ranks, in their order.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl SpGroup {
     pub fn all_to_all(&self, blocks: &Tensor) -> Result<Tensor, RankError> {
         let sent = blocks.detach().contiguous();
         let received = sent.empty_like();
-        let splits = vec![1; self.part.num_shards];
+        let splits = vec![1; self.place.size];
         let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
         group.all_to_all(&received, &sent, &splits, &splits)?.wait()?;
         Ok(received)
@@ -49,14 +49,14 @@ impl Ranks {
     /// # Errors
     /// [`RankError`] when `sp` does not divide the ranks, or one is lost.
     pub fn with_sequence_parallel(self, sp: usize) -> Result<Self, RankError> {
-        let mesh = Mesh::new(self.size, 1, sp)?;
+        let mesh = Mesh::new(self.size, Degrees { sp, ..Degrees::default() })?;
         if sp == 1 {
             return Ok(Self { sp_group: None, ..self });
         }
-        let name = format!("sequence-parallel group {} of {sp}", mesh.sp_group(self.rank));
-        let group = self.connect(&name, &mesh.sp_members(self.rank))?;
-        let part = SpShard { place: mesh.coordinates(self.rank).part, num_shards: sp };
-        Ok(Self { sp_group: Some(Arc::new(SpGroup { part, group: Mutex::new(group) })), ..self })
+        let name = format!("sequence-parallel group {} of {sp}", self.rank / sp);
+        let group = Mutex::new(self.connect(&name, &mesh.members(self.rank, &[Axis::Sp]))?);
+        let place = mesh.place(self.rank, &[Axis::Sp]);
+        Ok(Self { sp_group: Some(Arc::new(SpGroup { place, group })), ..self })
     }
 
     /// This rank's sequence-parallel group; `None` if every rank has tokens of its own.
@@ -64,14 +64,14 @@ impl Ranks {
         self.sp_group.as_deref()
     }
 
-    /// The shard of its group's packed tokens that this rank computes.
-    pub fn sp_shard(&self) -> SpShard {
-        self.sp_group().map_or(SpShard::WHOLE, SpGroup::shard)
+    /// This rank's place in its sequence-parallel group, by which it computes a shard of the packed tokens.
+    pub fn sp_place(&self) -> AxisPlace {
+        self.sp_group().map_or(AxisPlace::ALONE, SpGroup::place)
     }
 
     /// Whether this is the first rank of its group, which alone counts values that all of them have.
     pub fn is_sp_leader(&self) -> bool {
-        self.sp_shard().place == 0
+        self.sp_place().index == 0
     }
 
     /// All-reduces a vector over the sequence-parallel group element by element; all its ranks get the same

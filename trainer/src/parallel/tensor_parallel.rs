@@ -13,8 +13,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rlt_core::mesh::Mesh;
-use rlt_core::tensor_parallel::TpShard;
+use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use rlt_torch::collectives::Collectives;
 
 use super::{Link, RankError, Ranks, TpGroup};
@@ -43,9 +42,9 @@ impl TensorParallelRanks {
         name: &str,
         members: &[usize],
     ) -> Result<Box<dyn Collectives>, RankError> {
-        let TpShard { place, num_shards } = self.group.shard();
-        let members: Vec<usize> = members.iter().map(|member| member * num_shards + place).collect();
-        link.connect(&format!("tensor-parallel place {place} of {num_shards}, {name}"), &members)
+        let AxisPlace { index, size } = self.group.place();
+        let members: Vec<usize> = members.iter().map(|member| member * size + index).collect();
+        link.connect(&format!("tensor-parallel place {index} of {size}, {name}"), &members)
     }
 }
 
@@ -56,16 +55,17 @@ impl Ranks {
     /// # Errors
     /// [`RankError`] when `tp` does not divide the ranks, or one is lost.
     pub fn with_tensor_parallel(self, tp: usize) -> Result<Self, RankError> {
-        let mesh = Mesh::new(self.size, tp, 1)?;
+        let mesh = Mesh::new(self.size, Degrees { tp, ..Degrees::default() })?;
         if tp == 1 {
             return Ok(self);
         }
         let (world_rank, world_size) = (self.rank, self.size);
-        let shard = TpShard { place: self.rank % tp, num_shards: tp };
+        let place = mesh.place(self.rank, &[Axis::Tp]);
         let name = format!("tensor-parallel group {} of {tp}", self.rank / tp);
-        let group = Arc::new(TpGroup::new(shard, self.connect(&name, &mesh.replica_members(self.rank))?));
-        let members: Vec<usize> = (0..self.size / tp).map(|number| number * tp + shard.place).collect();
-        let of_place = self.connect(&format!("tensor-parallel place {} of {tp}", shard.place), &members)?;
+        let members = mesh.members(self.rank, &[Axis::Tp]);
+        let group = Arc::new(TpGroup::new(place, self.connect(&name, &members)?));
+        let members = mesh.members(self.rank, &[Axis::DpReplicate]);
+        let of_place = self.connect(&format!("tensor-parallel place {} of {tp}", place.index), &members)?;
         let ranks = TensorParallelRanks { group, of_place: Mutex::new(of_place), world_rank, world_size };
         let (rank, size) = (self.rank / tp, self.size / tp);
         Ok(Self { rank, size, tensor_parallel: Some(Arc::new(ranks)), ..self })

@@ -4,8 +4,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rlt_core::mesh::Mesh;
-use rlt_core::tensor_parallel::TpShard;
+use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction, StreamGroup};
 use tch::Tensor;
 
@@ -14,18 +13,18 @@ use super::{RankError, Ranks};
 /// This rank's membership in a tensor-parallel group.
 #[derive(Debug)]
 pub struct TpGroup {
-    shard: TpShard,
+    place: AxisPlace,
     group: Mutex<Box<dyn Collectives>>,
 }
 
 impl TpGroup {
-    pub(super) fn new(shard: TpShard, group: Box<dyn Collectives>) -> Self {
-        Self { shard, group: Mutex::new(group) }
+    pub(super) fn new(place: AxisPlace, group: Box<dyn Collectives>) -> Self {
+        Self { place, group: Mutex::new(group) }
     }
 
-    /// The shard that this rank holds.
-    pub fn shard(&self) -> TpShard {
-        self.shard
+    /// This rank's place in the group, which is also that of its shard of every layer.
+    pub fn place(&self) -> AxisPlace {
+        self.place
     }
 
     /// All-reduces a contiguous tensor in place; all ranks get the same bits.
@@ -36,37 +35,36 @@ impl TpGroup {
         self.exchange(|group| group.all_reduce(tensor, Reduction::Sum))
     }
 
-    /// All-gathers every rank's columns, `[rows, n]`, side by side: `[rows, num_shards * n]`.
+    /// All-gathers every rank's columns, `[rows, n]`, side by side: `[rows, size * n]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn all_gather_columns(&self, own: &Tensor) -> Result<Tensor, RankError> {
         let own = own.contiguous();
         let (num_rows, width) = (own.size()[0], own.size()[1]);
-        let all = Tensor::empty([self.shard.num_shards as i64, num_rows, width], (own.kind(), own.device()));
+        let all = Tensor::empty([self.place.size as i64, num_rows, width], (own.kind(), own.device()));
         self.exchange(|group| group.all_gather(&all, &own))?;
         Ok(all.transpose(0, 1).reshape([num_rows, -1]))
     }
 
-    /// All-gathers values of every rank, `[n]`, to `[num_shards, n]`.
+    /// All-gathers values of every rank, `[n]`, to `[size, n]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn all_gather(&self, own: &Tensor) -> Result<Tensor, RankError> {
         let own = own.detach().contiguous().view(-1);
-        let all =
-            Tensor::empty([self.shard.num_shards as i64, own.numel() as i64], (own.kind(), own.device()));
+        let all = Tensor::empty([self.place.size as i64, own.numel() as i64], (own.kind(), own.device()));
         self.exchange(|group| group.all_gather(&all, &own))?;
         Ok(all)
     }
 
-    /// All-gathers softmax statistics, `[4, n]`, of the ranks' vocabulary shards to `[num_shards, 4, n]`.
+    /// All-gathers softmax statistics, `[4, n]`, of the ranks' vocabulary shards to `[size, 4, n]`.
     ///
     /// # Errors
     /// [`CollectiveError`] when a rank is lost.
     pub(crate) fn gather_statistics(&self, own: &Tensor) -> Result<Tensor, CollectiveError> {
         let own = own.contiguous();
-        let size = [vec![self.shard.num_shards as i64], own.size()].concat();
+        let size = [vec![self.place.size as i64], own.size()].concat();
         let all = Tensor::empty(size, (own.kind(), own.device()));
         let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
         group.all_gather(&all, &own)?.wait()?;
@@ -79,7 +77,7 @@ impl TpGroup {
     /// [`RankError`] when a rank is lost.
     pub fn sum(&self, number: f64) -> Result<f64, RankError> {
         let all = self.all_gather(&Tensor::from_slice(&[number]))?;
-        Ok((0..self.shard.num_shards as i64).map(|place| all.double_value(&[place, 0])).sum())
+        Ok((0..self.place.size as i64).map(|place| all.double_value(&[place, 0])).sum())
     }
 
     /// All-reduces numbers by their maximum, element by element.
@@ -117,14 +115,12 @@ impl Ranks {
     /// # Errors
     /// [`RankError`] when `num_shards` does not divide the ranks, or one is lost.
     pub fn rollout_tp_group(&self, num_shards: usize) -> Result<Option<Arc<TpGroup>>, RankError> {
-        let mesh = Mesh::new(self.size, num_shards, 1)?;
+        let mesh = Mesh::new(self.size, Degrees { tp: num_shards, ..Degrees::default() })?;
         if num_shards == 1 {
             return Ok(None);
         }
-        let place = mesh.coordinates(self.rank);
-        let name = format!("rollout {} of {num_shards} shards", place.replica);
-        let group = self.connect(&name, &mesh.replica_members(self.rank))?;
-        let shard = TpShard { place: place.shard, num_shards };
-        Ok(Some(Arc::new(TpGroup::new(shard, group))))
+        let name = format!("rollout {} of {num_shards} shards", self.rank / num_shards);
+        let group = self.connect(&name, &mesh.members(self.rank, &[Axis::Tp]))?;
+        Ok(Some(Arc::new(TpGroup::new(mesh.place(self.rank, &[Axis::Tp]), group))))
     }
 }

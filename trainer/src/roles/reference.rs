@@ -213,8 +213,8 @@ impl FrozenPolicy {
             return Ok(divided(whole, ranks.rank(), ranks.size()));
         };
         let mut pieces = Vec::new();
-        shards.show(|tensor_shard, values| {
-            pieces.push(TensorPart::of(&tensor_shard.named(&stored_name(tensor_shard.shard.name)), values));
+        shards.show(|slice, values| {
+            pieces.push(TensorPart::of(&slice.named(&stored_name(slice.name)), values));
             Ok::<(), RankError>(())
         })?;
         Ok(saved_here(shards, pieces))

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rlt_core::tensor_parallel::TpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_torch::TensorFile;
 use tch::{Tensor, no_grad};
 
@@ -116,11 +116,11 @@ impl Trainable<'_> {
         };
         let (mut moments, counts) = self.state()?;
         let mut pieces = Vec::new();
-        shards.show_trained(|tensor_shard, piece| {
-            pieces.push(TensorPart::of(tensor_shard, piece));
-            for moment in MOMENTS.map(|moment| moment_name(tensor_shard.shard.name, moment)) {
+        shards.show_trained(|slice, piece| {
+            pieces.push(TensorPart::of(slice, piece));
+            for moment in MOMENTS.map(|moment| moment_name(slice.name, moment)) {
                 let values = moments.remove(&moment);
-                pieces.extend(values.map(|values| TensorPart::of(&tensor_shard.named(&moment), &values)));
+                pieces.extend(values.map(|values| TensorPart::of(&slice.named(&moment), &values)));
             }
             Ok::<(), RankError>(())
         })?;
@@ -207,16 +207,15 @@ impl Trainable<'_> {
 pub(crate) fn saved_here(shards: &ShardedParameters, pieces: Vec<TensorPart>) -> Vec<TensorPart> {
     let (of_experts, others): (Vec<TensorPart>, Vec<TensorPart>) =
         pieces.into_iter().partition(|part| shards.is_of_experts(&part.name));
-    let (cut, whole) = others.into_iter().partition(|part| part.cut.is_some());
-    let (place, num_copies) = shards.ranks().replica_place();
-    let mut parts = divided(cut, place, num_copies);
+    let (cut, whole) = others.into_iter().partition(|part| !part.local.is_full());
+    let copies = shards.ranks().copies();
+    let mut parts = divided(cut, copies.index, copies.size);
     // All ranks of a tensor-parallel group have copies of parameters that it does not shard.
-    let TpShard { place: of_group, num_shards } =
-        shards.tensor_parallel().map_or(TpShard::WHOLE, |tp| tp.group.shard());
-    parts.extend(divided(whole, place * num_shards + of_group, num_copies * num_shards));
+    let tp = shards.tensor_parallel().map_or(AxisPlace::ALONE, |tp| tp.group.place());
+    parts.extend(divided(whole, copies.index * tp.size + tp.index, copies.size * tp.size));
     if let Some(experts) = shards.ranks().experts() {
-        let (place, num_copies) = experts.mesh.replica_place();
-        parts.extend(divided(of_experts, place, num_copies));
+        let copies = experts.mesh.copies();
+        parts.extend(divided(of_experts, copies.index, copies.size));
     }
     parts
 }

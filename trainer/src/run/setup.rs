@@ -173,7 +173,7 @@ impl PassRanks {
             (&self.reference, "spec.workers.mesh.referenceSp"),
             (&self.critic, "spec.workers.mesh.criticSp"),
         ];
-        let degree = |(ranks, _): &(&Ranks, &str)| ranks.sp_shard().num_shards;
+        let degree = |(ranks, _): &(&Ranks, &str)| ranks.sp_place().size;
         let is_first = move |at: usize| all[..at].iter().all(|before| degree(before) != degree(&all[at]));
         all.into_iter().enumerate().filter_map(move |(at, one)| is_first(at).then_some(one))
     }

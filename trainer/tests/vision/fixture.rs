@@ -11,7 +11,7 @@ use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::engine::DetokenizeError;
 use rlt_core::images::{ImageGrid, PromptImage};
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
-use rlt_core::mesh::SpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_core::rows::Rows;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, Prompt, TokenId};
@@ -170,7 +170,8 @@ pub(crate) fn largest(got: &[f64], expected: &[f64]) -> f64 {
 pub(crate) fn accumulate(actor: &Actor, batch: &Batch, max_tokens: usize) {
     let objective = likelihood();
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
-    for micro_batch in MicroBatch::split(batch, &rows, &actor.decoder, max_tokens, SpShard::WHOLE).unwrap() {
+    for micro_batch in MicroBatch::split(batch, &rows, &actor.decoder, max_tokens, AxisPlace::ALONE).unwrap()
+    {
         let advantages = batch.gather(&micro_batch.row_idxs, &batch.advantages);
         let inputs = LossInputs::new(&micro_batch.rows, &advantages);
         let loss = objective.prepare(inputs, &Denominators::of(&batch.rows)).unwrap();

@@ -201,9 +201,8 @@ fn every_conflict_of_a_model_or_a_device_is_refused_with_its_reason() {
 fn a_refusal_names_the_field_the_values_of_the_job_and_what_is_supported() {
     for (facts, expected) in [
         (
-            &[Fact::Tp, Fact::Experts][..],
-            "spec.workers.mesh.tp: 2 ranks cannot share the weights of a model with experts, which ep distributes: \
-             expected 1",
+            &[Fact::Tp, Fact::LatentAttention][..],
+            "spec.workers.mesh.tp: 2 ranks cannot share the weights of a model with latent attention: expected 1",
         ),
         (
             &[Fact::OnGpu, Fact::LayerNorms][..],

@@ -58,6 +58,17 @@ fn a_rank_gathers_its_experts_alone_and_keeps_its_part_of_all() {
 }
 
 #[test]
+fn a_rank_gathers_its_part_of_the_width_of_its_experts() {
+    let (distributed, both) = (json!({"dpShard": 2, "ep": 2}), json!({"dpShard": 2, "tp": 2, "ep": 2}));
+    for name in ["gathered weights", "weights", "optimizer state"] {
+        let of = |mesh: &Value| bytes(mesh, Phase::Update, name);
+        let (whole, part) = (of(&distributed), of(&both));
+        // Norms and routers are whole on each.
+        assert!(part.abs_diff(whole / 2) < whole / 50, "{name}: {whole} {part}");
+    }
+}
+
+#[test]
 fn ranks_of_a_sequence_parallel_group_keep_different_experts() {
     let kept = |mesh: Value, name: &str| bytes(&mesh, Phase::Update, name);
     let (sp, ep) = (json!({"sp": 2}), json!({"sp": 2, "ep": 2}));
@@ -81,6 +92,9 @@ fn a_sync_sends_the_experts_that_others_lack() {
     // A half, of which two ranks have a half each, is sent to one.
     let halves = sent(json!({"dpShard": 4, "ep": 2}));
     assert_eq!(halves, sent(json!({"dpShard": 4})));
+    // Half of the experts by half of their width is sent to the other half's rank, then whole halves.
+    let both = sent(json!({"dpShard": 2, "tp": 2, "ep": 2}));
+    assert!(both.abs_diff(halves) < 100, "{both} {halves}");
     // Ranks of a sequence-parallel group lack each other's half.
     assert_eq!(sent(json!({"sp": 2, "ep": 2})), 4 * LAYERS * OF_LAYER / 2);
 }

@@ -116,6 +116,17 @@ fn parts_are_of_equal_heads_and_width_and_of_some_tokens() {
 }
 
 #[test]
+fn a_part_of_a_mixture_has_a_part_of_each_expert() {
+    let mixture = super::of_expert_parallelism::mixture();
+    assert_eq!(misfit(&json!({"tp": 2}), &mixture), None);
+    assert_eq!(misfit(&json!({"tp": 2, "sp": 2, "ep": 2}), &mixture), None);
+    let mut odd = mixture;
+    odd.experts.as_mut().unwrap().intermediate_size = 33;
+    let said = misfit(&json!({"tp": 2}), &odd).unwrap();
+    assert!(said.contains("a feed-forward block 33 wide: expected one of 1"), "{said}");
+}
+
+#[test]
 fn sequence_parallelism_divides_the_heads_of_a_part() {
     assert_eq!(misfit(&json!({"tp": 8, "sp": 8}), &llama_70b()), None);
     let mut model = llama_70b();

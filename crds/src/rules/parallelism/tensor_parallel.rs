@@ -2,7 +2,7 @@
 //! with parts of a model. Tensor parallelism of the rollout is in `heads`.
 
 use super::{NUM_RANKS, feed_forward_width, given, given_default, heads};
-use crate::conflicts::{TP_DORA, TP_EXPERTS, TP_QUANTIZED, TP_VISION};
+use crate::conflicts::{TP_DORA, TP_QUANTIZED, TP_VISION};
 use crate::plan::{legal_degrees, tp_divides_weights};
 use crate::rules::{Check, Rule, conflict, divisors};
 use crate::spec::MeshSpec;
@@ -79,7 +79,6 @@ pub(super) const RULES: &[Rule] = &[
             heads(spec).zip(feed_forward_width(spec)).map_or_else(String::new, legal)
         }),
     },
-    conflict(TP_EXPERTS),
     conflict(TP_VISION),
     conflict(TP_QUANTIZED),
     conflict(TP_DORA),

@@ -110,6 +110,17 @@ fn trainings_of_a_mixture_on_one_device_and_sharded_on_two_are_the_cpus() {
     assert!(off <= 1e-5, "two devices are off by {off}");
 }
 
+/// Each device has one of two key heads, and half of the width of every expert.
+#[test]
+fn experts_whose_width_two_devices_share_train_as_on_one_device() {
+    let heads = json!({ "model": { "architecture": { "numHeads": 4, "numKvHeads": 2, "headDim": 8 } } });
+    let one = Run::new(1, &job(&heads));
+    let mut cut = heads;
+    merge(&mut cut, &json!({ "workers": { "count": 2, "mesh": { "tp": 2 } } }));
+    let off = difference(&one, &Run::new(2, &job(&cut)));
+    assert!(off <= 1e-5, "off by {off}");
+}
+
 #[test]
 fn adapters_of_experts_train_on_a_device_as_on_the_cpu() {
     let lora = json!({

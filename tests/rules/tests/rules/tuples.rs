@@ -11,16 +11,12 @@ const PAIRS: [&str; 2] = [
 ];
 
 /// Functions and fields with another pair, by file. The list only gets shorter.
-const ALLOWED: [(&str, &[&str]); 7] = [
+const ALLOWED: [(&str, &[&str]); 4] = [
     // Numbers of query and of key heads.
     (
         "crds/src/plan/degrees.rs",
         &["divides_heads", "legal_degrees", "tp_divides_layers", "tp_divides_weights"],
     ),
-    // The layer drivers, each of which passes what its axis needs.
-    ("trainer/src/model/expert_parallel.rs", &["experts_of_rows"]),
-    ("trainer/src/roles/actor/layer_schedule/experts.rs", &["run"]),
-    ("trainer/src/roles/actor/layer_schedule/tensor.rs", &["run"]),
     // AdamW's two betas, and the two parts of a version.
     ("trainer/src/roles/optim/adamw.rs", &["betas"]),
     ("trainer/torch/src/optim.rs", &["betas"]),

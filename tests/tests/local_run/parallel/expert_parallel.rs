@@ -32,8 +32,11 @@ fn on_mesh(mesh: &Value, changes: &Value) -> Value {
 #[test]
 fn ranks_with_different_experts_equal_one_rank_in_every_role() {
     let one = train(1, &mixture(&json!({})));
-    for mesh in [json!({ "dpShard": 2, "sp": 2, "ep": 2, "rolloutTp": 2 }), json!({ "dpShard": 4, "ep": 4 })]
-    {
+    for mesh in [
+        json!({ "dpShard": 2, "sp": 2, "ep": 2, "rolloutTp": 2 }),
+        json!({ "dpShard": 4, "ep": 4 }),
+        json!({ "dpShard": 2, "tp": 2, "ep": 2 }),
+    ] {
         let difference = difference(&one, &train(4, &on_mesh(&mesh, &json!({}))));
         assert!(difference < TOLERANCE, "{mesh} differs by {difference}");
     }

@@ -89,10 +89,6 @@ fn what_is_not_cut_is_refused_by_name() {
     let tp = json!({ "tp": 2 });
     refused(&json!({ "tp": 4 }), &json!({}), &["spec.workers.mesh.tp", "numKvHeads", "one of 1, 2"]);
     refused(&json!({ "tp": 2, "dpShard": 4 }), &json!({}), &["dpShard * sp * tp must divide", "one of 1"]);
-    let experts = json!({
-        "model": { "architecture": { "family": "Qwen3Moe", "experts": { "count": 4, "perToken": 2 } } }
-    });
-    refused(&tp, &experts, &["tp does not cut experts", "ep"]);
     let adapter = |lora: Value| json!({ "model": { "lora": lora } });
     refused(&tp, &adapter(json!({ "dora": true })), &["tp does not serve DoRA"]);
     let mut quantized = adapter(json!({}));

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use crate::tensor_cut::Cut;
+use super::local_tensor::{LocalTensor, Region};
+use super::regions::numel;
 
 /// A contiguous range of a tensor's elements, in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,79 +17,94 @@ pub struct TensorShard<'a> {
     pub range: Range<usize>,
 }
 
-/// A contiguous range of a tensor-parallel rank's shard of a tensor, or of a full tensor.
+/// A contiguous range of a rank's local tensor, in row-major order: the elements that FSDP stores on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CutShard<'a> {
-    /// Name and shape of the full tensor, and the range within its tensor-parallel shard.
-    pub shard: TensorShard<'a>,
-    /// Tensor-parallel shard of the tensor; `None` for the full tensor.
-    pub cut: Option<&'a Cut>,
+pub struct TensorSlice<'a> {
+    /// Name of the tensor.
+    pub name: &'a str,
+    /// Indices of the tensor that the rank has before FSDP.
+    pub local: &'a LocalTensor,
+    /// Range of offsets of the local elements.
+    pub range: Range<usize>,
 }
 
-impl<'a> From<TensorShard<'a>> for CutShard<'a> {
-    /// Converts a range of a full tensor.
-    fn from(shard: TensorShard<'a>) -> Self {
-        Self { shard, cut: None }
-    }
-}
-
-impl<'a> CutShard<'a> {
+impl<'a> TensorSlice<'a> {
     /// Returns the same range of another tensor of the same shape.
     #[must_use]
     pub fn named(&self, name: &'a str) -> Self {
-        Self { shard: self.shard.named(name), cut: self.cut }
+        Self { name, ..self.clone() }
     }
 
     /// Returns the range as ranges of the full tensor, each with its offsets within this one.
     pub fn runs(&self) -> Vec<(TensorShard<'a>, Range<usize>)> {
-        let TensorShard { shape, range, .. } = &self.shard;
-        let Some(cut) = self.cut else { return vec![(self.shard.clone(), 0..range.len())] };
-        let mut end = 0;
-        let of_run = |run: Range<usize>| {
+        let (name, shape, mut end) = (self.name, self.local.shape(), 0);
+        let of_run = |range: Range<usize>| {
             let start = end;
-            end += run.len();
-            (TensorShard { range: run, ..self.shard.clone() }, start..end)
+            end += range.len();
+            (TensorShard { name, shape, range }, start..end)
         };
-        cut.runs(shape, range.clone()).into_iter().map(of_run).collect()
+        self.local.runs(self.range.clone()).into_iter().map(of_run).collect()
+    }
+
+    /// Returns the runs in groups that are read together: each group covers at most `max_len` elements of the
+    /// full tensor and at most 16 times the elements of its runs, or is one run.
+    pub fn read_groups(&self, max_len: usize) -> Vec<ReadGroup<'a>> {
+        let mut groups: Vec<ReadGroup<'a>> = Vec::new();
+        for (run, own) in self.runs() {
+            match groups.last_mut().filter(|group| group.can_add(&run.range, max_len)) {
+                Some(group) => group.add(&run.range, own),
+                None => groups.push(ReadGroup::new(run, own)),
+            }
+        }
+        groups
     }
 
     /// Returns the range as axis-aligned boxes of the full tensor whose elements, concatenated, are the
     /// range.
     pub fn regions(&self) -> Vec<Region> {
-        match self.cut {
-            None => self.shard.regions(),
-            Some(Cut::Rows(_)) => self.runs().iter().flat_map(|(run, _)| run.regions()).collect(),
-            Some(cut @ Cut::Columns(columns)) => {
-                let shape = cut.shape(self.shard.shape);
-                let mut boxes = TensorShard { shape: &shape, ..self.shard.clone() }.regions();
-                let starts = boxes.iter_mut().filter_map(|region| region.start.last_mut());
-                starts.for_each(|start| *start += columns.start as u64);
-                boxes
-            }
-        }
+        self.local.regions(self.range.clone())
     }
 }
 
-/// An axis-aligned box within a tensor.
+/// Largest number of elements that are read for one that is used: runs of a row's part are read as rows.
+const MAX_READ_FACTOR: usize = 16;
+
+/// Runs of a slice that are close to each other in the full tensor, and are read together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// First index in each dimension.
-    pub start: Vec<u64>,
-    /// Length in each dimension.
-    pub shape: Vec<u64>,
+pub struct ReadGroup<'a> {
+    /// Range of the full tensor from the first run to the end of the last one.
+    pub cover: TensorShard<'a>,
+    /// Runs of the slice, in order.
+    pub runs: Vec<CoveredRun>,
+    /// Number of elements of all runs.
+    num_used: usize,
 }
 
-impl Region {
-    /// Embeds the box in row `row` of a tensor with one more dimension.
-    fn within_row(self, row: usize) -> Self {
-        Self { start: [&[row as u64], &self.start[..]].concat(), shape: [&[1], &self.shape[..]].concat() }
+/// A run of a slice within the range that is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoveredRun {
+    /// Offsets of the run in the range that is read.
+    pub in_cover: Range<usize>,
+    /// Offsets of the run in the slice.
+    pub in_slice: Range<usize>,
+}
+
+impl<'a> ReadGroup<'a> {
+    fn new(run: TensorShard<'a>, own: Range<usize>) -> Self {
+        let runs = vec![CoveredRun { in_cover: 0..own.len(), in_slice: own.clone() }];
+        Self { cover: run, runs, num_used: own.len() }
     }
 
-    /// Returns the box of the full rows `rows`, each of shape `row_shape`.
-    fn of_rows(rows: Range<usize>, row_shape: &[i64]) -> Self {
-        let start = [vec![rows.start as u64], vec![0; row_shape.len()]].concat();
-        let shape = std::iter::once(rows.len() as u64).chain(row_shape.iter().map(|len| *len as u64));
-        Self { start, shape: shape.collect() }
+    fn can_add(&self, run: &Range<usize>, max_len: usize) -> bool {
+        let len = run.end - self.cover.range.start;
+        len <= max_len && len <= MAX_READ_FACTOR * (self.num_used + run.len())
+    }
+
+    fn add(&mut self, run: &Range<usize>, own: Range<usize>) {
+        let first = self.cover.range.start;
+        self.cover.range.end = run.end;
+        self.num_used += own.len();
+        self.runs.push(CoveredRun { in_cover: run.start - first..run.end - first, in_slice: own });
     }
 }
 
@@ -126,64 +142,17 @@ impl<'a> TensorShard<'a> {
         self.range.start - before..self.range.end - before
     }
 
-    /// Returns the range as axis-aligned boxes whose elements, concatenated, are the range: a box of full
-    /// rows and at most one partial row on either side, and so on in each dimension.
-    pub fn regions(&self) -> Vec<Region> {
-        regions(self.shape, self.range.clone())
-    }
-
     fn row_len(&self) -> usize {
         self.shape.get(1..).map_or(1, numel).max(1)
     }
-}
-
-fn regions(shape: &[i64], range: Range<usize>) -> Vec<Region> {
-    if range.is_empty() {
-        return Vec::new();
-    }
-    let Some((_, row_shape)) = shape.split_first() else {
-        return vec![Region { start: Vec::new(), shape: Vec::new() }];
-    };
-    let row_len = numel(row_shape);
-    let of_row = |row: usize, wanted: Range<usize>| {
-        let start = row * row_len;
-        let inner = regions(row_shape, wanted.start - start..wanted.end - start);
-        inner.into_iter().map(move |region| region.within_row(row))
-    };
-    let whole = range.start.div_ceil(row_len)..range.end / row_len;
-    if whole.is_empty() {
-        // Neither end is that of a row, or both are within one row: at most two rows are touched.
-        let border = (whole.start * row_len).clamp(range.start, range.end);
-        let parts = [range.start..border, border..range.end].into_iter().filter(|part| !part.is_empty());
-        return parts.flat_map(|part| of_row(part.start / row_len, part)).collect();
-    }
-    let (head, tail) = (range.start..whole.start * row_len, whole.end * row_len..range.end);
-    let middle = Region::of_rows(whole.clone(), row_shape);
-    let head = (!head.is_empty()).then(|| of_row(whole.start - 1, head)).into_iter().flatten();
-    let tail = (!tail.is_empty()).then(|| of_row(whole.end, tail)).into_iter().flatten();
-    head.chain([middle]).chain(tail).collect()
-}
-
-/// Number of elements of a tensor of this shape.
-fn numel(shape: &[i64]) -> usize {
-    shape.iter().map(|len| *len as usize).product()
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::local_tensor::DimRanges;
     use super::*;
-
-    /// The places in row-major order of a region's numbers, in the region's own order.
-    fn numbers_of(shape: &[i64], region: &Region) -> Vec<usize> {
-        let dims = shape.iter().zip(region.start.iter().zip(&region.shape));
-        dims.fold(vec![0], |places, (len, (start, num))| {
-            let within =
-                |place: usize| (*start..start + num).map(move |at| place * *len as usize + at as usize);
-            places.into_iter().flat_map(within).collect()
-        })
-    }
 
     proptest! {
         #[test]
@@ -204,35 +173,34 @@ mod tests {
         }
 
         #[test]
-        fn its_regions_are_it_in_order(
-            shape in prop::collection::vec(1_i64..6, 0..5),
+        fn groups_of_runs_are_the_slice_and_read_little_more(
+            (rows, width) in (1_i64..20, 1_usize..4),
+            (num_shards, place) in (1_usize..30, 0_usize..30),
             (one, other) in (0.0..=1.0, 0.0..=1.0),
+            max_len in 1_usize..200,
         ) {
-            let place = |share: f64| (share * numel(&shape) as f64) as usize;
-            let range = place(f64::min(one, other))..place(f64::max(one, other));
-            let regions = TensorShard { name: "a", shape: &shape, range: range.clone() }.regions();
-            // Two a dim, and whole rows.
-            prop_assert!(regions.len() <= 2 * shape.len() + 1);
-            let numbers = regions.iter().flat_map(|region| numbers_of(&shape, region));
-            prop_assert_eq!(numbers.collect::<Vec<_>>(), range.collect::<Vec<_>>());
-        }
-
-        #[test]
-        fn regions_of_columns_are_its_numbers_in_order(
-            (rows, width) in (1_i64..6, 1_usize..4),
-            (place, one, other) in (0_usize..3, 0.0..=1.0, 0.0..=1.0),
-        ) {
-            let shape = [rows, 3 * width as i64];
-            let cut = Cut::Columns(place * width..(place + 1) * width);
+            let place = place % num_shards;
+            let columns = std::iter::once(place * width..(place + 1) * width).collect();
+            let columns = DimRanges { len: num_shards * width, ranges: columns };
+            let local = LocalTensor::full(&[rows, 1]).with(1, columns);
             let at = |share: f64| (share * (rows as usize * width) as f64) as usize;
             let range = at(f64::min(one, other))..at(f64::max(one, other));
-            let shard = TensorShard { name: "a", shape: &shape, range };
-            let shard = CutShard { shard, cut: Some(&cut) };
-            let numbers: Vec<usize> =
-                shard.regions().iter().flat_map(|region| numbers_of(&shape, region)).collect();
-            let runs = shard.runs().into_iter().flat_map(|(run, _)| run.range);
-            prop_assert_eq!(numbers, runs.collect::<Vec<_>>());
-            prop_assert!(shard.regions().len() <= 5);
+            let slice = TensorSlice { name: "a", local: &local, range: range.clone() };
+            let groups = slice.read_groups(max_len);
+            let mut pairs = Vec::new();
+            for ReadGroup { cover, runs, num_used } in &groups {
+                let len = cover.range.len();
+                prop_assert!(runs.len() == 1 || len <= max_len.min(MAX_READ_FACTOR * num_used));
+                for CoveredRun { in_cover, in_slice } in runs {
+                    prop_assert!(in_cover.end <= len);
+                    let in_full = in_cover.clone().map(|at| cover.range.start + at);
+                    pairs.extend(in_full.zip(in_slice.clone()));
+                }
+            }
+            let expected: Vec<_> = slice.runs().into_iter().flat_map(|(run, own)| run.range.zip(own)).collect();
+            prop_assert_eq!(pairs, expected);
+            // Half of each row is read as rows.
+            prop_assert!(num_shards != 2 || max_len < 190 || groups.len() <= 1);
         }
 
         #[test]

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rlt_core::images::PromptImage;
-use rlt_core::mesh::SpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_core::packing::{PackedLayout, Segment};
 use rlt_core::types::TokenId;
 use rlt_torch::{DeviceSegments, Segments};
@@ -51,12 +51,17 @@ impl PackedInput {
 
     /// Packs `tokens`, which are concatenated already, with the segments of `layout`.
     pub fn from_layout(tokens: &[TokenId], layout: PackedLayout, device: Device) -> Self {
-        Self::shard_of_layout(tokens, layout, SpShard::WHOLE, device)
+        Self::shard_of_layout(tokens, layout, AxisPlace::ALONE, device)
     }
 
     /// Packs a sequence-parallel rank's shard of `tokens` with the segments of `layout`. Shards are padded to
     /// equal length with token 0 at position 0; padding belongs to no segment, so no token attends to it.
-    pub fn shard_of_layout(tokens: &[TokenId], layout: PackedLayout, part: SpShard, device: Device) -> Self {
+    pub fn shard_of_layout(
+        tokens: &[TokenId],
+        layout: PackedLayout,
+        part: AxisPlace,
+        device: Device,
+    ) -> Self {
         Self::beside([], tokens, layout, part, device).0
     }
 
@@ -66,10 +71,10 @@ impl PackedInput {
         arrays: [&[i64]; N],
         tokens: &[TokenId],
         layout: PackedLayout,
-        part: SpShard,
+        part: AxisPlace,
         device: Device,
     ) -> (Self, [Tensor; N]) {
-        let own = part.range(tokens.len());
+        let own = part.padded_range(tokens.len());
         let or_padding = |ids: &mut dyn Iterator<Item = i64>| -> Vec<i64> {
             ids.chain(std::iter::repeat(0)).take(own.len()).collect()
         };
@@ -145,8 +150,8 @@ mod tests {
     fn parts_are_the_stream_and_padding_behind_it() {
         let tokens = [5, 6, 7, 8, 9, 10, 11];
         let layout = || PackedLayout::of([Segment::alone(3), Segment::alone(4)]);
-        let part = |place| {
-            let part = SpShard { place, num_shards: 3 };
+        let part = |index| {
+            let part = AxisPlace { index, size: 3 };
             let input = PackedInput::shard_of_layout(&tokens, layout(), part, Device::Cpu);
             assert_eq!((&input.cu_seqlens[..], input.num_tokens()), (&[0, 3, 7][..], 7));
             let numbers = |tensor: &Tensor| Vec::<i64>::try_from(tensor).unwrap();

@@ -64,6 +64,8 @@ impl Decoder {
     /// Attaches fresh adapters to the parameters that `config` names.
     pub(super) fn attach_to_experts(&mut self, config: &LoraConfig, seed: u64) -> Result<(), LoraError> {
         let is_target = |name: &str| config.target_parameters.iter().any(|target| is_match(target, name));
+        let Some(experts) = &self.config.experts else { return Ok(()) };
+        let [width, hidden] = [experts.intermediate_size, self.config.hidden_size].map(|size| size as i64);
         let device = self.device();
         let place = |matrix: Tensor| matrix.to_device(device).set_requires_grad(true);
         for experts in self.layers.iter_mut().filter_map(|layer| layer.experts.as_mut()) {
@@ -85,8 +87,11 @@ impl Decoder {
                 let name = experts.tensor_name(tensor);
                 if is_target(&name) {
                     let (rank, scaling) = config.rank_and_scaling(&name)?;
-                    let [outputs, inputs] = [1, 2].map(|dim: usize| experts.tensor(tensor).size()[dim]);
-                    // The matrices of all experts, also if only some experts' weights are local.
+                    // The matrices of all experts in full, also if a rank has only a part of the weights.
+                    let [outputs, inputs] = match tensor {
+                        ExpertTensor::GateUp => [2 * width, hidden],
+                        ExpertTensor::Down => [hidden, width],
+                    };
                     let size = [experts.router.size()[0], outputs, inputs];
                     let (a, b) = matrices(config.init, rank, seed, &name, size);
                     let lora = ExpertLora::new(place(a), place(b), scaling, size[0]);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use rlt_api::spec::DropoutPosition;
+use rlt_core::local_tensor::DimRanges;
 use rlt_torch::cuda::DropoutMask;
 use tch::{Kind, Tensor};
 
@@ -34,9 +35,9 @@ pub struct Dropout {
 #[derive(Clone, Debug)]
 pub(crate) struct ProjectionPart {
     /// Values of the input that the rank has; `None` for all of them.
-    pub(crate) inputs: Option<WidthPart>,
+    pub(crate) inputs: Option<DimRanges>,
     /// Values of the output that the rank computes; `None` for all of them.
-    pub(crate) outputs: Option<WidthPart>,
+    pub(crate) outputs: Option<DimRanges>,
     /// Whether the rank adds the bias. Where ranks compute summands of an output, only one of them does.
     pub(crate) has_bias: bool,
 }
@@ -46,15 +47,6 @@ impl Default for ProjectionPart {
     fn default() -> Self {
         Self { inputs: None, outputs: None, has_bias: true }
     }
-}
-
-/// A selection of the values of a token.
-#[derive(Clone, Debug)]
-pub(crate) struct WidthPart {
-    /// Index ranges of the selected values, ascending.
-    pub(crate) ranges: Vec<Range<usize>>,
-    /// Number of values of which these are selected.
-    pub(crate) width: usize,
 }
 
 /// The trainable low-rank matrices of a projection, whose update is `scaling * b a`, and with DoRA the
@@ -209,9 +201,9 @@ impl LoraPair {
     }
 
     /// [`Self::dropout_mask`] of `x`, or of the `part` of it that this rank has.
-    fn mask_of(&self, x: &Tensor, name: &str, dropout: Dropout, part: Option<&WidthPart>) -> Tensor {
-        let Some(WidthPart { ranges, width }) = part else { return self.dropout_mask(x, name, dropout) };
-        let outline = Tensor::zeros([1], (x.kind(), x.device())).expand([x.size()[0], *width as i64], false);
+    fn mask_of(&self, x: &Tensor, name: &str, dropout: Dropout, part: Option<&DimRanges>) -> Tensor {
+        let Some(DimRanges { len, ranges }) = part else { return self.dropout_mask(x, name, dropout) };
+        let outline = Tensor::zeros([1], (x.kind(), x.device())).expand([x.size()[0], *len as i64], false);
         of_ranges(&self.dropout_mask(&outline, name, dropout), ranges, 1)
     }
 

@@ -10,7 +10,7 @@
 //! Shapes: e experts, r rank, n rows sorted by expert.
 
 use rlt_api::plan::model_config::ExpertForm;
-use rlt_core::mesh::EpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_torch::ExpertRows;
 use tch::{Kind, Tensor, no_grad};
 
@@ -72,10 +72,10 @@ impl ExpertLora {
         base: Tensor,
         x_ni: &Tensor,
         rows: &ExpertRows,
-        shard: EpShard,
+        shard: AxisPlace,
     ) -> Tensor {
         let (mut base, kind) = (base, x_ni.kind());
-        let experts = shard.experts(self.num_experts as usize);
+        let experts = shard.range(self.num_experts as usize);
         let own = |all: Tensor| all.narrow(0, experts.start as i64, experts.len() as i64).to_kind(kind);
         let inner = rows.linear(x_ni, &own(self.a_eri())) * self.scaling;
         base.g_add_(&rows.linear(&inner, &own(self.b_eor())))

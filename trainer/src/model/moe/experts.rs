@@ -11,7 +11,7 @@
 use rlt_api::plan::model_config::{
     ExpertForm, ExpertGroups, Experts, HiddenActivation, ModelConfig, RouterScores, Routing,
 };
-use rlt_core::mesh::EpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_torch::cuda::{ExpertScores, RouteRule};
 use rlt_torch::{DeviceRoutes, ExpertRows};
 use tch::{Kind, Tensor, no_grad};
@@ -354,7 +354,7 @@ impl ExpertWeights {
         adapter: Adapter,
     ) -> Tensor {
         let x_nd = routes.rows.gather(normed_td);
-        let y_nd = self.of_rows(&x_nd, &routes.rows, EpShard::WHOLE, activation, adapter);
+        let y_nd = self.of_rows(&x_nd, &routes.rows, AxisPlace::ALONE, activation, adapter);
         routes.rows.combine(&y_nd, &routes.weights_tk)
     }
 
@@ -363,7 +363,7 @@ impl ExpertWeights {
         &self,
         x_nd: &Tensor,
         rows: &ExpertRows,
-        shard: EpShard,
+        shard: AxisPlace,
         activation: HiddenActivation,
         adapter: Adapter,
     ) -> Tensor {

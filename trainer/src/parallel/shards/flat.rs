@@ -25,13 +25,13 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use rlt_core::mesh::Shards;
-use rlt_core::tensor_shard::{CutShard, TensorShard};
+use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use self::gradients::Gradients;
 use super::own::OwnShard;
-use super::place::{Place, Share, places, ranges, sizes};
+use super::place::{Place, Share, places};
 use super::whole::{UnshardState, WeightDtype, Whole};
 use crate::parallel::{EpGroup, MeshRanks, RankError, TpGroup};
 
@@ -78,16 +78,14 @@ impl Flat {
         compute: Kind,
         place: Option<&mut OffloadStorage>,
     ) -> Result<Option<Self>, RankError> {
-        let ranks = Self::ranks_of(ranks, share.is_of_experts());
+        let is_of_experts = share.experts.is_some();
+        let ranks = Self::ranks_of(ranks, is_of_experts);
         let Some((_, first)) = leaves.first() else { return Ok(None) };
         let (kind, device) = (first.kind(), first.device());
         let width = kind.elt_size_in_bytes().min(compute.elt_size_in_bytes());
-        let sizes = sizes(&leaves, share);
-        let ranges = ranges(&sizes, ranks.dp_shard(), width);
-        let layout = Shards::new(ranges.last().map_or(0, |last| last.end), ranks.dp_shard());
+        let (places, layout) = places(&leaves, share, ranks.dp_shard(), ranks.shard(), width);
         let own = layout.range(ranks.shard());
-        let at = sizes.into_iter().zip(ranges);
-        let places = places(&leaves, share, at, layout, ranks.shard());
+        let is_cut = places.iter().any(|place| place.tp.is_some());
         let master = Whole::new(layout, &places, (kind, device))?;
         let compute =
             (kind != compute).then(|| Whole::new(layout, &places, (compute, device))).transpose()?;
@@ -102,7 +100,6 @@ impl Flat {
         let shard = OwnShard::new(shard, place)?;
         let state = RefCell::new(UnshardState::Resharded);
         let gradients = RefCell::default();
-        let (is_of_experts, is_cut) = (share.is_of_experts(), share.is_cut());
         Ok(Some(Self {
             parameters,
             layout,
@@ -179,11 +176,22 @@ impl Flat {
         &self,
         fill: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
+        self.fill_slices(&mut |slice: &TensorSlice<'_>, piece: &Tensor| {
+            slice
+                .runs()
+                .into_iter()
+                .try_for_each(|(run, own)| fill(&run, &piece.narrow(0, own.start as i64, own.len() as i64)))
+        })
+    }
+
+    /// Lets `fill` write the pieces in this rank's shard.
+    pub(super) fn fill_slices<E: From<rlt_torch::Error>>(
+        &self,
+        fill: &mut impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
         self.change(|| {
             self.own_parameters().try_for_each(|Parameter { name, place, piece, .. }| {
-                place.tensor_shard(name).runs().into_iter().try_for_each(|(run, own)| {
-                    fill(&run, &piece.detach().narrow(0, own.start as i64, own.len() as i64))
-                })
+                fill(&place.slice(name), &piece.detach())
             })
         })
     }
@@ -191,11 +199,11 @@ impl Flat {
     /// Shows `see` the pieces in this rank's shard, in place.
     pub(super) fn show<E: From<RankError>>(
         &self,
-        see: &mut impl FnMut(&CutShard<'_>, &Tensor) -> Result<(), E>,
+        see: &mut impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         let shard = self.shard.in_place().map_err(RankError::from)?;
         self.own_parameters().try_for_each(|Parameter { name, place, .. }| {
-            see(&place.tensor_shard(name), &no_grad(|| place.in_shard(&shard, &self.own)))
+            see(&place.slice(name), &no_grad(|| place.in_shard(&shard, &self.own)))
         })
     }
 

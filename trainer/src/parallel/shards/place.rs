@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
-use rlt_core::mesh::{EpShard, Shards};
-use rlt_core::tensor_shard::{CutShard, TensorShard};
+use rlt_core::local_tensor::{DimRanges, DimShards, LocalTensor};
+use rlt_core::mesh::{AxisPlace, Shards};
+use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use tch::{Tensor, no_grad};
 
-use crate::model::tp_cuts::{ParameterCuts, PlaceCuts, part_of};
+use crate::model::tp_cuts::{ParameterCuts, of_ranges};
 
 /// Alignment in bytes at which memory is read fastest.
 const CACHE_LINE: usize = 64;
@@ -19,33 +20,30 @@ pub(super) struct Place {
     /// Local size of the parameter: of this rank's experts with expert parallelism, of its shard with tensor
     /// parallelism, else the full size.
     pub(super) size: Vec<i64>,
-    /// Full size of the parameter, and the index in it, in row-major order, at which the local values begin.
-    pub(super) whole_size: Vec<i64>,
-    pub(super) offset: usize,
+    /// Indices of the parameter that are local.
+    pub(super) local: LocalTensor,
     pub(super) part: Range<usize>,
-    /// Tensor-parallel shards of the parameter, if the local values are not contiguous in the full one.
-    pub(super) cuts: Option<PlaceCuts>,
+    /// Tensor-parallel shards of the parameter; `None` if all ranks of the group have the same values.
+    pub(super) tp: Option<DimShards>,
 }
 
 impl Place {
-    /// The piece as a range of the full parameter.
-    pub(super) fn tensor_shard<'a>(&'a self, name: &'a str) -> CutShard<'a> {
-        let Range { start, end } = self.shard_here(name).range;
-        let range = self.offset + start..self.offset + end;
-        let shard = TensorShard { name, shape: &self.whole_size, range };
-        CutShard { shard, cut: self.cuts.as_ref().map(PlaceCuts::own) }
+    /// The piece as a range of the local parameter, with its place in the full one.
+    pub(super) fn slice<'a>(&'a self, name: &'a str) -> TensorSlice<'a> {
+        TensorSlice { name, local: &self.local, range: self.shard_here(name).range }
     }
 
     /// Copies the piece of the parameter `leaf`, which has its full or its local size.
     pub(super) fn copy_piece(&self, name: &str, leaf: &Tensor, piece: &Tensor) {
-        let is_whole = leaf.size() == self.whole_size;
-        match &self.cuts {
-            Some(cuts) if is_whole => {
-                copy_tensor_shard(&self.shard_here(name), &part_of(cuts.own(), &leaf.detach()), piece);
-            }
-            None if is_whole => copy_tensor_shard(&self.tensor_shard(name).shard, leaf, piece),
-            _ => copy_tensor_shard(&self.shard_here(name), leaf, piece),
-        }
+        let is_full = leaf.size() == self.local.shape();
+        let own = if is_full { self.local_part(leaf) } else { leaf.shallow_clone() };
+        copy_tensor_shard(&self.shard_here(name), &own, piece);
+    }
+
+    /// The local part of the full tensor `all`: a view, except where a dimension has several ranges.
+    fn local_part(&self, all: &Tensor) -> Tensor {
+        let split = self.local.dims().iter().enumerate().filter(|(_, dim)| !dim.is_full());
+        split.fold(all.detach(), |all, (dim, own)| of_ranges(&all, &own.ranges, dim as i64))
     }
 
     /// The piece as a range of the local parameter.
@@ -69,66 +67,66 @@ impl Place {
 /// This rank's experts among all experts of a tensor, `[e, ..]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwnExperts {
-    pub(crate) shard: EpShard,
+    /// This rank's place in the expert-parallel group.
+    pub(crate) place: AxisPlace,
     /// Number of experts of the model, e.
     pub(crate) num_experts: usize,
 }
 
 impl OwnExperts {
-    /// The local size of a leaf, which has its full size, or already its local one.
-    fn size_here(self, leaf: &[i64]) -> Vec<i64> {
-        let num_own = self.shard.experts(self.num_experts).len() as i64;
-        std::iter::once(num_own).chain(leaf.iter().skip(1).copied()).collect()
+    /// This rank's experts as indices of the first dimension of a tensor.
+    fn ranges(self) -> DimRanges {
+        DimRanges { len: self.num_experts, ranges: vec![self.place.range(self.num_experts)] }
     }
 }
 
 /// Local values of a buffer's parameters on this rank, before FSDP shards them.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Share<'a> {
-    /// All of each parameter.
-    Whole,
-    /// The values of some experts.
-    Experts(OwnExperts),
-    /// A tensor-parallel shard of each parameter.
-    Cut(&'a ParameterCuts),
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Share<'a> {
+    /// Experts of which the values are local; `None` for all, or for other parameters.
+    pub(super) experts: Option<OwnExperts>,
+    /// Tensor-parallel placements of the parameters; `None` if all of each are local.
+    pub(super) cuts: Option<&'a ParameterCuts>,
 }
 
 impl Share<'_> {
-    pub(super) fn is_of_experts(self) -> bool {
-        matches!(self, Self::Experts(_))
-    }
-
-    pub(super) fn is_cut(self) -> bool {
-        matches!(self, Self::Cut(_))
-    }
-
-    fn cuts_of(self, name: &str) -> Option<PlaceCuts> {
-        match self {
-            Self::Cut(cuts) => cuts.of(name),
-            Self::Whole | Self::Experts(_) => None,
+    /// The local indices of a leaf of size `leaf`, which has its full size or already its local one, and its
+    /// tensor-parallel shards.
+    fn of(self, name: &str, leaf: &[i64]) -> (LocalTensor, Option<DimShards>) {
+        let mut local = LocalTensor::full(leaf);
+        if let Some(experts) = self.experts {
+            local = local.with(0, experts.ranges());
         }
+        let Some((cuts, tp)) = self.cuts.and_then(|cuts| Some((cuts, cuts.of(name)?))) else {
+            return (local, None);
+        };
+        (local.with(tp.dim, cuts.own(&tp).clone()), Some(tp))
     }
 }
 
-/// A named tensor of a decoder.
-type Leaf = (String, Tensor);
-
-/// Local sizes of the leaves.
-pub(super) fn sizes(leaves: &[(String, Tensor)], share: Share<'_>) -> Vec<Vec<i64>> {
-    let size = |(name, leaf): &(String, Tensor)| match share {
-        Share::Experts(experts) => experts.size_here(&leaf.size()),
-        Share::Whole => leaf.size(),
-        Share::Cut(cuts) => {
-            let size = leaf.size();
-            cuts.of(name).map_or(size.clone(), |cuts| cuts.own().shape(&size))
-        }
-    };
-    leaves.iter().map(size).collect()
+/// Places of the leaves in a buffer over `num_shards` ranks, whose values take `width` bytes, for the rank
+/// that holds shard `shard`; and the layout of the buffer.
+pub(super) fn places(
+    leaves: &[(String, Tensor)],
+    share: Share<'_>,
+    num_shards: usize,
+    shard: usize,
+    width: usize,
+) -> (Vec<Place>, Shards) {
+    let locals: Vec<_> = leaves.iter().map(|(name, leaf)| share.of(name, &leaf.size())).collect();
+    let sizes: Vec<Vec<i64>> = locals.iter().map(|(local, _)| local.local_shape()).collect();
+    let ranges = ranges(&sizes, num_shards, width);
+    let layout = Shards::new(ranges.last().map_or(0, |last| last.end), num_shards);
+    let mut places = Vec::with_capacity(locals.len());
+    for (((local, tp), size), range) in locals.into_iter().zip(sizes).zip(ranges) {
+        places.push(Place { part: layout.part_of(&range, shard), range, size, local, tp });
+    }
+    (places, layout)
 }
 
 /// The ranges of consecutive parameters of `sizes` in a buffer of `num_shards`. They are contiguous, but with
 /// one shard aligned to cache lines, for values of `width` bytes.
-pub(super) fn ranges(sizes: &[Vec<i64>], num_shards: usize, width: usize) -> Vec<Range<usize>> {
+fn ranges(sizes: &[Vec<i64>], num_shards: usize, width: usize) -> Vec<Range<usize>> {
     let step = if num_shards == 1 { CACHE_LINE / width } else { 1 };
     let mut end = 0_usize;
     let range = |size: &Vec<i64>| {
@@ -137,30 +135,6 @@ pub(super) fn ranges(sizes: &[Vec<i64>], num_shards: usize, width: usize) -> Vec
         start..end
     };
     sizes.iter().map(range).collect()
-}
-
-/// The places of leaves, whose local sizes and ranges are `at`, with the piece of each in shard `shard` of
-/// `layout`.
-pub(super) fn places(
-    leaves: &[Leaf],
-    share: Share<'_>,
-    at: impl Iterator<Item = (Vec<i64>, Range<usize>)>,
-    layout: Shards,
-    shard: usize,
-) -> Vec<Place> {
-    let place = |((name, _), (size, range)): (&Leaf, (Vec<i64>, Range<usize>))| {
-        let (mut whole_size, mut offset) = (size.clone(), 0);
-        if let (Share::Experts(experts), Some(first)) = (share, whole_size.first_mut()) {
-            *first = experts.num_experts as i64;
-            offset = experts.shard.place * range.len();
-        }
-        let cuts = share.cuts_of(name);
-        if let Some(cuts) = &cuts {
-            whole_size = cuts.whole_size(&size);
-        }
-        Place { part: layout.part_of(&range, shard), size, whole_size, offset, range, cuts }
-    };
-    leaves.iter().zip(at).map(place).collect()
 }
 
 /// Copies a shard of the full tensor `whole` to `values`, `[len]`. A tensor that is not contiguous, such as

@@ -1,6 +1,7 @@
 //! FSDP of a small decoder on ranks that are threads: training equals that of one rank with the whole model.
 
 mod adapter_sync;
+mod compositions;
 mod configs;
 mod expert_parallel;
 mod loftq;
@@ -52,6 +53,8 @@ struct Case {
     latent: bool,
     /// GPT-OSS: attention sinks, experts with biases.
     sinks: bool,
+    /// The experts are those of Qwen2-MoE, beside a shared one with a gate.
+    shared: bool,
     lora: bool,
     dora: bool,
     /// Embedding, head and norms are trained whole beside the adapter.
@@ -76,6 +79,7 @@ const FULL: Case = Case {
     experts: false,
     latent: false,
     sinks: false,
+    shared: false,
     lora: false,
     dora: false,
     saves: false,

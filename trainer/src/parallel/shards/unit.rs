@@ -64,14 +64,14 @@ impl UnitParameters {
             let [cut_matrices, cut_vectors] = by_use(cut, compute);
             let kind_of = |tensors: &NamedTensors| tensors.first().map_or(compute, |(_, one)| one.kind());
             let exact = [kind_of(&codes), kind_of(&cut_vectors), kind_of(&vectors)];
-            let own = cuts.map_or(Share::Whole, Share::Cut);
+            let (whole, own) = (Share::default(), Share { experts: None, cuts });
             let parts = [
-                (codes, Share::Whole, exact[0]),
-                (matrices, Share::Whole, compute),
+                (codes, whole, exact[0]),
+                (matrices, whole, compute),
                 (cut_matrices, own, compute),
-                (of_experts, experts.map_or(Share::Whole, Share::Experts), compute),
+                (of_experts, Share { experts, cuts }, compute),
                 (cut_vectors, own, exact[1]),
-                (vectors, Share::Whole, exact[2]),
+                (vectors, whole, exact[2]),
             ];
             let flat =
                 |(parameters, share, kind)| Flat::new(parameters, ranks, share, kind, place.as_deref_mut());
@@ -99,9 +99,9 @@ pub(super) fn own_experts(decoder: &Decoder, ranks: &MeshRanks) -> Result<Option
     let Some((ranks, experts)) = ranks.experts().zip(decoder.config.experts.as_ref()) else {
         return Ok(None);
     };
-    let (shard, num_experts) = (ranks.group.shard(), experts.num_experts);
-    if !num_experts.is_multiple_of(shard.num_shards) {
-        return Err(RankError::Experts { num_experts, ep: shard.num_shards });
+    let (place, num_experts) = (ranks.group.place(), experts.num_experts);
+    if !num_experts.is_multiple_of(place.size) {
+        return Err(RankError::Experts { num_experts, ep: place.size });
     }
-    Ok(Some(OwnExperts { shard, num_experts }))
+    Ok(Some(OwnExperts { place, num_experts }))
 }

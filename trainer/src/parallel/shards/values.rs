@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
-use rlt_core::tensor_shard::{CutShard, TensorShard};
+use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 
@@ -46,7 +46,7 @@ impl ShardedParameters {
     /// The error of `see`, or when an offloaded piece cannot be read.
     pub(crate) fn show<E: From<RankError>>(
         &self,
-        mut see: impl FnMut(&CutShard<'_>, &Tensor) -> Result<(), E>,
+        mut see: impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut flats = self.units().flat_map(|unit| self.held(unit).flats());
         flats.try_for_each(|flat| flat.show(&mut see))
@@ -58,7 +58,7 @@ impl ShardedParameters {
     /// As [`Self::show`].
     pub(crate) fn show_trained<E: From<RankError>>(
         &self,
-        mut see: impl FnMut(&CutShard<'_>, &Tensor) -> Result<(), E>,
+        mut see: impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         self.trained().try_for_each(|flat| flat.show(&mut see))
     }
@@ -68,10 +68,12 @@ impl ShardedParameters {
     /// # Errors
     /// As [`Weights::fill`].
     pub fn read(&self, weights: &Weights) -> Result<(), ModelError> {
-        self.fill(|tensor_shard, values| match weights.contains(tensor_shard.name) {
-            true => weights.fill(tensor_shard, values),
+        let mut read = |slice: &TensorSlice<'_>, values: &Tensor| match weights.contains(slice.name) {
+            true => weights.fill_slice(slice, values),
             false => Ok(()),
-        })
+        };
+        let mut flats = self.units().flat_map(|unit| self.held(unit).flats());
+        flats.try_for_each(|flat| flat.fill_slices(&mut read))
     }
 
     fn fill_unit<E: From<rlt_torch::Error>>(
@@ -93,10 +95,9 @@ impl ShardedParameters {
         values: &Tensor,
         mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let shard = self.trained().find_map(|flat| flat.place_of(name)).map(|place| place.tensor_shard(name));
-        let runs = shard.into_iter().flat_map(|shard| shard.runs()).filter(|(_, own)| !own.is_empty());
-        runs.into_iter()
-            .try_for_each(|(run, own)| fill(&run, &values.narrow(0, own.start as i64, own.len() as i64)))
+        let slice = self.trained().find_map(|flat| flat.place_of(name)).map(|place| place.slice(name));
+        let mut runs = slice.into_iter().flat_map(|slice| slice.runs());
+        runs.try_for_each(|(run, own)| fill(&run, &values.narrow(0, own.start as i64, own.len() as i64)))
     }
 
     /// Copies the values of another role's parameters, unit by unit; `name_there` gives a parameter's name in

@@ -396,7 +396,7 @@ fn ranks_of_a_stream_have_the_same_samples_and_each_an_equal_part_of_the_tokens(
         let share = ranks.share_of(&batch, &all, 13);
         let split =
             |max_tokens, part| MicroBatch::split(&batch, &share, &decoder(FULL), max_tokens, part).unwrap();
-        for micro_batch in split(12, ranks.sp_shard()) {
+        for micro_batch in split(12, ranks.sp_place()) {
             let num_tokens = micro_batch.input.num_tokens();
             assert!(num_tokens <= 24, "{num_tokens} of two budgets");
             assert_eq!(micro_batch.input.tokens.size(), [num_tokens.div_ceil(2) as i64]);
@@ -417,8 +417,8 @@ fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_ste
         actor.check_sequence_parallel(actor.ranks(), "sp").unwrap();
         let sample = Sample::new(2, 11);
         let alone = Model { decoder: &actor.decoder, shards: None, sp_group: None };
-        let whole_td = sample.hidden_states(alone, SpShard::WHOLE).unwrap();
-        let own = ranks.sp_shard().range(11);
+        let whole_td = sample.hidden_states(alone, AxisPlace::ALONE).unwrap();
+        let own = ranks.sp_place().padded_range(11);
         // Each rank runs its tokens as if they were all there are.
         let tokens = sample.tokens()[own.start..own.end.min(11)].to_vec();
         let input = PackedInput::new(&[&tokens], tch::Device::Cpu);

@@ -24,27 +24,24 @@
 //!   backward   wait for the input, prefetch the previous one, compute again, then backward
 //! ```
 //! A rank without a micro-batch still takes part in every all-gather, because collectives need all ranks. In
-//! a sequence-parallel group a layer has all-to-alls of its own, see [`pass`]. It also has them in an
-//! expert-parallel group, see [`experts`], where a rank without a micro-batch computes its experts for the
-//! others. The ranks of a tensor-parallel group have the same micro-batches, see [`tensor`].
+//! an expert-parallel group it also computes its experts for the others. [`crate::parallel::LayerPass`] has
+//! what ranks exchange inside a layer.
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 
-mod experts;
 mod kept;
-mod pass;
-mod tensor;
 
 use std::path::Path;
 
 use rlt_torch::{OffloadStorage, backward};
 use tch::{Tensor, no_grad};
 
-use self::experts::RemoteExperts;
 use self::kept::{Held, SavedLayer};
-use self::pass::LayerPass;
 use crate::model::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput, TowerPass};
-use crate::parallel::{EpGroup, FsdpUnit, RankError, Ranks, ShardedParameters, SpGroup, TensorParallel};
+use crate::parallel::{
+    Boundary, ExpertParallel, FsdpUnit, LayerPass, RankError, Ranks, ShardedParameters, SpGroup, Styles,
+    TensorParallel, Ulysses,
+};
 
 /// A decoder with its shards and sequence-parallel group, as passes need it.
 #[derive(Clone, Copy, Debug)]
@@ -56,24 +53,15 @@ pub(crate) struct Model<'a> {
     pub sp_group: Option<&'a SpGroup>,
 }
 
-/// Groups of ranks with which a layer exchanges tokens.
-#[derive(Clone, Copy, Debug)]
-struct Groups<'a> {
-    /// Sequence-parallel group; `None` without sequence parallelism.
-    sp: Option<&'a SpGroup>,
-    /// Expert-parallel group; `None` if this rank has all experts.
-    ep: Option<&'a EpGroup>,
-    /// Tensor-parallel group; `None` if this rank has all of each weight.
-    tp: Option<TensorParallel<'a>>,
-}
-
 impl<'a> Model<'a> {
-    fn groups(&self) -> Groups<'a> {
-        Groups {
-            sp: self.sp_group,
-            ep: self.shards.and_then(ShardedParameters::ep_group),
-            tp: self.tensor_parallel(),
-        }
+    /// The styles of a pass over `num_tokens` packed tokens, those of all ranks of the sequence-parallel
+    /// group.
+    pub(super) fn styles(&self, num_tokens: usize) -> Styles<'a> {
+        let experts = self.shards.and_then(ShardedParameters::ep_group);
+        Styles::default()
+            .with(self.tensor_parallel())
+            .with(self.sp_group.map(|group| Ulysses { group, num_tokens }))
+            .with(experts.map(ExpertParallel))
     }
 
     /// The group whose ranks compute the same tokens with other shards of every weight; `None` without tensor
@@ -83,10 +71,18 @@ impl<'a> Model<'a> {
     }
 
     /// The input of the first layer, `[t, d]`, without a gradient.
-    fn embed(&self, input: &PackedInput, context: &LayerContext) -> Result<Tensor, RankError> {
-        no_grad(|| match self.tensor_parallel() {
-            Some(tp) => tensor::embed(self.decoder, input, context.adapter, tp),
-            None => Ok(self.decoder.embed_input(input, context)),
+    fn embed(
+        &self,
+        input: &PackedInput,
+        context: &LayerContext,
+        styles: &Styles<'_>,
+    ) -> Result<Tensor, RankError> {
+        no_grad(|| {
+            let hidden_td = match self.tensor_parallel() {
+                Some(tp) => self.decoder.embed_part(&input.tokens, context.adapter, tp.cuts),
+                None => self.decoder.embed_input(input, context),
+            };
+            styles.forward_at(Boundary::Embedding, hidden_td)
         })
     }
 
@@ -172,7 +168,8 @@ impl<'a> Model<'a> {
     /// Takes part in the collectives of a forward pass without a micro-batch.
     pub(crate) fn join_forward(&self, adapter: Adapter) -> Result<(), RankError> {
         self.enter()?;
-        let join = |layer: &DecoderLayer| RemoteExperts::join(*self, layer, adapter).map(drop);
+        let styles = self.styles(0);
+        let join = |layer: &DecoderLayer| LayerPass::join(layer, self.decoder, adapter, &styles).map(drop);
         no_grad(|| self.forward(false, join))?;
         self.leave()
     }
@@ -180,7 +177,8 @@ impl<'a> Model<'a> {
     /// Takes part in the collectives of a forward and backward pass without a micro-batch. Gradients are zero
     /// except those of this rank's experts. `recomputes` says whether layers run again in the backward pass.
     pub(crate) fn join_forward_backward(&self, recomputes: bool) -> Result<(), RankError> {
-        let join = |layer: &DecoderLayer| RemoteExperts::join(*self, layer, Adapter::On);
+        let styles = self.styles(0);
+        let join = |layer: &DecoderLayer| LayerPass::join(layer, self.decoder, Adapter::On, &styles);
         let mut kept = Vec::new();
         self.enter()?;
         self.forward(true, |layer| {
@@ -190,9 +188,8 @@ impl<'a> Model<'a> {
         self.begin_outer_gradient();
         self.backward(|layer| {
             let kept = kept.pop().flatten();
-            let remote = if recomputes { join(layer)? } else { kept };
-            let remote = remote.zip(self.groups().ep);
-            remote.map_or(Ok(()), |(remote, group)| remote.backward(group).map(drop))
+            let pass = if recomputes { join(layer)? } else { kept };
+            pass.map_or(Ok(()), |pass| pass.backward(None).map(drop))
         })?;
         self.leave()?;
         self.end_outer_gradient()
@@ -212,8 +209,8 @@ pub(crate) struct Keep<'a> {
 
 /// The forward pass of one micro-batch, ready for its backward pass.
 #[derive(Debug)]
-pub(crate) struct Tape {
-    layers: Vec<SavedLayer>,
+pub(crate) struct Tape<'a> {
+    layers: Vec<SavedLayer<'a>>,
     /// Pass over images whose features need a gradient; `None` without one.
     tower: Option<TowerPass>,
     norm_input_td: Tensor,
@@ -232,9 +229,10 @@ pub(crate) fn infer(
         model.enter()?;
         context.features = model.decoder.placed_features(input, context.adapter);
         let context = &*context;
-        let mut hidden_td = model.embed(input, context)?;
+        let styles = model.styles(context.num_tokens());
+        let mut hidden_td = model.embed(input, context, &styles)?;
         model.forward(false, |layer| {
-            hidden_td = LayerPass::run(layer, hidden_td.shallow_clone(), context, model.groups())?.output_td;
+            hidden_td = LayerPass::run(layer, hidden_td.shallow_clone(), context, &styles)?.output_td;
             Ok(())
         })?;
         Ok(model.decoder.final_norm(&hidden_td, context.adapter))
@@ -243,17 +241,18 @@ pub(crate) fn infer(
 
 /// Runs the decoder and keeps what the backward pass needs: every layer's graph, or only its input. The pass
 /// lasts until [`Model::leave`]. Image features are stored in `context`.
-pub(crate) fn forward(
-    model: Model<'_>,
+pub(crate) fn forward<'a>(
+    model: Model<'a>,
     input: &PackedInput,
     context: &mut LayerContext,
     keep: Keep<'_>,
-) -> Result<Tape, RankError> {
+) -> Result<Tape<'a>, RankError> {
     model.enter()?;
     let (features, tower) = model.decoder.trained_features(input, context, keep.inputs_only);
     context.features = features;
     let context = &*context;
-    let mut hidden_td = model.embed(input, context)?;
+    let styles = model.styles(context.num_tokens());
+    let mut hidden_td = model.embed(input, context, &styles)?;
     let mut layers = Vec::with_capacity(model.decoder.layers().len());
     let place = keep.offload_to.map(|folder| OffloadStorage::new(folder, model.decoder.device()));
     let mut place = place.transpose().map_err(RankError::Activations)?;
@@ -262,7 +261,7 @@ pub(crate) fn forward(
     model.forward(true, |layer| {
         let input_td = hidden_td.detach().set_requires_grad(wants_input_gradient);
         wants_input_gradient = true;
-        let run = |input_td| LayerPass::run(layer, input_td, context, model.groups());
+        let run = |input_td| LayerPass::run(layer, input_td, context, &styles);
         if keep.inputs_only {
             hidden_td = no_grad(|| run(input_td.shallow_clone()))?.output_td;
             layers.push(SavedLayer::of_input(input_td, place.as_mut())?);
@@ -283,7 +282,7 @@ pub(crate) fn forward(
 /// tokens, if the first layer's input needs one.
 pub(crate) fn backward_through(
     model: Model<'_>,
-    tape: Tape,
+    tape: Tape<'_>,
     context: &LayerContext,
     grad_normed_td: &Tensor,
 ) -> Result<Option<Tensor>, RankError> {
@@ -291,14 +290,15 @@ pub(crate) fn backward_through(
     let Tape { mut layers, tower, norm_input_td, normed_td } = tape;
     let mut grad_td = Some(norm_input_td.grad());
     drop((normed_td, norm_input_td));
+    let styles = model.styles(context.num_tokens());
     let mut next = layers.pop().map(SavedLayer::prefetch).transpose()?;
     model.backward(|layer| {
         let Some(prefetched) = next.take() else { return Ok(()) };
         let held = prefetched.wait()?;
         next = layers.pop().map(SavedLayer::prefetch).transpose()?;
-        let pass = held.pass(|input_td| LayerPass::run(layer, input_td, context, model.groups()))?;
+        let pass = held.pass(|input_td| LayerPass::run(layer, input_td, context, &styles))?;
         if let Some(output_grad_td) = grad_td.take() {
-            grad_td = pass.backward(&output_grad_td, model.groups())?;
+            grad_td = pass.backward(Some(&output_grad_td))?;
         }
         Ok(())
     })?;

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rlt_core::batch::Batch;
-use rlt_core::mesh::SpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_core::packing::{PackedLayout, PackingError, Segment, pack_groups};
 use rlt_core::rows::Rows;
 use rlt_core::types::TokenId;
@@ -60,7 +60,7 @@ impl MicroBatch {
         ranks: &Ranks,
     ) -> Result<Vec<Self>, PackingError> {
         let own = ranks.share_of(batch, row_idxs, decoder.config.hidden_size);
-        Self::split(batch, &own, decoder, max_tokens, ranks.sp_shard())
+        Self::split(batch, &own, decoder, max_tokens, ranks.sp_place())
     }
 
     /// Packs the rows `row_idxs` of `batch` into micro-batches for `decoder`, of which this rank computes the
@@ -74,10 +74,10 @@ impl MicroBatch {
         row_idxs: &[usize],
         decoder: &Decoder,
         max_tokens: usize,
-        part: SpShard,
+        part: AxisPlace,
     ) -> Result<Vec<Self>, PackingError> {
         let groups = batch.prompt_groups(row_idxs);
-        let max_tokens = max_tokens.saturating_mul(part.num_shards);
+        let max_tokens = max_tokens.saturating_mul(part.size);
         let packing = pack_groups(&groups, max_tokens, decoder.config.hidden_size)?;
         let rows_of =
             |places: Vec<usize>| places.into_iter().map(|place| row_idxs[place]).collect::<Vec<_>>();
@@ -90,14 +90,14 @@ impl MicroBatch {
     /// # Errors
     /// If the tokens of a prompt do not fit its images.
     pub fn new(batch: &Batch, row_idxs: &[usize], decoder: &Decoder) -> Result<Self, PackingError> {
-        Self::new_shard(batch, row_idxs, SpShard::WHOLE, decoder)
+        Self::new_shard(batch, row_idxs, AxisPlace::ALONE, decoder)
     }
 
     /// Packs the rows into a micro-batch of which this rank computes the shard `part`.
     fn new_shard(
         batch: &Batch,
         row_idxs: &[usize],
-        part: SpShard,
+        part: AxisPlace,
         decoder: &Decoder,
     ) -> Result<Self, PackingError> {
         let mut packed = PackedTokens::default();
@@ -110,7 +110,7 @@ impl MicroBatch {
             placing.transpose().map_err(failed)?;
             packed.push_group(batch, rows);
         }
-        let own = part.range(packed.tokens.len());
+        let own = part.padded_range(packed.tokens.len());
         let targets = row_idxs.iter().flat_map(|row_idx| &batch.sequences[*row_idx].completion);
         let predictions = packed.predictors.iter().zip(targets).enumerate();
         let (mut predictors, mut targets, mut predicted) = (Vec::new(), Vec::new(), Vec::new());

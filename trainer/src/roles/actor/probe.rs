@@ -2,7 +2,7 @@
 //! the result of one rank on all of them. Attention over only a rank's own tokens would silently train
 //! another model.
 
-use rlt_core::mesh::SpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_core::packing::{PackedLayout, Segment};
 use rlt_core::permutation::splitmix64;
 use rlt_core::types::TokenId;
@@ -57,9 +57,9 @@ pub(crate) fn check(model: Model<'_>, ranks: &Ranks, field: &'static str) -> Res
     if model.sp_group.is_none() {
         return Ok(());
     }
-    let sample = Sample::new(ranks.sp_shard().num_shards, model.decoder.config.vocab_size);
-    let own_td = sample.hidden_states(model, ranks.sp_shard())?;
-    let whole_td = sample.hidden_states(Model { sp_group: None, ..model }, SpShard::WHOLE)?;
+    let sample = Sample::new(ranks.sp_place().size, model.decoder.config.vocab_size);
+    let own_td = sample.hidden_states(model, ranks.sp_place())?;
+    let whole_td = sample.hidden_states(Model { sp_group: None, ..model }, AxisPlace::ALONE)?;
     sample.compare(&own_td, &whole_td, ranks, field)
 }
 
@@ -84,7 +84,7 @@ impl Sample {
     }
 
     /// Hidden states after the final norm of the shard `part` of the tokens, padding included, `[t, d]`.
-    pub(crate) fn hidden_states(&self, model: Model<'_>, part: SpShard) -> Result<Tensor, RankError> {
+    pub(crate) fn hidden_states(&self, model: Model<'_>, part: AxisPlace) -> Result<Tensor, RankError> {
         let completion = Segment { len: self.tokens.len() - self.prompt_len, prefix: Some(0) };
         let layout = PackedLayout::of([Segment::alone(self.prompt_len), completion]);
         let input = PackedInput::shard_of_layout(&self.tokens, layout, part, model.decoder.device());
@@ -103,7 +103,7 @@ impl Sample {
         ranks: &Ranks,
         field: &'static str,
     ) -> Result<(), ProbeError> {
-        let own = ranks.sp_shard().range(self.tokens.len());
+        let own = ranks.sp_place().padded_range(self.tokens.len());
         let num_real = own.end.min(self.tokens.len()).saturating_sub(own.start) as i64;
         let expected_td = whole_td.narrow(0, own.start as i64, num_real);
         let square =
@@ -116,7 +116,7 @@ impl Sample {
         if difference <= tolerance {
             return Ok(());
         }
-        let (num_tokens, sp) = (self.tokens.len(), ranks.sp_shard().num_shards);
+        let (num_tokens, sp) = (self.tokens.len(), ranks.sp_place().size);
         Err(ProbeError::Differs { field, num_tokens, sp, difference, tolerance })
     }
 }

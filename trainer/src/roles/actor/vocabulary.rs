@@ -6,7 +6,7 @@ use rlt_torch::{HeadWeight, VocabularyShard};
 use tch::Tensor;
 
 use super::layer_schedule::Model;
-use crate::parallel::{RankError, TensorParallel};
+use crate::parallel::{Boundary, RankError, TensorParallel};
 
 impl Model<'_> {
     /// Calls `head` with the head's weight `weight_vd`, which is full or this rank's shard.
@@ -22,9 +22,6 @@ impl Model<'_> {
 
     /// Sums the ranks' gradients of hidden states, `[c, d]`. Collective.
     pub(super) fn sum_of_head(&self, grad_cd: Tensor) -> Result<Tensor, RankError> {
-        let Some(TensorParallel { group, .. }) = self.tensor_parallel() else { return Ok(grad_cd) };
-        let grad_cd = grad_cd.contiguous();
-        group.all_reduce(&grad_cd)?;
-        Ok(grad_cd)
+        self.styles(0).backward_at(Boundary::HeadInput, grad_cd)
     }
 }

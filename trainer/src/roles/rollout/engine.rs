@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use rlt_core::engine::Detokenizer;
-use rlt_core::tensor_parallel::TpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_core::types::Completion;
 
 use super::completion::RequestOutputs;
@@ -79,7 +79,7 @@ impl RolloutEngine {
 
     /// The size of the tensor-parallel group.
     pub fn num_shards(&self) -> usize {
-        self.ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()).num_shards
+        self.ranks.as_ref().map_or(AxisPlace::ALONE, |ranks| ranks.place()).size
     }
 
     /// Packs the policy's weights, adapters folded in, as those of `policy_version`; returns what

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_core::tensor_parallel::TpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_core::types::TokenId;
 use rlt_torch::{Block, PackedLinear};
 use tch::{Device, Kind, Tensor};
@@ -95,7 +95,7 @@ impl RolloutWeights {
             unmerged::check(decoder).map_err(failed("the adapter".into()))?;
         }
         let digest = WeightDigest::of_known(policy, known)?;
-        let cut = TpCut::new(ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()), &decoder.config);
+        let cut = TpCut::new(ranks.as_ref().map_or(AxisPlace::ALONE, |ranks| ranks.place()), &decoder.config);
         let dim_order = decoder.ropes.dim_order();
         let head_layout = HeadLayout::on(decoder.device(), decoder.config.head_dim, dim_order);
         let shard = ModelConfig { head_dim: head_layout.filled, ..cut.config() };

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
+use rlt_core::local_tensor::LocalTensor;
 use rlt_core::mesh::Shards;
-use rlt_core::tensor_cut::Cut;
-use rlt_core::tensor_shard::{CutShard, TensorShard};
+use rlt_core::tensor_shard::TensorSlice;
 use tch::Tensor;
 
 /// Minimum size in bytes of a tensor of which each copy saves a range; smaller tensors are saved by one copy
@@ -17,13 +17,10 @@ const DIVIDED_BYTES: usize = 64 << 10;
 pub struct TensorPart {
     /// Name of the tensor, unique in a checkpoint.
     pub name: String,
-    /// Shape of the full tensor.
-    pub shape: Vec<i64>,
-    /// Range of the values, in row-major order of the full tensor or, with `cut`, of this rank's
-    /// tensor-parallel shard.
+    /// Indices of the tensor of which this process has the values.
+    pub local: LocalTensor,
+    /// Range of the values, in row-major order of `local`.
     pub range: Range<usize>,
-    /// Tensor-parallel shard of the tensor on this rank; `None` for the full tensor.
-    pub cut: Option<Cut>,
     /// Values of the range, of any dtype and device, in row-major order. They share memory with the training.
     pub values: Tensor,
 }
@@ -31,30 +28,32 @@ pub struct TensorPart {
 impl TensorPart {
     /// Creates the part that is a full tensor.
     pub fn whole(name: String, values: Tensor) -> Self {
-        Self { name, shape: values.size(), range: 0..values.numel(), cut: None, values }
+        Self { name, local: LocalTensor::full(&values.size()), range: 0..values.numel(), values }
     }
 
-    /// Creates the part with the values `values` at the position of a tensor shard.
-    pub fn of(CutShard { shard, cut }: &CutShard<'_>, values: &Tensor) -> Self {
-        let TensorShard { name, shape, range } = shard;
+    /// Creates the part with the values `values` at the position of a tensor slice.
+    pub fn of(slice: &TensorSlice<'_>, values: &Tensor) -> Self {
         Self {
-            name: (*name).to_owned(),
-            shape: shape.to_vec(),
-            range: range.clone(),
-            cut: cut.cloned(),
+            name: slice.name.to_owned(),
+            local: slice.local.clone(),
+            range: slice.range.clone(),
             values: values.shallow_clone(),
         }
     }
 
+    /// Shape of the full tensor.
+    pub fn shape(&self) -> &[i64] {
+        self.local.shape()
+    }
+
     /// Whether the part is the full tensor.
     pub(super) fn is_whole(&self) -> bool {
-        self.values.size() == self.shape
+        self.values.size() == self.shape()
     }
 
     /// Position of the part's values in the tensor.
-    pub(super) fn tensor_shard(&self) -> CutShard<'_> {
-        let shard = TensorShard { name: &self.name, shape: &self.shape, range: self.range.clone() };
-        CutShard { shard, cut: self.cut.as_ref() }
+    pub(super) fn slice(&self) -> TensorSlice<'_> {
+        TensorSlice { name: &self.name, local: &self.local, range: self.range.clone() }
     }
 
     fn num_bytes(&self) -> usize {
@@ -109,9 +108,9 @@ mod tests {
             TensorPart::whole("nothing".into(), numbers(0)),
         ];
         parts.extend((0..9).map(|idx| TensorPart::whole(format!("small {idx}"), numbers(100))));
-        let shape = [4, 100_000];
-        let piece = TensorShard { name: "piece", shape: &shape, range: 50..350_000 };
-        parts.push(TensorPart::of(&piece.into(), &numbers(349_950)));
+        let local = LocalTensor::full(&[4, 100_000]);
+        let piece = TensorSlice { name: "piece", local: &local, range: 50..350_000 };
+        parts.push(TensorPart::of(&piece, &numbers(349_950)));
         parts
     }
 
@@ -127,7 +126,7 @@ mod tests {
                 let of_part = shares.iter().flatten().filter(|share| share.name == part.name);
                 let (mut next, mut num_shares) = (part.range.start, 0);
                 for share in of_part {
-                    assert_eq!((share.range.start, &share.shape), (next, &part.shape), "{}", part.name);
+                    assert_eq!((share.range.start, &share.local), (next, &part.local), "{}", part.name);
                     let whole = part.values.view(-1);
                     let expected = whole.narrow(
                         0,

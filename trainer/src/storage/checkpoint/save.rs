@@ -171,7 +171,7 @@ impl Layout {
             let part = &parts[idx];
             let end = offset + part.range.len() as u64 * dtype::num_bytes(dtypes[idx]);
             // A part of a tensor is stored as a flat list; its position in the tensor is in the manifest.
-            let shape = if part.is_whole() { part.shape.clone() } else { vec![part.range.len() as i64] };
+            let shape = if part.is_whole() { part.shape().to_vec() } else { vec![part.range.len() as i64] };
             let info = TensorInfo {
                 dtype: dtypes[idx],
                 shape: shape.into_iter().map(|len| len as usize).collect(),
@@ -206,14 +206,14 @@ fn header_bytes(json: &str) -> Vec<u8> {
 
 /// Manifest entry of a part: the boxes that it consists of, which follow each other in the file.
 fn entry(dtype: Dtype, part: &TensorPart, file: &str, mut byte_offset: u64) -> TensorEntry {
-    let pieces = part.tensor_shard().regions().into_iter().map(|region| {
+    let pieces = part.slice().regions().into_iter().map(|region| {
         let piece =
             TensorPiece { start: region.start, shape: region.shape, file: file.to_owned(), byte_offset };
         byte_offset += piece.shape.iter().product::<u64>() * dtype::num_bytes(dtype);
         piece
     });
     let pieces = pieces.collect();
-    TensorEntry { dtype, shape: part.shape.iter().map(|&len| len as u64).collect(), pieces }
+    TensorEntry { dtype, shape: part.shape().iter().map(|&len| len as u64).collect(), pieces }
 }
 
 fn unique(

@@ -4,7 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::local_tensor::LocalTensor;
+use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use safetensors::SafeTensors;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -33,8 +34,8 @@ fn parts(writer_idx: usize, step: u64) -> Vec<TensorPart> {
     let mut parts = divided(alike, writer_idx, NUM_WRITERS);
     let range = [0..23, 23..47, 47..70][writer_idx].clone();
     let values = pieces[0].1.view(-1).narrow(0, range.start as i64, range.len() as i64);
-    let piece = TensorShard { name: "pieces", shape: &[7, 10], range };
-    parts.push(TensorPart::of(&piece.into(), &values));
+    let local = LocalTensor::full(&[7, 10]);
+    parts.push(TensorPart::of(&TensorSlice { name: "pieces", local: &local, range }, &values));
     parts
 }
 

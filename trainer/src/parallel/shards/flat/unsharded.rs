@@ -1,12 +1,13 @@
 //! The unsharded buffer while parameters can be read: gathered from the shards or fetched from offload
 //! storage, optionally with the experts and tensor-parallel shards of other ranks.
 
+use rlt_core::local_tensor::{DimRanges, DimShards};
 use tch::{Tensor, no_grad};
 
 use super::super::place::Place;
 use super::super::whole::{PendingFill, UnshardState, WeightDtype, Whole};
 use super::{Flat, Parameter};
-use crate::parallel::{MeshRanks, RankError};
+use crate::parallel::{MeshRanks, RankError, TpGroup};
 
 impl Flat {
     /// Rebinds the leaves of an unsharded unit to all experts, or full weights, until it is resharded.
@@ -23,22 +24,19 @@ impl Flat {
         Ok(())
     }
 
-    /// The full parameter from this rank's local values.
+    /// The full parameter from this rank's local values: tensor-parallel shards are joined first, then
+    /// experts.
     pub(super) fn with_others(
         &self,
         own: &Tensor,
         place: &Place,
         ranks: &MeshRanks,
     ) -> Result<Tensor, RankError> {
-        match (self.ep_group(ranks), self.tp_group(ranks), &place.cuts) {
-            (Some(group), ..) => group.all_gather(own),
-            (None, Some(group), Some(cuts)) => {
-                let padding = cuts.longest(&place.whole_size) - own.numel() as i64;
-                let own = own.detach().contiguous().view(-1).constant_pad_nd([0, padding]);
-                Ok(cuts.join(&group.all_gather(&own)?, &place.whole_size))
-            }
-            _ => Ok(own.shallow_clone()),
-        }
+        let joined = match self.tp_group(ranks).zip(place.tp.as_ref()) {
+            Some((group, shards)) => gather_dim(own, shards, group)?,
+            None => own.shallow_clone(),
+        };
+        self.ep_group(ranks).map_or(Ok(joined.shallow_clone()), |group| group.all_gather(&joined))
     }
 
     /// Rebinds the leaves to views of this rank's buffer.
@@ -105,5 +103,40 @@ impl Flat {
         };
         self.drop_others(self.whole(dtype));
         Ok(self.whole(dtype).buffer.release()?)
+    }
+}
+
+/// All-gathers the shards of a dim, of which `own` is this rank's: the tensor with the full dim.
+fn gather_dim(own: &Tensor, shards: &DimShards, group: &TpGroup) -> Result<Tensor, RankError> {
+    let sizes: Vec<Vec<i64>> =
+        shards.of_ranks.iter().map(|ranges| with_dim(own, shards, ranges.count())).collect();
+    let lens = sizes.iter().map(|size| size.iter().product::<i64>());
+    // Ranks send equally many values.
+    let padding = lens.clone().max().unwrap_or(0) - own.numel() as i64;
+    let sent = own.detach().contiguous().view(-1).constant_pad_nd([0, padding]);
+    let received = group.all_gather(&sent)?;
+    let len = shards.of_ranks.first().map_or(0, |ranges| ranges.len);
+    let all = Tensor::empty(with_dim(own, shards, len), (own.kind(), own.device()));
+    for (rank, ((ranges, size), len)) in shards.of_ranks.iter().zip(&sizes).zip(lens).enumerate() {
+        let part = received.get(rank as i64).narrow(0, 0, len).view(size.as_slice());
+        no_grad(|| copy_to_ranges(&all, &part, shards.dim as i64, ranges));
+    }
+    Ok(all)
+}
+
+/// The size of `own` with `len` indices of the dim that is sharded.
+fn with_dim(own: &Tensor, shards: &DimShards, len: usize) -> Vec<i64> {
+    let mut size = own.size();
+    size.iter_mut().skip(shards.dim).take(1).for_each(|dim| *dim = len as i64);
+    size
+}
+
+/// Copies `part` to some indices of dim `dim` of the tensor `all`.
+fn copy_to_ranges(all: &Tensor, part: &Tensor, dim: i64, indices: &DimRanges) {
+    let mut start = 0;
+    for range in &indices.ranges {
+        let len = range.len() as i64;
+        all.narrow(dim, range.start as i64, len).copy_(&part.narrow(dim, start, len));
+        start += len;
     }
 }

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use tch::{Kind, Tensor, no_grad};
 
+use super::super::place::Place;
 use super::super::whole::WeightDtype;
 use super::{Flat, Parameter};
-use crate::model::tp_cuts::{PlaceCuts, part_of};
+use crate::model::tp_cuts::of_ranges;
 use crate::parallel::{MeshRanks, RankError};
 
 impl Flat {
@@ -25,21 +26,20 @@ impl Flat {
         }
         let mut others_match = true;
         for (Parameter { leaf, place, .. }, own) in self.parameters.iter().zip(&whole.views) {
-            let sent = Tensor::from_slice(&[digest(&own.detach().contiguous().view(-1))?.cast_signed()]);
-            let (expected, parts) = match (self.ep_group(ranks), self.tp_group(ranks), &place.cuts) {
-                (Some(group), ..) => {
-                    let parts = leaf.detach().chunk(group.shard().num_shards as i64, 0);
-                    (group.all_gather(&sent)?, parts)
-                }
-                (None, Some(group), Some(PlaceCuts { of_places, .. })) => {
-                    let parts = of_places.iter().map(|cut| part_of(cut, &leaf.detach())).collect();
-                    (group.all_gather(&sent)?.view(-1), parts)
-                }
-                _ => continue,
-            };
-            for (place, part) in parts.iter().enumerate() {
+            let mut expected =
+                Tensor::from_slice(&[digest(&own.detach().contiguous().view(-1))?.cast_signed()]);
+            if let Some(group) = self.tp_group(ranks) {
+                expected = group.all_gather(&expected)?.view(-1);
+            }
+            let mut of_experts = vec![leaf.detach()];
+            if let Some(group) = self.ep_group(ranks) {
+                expected = group.all_gather(&expected)?;
+                of_experts = leaf.detach().chunk(group.place().size as i64, 0);
+            }
+            let parts = of_experts.iter().flat_map(|all| shards_of(all, place));
+            for (rank, part) in parts.enumerate() {
                 let got = digest(&part.contiguous().view(-1))?.cast_signed();
-                others_match &= got == expected.int64_value(&[place as i64]);
+                others_match &= got == expected.int64_value(&[rank as i64]);
             }
         }
         Ok(matches_shards && others_match)
@@ -67,4 +67,10 @@ impl Flat {
         }
         Ok(true)
     }
+}
+
+/// The tensor-parallel shards of `all`, which has the local experts of one rank, in the order of ranks.
+fn shards_of(all: &Tensor, place: &Place) -> Vec<Tensor> {
+    let Some(tp) = &place.tp else { return vec![all.shallow_clone()] };
+    tp.of_ranks.iter().map(|own| of_ranges(all, &own.ranges, tp.dim as i64)).collect()
 }

@@ -11,6 +11,9 @@ pub(super) fn config(case: Case) -> ModelConfig {
     if case.sinks {
         return sinks_config(case.num_experts);
     }
+    if case.shared {
+        return shared_config(case);
+    }
     let architecture = if case.experts { "Qwen3MoeForCausalLM" } else { case.dense };
     let kv_heads = case.kv_heads;
     ModelConfig::from_json(&serde_json::json!({
@@ -32,6 +35,18 @@ fn latent_config() -> ModelConfig {
         "kv_lora_rank": 5, "qk_nope_head_dim": 3, "qk_rope_head_dim": 4, "v_head_dim": 5, "n_routed_experts": 6,
         "n_shared_experts": 1, "moe_intermediate_size": 7, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
         "first_k_dense_replace": 1, "max_position_embeddings": 32, "initializer_range": 0.3,
+    }))
+    .unwrap()
+}
+
+/// The second layer has a feed-forward block.
+fn shared_config(case: Case) -> ModelConfig {
+    ModelConfig::from_json(&serde_json::json!({
+        "architectures": ["Qwen2MoeForCausalLM"], "vocab_size": 16, "hidden_size": 12, "intermediate_size": 16,
+        "num_hidden_layers": 2, "num_attention_heads": case.kv_heads, "num_key_value_heads": case.kv_heads,
+        "head_dim": 4, "num_experts": case.num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+        "norm_topk_prob": true, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1],
+        "max_position_embeddings": 32, "initializer_range": 0.3, "tie_word_embeddings": false, "hidden_act": "silu",
     }))
     .unwrap()
 }

@@ -21,7 +21,7 @@ const BIASED: Case = Case { dense: "LlamaForCausalLM", ..CUT };
 const FUSED: Case = Case { dense: "Phi3ForCausalLM", ..CUT };
 
 /// Ranks in all, `tp`, `dpShard`, `sp`.
-type TpLayout = (usize, usize, usize, usize);
+pub(super) type TpLayout = (usize, usize, usize, usize);
 
 fn on_layout<T: Send>((size, tp, _, sp): TpLayout, body: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
     match size {
@@ -129,7 +129,7 @@ fn a_critic_has_the_parts_of_its_rank() {
     }
 }
 
-type State = BTreeMap<String, Tensor>;
+pub(super) type State = BTreeMap<String, Tensor>;
 
 fn state_of(actor: &mut Actor) -> State {
     let folder = tempfile::tempdir().unwrap();
@@ -142,7 +142,7 @@ fn train_steps(actor: &mut Actor, case: Case, steps: std::ops::Range<u64>) {
 }
 
 /// Two updates, a checkpoint in `dir`, two more; the state at the checkpoint, and at the end.
-fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
+pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
     let ended = on_layout(layout, |ranks| {
         let (mut actor, all) = (actor(case, ranks, layout.2), ranks.of_all_places());
         train_steps(&mut actor, case, 0..2);
@@ -162,7 +162,7 @@ fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
 }
 
 /// The state that the checkpoint gives, and that after two more updates.
-fn go_on(case: Case, layout: TpLayout, path: &Path) -> [State; 2] {
+pub(super) fn go_on(case: Case, layout: TpLayout, path: &Path) -> [State; 2] {
     let ended = on_layout(layout, |ranks| {
         let mut actor = actor(case, ranks, layout.2);
         actor.trainable().restore(&Checkpoint::open(path).unwrap()).unwrap();

@@ -7,32 +7,31 @@
 use rlt_torch::{OffloadStorage, Offloaded, Prefetch};
 use tch::Tensor;
 
-use super::pass::LayerPass;
-use crate::parallel::RankError;
+use crate::parallel::{LayerPass, RankError};
 
 /// A saved layer, on the device or offloaded.
 #[derive(Debug)]
-pub(super) enum SavedLayer {
-    Here(Held),
+pub(super) enum SavedLayer<'a> {
+    Here(Held<'a>),
     Offloaded { input_td: Offloaded, wants_gradient: bool },
 }
 
 /// A saved layer on the device.
 #[derive(Debug)]
-pub(super) enum Held {
+pub(super) enum Held<'a> {
     /// The autograd graph; nothing is recomputed.
-    Graph(LayerPass),
+    Graph(LayerPass<'a>),
     /// Only the input, `[t, d]`: the layer runs again in the backward pass.
     Input(Tensor),
 }
 
 /// A saved layer whose input is being prefetched.
-pub(super) enum Prefetched {
-    Here(Held),
+pub(super) enum Prefetched<'a> {
+    Here(Held<'a>),
     Prefetch { input_td: Prefetch, wants_gradient: bool },
 }
 
-impl SavedLayer {
+impl<'a> SavedLayer<'a> {
     /// Keeps only a layer's input, offloaded to `storage` if there is one.
     pub(super) fn of_input(
         input_td: Tensor,
@@ -45,7 +44,7 @@ impl SavedLayer {
     }
 
     /// Starts to prefetch the layer's input to the device.
-    pub(super) fn prefetch(self) -> Result<Prefetched, RankError> {
+    pub(super) fn prefetch(self) -> Result<Prefetched<'a>, RankError> {
         Ok(match self {
             Self::Here(held) => Prefetched::Here(held),
             Self::Offloaded { input_td, wants_gradient } => {
@@ -56,9 +55,9 @@ impl SavedLayer {
     }
 }
 
-impl Prefetched {
+impl<'a> Prefetched<'a> {
     /// Waits for the layer's input on the device.
-    pub(super) fn wait(self) -> Result<Held, RankError> {
+    pub(super) fn wait(self) -> Result<Held<'a>, RankError> {
         Ok(match self {
             Self::Here(held) => held,
             Self::Prefetch { input_td, wants_gradient } => {
@@ -69,12 +68,12 @@ impl Prefetched {
     }
 }
 
-impl Held {
+impl<'a> Held<'a> {
     /// The layer's pass with its graph: the kept one, or the result of `run` on the same input.
     pub(super) fn pass(
         self,
-        run: impl FnOnce(Tensor) -> Result<LayerPass, RankError>,
-    ) -> Result<LayerPass, RankError> {
+        run: impl FnOnce(Tensor) -> Result<LayerPass<'a>, RankError>,
+    ) -> Result<LayerPass<'a>, RankError> {
         match self {
             Self::Graph(pass) => Ok(pass),
             Self::Input(input_td) => run(input_td),

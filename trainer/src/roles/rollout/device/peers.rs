@@ -2,7 +2,7 @@
 //! decoder's stream. From the tokens all ranks verify that they drew the same, and learn of stop requests.
 //! That is two all-reduces a layer and three launches a step more than without.
 
-use rlt_core::tensor_parallel::TpShard;
+use rlt_core::mesh::AxisPlace;
 use rlt_torch::collectives::{CollectiveError, Reduction, StreamGroup, Traffic};
 use rlt_torch::cuda::Event;
 use tch::Tensor;
@@ -13,21 +13,21 @@ use crate::parallel::{RankError, TpGroup};
 #[derive(Debug)]
 pub(super) struct StreamTensorParallel {
     group: StreamGroup,
-    shard: TpShard,
+    place: AxisPlace,
 }
 
 impl StreamTensorParallel {
     pub(super) fn new(ranks: &TpGroup, device_idx: usize) -> Result<Self, RankError> {
-        Ok(Self { group: ranks.in_stream(device_idx)?, shard: ranks.shard() })
+        Ok(Self { group: ranks.in_stream(device_idx)?, place: ranks.place() })
     }
 
     pub(super) fn num(&self) -> usize {
-        self.shard.num_shards
+        self.place.size
     }
 
     /// Length of the longest rank's shard of `len` elements.
     pub(super) fn longest(&self, len: usize) -> usize {
-        self.shard.longest(len)
+        self.place.longest(len)
     }
 
     /// Records the begin of a step, and returns its number.

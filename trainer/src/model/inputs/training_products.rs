@@ -1,5 +1,5 @@
-//! A layer's products from its own weights: differentiable, with unmerged adapters. Weights that are packed
-//! for sampling are in `roles::rollout`.
+//! A layer's products in training, from its own weights: differentiable, with unmerged adapters. Weights that
+//! are packed for sampling are in `roles::rollout`.
 
 use std::convert::Infallible;
 
@@ -14,24 +14,25 @@ use super::latent::{self, LatentParts, LatentProducts};
 use super::products::{DenseProducts, FeedForward, Projections};
 
 /// Products of a layer from its own weights, or from this rank's tensor-parallel shards of them.
-pub(in crate::model) struct OwnProjections<'a> {
-    pub(in crate::model) layer: &'a DecoderLayer,
-    pub(in crate::model) context: &'a LayerContext,
+pub(crate) struct TrainingProducts<'a> {
+    layer: &'a DecoderLayer,
+    context: &'a LayerContext,
     /// This rank's shards of the weights; `None` without tensor parallelism.
-    pub(in crate::model) cuts: Option<&'a ParameterCuts>,
+    cuts: Option<&'a ParameterCuts>,
 }
 
-impl<'a> OwnProjections<'a> {
-    /// Products of a layer whose full weights are local.
-    pub(in crate::model) fn new(layer: &'a DecoderLayer, context: &'a LayerContext) -> Self {
-        Self { layer, context, cuts: None }
+impl DecoderLayer {
+    /// The layer's products in training, from full weights, or from this rank's shards `cuts` of them.
+    pub(crate) fn training_products<'a>(
+        &'a self,
+        context: &'a LayerContext,
+        cuts: Option<&'a ParameterCuts>,
+    ) -> TrainingProducts<'a> {
+        TrainingProducts { layer: self, context, cuts }
     }
+}
 
-    /// The products of the feed-forward block.
-    pub(in crate::model) fn block(&self) -> impl DenseProducts<Error = Infallible> {
-        OwnBlock(self)
-    }
-
+impl TrainingProducts<'_> {
     /// Rows of q, k, v, o, gate, up and down in the local weights of the projections.
     fn product_rows(&self) -> &[ProductRows] {
         let cuts = self.cuts.and_then(|cuts| cuts.layer(self.layer.shape.layer_idx));
@@ -69,7 +70,7 @@ impl<'a> OwnProjections<'a> {
     }
 }
 
-impl Projections for OwnProjections<'_> {
+impl Projections for TrainingProducts<'_> {
     type Error = Infallible;
 
     fn adapter(&self) -> Adapter {
@@ -107,7 +108,7 @@ impl Projections for OwnProjections<'_> {
 const NUM_OF_ATTENTION: usize = 4;
 
 /// Products of latent attention from the layer's own weights.
-struct OwnLatent<'a>(&'a OwnProjections<'a>);
+struct OwnLatent<'a>(&'a TrainingProducts<'a>);
 
 impl LatentProducts for OwnLatent<'_> {
     fn compressed(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
@@ -134,7 +135,7 @@ impl LatentProducts for OwnLatent<'_> {
 }
 
 /// Products of the feed-forward block from the layer's own weights.
-struct OwnBlock<'a>(&'a OwnProjections<'a>);
+struct OwnBlock<'a>(&'a TrainingProducts<'a>);
 
 impl DenseProducts for OwnBlock<'_> {
     type Error = Infallible;
@@ -152,7 +153,7 @@ impl DenseProducts for OwnBlock<'_> {
 /// Products of the experts from the layer's own weights.
 struct OwnExperts<'a> {
     weights: &'a ExpertWeights,
-    projections: &'a OwnProjections<'a>,
+    projections: &'a TrainingProducts<'a>,
 }
 
 impl ExpertProducts for OwnExperts<'_> {
@@ -178,7 +179,7 @@ impl ExpertProducts for OwnExperts<'_> {
     }
 
     fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, Infallible> {
-        let OwnProjections { layer, context, .. } = self.projections;
+        let TrainingProducts { layer, context, .. } = self.projections;
         Ok(self.weights.outputs(normed_td, routes, layer.shape.activation, context.adapter))
     }
 

@@ -1,0 +1,163 @@
+//! Every composition of FSDP, sequence, tensor and expert parallelism on up to eight ranks, against one rank:
+//! the losses and gradients of an update.
+
+use super::tensor_parallel::{TpLayout, go_on, save};
+use super::*;
+
+/// Experts whose routers have a loss, beside a shared one with a gate. Up to eight ranks divide all sizes.
+const MIXTURE: Case = Case { shared: true, experts: true, num_experts: 8, kv_heads: 8, ..FULL };
+/// Adapters of every weight, of layers that are computed again.
+const ADAPTED: Case = Case { lora: true, activation_checkpointing: true, ..MIXTURE };
+
+/// Degrees of the axes.
+#[derive(Clone, Copy, Debug)]
+struct Axes {
+    dp_shard: usize,
+    sp: usize,
+    tp: usize,
+    ep: usize,
+}
+
+/// All degrees of `size` ranks.
+fn compositions(size: usize) -> Vec<Axes> {
+    let divisors = |number: usize| (1..=number).filter(move |divisor| number.is_multiple_of(*divisor));
+    let mut all = Vec::new();
+    for tp in divisors(size) {
+        for sp in divisors(size / tp) {
+            let dp_shard = size / tp / sp;
+            all.extend(divisors(dp_shard * sp).map(|ep| Axes { dp_shard, sp, tp, ep }));
+        }
+    }
+    all
+}
+
+/// The model of `case`. Its adapters are not those of a first step, whose A has no gradient.
+fn mixture(case: Case) -> Decoder {
+    let decoder = decoder(case);
+    for (name, matrix) in decoder.trainable_parameters() {
+        if name.contains(".lora_B.") {
+            let values = Tensor::arange(matrix.numel() as i64, (Kind::Float, tch::Device::Cpu)).sin() * 0.1;
+            tch::no_grad(|| matrix.detach().copy_(&values.view(matrix.size().as_slice())));
+        }
+    }
+    decoder
+}
+
+/// Loss, gradient norm, log-probs and choices of experts of an update, and on the leader the gradients of all
+/// parameters: the first moments.
+fn first_update(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f64>) {
+    let ranks = distributing(case, ranks);
+    let actor = actor_with_offload(mixture(case), actor_options(case), &ranks, dp_shard, &Offload::default());
+    let mut actor = actor.with_router_loss(Some(0.5));
+    let report = update(&mut actor, &batch(), &plan(case, 0)).unwrap();
+    assert_eq!(report.updates.num_skipped, 0);
+    let mut reported = vec![report.loss.pg_loss];
+    reported.extend(report.updates.grad_norms);
+    reported.extend(report.actor_logprobs);
+    reported.extend(report.router_loads.iter().flat_map(|load| load.chosen.clone()));
+    let folder = tempfile::tempdir().unwrap();
+    let mut moments = actor.trainable().tensors(folder.path()).unwrap();
+    moments.retain(|(name, _)| name.ends_with(".exp_avg"));
+    moments.sort_by(|(one, _), (other, _)| one.cmp(other));
+    (reported, numbers(moments.iter().map(|(_, moment)| moment)))
+}
+
+/// Products over parts of a width add up in another order: a few roundings of numbers of the size of 1, and
+/// of moments, a tenth of a gradient that is clipped to a norm of 1.
+#[track_caller]
+fn assert_every_composition_trains_as_one(case: Case, size: usize) {
+    let (alone, gradients) = first_update(case, &Ranks::alone(), 1);
+    assert!(gradients.iter().filter(|gradient| **gradient != 0.0).count() > gradients.len() / 2);
+    for axes in compositions(size) {
+        let Axes { dp_shard, sp, tp, ep } = axes;
+        let all = on_ranks(size, |ranks| {
+            let ranks = ranks.with_tensor_parallel(tp).unwrap().with_sequence_parallel(sp).unwrap();
+            first_update(Case { ep, ..case }, &ranks, dp_shard)
+        });
+        assert!(all.iter().all(|(reported, _)| reported == &all[0].0), "ranks differ on {axes:?}");
+        let reported = largest_difference(&alone, &all[0].0);
+        let moments = largest_difference(&gradients, &all[0].1);
+        assert!(reported < 5e-6 && moments < 1e-6, "{case:?} on {axes:?}: {reported}, gradients {moments}");
+    }
+}
+
+#[test]
+fn every_composition_of_axes_trains_as_one_rank() {
+    assert_eq!(compositions(8).len(), 30, "products of four degrees, of which ep divides two");
+    for size in [2, 4] {
+        assert_every_composition_trains_as_one(MIXTURE, size);
+        assert_every_composition_trains_as_one(ADAPTED, size);
+    }
+}
+
+#[test]
+fn every_composition_of_axes_of_eight_ranks_trains_all_weights_as_one_rank() {
+    assert_every_composition_trains_as_one(MIXTURE, 8);
+}
+
+#[test]
+fn every_composition_of_axes_of_eight_ranks_trains_adapters_as_one_rank() {
+    assert_every_composition_trains_as_one(ADAPTED, 8);
+}
+
+/// Every rank has half of the experts, by half of their width.
+#[test]
+fn ranks_read_their_parts_of_experts_and_gather_the_weights_that_one_rank_has() {
+    let one = decoder(MIXTURE);
+    let folder = tempfile::tempdir().unwrap();
+    one.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
+    let one = whole_parameters(DecoderUnits::from(&one));
+    let (drawn, read) = (Weights::fresh(&config(MIXTURE), 7), Weights::open(folder.path()).unwrap());
+    for weights in [&drawn, &read] {
+        let all = on_ranks(4, |ranks| {
+            let ranks = ranks.with_tensor_parallel(2).unwrap().with_expert_parallel(2);
+            let decoder = Decoder::outline(weights.config(), &options(MIXTURE)).unwrap();
+            let mesh = Rc::new(ranks.on_mesh(2).unwrap());
+            let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
+            shards.read(weights).unwrap();
+            verify(&decoder, &shards);
+            whole_parameters(DecoderUnits::new(&decoder, Some(&shards)))
+        });
+        assert!(all.iter().all(|parameters| parameters == &one));
+    }
+}
+
+/// Gathered weights equal the shards of all ranks; a number that was changed in the part of any is found.
+fn verify(decoder: &Decoder, shards: &ShardedParameters) {
+    let digest = |tensor: &Tensor| Ok::<u64, RankError>(tensor.sum(Kind::Double).double_value(&[]).to_bits());
+    let down = || {
+        let is_it = |(name, _): &(String, Tensor)| name == "model.layers.0.mlp.experts.down_proj";
+        decoder.named_parameters().into_iter().find(is_it).unwrap().1
+    };
+    let visited = shards.visit(WeightDtype::Master, |unit| {
+        assert!(shards.matches_shards(unit, digest)?, "{unit:?}");
+        if unit == FsdpUnit::Layer(0) {
+            assert_eq!(down().size(), [8, 12, 8]);
+            // A number of the last rank: the second half of the experts, by the second half of their width.
+            tch::no_grad(|| drop(down().detach().get(6).get(3).get(5).fill_(0.25)));
+            assert!(!shards.matches_shards(unit, digest)?, "a changed number of any rank is found");
+        }
+        Ok::<(), RankError>(())
+    });
+    visited.unwrap();
+    assert_eq!(down().size(), [4, 12, 4]);
+}
+
+#[test]
+fn a_checkpoint_of_parts_of_experts_is_read_by_any_other_composition() {
+    let by_both: TpLayout = (4, 2, 2, 1);
+    let with_ep = |case: Case, ep: usize| Case { ep, ..case };
+    for case in [MIXTURE, ADAPTED] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("step-000002");
+        let [saved, _] = save(with_ep(case, 2), by_both, dir.path());
+        for (heir, ep) in [((1, 1, 1, 1), 1), ((2, 2, 1, 1), 1), ((2, 1, 2, 1), 2), ((4, 2, 2, 1), 1)] {
+            let [restored, _] = go_on(with_ep(case, ep), heir, &path);
+            assert_eq!(restored, saved, "{heir:?} by {ep}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let [saved, _] = save(case, (1, 1, 1, 1), dir.path());
+        let [restored, _] = go_on(with_ep(case, 2), by_both, &dir.path().join("step-000002"));
+        assert_eq!(restored, saved, "from one rank");
+    }
+}
