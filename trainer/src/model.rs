@@ -44,7 +44,6 @@ pub(crate) use files::unknown_fields::unknown_fields;
 use files::{checkpoint, export, fresh, mxfp4, quant_state, quantize};
 use inputs::{latent, packed, placed, products, training_products};
 pub use latent::{LatentParts, LatentProducts};
-pub(crate) use layer::QueriesKeysValues;
 pub use layer::{DecoderLayer, DenseProducts, FeedForward, LayerContext, Projections};
 pub use load::read_config;
 pub(crate) use lora::peft_names;

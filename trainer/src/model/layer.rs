@@ -66,7 +66,7 @@ impl LayerContext {
 }
 
 /// Queries `[tokens, heads, head_dim]`, then keys and values `[tokens, kv_heads, head_dim]`, rotated.
-pub(crate) type QueriesKeysValues = (Tensor, Tensor, Tensor);
+pub(super) type QueriesKeysValues = (Tensor, Tensor, Tensor);
 
 /// Weights of one layer, with its configuration.
 #[derive(Debug)]
