@@ -21,7 +21,12 @@ impl SourceFile {
             || path.contains("/tests/")
             || path.contains("/benches/")
             || path.ends_with("tests.rs");
-        if is_test { None } else { self.text.split("#[cfg(test)]\nmod tests {").next() }
+        let is_end = |at: &usize| {
+            let module = self.text[*at..].trim_start_matches("#[cfg(test)]\n");
+            module.trim_start_matches("pub(super) ").starts_with("mod tests {")
+        };
+        let end = self.text.match_indices("#[cfg(test)]\n").map(|(at, _)| at).find(is_end);
+        (!is_test).then(|| &self.text[..end.unwrap_or(self.text.len())])
     }
 }
 
