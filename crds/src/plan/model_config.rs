@@ -205,7 +205,10 @@ impl ModelConfig {
     /// [`ModelConfigError`], naming the field.
     pub fn from_json(document: &serde_json::Value) -> Result<Self, ModelConfigError> {
         match text_model::text_config(document) {
-            Some(text) => parse::parse(&text),
+            Some(text) => {
+                parse::refuse_what_changes_numbers(&fields::Fields::root(document)?)?;
+                parse::parse(&text)
+            }
             None => parse::parse(document),
         }
     }

@@ -1,5 +1,6 @@
 //! Fields of the JSON files of a Hugging Face model folder: every field that transformers 5.17 reads, and how
-//! the trainer treats it.
+//! the trainer treats it. A script lists the names from the sources of transformers
+//! (`crds/tests/fixtures/transformers_fields.py`), and a test holds that a table has each of them.
 //!
 //! A file is one table of groups. A field that would change values or tokens is obeyed or refused by name; a
 //! field that is in no table is reported, because a later release may read it. Never here: parsing, files.
@@ -32,8 +33,8 @@ pub enum Treatment {
     Exported,
     /// The field changes neither values nor tokens, for the given reason.
     Harmless(&'static str),
-    /// The field would change values or tokens. It is refused unless its value is null, false, empty or one
-    /// that is supported.
+    /// The field would change values or tokens. It is refused unless its value is null or one that is
+    /// supported.
     Refused(Supported),
 }
 
@@ -42,7 +43,7 @@ pub enum Treatment {
 pub struct Supported {
     /// Description of the supported values.
     pub text: &'static str,
-    /// Returns whether a value that is set is one of them.
+    /// Returns whether a value other than null is one of them.
     pub includes: fn(&Value) -> bool,
 }
 
@@ -109,7 +110,7 @@ impl ModelFile {
     /// Returns the first field of a file's content whose value is refused.
     pub fn refused_field(self, content: &Map<String, Value>) -> Option<RefusedField> {
         content.iter().find_map(|(field, value)| match self.treatment(field)? {
-            Treatment::Refused(supported) if is_set(value) && !(supported.includes)(value) => {
+            Treatment::Refused(supported) if !value.is_null() && !(supported.includes)(value) => {
                 Some(RefusedField { field: field.clone(), got: value.to_string(), supported: supported.text })
             }
             _ => None,
@@ -144,19 +145,21 @@ fn unknown_within(object: &str, value: &Value) -> Vec<String> {
     unknown
 }
 
-/// Returns whether a value is other than null, false and empty.
-fn is_set(value: &Value) -> bool {
+/// Returns whether a value is null, false or empty.
+fn is_off(value: &Value) -> bool {
     match value {
-        Value::Null | Value::Bool(false) => false,
-        Value::String(text) => !text.is_empty(),
-        Value::Array(items) => !items.is_empty(),
-        Value::Object(entries) => !entries.is_empty(),
-        Value::Bool(true) | Value::Number(_) => true,
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(entries) => entries.is_empty(),
+        Value::Bool(true) | Value::Number(_) => false,
     }
 }
 
-/// Returns no value: every value that is set is refused.
-const NOTHING: fn(&Value) -> bool = |_| false;
+/// Returns whether a value is a list without other names than that of `file`.
+fn lists_alone(value: &Value, file: &str) -> bool {
+    value.as_array().is_some_and(|files| files.iter().all(|name| name == file))
+}
 
 #[cfg(test)]
 mod tests;

@@ -242,7 +242,8 @@ fn family(fields: &Fields<'_>) -> Result<Family, ModelConfigError> {
     }
 }
 
-fn refuse_what_changes_numbers(fields: &Fields<'_>) -> Result<(), ModelConfigError> {
+/// Refuses the fields of a configuration that would change values and that no family obeys.
+pub(super) fn refuse_what_changes_numbers(fields: &Fields<'_>) -> Result<(), ModelConfigError> {
     match ModelFile::Config.refused_field(fields.all()) {
         None => Ok(()),
         Some(refused) => Err(fields.unsupported(&refused.field, refused.supported)),

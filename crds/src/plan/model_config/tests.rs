@@ -134,6 +134,8 @@ fn gemma_3_with_a_tower_is_read_as_its_text_model() {
     );
     assert!(matches!(config.ropes[0].scaling, RopeScaling::Linear { factor: 8.0 }));
     assert!(matches!(config.ropes[1].scaling, RopeScaling::None));
+    let other = with(document, "configuration_files", json!(["config.5.0.json"]));
+    assert!(refusal(&other).contains("`configuration_files`"));
 }
 
 #[test]
@@ -282,11 +284,14 @@ fn fields_of_newer_releases_that_change_values_are_refused_unless_they_are_off()
         ("is_encoder_decoder", json!(true)),
         ("per_layer_config", json!({"0": {"sliding_window": 8}})),
         ("swiglu_alpha", json!(1.0)),
+        ("is_causal", json!(false)),
+        ("num_kv_shared_layers", json!(2)),
     ] {
         let refused = refusal(&with(llama(), field, value.clone()));
         assert!(refused.contains(&format!("field `{field}`: {value} is not supported")), "{refused}");
     }
-    for (field, value) in [("per_layer_config", Value::Null), ("swiglu_alpha", json!(1.702))] {
+    let off = [("per_layer_config", Value::Null), ("swiglu_alpha", json!(1.702)), ("is_causal", json!(true))];
+    for (field, value) in off {
         assert_eq!(parsed(&with(llama(), field, value)), parsed(&llama()));
     }
 }

@@ -7,7 +7,7 @@
 use serde_json::Value;
 
 use super::generation::SETTINGS;
-use super::{Group, NOTHING, Supported, Treatment};
+use super::{Group, Supported, Treatment, is_off, lists_alone};
 
 /// Reason of fields that say how transformers runs a model.
 const HOW_IT_RUNS: &str = "it says how transformers runs the model, or what it returns";
@@ -106,12 +106,31 @@ pub(super) const FIELDS: &[Group] = &[
         ],
     ),
     (
-        Treatment::Refused(Supported { text: "false", includes: NOTHING }),
+        Treatment::Refused(Supported { text: "false", includes: is_off }),
         &["use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention"],
     ),
     (
-        Treatment::Refused(Supported { text: "the same fields for all layers", includes: NOTHING }),
-        &["per_layer_config", "pruned_heads"],
+        Treatment::Refused(Supported { text: "true", includes: is_true }),
+        // Without them attention looks ahead, and the head of a token classifier has no bias.
+        &["is_causal", "token_classification_bias"],
+    ),
+    (
+        Treatment::Refused(Supported { text: "the same fields for all layers", includes: is_off }),
+        &["per_layer_config", "_heterogeneity_spec", "pruned_heads"],
+    ),
+    (
+        Treatment::Refused(Supported {
+            text: "0 or null, as every layer caches the keys and values of all its tokens",
+            includes: is_zero,
+        }),
+        &["attention_chunk_size", "num_kv_shared_layers"],
+    ),
+    (
+        Treatment::Refused(Supported {
+            text: "[\"config.json\"], as no other configuration is read",
+            includes: is_configuration_alone,
+        }),
+        &["configuration_files"],
     ),
     (Treatment::Refused(Supported { text: "1.702", includes: is_swiglu_alpha }), &["swiglu_alpha"]),
     (
@@ -138,7 +157,34 @@ pub(super) const FIELDS: &[Group] = &[
         Treatment::Harmless("it follows from other fields, or the class of the family has one value for it"),
         &["qk_head_dim", "_sliding_window_pattern", "scoring_func", "is_decoder", "tie_encoder_decoder"],
     ),
-    (Treatment::Harmless("layers that predict further tokens are not loaded"), &["num_nextn_predict_layers"]),
+    (
+        Treatment::Harmless("layers that predict further tokens are not loaded"),
+        &[
+            "num_nextn_predict_layers",
+            "num_mtp_layers",
+            "mtp_layer_types",
+            "mtp_mlp_layer_types",
+            "mtp_per_layer_config",
+            "mtp_hidden_states_first",
+            "chain_hidden_post_norm",
+            "logits_mup_width_multiplier",
+            "unpadded_vocab_size",
+        ],
+    ),
+    (
+        Treatment::Harmless("no layer of a supported family reads it"),
+        &["mlp_layer_types", "number_of_conv_states"],
+    ),
+    (
+        Treatment::Harmless("initializer_range has priority, and every family has a value for it"),
+        &["init_std", "initializer_factor"],
+    ),
+    (
+        Treatment::Harmless(
+            "OpenAI's own code reads it; transformers reads num_experts_per_tok and rope_scaling",
+        ),
+        &["experts_per_token", "initial_context_length"],
+    ),
     (
         Treatment::Harmless("videos are not read, and the tower of Gemma 3 is left out"),
         &[
@@ -166,9 +212,15 @@ pub(super) const FIELDS: &[Group] = &[
             "_attn_implementation",
             "_attn_implementation_internal",
             "_attn_implementation_autoset",
+            "_attn_was_changed",
             "experts_implementation",
             "_experts_implementation",
             "_experts_implementation_internal",
+            "_is_quantized",
+            "fusion_config",
+            "distributed_config",
+            "allow_global_per_layer_attribute_access",
+            "serialize_explicit_per_layer_config",
             "gradient_checkpointing",
             "cross_attention_hidden_size",
             "aux_loss_alpha",
@@ -289,6 +341,21 @@ pub(super) fn tables_of(field: &str) -> Option<&'static [&'static [Group]]> {
         "quantization_config" => Some(&[QUANTIZATION]),
         _ => None,
     }
+}
+
+/// Returns whether a value is true.
+fn is_true(value: &Value) -> bool {
+    value.as_bool() == Some(true)
+}
+
+/// Returns whether a value is 0.
+fn is_zero(value: &Value) -> bool {
+    value.as_u64() == Some(0)
+}
+
+/// Returns whether a list of configurations is `config.json` alone.
+fn is_configuration_alone(value: &Value) -> bool {
+    lists_alone(value, "config.json")
 }
 
 /// Returns whether a value is the sigmoid's factor in GPT-OSS.

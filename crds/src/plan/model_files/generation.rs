@@ -22,6 +22,7 @@ pub(super) const SETTINGS: &[&str] = &[
     "decoder_start_token_id",
     "forced_bos_token_id",
     "forced_eos_token_id",
+    "force_bos_token_to_be_generated",
     "suppress_tokens",
     "begin_suppress_tokens",
     "bad_words_ids",

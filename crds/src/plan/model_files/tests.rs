@@ -1,8 +1,19 @@
-//! Tests of the tables: each field has one treatment, and refusals and exports follow it.
+//! Tests of the tables: each field that transformers reads has one treatment, and refusals and exports follow
+//! it.
 
 use serde_json::json;
 
+use super::super::model_config::Family;
 use super::*;
+
+/// Names of the fields that transformers 5.17 reads, by file or object and by model family, tokenizer or
+/// method.
+fn read_by_transformers() -> Map<String, Value> {
+    let fixture = include_str!("../../../tests/fixtures/transformers_fields.json");
+    let mut fields: Map<String, Value> = serde_json::from_str(fixture).unwrap();
+    fields.remove("transformers");
+    fields
+}
 
 fn content(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
@@ -16,6 +27,53 @@ fn a_field_is_in_one_group_of_its_file() {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), num_names);
+    }
+}
+
+#[test]
+fn every_field_that_transformers_reads_is_in_the_table_of_its_file() {
+    let mut num_fields = 0;
+    for (place, groups) in read_by_transformers() {
+        let lists = groups.as_object().unwrap().values();
+        let names = lists.flat_map(|names| names.as_array().unwrap()).map(|name| name.as_str().unwrap());
+        let fields: Map<String, Value> = names.map(|name| (name.to_owned(), Value::Null)).collect();
+        num_fields += fields.len();
+        let file = ModelFile::ALL.into_iter().find(|file| file.name() == place);
+        let unknown = match file {
+            Some(file) => file.unknown_fields(&fields),
+            // An object in `config.json`.
+            None => ModelFile::Config.unknown_fields(&content(json!({ place.clone(): fields }))),
+        };
+        assert_eq!(unknown, Vec::<String>::new(), "{place}");
+    }
+    assert!(num_fields > 350, "{num_fields}");
+}
+
+#[test]
+fn the_fields_that_transformers_reads_are_those_of_all_supported_families() {
+    let fields = read_by_transformers();
+    for family in Family::all() {
+        // The text model of Gemma 3 has a type of its own.
+        let folder = family.model_type().trim_end_matches("_text");
+        assert!(fields["config.json"][folder].as_array().is_some_and(|names| names.len() > 15), "{folder}");
+        assert_eq!(fields["vision_config"][folder].is_array(), family.has_vision(), "{folder}");
+    }
+}
+
+#[test]
+fn a_field_of_the_configuration_is_refused_only_with_a_value_that_changes_the_model() {
+    let refused = |value: Value| ModelFile::Config.refused_field(&content(value)).map(|field| field.field);
+    for (field, on, off) in [
+        ("is_causal", json!(false), json!(true)),
+        ("token_classification_bias", json!(false), json!(true)),
+        ("attention_chunk_size", json!(8192), json!(0)),
+        ("num_kv_shared_layers", json!(2), json!(0)),
+        ("configuration_files", json!(["config.json", "config.5.0.json"]), json!(["config.json"])),
+        ("use_bidirectional_attention", json!(true), json!(false)),
+    ] {
+        assert_eq!(refused(json!({ field: on })).as_deref(), Some(field));
+        assert_eq!(refused(json!({ field: off })), None);
+        assert_eq!(refused(json!({ field: null })), None);
     }
 }
 

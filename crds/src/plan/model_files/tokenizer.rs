@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Group, NOTHING, Supported, Treatment};
+use super::{Group, Supported, Treatment, is_off, lists_alone};
 
 /// Ending of the names of special tokens. Names that are not listed are those of a model's own tokens.
 pub(super) const SUFFIX: &str = "_token";
@@ -35,7 +35,7 @@ pub(super) const CONFIG: &[Group] = &[
     (
         Treatment::Refused(Supported {
             text: "false, as the tokens that a chat template writes must stay whole",
-            includes: NOTHING,
+            includes: is_off,
         }),
         &["split_special_tokens"],
     ),
@@ -46,7 +46,11 @@ pub(super) const CONFIG: &[Group] = &[
         }),
         &["fast_tokenizer_files"],
     ),
-    (Treatment::Refused(Supported { text: "an empty list", includes: NOTHING }), &["init_inputs"]),
+    (Treatment::Refused(Supported { text: "an empty list", includes: is_off }), &["init_inputs"]),
+    (
+        Treatment::Refused(Supported { text: "null, as it is an object in memory", includes: is_off }),
+        &["post_processor", "tokenizer_object"],
+    ),
     (
         Treatment::Harmless("tokenizer.json defines the tokenizer, and says it"),
         &[
@@ -73,7 +77,11 @@ pub(super) const CONFIG: &[Group] = &[
             "trim_offsets",
             "errors",
             "unk_id",
+            "vocab",
             "vocab_size",
+            "merges",
+            "gguf_file",
+            "_spm_precompiled_charsmap",
             "sp_model_kwargs",
             "add_special_tokens",
             "use_regex",
@@ -99,6 +107,10 @@ pub(super) const CONFIG: &[Group] = &[
             "model_input_names",
             "return_tensors",
             "return_token_type_ids",
+            "tokenizer_padding",
+            "tokenizer_truncation",
+            "_json_padding",
+            "_json_truncation",
         ],
     ),
     (
@@ -111,6 +123,10 @@ pub(super) const CONFIG: &[Group] = &[
         ],
     ),
     (
+        Treatment::Harmless("it renders prompts of functions of their own, not conversations"),
+        &["grounded_generation_template", "tool_use_template"],
+    ),
+    (
         Treatment::Harmless("it parses the answers of a served model"),
         &["response_template", "response_schema"],
     ),
@@ -118,6 +134,7 @@ pub(super) const CONFIG: &[Group] = &[
         Treatment::Harmless("it describes the files, or the classes that load them"),
         &[
             "name_or_path",
+            "tokenizer",
             "tokenizer_file",
             "vocab_file",
             "merges_file",
@@ -144,5 +161,5 @@ pub(super) const CONFIG: &[Group] = &[
 
 /// Returns whether a list of definitions is `tokenizer.json` alone.
 fn is_definition_alone(value: &Value) -> bool {
-    value.as_array().is_some_and(|files| files.iter().all(|file| file == "tokenizer.json"))
+    lists_alone(value, "tokenizer.json")
 }
