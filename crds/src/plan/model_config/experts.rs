@@ -240,18 +240,23 @@ impl Experts {
         block.into_iter().chain(of_block).collect()
     }
 
-    /// Reads the number of experts, from the first of `names` that is present, and the number of experts per
-    /// token.
+    /// Reads the number of experts and the number of experts per token; `None` where the family has no
+    /// default.
+    ///
+    /// `names` are the names of the number of experts in order of priority: in transformers a name of the
+    /// class's attribute map overrides the field that it stands for.
     pub(super) fn read_sizes(
         &mut self,
         fields: &Fields<'_>,
-        names: [&str; 2],
+        names: &[&'static str],
         num_experts: usize,
-        per_token: usize,
+        per_token: Option<usize>,
     ) -> Result<(), ModelConfigError> {
-        let stated = names.into_iter().find(|name| fields.get(name).is_some()).unwrap_or(names[0]);
+        let is_there = |name: &&str| fields.get(name).is_some_and(|value| !value.is_null());
+        let stated = names.iter().copied().find(is_there).or(names.last().copied()).unwrap_or_default();
         self.num_experts = fields.size(stated)?.unwrap_or(num_experts);
-        self.num_experts_per_token = fields.size("num_experts_per_tok")?.unwrap_or(per_token);
+        let per_token = fields.size("num_experts_per_tok")?.or(per_token);
+        self.num_experts_per_token = per_token.ok_or_else(|| fields.missing("num_experts_per_tok"))?;
         self.router_aux_loss_coef = fields.number("router_aux_loss_coef")?.unwrap_or(0.001);
         if self.num_experts_per_token > self.num_experts {
             let expected = format!("at most {stated} {}", self.num_experts);

@@ -86,6 +86,27 @@ fn configurations_are_written_as_they_were_read() {
     }
 }
 
+/// The attribute maps of transformers 5.17: the alias is set after the field that it stands for.
+#[test]
+fn another_name_of_the_number_of_experts_has_priority_where_transformers_maps_it() {
+    let experts = |document: Value, alias: &str| {
+        parsed(&with(document, alias, json!(32))).experts.map(|experts| experts.num_experts)
+    };
+    assert_eq!(experts(deepseek_v2_lite(), "num_experts"), Some(32));
+    assert_eq!(experts(deepseek_v2_lite(), "num_local_experts"), Some(64));
+    assert_eq!(experts(deepseek_v3(), "num_local_experts"), Some(32));
+    assert_eq!(experts(deepseek_v3(), "num_experts"), Some(256));
+    assert_eq!(parsed(&with(deepseek_v3(), "num_local_experts", json!(null))), parsed(&deepseek_v3()));
+}
+
+#[test]
+fn deepseek_v2_has_no_default_for_the_number_of_experts_per_token() {
+    let refused = refusal(&with(deepseek_v2_lite(), "num_experts_per_tok", json!(null)));
+    assert_eq!(refused, "model configuration: field `num_experts_per_tok` is missing");
+    let v3 = parsed(&with(deepseek_v3(), "num_experts_per_tok", json!(null)));
+    assert_eq!(v3.experts.map(|experts| experts.num_experts_per_token), Some(8));
+}
+
 #[test]
 fn routing_that_could_not_be_is_refused_by_its_field() {
     let refused = |field: &str, value: Value, expected: &str| {

@@ -101,15 +101,17 @@ impl Experts {
         Ok(())
     }
 
-    /// Reads the fields of experts that both of DeepSeek's configurations have, with the class's defaults.
+    /// Reads the fields of experts that both of DeepSeek's configurations have, with the class's defaults;
+    /// `alias` is its further name of the number of experts.
     pub(super) fn read_deepseek(
         &mut self,
         fields: &Fields<'_>,
+        alias: &'static str,
         [num_experts, num_shared, width, first_dense]: [usize; 4],
-        per_token: usize,
+        per_token: Option<usize>,
         scale: f64,
     ) -> Result<(), ModelConfigError> {
-        self.read_sizes(fields, ["n_routed_experts", "num_local_experts"], num_experts, per_token)?;
+        self.read_sizes(fields, &[alias, "n_routed_experts"], num_experts, per_token)?;
         self.intermediate_size = fields.size("moe_intermediate_size")?.unwrap_or(width);
         let num_shared = fields.size("n_shared_experts")?.unwrap_or(num_shared);
         self.shared_intermediate_size = Some(num_shared * self.intermediate_size);

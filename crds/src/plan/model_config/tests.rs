@@ -87,6 +87,22 @@ fn a_mixture_counts_all_experts_and_computes_with_some() {
 }
 
 #[test]
+fn the_number_of_experts_is_read_by_the_names_that_transformers_maps() {
+    let read = |class: &str, own: &str, alias: &str| {
+        let sizes = with(with(qwen3_30b_a3b(), "architectures", json!([class])), "sliding_window", json!(8));
+        let mut sizes = with(sizes, "rope_parameters", json!({"rope_type": "default"}));
+        sizes.as_object_mut().unwrap().remove("num_experts");
+        let both = with(with(sizes, own, json!(64)), alias, json!(32));
+        parsed(&both).experts.map(|experts| experts.num_experts)
+    };
+    for class in ["GptOssForCausalLM", "MixtralForCausalLM"] {
+        assert_eq!(read(class, "num_local_experts", "num_experts"), Some(32), "{class}");
+    }
+    assert_eq!(read("Qwen3MoeForCausalLM", "num_experts", "num_local_experts"), Some(32));
+    assert_eq!(read("Qwen2MoeForCausalLM", "num_experts", "num_local_experts"), Some(64));
+}
+
+#[test]
 fn published_models_of_newer_families_are_as_large_as_they_are() {
     // The shapes of each model's published config.json.
     let gemma2 = json!({

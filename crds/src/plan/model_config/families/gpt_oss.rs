@@ -45,7 +45,7 @@ pub(super) const GPT_OSS: Definition = Definition {
         let slides = |layer_idx: usize| layer_idx.is_multiple_of(2);
         config.layer_windows = by_layer_types(fields, config.num_layers, window, slides)?;
         let Some(experts) = &mut config.experts else { return Ok(()) };
-        experts.read_sizes(fields, ["num_local_experts", "num_experts"], 128, 4)
+        experts.read_sizes(fields, &["num_experts", "num_local_experts"], 128, Some(4))
     },
     write,
 };

@@ -35,7 +35,7 @@ pub(in crate::plan::model_config::families) const DEEPSEEK_V2: Definition = Defi
             return Err(fields.unsupported("norm_topk_prob", "false"));
         }
         let Some(experts) = &mut config.experts else { return Ok(()) };
-        experts.read_deepseek(fields, [64, 2, 1407, 0], 6, 1.0)?;
+        experts.read_deepseek(fields, "num_experts", [64, 2, 1407, 0], None, 1.0)?;
         match fields.text("topk_method")?.unwrap_or("greedy") {
             "greedy" => Ok(()),
             "group_limited_greedy" => experts.read_groups(fields, [None, None], 1),

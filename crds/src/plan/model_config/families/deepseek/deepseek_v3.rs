@@ -35,7 +35,7 @@ pub(in crate::plan::model_config::families) const DEEPSEEK_V3: Definition = Defi
         config.read_rope_interleave(fields)?;
         config.read_latent_attention(fields)?;
         let Some(experts) = &mut config.experts else { return Ok(()) };
-        experts.read_deepseek(fields, [256, 1, 2048, 3], 8, 2.5)?;
+        experts.read_deepseek(fields, "num_local_experts", [256, 1, 2048, 3], Some(8), 2.5)?;
         experts.normalises_weights = fields.flag("norm_topk_prob")?.unwrap_or(true);
         experts.read_groups(fields, [Some(8), Some(4)], 2)
     },

@@ -27,7 +27,7 @@ pub(in crate::plan::model_config::families) const MIXTRAL: Definition = Definiti
             return Err(fields.unsupported("router_jitter_noise", "0.0"));
         }
         let Some(experts) = &mut config.experts else { return Ok(()) };
-        experts.read_sizes(fields, ["num_local_experts", "num_experts"], 8, 2)
+        experts.read_sizes(fields, &["num_experts", "num_local_experts"], 8, Some(2))
     },
     write: |config, document| {
         document["sliding_window"] = config.layer_windows.first().copied().flatten().into();

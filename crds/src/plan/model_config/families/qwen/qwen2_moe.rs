@@ -26,7 +26,7 @@ pub(in crate::plan::model_config::families) const QWEN2_MOE: Definition = Defini
         let slides = |layer_idx: usize| layer_idx < first_without && layer_idx.is_multiple_of(2);
         config.layer_windows = by_layer_types(fields, config.num_layers, window, slides)?;
         let Some(experts) = &mut config.experts else { return Ok(()) };
-        experts.read_sizes(fields, ["num_experts", "num_local_experts"], 60, 4)?;
+        experts.read_sizes(fields, &["num_experts"], 60, Some(4))?;
         experts.read_layers(fields)?;
         experts.intermediate_size = fields.size("moe_intermediate_size")?.unwrap_or(1408);
         experts.normalises_weights = fields.flag("norm_topk_prob")?.unwrap_or(false);

@@ -20,7 +20,7 @@ pub(in crate::plan::model_config::families) const QWEN3_MOE: Definition = Defini
         let used = fields.flag("use_sliding_window")?.unwrap_or(false);
         config.layer_windows = vec![window(fields, Some(4096))?.filter(|_| used); config.num_layers];
         let Some(experts) = &mut config.experts else { return Ok(()) };
-        experts.read_sizes(fields, ["num_experts", "num_local_experts"], 128, 8)?;
+        experts.read_sizes(fields, &["num_local_experts", "num_experts"], 128, Some(8))?;
         experts.read_layers(fields)?;
         experts.intermediate_size = fields.size("moe_intermediate_size")?.unwrap_or(768);
         experts.normalises_weights = fields.flag("norm_topk_prob")?.unwrap_or(false);
