@@ -56,7 +56,10 @@ pub(super) struct Defaults {
     pub(super) max_positions: usize,
     pub(super) rms_norm_eps: f64,
     pub(super) rope_theta: f64,
-    pub(super) partial_rotary_factor: f64,
+    /// Rotated fraction of a head; `None` in families that rotate whole heads.
+    pub(super) partial_rotary_factor: Option<f64>,
+    /// `original_max_position_embeddings` of Phi-3, whose only scaling is LongRoPE; `None` elsewhere.
+    pub(super) longrope_context: Option<usize>,
     /// Activation, from `hidden_act` or `hidden_activation`.
     pub(super) activation: &'static str,
     pub(super) tie_word_embeddings: bool,
@@ -73,7 +76,8 @@ impl Defaults {
         max_positions: 2048,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
-        partial_rotary_factor: 1.0,
+        partial_rotary_factor: None,
+        longrope_context: None,
         activation: "silu",
         tie_word_embeddings: false,
         bos: Some(1),

@@ -46,7 +46,12 @@ fn common(fields: &Fields<'_>, family: Family, defaults: &Defaults) -> Result<Mo
     };
     let head_dim = fields.size("head_dim")?.or(defaults.head_dim).unwrap_or(hidden_size / num_heads);
     let rotary_dim = rope::rotary_dim(fields, head_dim, defaults.partial_rotary_factor)?;
-    let context = Context { default_theta: defaults.rope_theta, max_positions, rotary_dim };
+    let context = Context {
+        default_theta: defaults.rope_theta,
+        max_positions,
+        rotary_dim,
+        longrope_context: defaults.longrope_context,
+    };
     let sizes = Sizes {
         vocab_size: fields.required_size("vocab_size")?,
         hidden_size,

@@ -103,6 +103,8 @@ impl RopeScaling {
 }
 
 const SUPPORTED: &str = "default, linear, llama3, yarn, longrope";
+/// Kinds of scaling of Phi-3.
+const SUPPORTED_BY_PHI3: &str = "default, longrope";
 
 /// Values outside of the rotary embedding's own fields on which parsing depends.
 #[derive(Clone, Copy)]
@@ -110,24 +112,31 @@ pub(super) struct Context {
     pub(super) default_theta: f64,
     pub(super) max_positions: usize,
     pub(super) rotary_dim: usize,
+    /// Default of Phi-3's `original_max_position_embeddings`; `None` in other families.
+    pub(super) longrope_context: Option<usize>,
 }
 
 /// Reads the rotary embedding that all layers share. transformers 4 stores it in `rope_theta` and
 /// `rope_scaling`, 5 in `rope_parameters`. As in transformers a non-empty `rope_scaling` takes precedence.
 pub(super) fn parse(fields: &Fields<'_>, context: Context) -> Result<RopeConfig, ModelConfigError> {
-    let name = if has_entries(fields.get("rope_scaling")) { "rope_scaling" } else { "rope_parameters" };
-    let rope = fields.object(name)?;
+    let rope = rope_object(fields)?;
+    let theta = fields.number("rope_theta")?.unwrap_or(context.default_theta);
     if BY_WINDOW.iter().any(|key| rope.get(key).is_some()) {
         // The family reads both embeddings, or refuses them.
-        return Ok(RopeConfig { theta: context.default_theta, scaling: RopeScaling::None });
+        return Ok(RopeConfig { theta, scaling: RopeScaling::None });
     }
-    let theta = fields.number("rope_theta")?.unwrap_or(context.default_theta);
     rope_of(fields, &rope, theta, context)
+}
+
+/// Returns the object with the fields of the rotary embedding.
+fn rope_object<'f>(fields: &'f Fields<'_>) -> Result<Fields<'f>, ModelConfigError> {
+    let is_old = fields.get("rope_scaling").and_then(Value::as_object).is_some_and(|rope| !rope.is_empty());
+    fields.object(if is_old { "rope_scaling" } else { "rope_parameters" })
 }
 
 /// Refuses separate embeddings by layer type in a family that has one for all.
 pub(super) fn refuse_by_window(fields: &Fields<'_>) -> Result<(), ModelConfigError> {
-    let rope = fields.object("rope_parameters")?;
+    let rope = rope_object(fields)?;
     match BY_WINDOW.into_iter().find(|key| rope.get(key).is_some()) {
         Some(layered) => Err(rope.unsupported(layered, "one set of rope parameters for all layers")),
         None => Ok(()),
@@ -150,6 +159,7 @@ pub(super) fn by_window(
         default_theta: default_local,
         max_positions: config.max_position_embeddings,
         rotary_dim: config.rotary_dim,
+        longrope_context: None,
     };
     if let Some(global) = config.ropes.first_mut().filter(|_| both.get(BY_WINDOW[0]).is_some()) {
         *global = rope_of(fields, &both.object(BY_WINDOW[0])?, global.theta, context)?;
@@ -186,13 +196,21 @@ fn scaling(
     context: Context,
 ) -> Result<RopeScaling, ModelConfigError> {
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
-    match rope.text(key)?.unwrap_or("default") {
+    let kind = rope.text(key)?.unwrap_or("default");
+    if context.longrope_context.is_some() {
+        return match kind {
+            "default" => Ok(RopeScaling::None),
+            // Phi-3 was published with `su` and `yarn`, which transformers reads as LongRoPE.
+            "longrope" | "su" | "yarn" => long_rope(fields, rope, context),
+            _ => Err(rope.unsupported(key, SUPPORTED_BY_PHI3)),
+        };
+    }
+    match kind {
         "default" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor: positive(rope, "factor")? }),
         "llama3" => llama3(rope, original_context(fields, rope, context)?),
         "yarn" => yarn(rope, original_context(fields, rope, context)?),
-        // Phi-3 was published with `su`.
-        "longrope" | "su" => long_rope(fields, rope, context),
+        "longrope" => long_rope(fields, rope, context),
         _ => Err(rope.unsupported(key, SUPPORTED)),
     }
 }
@@ -332,21 +350,23 @@ fn scales(rope: &Fields<'_>) -> Result<Option<(f64, f64)>, ModelConfigError> {
 }
 
 /// Reads the context length in tokens before scaling. As in transformers, a top-level field has priority over
-/// the one in `rope_scaling`; the default is `max_position_embeddings`.
+/// the one in `rope_scaling`; the default is `max_position_embeddings`. Phi-3 has a default at the top level,
+/// so that the one in `rope_scaling` never applies.
 fn original_context(
     fields: &Fields<'_>,
     rope: &Fields<'_>,
     context: Context,
 ) -> Result<f64, ModelConfigError> {
     const FIELD: &str = "original_max_position_embeddings";
-    for stated in [fields, rope] {
+    let num_places = if context.longrope_context.is_some() { 1 } else { 2 };
+    for stated in [fields, rope].into_iter().take(num_places) {
         match stated.number(FIELD)? {
             Some(original) if original > 1.0 => return Ok(original),
             Some(_) => return Err(stated.invalid(FIELD, "a number above 1")),
             None => {}
         }
     }
-    Ok(context.max_positions as f64)
+    Ok(context.longrope_context.unwrap_or(context.max_positions) as f64)
 }
 
 fn positive(rope: &Fields<'_>, field: &str) -> Result<f64, ModelConfigError> {
@@ -358,27 +378,24 @@ fn positive(rope: &Fields<'_>, field: &str) -> Result<f64, ModelConfigError> {
 }
 
 /// Number of rotated dimensions of a head: its fraction `partial_rotary_factor`, which stands at the top
-/// level or among the fields of the rotary embedding.
+/// level or among the fields of the rotary embedding. Families without a `default` rotate whole heads:
+/// transformers does not read the field in them, or computes tables that do not fit.
 pub(super) fn rotary_dim(
     fields: &Fields<'_>,
     head_dim: usize,
-    default: f64,
+    default: Option<f64>,
 ) -> Result<usize, ModelConfigError> {
     const FACTOR: &str = "partial_rotary_factor";
-    let rope = fields.object("rope_parameters")?;
-    let factor = rope.number(FACTOR)?.or(fields.number(FACTOR)?).unwrap_or(default);
+    let rope = rope_object(fields)?;
+    let factor = rope.number(FACTOR)?.or(fields.number(FACTOR)?).or(default).unwrap_or(1.0);
+    let place = if rope.get(FACTOR).is_some() { &rope } else { fields };
+    if default.is_none() && factor != 1.0 {
+        return Err(place.unsupported(FACTOR, "1.0, as heads of this family are rotated as a whole"));
+    }
     let dims = (head_dim as f64 * factor) as usize;
     if !(factor > 0.0 && factor <= 1.0) || dims == 0 || !dims.is_multiple_of(2) {
         let expected = format!("above 0 and at most 1, an even number of the head's {head_dim} dims");
-        return Err(if rope.get(FACTOR).is_some() {
-            rope.invalid(FACTOR, &expected)
-        } else {
-            fields.invalid(FACTOR, &expected)
-        });
+        return Err(place.invalid(FACTOR, &expected));
     }
     Ok(dims)
-}
-
-fn has_entries(value: Option<&Value>) -> bool {
-    value.and_then(Value::as_object).is_some_and(|entries| !entries.is_empty())
 }

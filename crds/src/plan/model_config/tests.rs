@@ -218,6 +218,49 @@ fn a_top_level_original_length_has_priority_over_that_of_the_rope_fields() {
     }
 }
 
+/// Phi-3-mini-128k with two pairs of dims a head.
+fn phi3(scaling: Value) -> Value {
+    json!({
+        "architectures": ["Phi3ForCausalLM"], "vocab_size": 32064, "hidden_size": 16, "intermediate_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 131072,
+        "rope_scaling": scaling
+    })
+}
+
+/// As in `Phi3Config` of transformers 5.17, whose top-level length has a default.
+#[test]
+fn phi_3_reads_longrope_under_all_its_names_and_no_other_scaling() {
+    let factors = json!({"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0], "factor": 32.0});
+    let original = |document: &Value| match parsed(document).ropes[0].scaling {
+        RopeScaling::LongRope { original_max_position_embeddings, .. } => original_max_position_embeddings,
+        ref other => panic!("{other:?}"),
+    };
+    for kind in ["longrope", "su", "yarn"] {
+        let scaling = with(factors.clone(), "type", json!(kind));
+        let scaling = with(scaling, "original_max_position_embeddings", json!(8192));
+        assert_eq!(original(&phi3(scaling.clone())), 4096.0, "{kind}");
+        let document = with(phi3(scaling), "original_max_position_embeddings", json!(2048));
+        assert_eq!(original(&document), 2048.0, "{kind}");
+        assert_eq!(parsed(&parsed(&document).to_json("float32")), parsed(&document));
+    }
+    let elsewhere = refusal(&with(llama(), "rope_scaling", with(factors, "type", json!("su"))));
+    assert!(elsewhere.contains("\"su\" is not supported"), "{elsewhere}");
+    let linear = refusal(&phi3(json!({"type": "linear", "factor": 2.0})));
+    assert!(linear.ends_with("\"linear\" is not supported, supported: default, longrope"), "{linear}");
+}
+
+#[test]
+fn heads_are_rotated_in_part_only_in_families_that_read_the_fraction() {
+    let refused = refusal(&with(llama(), "partial_rotary_factor", json!(0.5)));
+    assert!(refused.contains("`partial_rotary_factor`: 0.5 is not supported, supported: 1.0"), "{refused}");
+    let within = with(llama()["rope_scaling"].clone(), "partial_rotary_factor", json!(0.5));
+    let refused = refusal(&with(llama(), "rope_scaling", within));
+    assert!(refused.contains("`rope_scaling.partial_rotary_factor`"), "{refused}");
+    assert_eq!(parsed(&with(llama(), "partial_rotary_factor", json!(1.0))), parsed(&llama()));
+    let scaling = json!({"type": "default", "partial_rotary_factor": 0.5});
+    assert_eq!(parsed(&phi3(scaling)).rotary_dim, 2);
+}
+
 #[test]
 fn unknown_parts_of_a_language_model_within_a_larger_one_are_named() {
     let document = json!({

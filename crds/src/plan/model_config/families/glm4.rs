@@ -10,7 +10,7 @@ pub(super) const DEFAULTS: Defaults = Defaults {
     head_dim: Some(128),
     max_positions: 131_072,
     rms_norm_eps: 1.5625e-7,
-    partial_rotary_factor: 0.5,
+    partial_rotary_factor: Some(0.5),
     bos: None,
     eos: &[151_329, 151_336, 151_338],
     pad: Some(151_329),

@@ -16,6 +16,8 @@ pub(super) const PHI3: Definition = Definition {
     defaults: Defaults {
         max_positions: 4096,
         rms_norm_eps: 1e-5,
+        partial_rotary_factor: Some(1.0),
+        longrope_context: Some(4096),
         eos: &[32_000],
         pad: Some(32_000),
         ..Defaults::LLAMA
