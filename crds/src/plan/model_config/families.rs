@@ -60,8 +60,10 @@ pub(super) struct Defaults {
     pub(super) partial_rotary_factor: Option<f64>,
     /// `original_max_position_embeddings` of Phi-3, whose only scaling is LongRoPE; `None` elsewhere.
     pub(super) longrope_context: Option<usize>,
-    /// Activation, from `hidden_act` or `hidden_activation`.
+    /// Activation function of the gate.
     pub(super) activation: &'static str,
+    /// Field of the activation function, `hidden_act` or `hidden_activation`.
+    pub(super) activation_field: &'static str,
     pub(super) tie_word_embeddings: bool,
     pub(super) bos: Option<u32>,
     pub(super) eos: &'static [u32],
@@ -79,6 +81,7 @@ impl Defaults {
         partial_rotary_factor: None,
         longrope_context: None,
         activation: "silu",
+        activation_field: "hidden_act",
         tie_word_embeddings: false,
         bos: Some(1),
         eos: &[2],

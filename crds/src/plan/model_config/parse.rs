@@ -19,13 +19,13 @@ use crate::spec::ArchitectureSpec;
 pub(super) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
     let fields = Fields::root(document)?;
     let family = family(&fields)?;
-    let flat = family.has_vision().then(|| vision::flattened(document));
+    let flat = family.has_vision().then(|| vision::flattened(document, family));
     let fields = flat.as_ref().map_or(Ok(fields), Fields::root)?;
     refuse_what_changes_numbers(&fields)?;
     let definition = family.definition();
     let mut config = common(&fields, family, &definition.defaults)?;
     (definition.shape)(&mut config);
-    config.hidden_activation = activation(&fields, definition.defaults.activation)?;
+    config.hidden_activation = activation(&fields, &definition.defaults)?;
     (definition.read)(&fields, &mut config)?;
     quantization::read(&fields, &mut config)?;
     if config.ropes.len() == 1 {
@@ -255,9 +255,9 @@ pub(super) fn refuse_what_changes_numbers(fields: &Fields<'_>) -> Result<(), Mod
     }
 }
 
-fn activation(fields: &Fields<'_>, default: &str) -> Result<HiddenActivation, ModelConfigError> {
-    let field = if fields.get("hidden_act").is_some() { "hidden_act" } else { "hidden_activation" };
-    match fields.text(field)?.unwrap_or(default) {
+fn activation(fields: &Fields<'_>, defaults: &Defaults) -> Result<HiddenActivation, ModelConfigError> {
+    let field = defaults.activation_field;
+    match fields.text(field)?.unwrap_or(defaults.activation) {
         "silu" | "swish" => Ok(HiddenActivation::Silu),
         // One formula under the names that it had over time.
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(HiddenActivation::GeluTanh),

@@ -1,5 +1,7 @@
 //! Configurations as they are on disk, read and written back.
 
+mod classes;
+
 use serde_json::{Value, json};
 
 use super::*;

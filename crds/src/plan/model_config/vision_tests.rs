@@ -53,6 +53,40 @@ fn both_layouts_are_one_model_and_what_is_written_is_read_again() {
     assert_eq!(parsed(&written), config);
 }
 
+/// The defaults of `Qwen2_5_VLTextConfig`.
+#[test]
+fn absent_fields_of_qwen2_5_vl_have_the_defaults_of_its_own_text_model() {
+    let mut document = published();
+    for field in ["eos_token_id", "max_window_layers", "tie_word_embeddings"] {
+        document.as_object_mut().unwrap().remove(field);
+    }
+    document["use_sliding_window"] = true.into();
+    let config = parsed(&document);
+    assert_eq!((config.bos_token_id, config.eos_token_ids.as_slice()), (Some(151_643), &[151_645][..]));
+    // All 36 layers are before the 80th.
+    assert_eq!(config.layer_windows, [None; 36]);
+    assert!(!config.tie_word_embeddings);
+}
+
+#[test]
+fn a_head_that_either_level_ties_is_tied_before_qwen3_vl() {
+    let is_tied = |published: &Value, outer: Option<bool>, inner: bool| {
+        let mut document = parsed(published).to_json("bfloat16");
+        let fields = document.as_object_mut().unwrap();
+        fields.remove("tie_word_embeddings");
+        fields.extend(outer.map(|outer| ("tie_word_embeddings".to_owned(), outer.into())));
+        document["text_config"]["tie_word_embeddings"] = inner.into();
+        parsed(&document).tie_word_embeddings
+    };
+    for (outer, inner) in [(None, true), (Some(false), true), (Some(true), false), (Some(true), true)] {
+        assert!(is_tied(&published(), outer, inner), "{outer:?} {inner}");
+    }
+    assert!(!is_tied(&published(), None, false) && !is_tied(&published(), Some(false), false));
+    assert!(
+        !is_tied(&published_qwen3(), Some(false), true) && is_tied(&published_qwen3(), Some(true), false)
+    );
+}
+
 #[test]
 fn what_would_change_numbers_is_refused_by_name() {
     let refused = |change: &dyn Fn(&mut Value), named: &str| {

@@ -375,9 +375,9 @@ mod tests {
         let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
         let texts = entries.map(|path| {
             let is_test = path.file_name().unwrap().to_string_lossy().contains("tests");
-            match (path.is_dir(), is_test) {
-                (true, _) => sources(&path),
-                (false, true) => String::new(),
+            match (is_test, path.is_dir()) {
+                (true, _) => String::new(),
+                (false, true) => sources(&path),
                 (false, false) => fs::read_to_string(&path).unwrap(),
             }
         });

@@ -12,7 +12,7 @@ pub(super) const GEMMA2: Definition = Definition {
     architecture: "Gemma2ForCausalLM",
     classifier: "Gemma2ForSequenceClassification",
     model_type: "gemma2",
-    defaults: Defaults { num_kv_heads: Some(4), ..gemma::DEFAULTS },
+    defaults: Defaults { num_kv_heads: Some(4), activation_field: "hidden_activation", ..gemma::DEFAULTS },
     shape: |config| {
         gemma::shape(config);
         config.block_norms = BlockNorms::AROUND;

@@ -15,6 +15,7 @@ pub(super) const GEMMA3: Definition = Definition {
     model_type: "gemma3_text",
     defaults: Defaults {
         num_kv_heads: Some(4),
+        activation_field: "hidden_activation",
         max_positions: 131_072,
         rope_theta: 1_000_000.0,
         ..gemma::DEFAULTS

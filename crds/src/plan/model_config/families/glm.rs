@@ -2,21 +2,18 @@
 //! each head.
 
 use super::super::{FusedProjections, RopePairing};
-use super::{Defaults, Definition, glm4, write_attention_bias};
+use super::{Definition, glm4, write_attention_bias};
 
 pub(super) const GLM: Definition = Definition {
     architecture: "GlmForCausalLM",
     classifier: "GlmForSequenceClassification",
     model_type: "glm",
-    defaults: Defaults { eos: &[], ..glm4::DEFAULTS },
+    defaults: glm4::DEFAULTS,
     shape: |config| {
         config.qkv_bias = true;
         config.rope_pairing = RopePairing::Neighbours;
         config.fused_projections = FusedProjections { qkv: false, gate_up: true };
     },
-    read: |fields, config| {
-        config.qkv_bias = fields.flag("attention_bias")?.unwrap_or(true);
-        Ok(())
-    },
+    read: glm4::read,
     write: write_attention_bias,
 };

@@ -1,10 +1,13 @@
 //! GLM-4 (0414): norms before and after each block, fused gate and up, and a rotary embedding of adjacent
 //! dimensions in the first half of each head.
 
-use super::super::{BlockNorms, FusedProjections, RopePairing};
+use serde_json::Value;
+
+use super::super::fields::Fields;
+use super::super::{BlockNorms, FusedProjections, ModelConfig, ModelConfigError, RopePairing};
 use super::{Defaults, Definition, write_attention_bias};
 
-/// Defaults of GLM-4.
+/// Defaults of both classes of GLM-4.
 pub(super) const DEFAULTS: Defaults = Defaults {
     num_kv_heads: Some(2),
     head_dim: Some(128),
@@ -33,9 +36,15 @@ pub(super) const GLM4: Definition = Definition {
             after_mlp: Some("post_mlp_layernorm"),
         };
     },
-    read: |fields, config| {
-        config.qkv_bias = fields.flag("attention_bias")?.unwrap_or(true);
-        Ok(())
-    },
+    read,
     write: write_attention_bias,
 };
+
+pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
+    config.qkv_bias = fields.flag("attention_bias")?.unwrap_or(true);
+    if fields.get("eos_token_id").is_some_and(Value::is_null) {
+        // As in transformers, null stands for the default.
+        config.eos_token_ids = DEFAULTS.eos.to_vec();
+    }
+    Ok(())
+}

@@ -128,12 +128,15 @@ impl ModelConfig {
 /// Converts a document with `text_config` to the older layout, whose text fields stand next to
 /// `vision_config`. The older name `mrope` of a rotary embedding with three axes becomes `default`, as in
 /// transformers.
-pub(in crate::plan::model_config) fn flattened(document: &Value) -> Value {
+pub(in crate::plan::model_config) fn flattened(document: &Value, family: Family) -> Value {
+    const TIED: &str = "tie_word_embeddings";
     let mut flat = document.clone();
     if let Some(Value::Object(text)) = document.get("text_config") {
         // The class of the whole model, and whether its head is tied, stand at the top level.
         let is_outer = |name: &str| matches!(name, "architectures" | "model_type" | "text_config");
-        let outer_wins = |name: &str| name == "tie_word_embeddings" && document.get(name).is_some();
+        // Before Qwen3-VL, a head that either level ties is tied.
+        let is_tied_inside = family != Family::Qwen3Vl && text.get(TIED) == Some(&Value::Bool(true));
+        let outer_wins = |name: &str| name == TIED && document.get(TIED).is_some() && !is_tied_inside;
         for (name, value) in text.iter().filter(|(name, _)| !is_outer(name) && !outer_wins(name)) {
             flat[name] = value.clone();
         }

@@ -17,19 +17,23 @@ pub(in crate::plan::model_config::families) const QWEN2: Definition = Definition
     model_type: "qwen2",
     defaults: DEFAULTS,
     shape: |config| config.qkv_bias = true,
-    read: read_windows,
+    read: |fields, config| read_windows(fields, config, MAX_WINDOW_LAYERS),
     write: write_windows,
 };
 
+/// Default of `max_window_layers`.
+pub(in crate::plan::model_config::families) const MAX_WINDOW_LAYERS: usize = 28;
+
 /// Reads the windows, which `use_sliding_window` enables: for the layers of `layer_types`, or from
-/// `max_window_layers` on.
+/// `max_window_layers` on, by default `first_layer`.
 pub(in crate::plan::model_config::families) fn read_windows(
     fields: &Fields<'_>,
     config: &mut ModelConfig,
+    first_layer: usize,
 ) -> Result<(), ModelConfigError> {
     let used = fields.flag("use_sliding_window")?.unwrap_or(false);
     let window = window(fields, Some(4096))?.filter(|_| used);
-    let first = fields.count("max_window_layers")?.unwrap_or(28);
+    let first = fields.count("max_window_layers")?.unwrap_or(first_layer);
     let slides = |layer_idx| layer_idx >= first;
     config.layer_windows = by_layer_types(fields, config.num_layers, window, slides)?;
     Ok(())

@@ -3,7 +3,7 @@
 use super::super::super::experts::{ExpertNames, Experts};
 use super::super::super::windows::{by_layer_types, window, write_layer_types};
 use super::super::{Defaults, Definition};
-use super::qwen2::DEFAULTS;
+use super::qwen2::{DEFAULTS, MAX_WINDOW_LAYERS};
 
 pub(in crate::plan::model_config::families) const QWEN2_MOE: Definition = Definition {
     architecture: "Qwen2MoeForCausalLM",
@@ -21,7 +21,7 @@ pub(in crate::plan::model_config::families) const QWEN2_MOE: Definition = Defini
         let used = fields.flag("use_sliding_window")?.unwrap_or(false);
         // transformers 5 writes 0 where windows are off.
         let window = if used { window(fields, Some(4096))? } else { None };
-        let first_without = fields.count("max_window_layers")?.unwrap_or(28);
+        let first_without = fields.count("max_window_layers")?.unwrap_or(MAX_WINDOW_LAYERS);
         // As in transformers 5: every second layer of the first `max_window_layers`.
         let slides = |layer_idx: usize| layer_idx < first_without && layer_idx.is_multiple_of(2);
         config.layer_windows = by_layer_types(fields, config.num_layers, window, slides)?;

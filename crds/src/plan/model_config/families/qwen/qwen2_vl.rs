@@ -7,8 +7,16 @@ use super::super::super::{ModelConfig, ModelConfigError, vision};
 use super::super::{Defaults, Definition};
 use super::qwen2::{self, read_windows, write_windows};
 
-const DEFAULTS: Defaults =
-    Defaults { num_kv_heads: Some(8), rms_norm_eps: 1e-5, rope_theta: 1_000_000.0, ..qwen2::DEFAULTS };
+const DEFAULTS: Defaults = Defaults {
+    num_kv_heads: Some(8),
+    rms_norm_eps: 1e-5,
+    rope_theta: 1_000_000.0,
+    bos: Some(151_643),
+    eos: &[151_645],
+    ..qwen2::DEFAULTS
+};
+/// Default of `max_window_layers`.
+const MAX_WINDOW_LAYERS: usize = 80;
 
 pub(in crate::plan::model_config::families) const QWEN2_VL: Definition = Definition {
     architecture: "Qwen2VLForConditionalGeneration",
@@ -31,7 +39,7 @@ pub(in crate::plan::model_config::families) const QWEN2_5_VL: Definition = Defin
 };
 
 fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
-    read_windows(fields, config)?;
+    read_windows(fields, config, MAX_WINDOW_LAYERS)?;
     vision::read(fields, config)
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::super::QkNorm;
 use super::super::{Defaults, Definition, read_attention_bias, write_attention_bias};
-use super::qwen2::{DEFAULTS, read_windows, write_windows};
+use super::qwen2::{DEFAULTS, MAX_WINDOW_LAYERS, read_windows, write_windows};
 
 pub(in crate::plan::model_config::families) const QWEN3: Definition = Definition {
     architecture: "Qwen3ForCausalLM",
@@ -12,7 +12,7 @@ pub(in crate::plan::model_config::families) const QWEN3: Definition = Definition
     shape: |config| config.qk_norm = QkNorm::Head,
     read: |fields, config| {
         read_attention_bias(fields, config)?;
-        read_windows(fields, config)
+        read_windows(fields, config, MAX_WINDOW_LAYERS)
     },
     write: |config, document| {
         write_attention_bias(config, document);
