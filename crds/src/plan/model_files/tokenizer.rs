@@ -31,7 +31,7 @@ pub(super) const MAP: &[Group] = &[TOKENS];
 /// the tokenizer classes of the supported families and of earlier releases.
 pub(super) const CONFIG: &[Group] = &[
     TOKENS,
-    (Treatment::Obeyed, &["added_tokens_decoder", "chat_template", "fix_mistral_regex"]),
+    (Treatment::Obeyed, &["added_tokens_decoder", "add_prefix_space", "chat_template", "fix_mistral_regex"]),
     (
         Treatment::Refused(Supported {
             text: "false, as the tokens that a chat template writes must stay whole",
@@ -57,7 +57,6 @@ pub(super) const CONFIG: &[Group] = &[
             // transformers removes the first two where there is a tokenizer.json.
             "add_bos_token",
             "add_eos_token",
-            "add_prefix_space",
             "add_dummy_prefix_space",
             "prefix_space",
             "legacy",

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
 use super::chat::ChatTemplate;
-use super::refused::{refuse_old_pattern, refuse_unsupported};
+use super::refused::{refuse_old_pattern, refuse_other_prefix, refuse_unsupported};
 use super::{Origin, SpecialTokens, Tokenizer, TokenizerError, definition, guarded};
 use crate::data::images::ImageProcessor;
 
@@ -57,6 +57,7 @@ impl Tokenizer {
         let config = with_special_map(config, special_map);
         let (inner, max_text_bytes) = load_definition(dir, &config)?;
         refuse_old_pattern(dir, &config, &inner)?;
+        refuse_other_prefix(dir, &config, &inner)?;
         let special = special_tokens(&config);
         let eos_ids = eos_ids(dir, &inner, &special)?;
         let chat = load_chat_template(dir, &config)?.map(Arc::new);
