@@ -128,8 +128,8 @@ pub(super) fn parse(fields: &Fields<'_>, context: Context) -> Result<RopeConfig,
     rope_of(fields, &rope, theta, context)
 }
 
-/// Returns the object with the fields of the rotary embedding.
-fn rope_object<'f>(fields: &'f Fields<'_>) -> Result<Fields<'f>, ModelConfigError> {
+/// Returns the object with the fields of the rotary embedding, of a model or of its tower.
+pub(super) fn rope_object<'f>(fields: &'f Fields<'_>) -> Result<Fields<'f>, ModelConfigError> {
     let is_old = fields.get("rope_scaling").and_then(Value::as_object).is_some_and(|rope| !rope.is_empty());
     fields.object(if is_old { "rope_scaling" } else { "rope_parameters" })
 }

@@ -111,6 +111,12 @@ fn what_would_change_numbers_is_refused_by_name() {
         &|document| document["vision_config"]["rope_parameters"] = json!({"rope_theta": 5000.0}),
         "`rope_parameters.rope_theta`",
     );
+    refused(&|document| document["vision_config"]["rope_theta"] = 5000.into(), "`vision_config.rope_theta`");
+    refused(
+        &|document| document["vision_config"]["rope_scaling"] = json!({"type": "linear", "factor": 2.0}),
+        "`rope_scaling.type`",
+    );
+    refused(&|document| document["vision_config"]["head_dim"] = 64.into(), "`vision_config.head_dim`");
     refused(&|document| document["image_token_id"] = 151_936.into(), "`image_token_id`");
     refused(&|document| document["quantization_config"] = json!({"bits": 4}), "`quantization_config`");
     refused(&|document| drop(document.as_object_mut().unwrap().remove("vision_config")), "`vision_config`");

@@ -5,6 +5,7 @@
 use serde_json::{Map, Value, json};
 
 use super::super::fields::Fields;
+use super::super::rope::rope_object;
 use super::super::{Family, ModelConfig, ModelConfigError, TensorShape, VisionBlocks};
 
 /// Prefix of the names of the tower's tensors, in memory and on disk.
@@ -216,15 +217,25 @@ pub(in crate::plan::model_config) fn read(
 
 /// Checks that the tower's rotary embedding is the one that the trainer computes.
 fn check_rotation(tower: &Fields<'_>, vision: &VisionConfig) -> Result<(), ModelConfigError> {
-    let rope = tower.object("rope_parameters")?;
-    if rope.number("rope_theta")?.is_some_and(|theta| theta != 10_000.0) {
-        return Err(rope.unsupported("rope_theta", "10000 in vision_config"));
+    let rope = rope_object(tower)?;
+    for place in [&rope, tower] {
+        if place.number("rope_theta")?.is_some_and(|theta| theta != 10_000.0) {
+            return Err(place.unsupported("rope_theta", "10000 in vision_config"));
+        }
+    }
+    let kind = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
+    if !matches!(rope.text(kind)?, None | Some("default" | "axial")) {
+        return Err(rope.unsupported(kind, "default, axial in vision_config"));
     }
     // Rows and columns rotate a quarter of a head's dimensions each, in pairs.
     if !vision.hidden_size.is_multiple_of(4 * vision.num_heads) {
         return Err(
             tower.invalid("num_heads", "a divisor of the tower's width into heads of a multiple of 4")
         );
+    }
+    let head_dim = vision.hidden_size / vision.num_heads;
+    if tower.size("head_dim")?.is_some_and(|stated| stated != head_dim) {
+        return Err(tower.invalid("head_dim", &format!("the tower's width divided by its heads, {head_dim}")));
     }
     Ok(())
 }
