@@ -153,6 +153,25 @@ impl Family {
         matches!(self, Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl)
     }
 
+    /// Whether layers of the family may have a sliding window.
+    pub fn has_windows(self) -> bool {
+        !matches!(
+            self,
+            Self::Llama
+                | Self::Gemma
+                | Self::Olmo2
+                | Self::Granite
+                | Self::Glm
+                | Self::Glm4
+                | Self::SeedOss
+                | Self::Cohere
+                | Self::Ernie45
+                | Self::DeepseekV2
+                | Self::DeepseekV3
+                | Self::Qwen3Vl
+        )
+    }
+
     pub(super) fn definition(self) -> &'static Definition {
         let own = FAMILIES.iter().find(|(family, _)| *family == self);
         own.map_or(&llama::LLAMA, |(_, definition)| definition)

@@ -12,7 +12,7 @@ use super::{
     Family, FusedProjections, HiddenActivation, ModelConfig, ModelConfigError, OutputHead, RopeConfig,
     RopePairing, RopeScaling,
 };
-use super::{VisionTokens, bounds, new_tower, vision};
+use super::{VisionTokens, bounds, new_tower, vision, windows};
 use crate::plan::model_files::ModelFile;
 use crate::spec::ArchitectureSpec;
 
@@ -31,6 +31,7 @@ pub(super) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
     if config.ropes.len() == 1 {
         rope::refuse_by_window(&fields)?;
     }
+    windows::refuse_window(&fields, &config)?;
     check(config)
 }
 

@@ -14,6 +14,18 @@ pub(super) fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Opti
     Ok(if fields.get("sliding_window").is_some() { stated } else { default })
 }
 
+/// Refuses a window in a family without windows, unless it holds the longest sequence. transformers ignores it
+/// in a forward pass, but `generate` drops older keys and values from its cache.
+pub(super) fn refuse_window(fields: &Fields<'_>, config: &ModelConfig) -> Result<(), ModelConfigError> {
+    let stated = fields.get("sliding_window").and_then(Value::as_u64);
+    let is_used = fields.flag("use_sliding_window")?.unwrap_or(true);
+    let is_short = stated.is_some_and(|window| window < config.max_position_embeddings as u64);
+    if is_short && is_used && !config.family.has_windows() {
+        return Err(fields.unsupported("sliding_window", "null, as this family has no windows"));
+    }
+    Ok(())
+}
+
 /// Reads the windows from `layer_types` if present; otherwise every layer whose index `slides` has one.
 pub(super) fn by_layer_types(
     fields: &Fields<'_>,

@@ -57,6 +57,9 @@ fn the_fields_that_transformers_reads_are_those_of_all_supported_families() {
         let folder = family.model_type().trim_end_matches("_text");
         assert!(fields["config.json"][folder].as_array().is_some_and(|names| names.len() > 15), "{folder}");
         assert_eq!(fields["vision_config"][folder].is_array(), family.has_vision(), "{folder}");
+        let has_windows =
+            fields["config.json"][folder].as_array().unwrap().contains(&json!("sliding_window"));
+        assert_eq!(has_windows, family.has_windows(), "{folder}");
     }
 }
 

@@ -37,6 +37,24 @@ fn both_classes_of_glm_4_have_ending_tokens_if_the_field_is_absent_or_null() {
 }
 
 #[test]
+fn a_window_is_refused_in_a_family_without_windows_unless_it_holds_every_sequence() {
+    let of = |class: &str, window: Value, is_used: Value| {
+        let fields = json!({"sliding_window": window, "use_sliding_window": is_used});
+        ModelConfig::from_json(&with(of_class(class, fields), "max_position_embeddings", json!(64)))
+    };
+    for class in ["LlamaForCausalLM", "GraniteForCausalLM", "Olmo2ForCausalLM"] {
+        let refused = of(class, json!(8), Value::Null).unwrap_err().to_string();
+        assert!(refused.contains("field `sliding_window`: 8 is not supported"), "{refused}");
+        for (window, is_used) in
+            [(json!(64), json!(true)), (Value::Null, json!(true)), (json!(8), json!(false))]
+        {
+            assert_eq!(of(class, window, is_used).unwrap().layer_windows, [None, None]);
+        }
+    }
+    assert_eq!(of("Qwen2ForCausalLM", json!(8), json!(false)).unwrap().layer_windows, [None, None]);
+}
+
+#[test]
 fn a_mistral_with_layer_types_has_windows_by_layer_as_a_ministral() {
     let types = json!({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5});
     let mistral = parsed(&of_class("MistralForCausalLM", types.clone()));
