@@ -14,8 +14,8 @@ pub(super) fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Opti
     Ok(if fields.get("sliding_window").is_some() { stated } else { default })
 }
 
-/// Refuses a window in a family without windows, unless it holds the longest sequence. transformers ignores it
-/// in a forward pass, but `generate` drops older keys and values from its cache.
+/// Refuses a window in a family without windows, unless it holds the longest sequence. transformers ignores
+/// it in a forward pass, but `generate` drops older keys and values from its cache.
 pub(super) fn refuse_window(fields: &Fields<'_>, config: &ModelConfig) -> Result<(), ModelConfigError> {
     let stated = fields.get("sliding_window").and_then(Value::as_u64);
     let is_used = fields.flag("use_sliding_window")?.unwrap_or(true);

@@ -1,5 +1,5 @@
-//! Mistral: Llama with one sliding window for all layers, or none. With `layer_types` transformers reads it as
-//! Ministral.
+//! Mistral: Llama with one sliding window for all layers, or none. With `layer_types` transformers reads it
+//! as Ministral.
 
 use serde_json::Value;
 
