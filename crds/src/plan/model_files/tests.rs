@@ -63,6 +63,23 @@ fn the_fields_that_transformers_reads_are_those_of_all_supported_families() {
     }
 }
 
+/// Fields of openai/gpt-oss-20b, some of which only OpenAI's own code reads.
+#[test]
+fn a_published_configuration_of_gpt_oss_has_no_field_that_a_run_would_report() {
+    let fields = json!({
+        "experts_per_token": 4, "initial_context_length": 4096, "num_experts_per_tok": 4, "swiglu_limit": 7.0,
+        "num_local_experts": 32, "output_router_logits": false, "router_aux_loss_coef": 0.9,
+        "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
+        "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "truncate": false
+        }
+    });
+    let fields = content(fields);
+    assert_eq!(ModelFile::Config.unknown_fields(&fields), Vec::<String>::new());
+    assert_eq!(ModelFile::Config.refused_field(&fields), None);
+}
+
 #[test]
 fn a_field_of_the_configuration_is_refused_only_with_a_value_that_changes_the_model() {
     let refused = |value: Value| ModelFile::Config.refused_field(&content(value)).map(|field| field.field);
