@@ -99,8 +99,7 @@ pub(super) fn refuse_other_prefix(
     if defined == stated || is_loaded_unchanged(dir)? {
         return Ok(());
     }
-    Err(TokenizerError::Unsupported {
-        path: dir.join(CONFIG),
+    let refused = RefusedField {
         field: PREFIX.to_owned(),
         got: stated.to_string(),
         supported: if defined {
@@ -108,7 +107,8 @@ pub(super) fn refuse_other_prefix(
         } else {
             "false, as tokenizer.json adds no space in front of a text"
         },
-    })
+    };
+    Err(TokenizerError::Unsupported { path: dir.join(CONFIG), refused: Box::new(refused) })
 }
 
 /// Returns whether the folder's `config.json` is of a model whose tokenizer transformers does not rebuild.
