@@ -26,21 +26,28 @@ const MAX_DEPTH: usize = 250;
 /// Assignments of namespaces to attributes of namespaces in one rendering.
 const MAX_SHARED: usize = 1000;
 
-/// Renders `body` in at most `max_steps` steps.
+/// Settings of a rendering.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings<'a> {
+    pub(crate) clock: Clock<'a>,
+    pub(crate) max_steps: usize,
+    /// Whether printing an undefined value is an error.
+    pub(crate) is_strict: bool,
+}
+
+/// Renders `body`.
 pub(crate) fn render(
     body: &Body,
     variables: &serde_json::Map<String, serde_json::Value>,
-    clock: Clock<'_>,
-    max_steps: usize,
+    settings: &Settings<'_>,
 ) -> Result<Rendered> {
     let root = Scope::default();
     for (name, value) in variables {
         root.set(name.as_str().into(), Value::from_json(value)?);
     }
     let mut interpreter = Interpreter {
-        clock,
-        max_steps,
-        fuel: max_steps,
+        settings: *settings,
+        fuel: settings.max_steps,
         depth: 0,
         captures: 0,
         shared: 0,
@@ -71,9 +78,8 @@ pub(crate) enum Flow {
 
 /// The state of one rendering.
 pub(crate) struct Interpreter<'a> {
-    clock: Clock<'a>,
-    max_steps: usize,
-    /// Steps that are left of `max_steps`.
+    settings: Settings<'a>,
+    /// Steps that are left of the settings' `max_steps`.
     fuel: usize,
     depth: usize,
     /// Blocks whose text is captured instead of printed.
@@ -94,7 +100,10 @@ impl Interpreter<'_> {
                 self.fuel = left;
                 Ok(())
             }
-            None => Err(Error::budget(format!("the template takes more than {} steps", self.max_steps))),
+            None => {
+                let max_steps = self.settings.max_steps;
+                Err(Error::budget(format!("the template takes more than {max_steps} steps")))
+            }
         }
     }
 
@@ -130,6 +139,17 @@ impl Interpreter<'_> {
         push_str(out, value)
     }
 
+    fn print_expression(&mut self, expr: &Expr, scope: &Scope, out: &mut String) -> Result<()> {
+        let value = self.evaluate(expr, scope)?;
+        // An inline `if` without `else` prints nothing on purpose.
+        if let Value::Undefined(missing @ (Missing::Name(_) | Missing::Member(..))) = &value
+            && self.settings.is_strict
+        {
+            return Err(missing.error());
+        }
+        self.print(&value, out)
+    }
+
     /// The text of a body.
     fn captured(&mut self, body: &[Statement], scope: &Scope) -> Result<String> {
         self.captures += 1;
@@ -145,10 +165,7 @@ impl Interpreter<'_> {
                 self.charge(text.len() / BYTES_A_STEP)?;
                 out.push_str(text);
             }
-            Node::Print(expr) => {
-                let value = self.evaluate(expr, scope)?;
-                self.print(&value, out)?;
-            }
+            Node::Print(expr) => self.print_expression(expr, scope, out)?,
             Node::If { arms, otherwise } => {
                 for (test, body) in arms {
                     if self.evaluate(test, scope)?.is_true() {

@@ -88,6 +88,50 @@ impl Template {
         clock: Clock<'_>,
         max_steps: usize,
     ) -> Result<Rendered, Error> {
-        interpreter::render(&self.body, variables, clock, max_steps)
+        let settings = interpreter::Settings { clock, max_steps, is_strict: false };
+        interpreter::render(&self.body, variables, &settings)
+    }
+
+    /// Renders the template in at most `max_steps` steps, and fails where it prints an undefined value, which
+    /// jinja2 prints as an empty text. It has no clock.
+    ///
+    /// # Errors
+    /// As [`Self::render`], and [`ErrorKind::Render`] with the name of an undefined value.
+    pub fn render_strictly(
+        &self,
+        variables: &serde_json::Map<String, serde_json::Value>,
+        max_steps: usize,
+    ) -> Result<String, Error> {
+        let clock: Clock<'_> = &|_| Err("the template has no clock".to_owned());
+        let settings = interpreter::Settings { clock, max_steps, is_strict: true };
+        interpreter::render(&self.body, variables, &settings).map(|rendered| rendered.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_strict_rendering_prints_no_undefined_value() {
+        let variables = json!({ "prompt": "1+1", "extra_info": { "level": 3 }, "truth": null });
+        let render = |source: &str| {
+            let template = Template::new(source).unwrap();
+            template.render_strictly(variables.as_object().unwrap(), 1000).map_err(|error| error.to_string())
+        };
+        let right =
+            "{{ prompt }} {{ extra_info.level }} {{ truth }} {{ answer | default('-') }}{{ 1 if answer }}";
+        assert_eq!(render(right), Ok("1+1 3 None -".to_owned()));
+        assert_eq!(render("{% if answer %}{{ answer }}{% endif %}."), Ok(".".to_owned()));
+        for (source, name) in [
+            ("{{ promt }}", "'promt' is undefined"),
+            ("{{ extra_info.levl }}", "has no attribute 'levl'"),
+            ("{% set x %}{{ promt }}{% endset %}{{ x }}", "'promt' is undefined"),
+        ] {
+            assert!(render(source).unwrap_err().contains(name), "{source}: {:?}", render(source));
+        }
+        assert!(render("{% for x in range(900) %}{{ x }}{% endfor %}").unwrap_err().contains("1000 steps"));
     }
 }

@@ -84,7 +84,7 @@ pub enum ExternalError {
     },
     /// The rubric is not a template.
     #[error("compile judge.rubric")]
-    Rubric(#[source] Box<minijinja::Error>),
+    Rubric(#[source] rlt_template::Error),
     /// No thread could be started.
     #[error("start the thread that talks to reward servers")]
     Thread(#[source] std::io::Error),

@@ -154,7 +154,7 @@ impl Interpreter<'_> {
             _ => {
                 let [format] = given.bind(name, ["format"])?;
                 let format = str_of(&format.unwrap_or(Value::None))?;
-                (self.clock)(&format).map(Value::str).map_err(Error::render)
+                (self.settings.clock)(&format).map(Value::str).map_err(Error::render)
             }
         }
     }

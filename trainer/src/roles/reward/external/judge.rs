@@ -3,21 +3,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use minijinja::{Environment, UndefinedBehavior};
 use regex::Regex;
 use rlt_api::spec::JudgeSpec;
 use rlt_core::reward::Verdict;
 use rlt_core::reward::pattern::linear;
-use serde_json::{Value, json};
+use rlt_template::Template;
+use serde_json::{Map, Value, json};
 
 use super::endpoint::Endpoint;
 use super::{ExternalError, ExternalSample};
 
-/// Name of the rubric among templates: without an extension that would enable escaping.
-const RUBRIC: &str = "rubric";
-
 /// Limit of steps in which a rubric is rendered.
-const RENDER_FUEL: u64 = 1_000_000;
+const MAX_STEPS: usize = 1_000_000;
 
 /// Requests and tokens that a batch has used so far.
 #[derive(Debug, Default)]
@@ -30,7 +27,7 @@ pub(super) struct Spent {
 pub(super) struct JudgeServer {
     endpoint: Endpoint,
     spec: JudgeSpec,
-    templates: Environment<'static>,
+    rubric: Template,
     pattern: Regex,
 }
 
@@ -41,12 +38,8 @@ impl JudgeServer {
         if pattern.captures_len() < 2 {
             return Err(wrong(None));
         }
-        let mut templates = Environment::new();
-        templates.set_undefined_behavior(UndefinedBehavior::Strict);
-        templates.set_fuel(Some(RENDER_FUEL));
-        let added = templates.add_template_owned(RUBRIC, spec.rubric.clone());
-        added.map_err(|error| ExternalError::Rubric(Box::new(error)))?;
-        Ok(Self { endpoint, spec: spec.clone(), templates, pattern })
+        let rubric = Template::new(&spec.rubric).map_err(ExternalError::Rubric)?;
+        Ok(Self { endpoint, spec: spec.clone(), rubric, pattern })
     }
 
     pub(super) async fn judge(&self, sample: &ExternalSample, spent: &Spent) -> Verdict {
@@ -90,15 +83,20 @@ impl JudgeServer {
         Ok(())
     }
 
-    fn message(&self, sample: &ExternalSample) -> Result<String, minijinja::Error> {
+    /// Renders the rubric for a sample. A name that is none of these values is an error.
+    fn message(&self, sample: &ExternalSample) -> Result<String, rlt_template::Error> {
         let prompt = &sample.prompt;
-        self.templates.get_template(RUBRIC)?.render(json!({
-            "prompt": prompt.text,
-            "completion": sample.completion,
-            "ground_truth": prompt.ground_truth,
-            "data_source": prompt.data_source,
-            "extra_info": prompt.extra_info,
-        }))
+        let variables: Map<String, Value> = [
+            ("prompt", json!(prompt.text)),
+            ("completion", json!(sample.completion)),
+            ("ground_truth", prompt.ground_truth.clone()),
+            ("data_source", json!(prompt.data_source)),
+            ("extra_info", prompt.extra_info.clone()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into_iter()
+        .collect();
+        self.rubric.render_strictly(&variables, MAX_STEPS)
     }
 
     fn score(&self, answer: &Value) -> Result<f64, String> {
