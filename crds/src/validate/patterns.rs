@@ -1,22 +1,26 @@
-//! Checks that patterns and schemas of a manifest compile, with the engines that run them.
+//! Checks that patterns, schemas and templates of a manifest compile, with the engines that run them.
 
 use std::error::Error;
 
 use rlt_algorithms::reward::{Given, RewardKind, Settings, pattern};
+use rlt_template::Template;
 use serde_json::Value;
 
 use super::Problem;
 use crate::resolved::ResolvedSpec;
 use crate::spec::{LoraSpec, RewardFunctionSpec};
 
-/// Returns the problems of the patterns and schemas that do not compile.
+/// Returns the problems of the patterns, schemas and templates that do not compile.
 pub(super) fn problems(spec: &ResolvedSpec) -> Vec<Problem> {
     let functions = spec.rewards.functions.iter().enumerate();
     let rewards = functions.flat_map(|(idx, function)| {
         let path = format!("spec.rewards.functions[{idx}]");
-        setting_problem(&path, function).into_iter().chain(judge_problem(&path, function))
+        let judge = [judge_problem(&path, function), rubric_problem(&path, function)];
+        setting_problem(&path, function).into_iter().chain(judge.into_iter().flatten())
     });
-    rewards.chain(spec.model.lora.iter().flat_map(lora_problems)).collect()
+    let chat = spec.model.chat_template.as_ref();
+    let chat = chat.and_then(|template| template_problem("spec.model.chatTemplate".to_owned(), template));
+    rewards.chain(spec.model.lora.iter().flat_map(lora_problems)).chain(chat).collect()
 }
 
 /// Returns the problem of a reward function that cannot be built from its `pattern` or `schema`.
@@ -40,6 +44,16 @@ fn judge_problem(path: &str, function: &RewardFunctionSpec) -> Option<Problem> {
         }
         Ok(_) => None,
     }
+}
+
+fn rubric_problem(path: &str, function: &RewardFunctionSpec) -> Option<Problem> {
+    template_problem(format!("{path}.judge.rubric"), &function.judge.as_ref()?.rubric)
+}
+
+/// Returns the problem of a Jinja template that cannot be parsed.
+fn template_problem(path: String, template: &str) -> Option<Problem> {
+    let error = Template::new(template).err()?;
+    Some(refused(path, Some(Value::from(template)), &error))
 }
 
 fn lora_problems(lora: &LoraSpec) -> Vec<Problem> {
@@ -71,14 +85,19 @@ mod tests {
 
     use crate::validate;
 
-    /// A job with these fields of the reward function and of the adapter.
+    /// The problems of a job with this reward function and these fields of the adapter.
     fn message(function: serde_json::Value, lora: serde_json::Value) -> Option<String> {
+        message_with(function, json!({"path": "m", "lora": lora}))
+    }
+
+    /// The problems of a job with this reward function and this model.
+    fn message_with(function: serde_json::Value, model: serde_json::Value) -> Option<String> {
         let mut function = function;
         function["name"] = json!("f");
         let manifest = json!({
             "apiVersion": "rltraining.dev/v1alpha1", "kind": "RLTrainingJob", "metadata": {"name": "j"},
             "spec": {
-                "model": {"path": "m", "lora": lora}, "data": {"train": ["a.jsonl"]},
+                "model": model, "data": {"train": ["a.jsonl"]},
                 "rewards": {"functions": [function]}, "algorithm": {"kind": "GRPO"},
                 "rollout": {"samplesPerPrompt": 2}, "training": {"steps": 1, "promptsPerStep": 2},
             },
@@ -116,5 +135,30 @@ mod tests {
         let think = "^<think>(?!.*<think>)(.*?)</think>.*$";
         assert_eq!(message(json!({"kind": "Format", "pattern": think}), json!({})), None);
         assert_eq!(message(judge("(b)"), json!({"targetPattern": "(?!x).*_proj"})), None);
+    }
+
+    #[test]
+    fn templates_are_parsed_as_they_are_when_they_are_rendered() {
+        let judge = |rubric: &str| {
+            let judge = json!({"model": "m", "rubric": rubric});
+            json!({"kind": "Judge", "server": {"url": "http://judge/v1"}, "judge": judge})
+        };
+        let job = |template: &str| {
+            let chat = message_with(json!({"kind": "Exact"}), json!({"path": "m", "chatTemplate": template}));
+            [chat, message(judge(template), json!({}))]
+        };
+        let places = ["spec.model.chatTemplate", "functions[0].judge.rubric"];
+        for broken in ["{{ prompt", "{% if a %}b", "{{ a b }}", "{% endfor %}", "{% nosuchtag %}"] {
+            for (message, place) in job(broken).into_iter().zip(places) {
+                let message = message.unwrap_or_default();
+                assert!(
+                    message.contains(place) && message.contains("does not compile: line 1"),
+                    "{message:?}"
+                );
+                assert_eq!(message.lines().count(), 1, "{message}");
+            }
+        }
+        let right = "{% for m in messages %}{{ m.content | trim }}{% endfor %}{{ prompt }}";
+        assert_eq!(job(right), [None, None]);
     }
 }
