@@ -158,6 +158,35 @@ fn mathematics_is_scored_as_verl_scores_its_data_source() {
     assert_eq!(functions[1]["dataSources"], json!(["math_dapo", "math_dapo_reasoning", "math"]));
 }
 
+/// A file whose name only contains the name of a data source, or of none, is scored by a guess.
+#[test]
+fn a_reward_that_is_guessed_from_the_name_of_a_file_is_said() {
+    for (files, kind, guessed) in [
+        ("/data/math/train.parquet", "MathStrict", None),
+        ("/data/MATH-lighteval.parquet", "MathStrict", None),
+        ("/data/gsm8k/train.parquet", "Gsm8k", None),
+        ("/data/aime-2024.parquet", "MathDapo", None),
+        ("/data/openr1-math/train.parquet", "MathStrict", Some("/data/openr1-math/train.parquet")),
+        ("/data/deepmath103k.parquet", "MathStrict", Some("deepmath103k")),
+        ("[/data/gsm8k.parquet,/data/orca.parquet]", "Gsm8k", Some("/data/orca.parquet")),
+        ("[/data/geo3k.parquet,/data/deepmath.parquet]", "Math", Some("/data/deepmath.parquet")),
+    ] {
+        let (spec, comments) = verl(&format!("data.train_files={files}"));
+        assert_eq!(spec["rewards"]["functions"][0]["kind"], kind, "{files}");
+        match guessed {
+            Some(name) => assert!(
+                comments.contains("chooses a function by data_source, which the name of")
+                    && comments.contains(name),
+                "{comments}"
+            ),
+            None => assert!(!comments.contains("data_source"), "{comments}"),
+        }
+    }
+    let (spec, comments) = verl("data.train_files=/data/numina_aops_forum.parquet");
+    assert_eq!(spec["rewards"]["functions"], json!([{"name": "numina", "kind": "Math"}]));
+    assert!(comments.contains("prime_math") && !comments.contains("the name of"), "{comments}");
+}
+
 #[test]
 fn the_best_checkpoint_is_kept_where_rewards_are_compared() {
     let best = "--load_best_model_at_end --metric_for_best_model";

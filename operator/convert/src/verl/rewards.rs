@@ -10,6 +10,9 @@ use crate::settings::Settings;
 struct Judged {
     /// Parts of the names of the data source's files, in lower case.
     files: &'static [&'static str],
+    /// Names of folders and files that identify the data source, in lower case. Without them each of `files`
+    /// does; otherwise a match of `files` alone is a guess.
+    names: &'static [&'static str],
     /// Values of `data_source` with this reward.
     sources: &'static [&'static str],
     /// Name, kind and weight of each function.
@@ -19,27 +22,45 @@ struct Judged {
 }
 
 /// verl's table of data sources. The first row that matches a file's name applies.
-const JUDGED: [Judged; 4] = [
+static JUDGED: [Judged; 5] = [
     Judged {
         files: &["gsm8k"],
+        names: &[],
         sources: &["openai/gsm8k"],
         functions: &[("gsm8k", "Gsm8k", 1.0)],
         difference: "",
     },
     Judged {
         files: &["geo3k", "geometry3k"],
+        names: &[],
         sources: &["hiyouga/geometry3k"],
-        functions: &[("math", "Math", 0.9), ("format", "Format", 0.1)],
+        functions: &[("geometry3k", "Math", 0.9), ("format", "Format", 0.1)],
         difference: "verl grades geometry3k by mathruler, Math by its own rules of equality (docs/rewards.md)",
     },
     Judged {
-        files: &["dapo"],
+        files: &["numina"],
+        names: &[],
+        sources: &[
+            "numina_aops_forum",
+            "numina_synthetic_math",
+            "numina_amc_aime",
+            "numina_synthetic_amc",
+            "numina_cn_k12",
+            "numina_olympiads",
+        ],
+        functions: &[("numina", "Math", 1.0)],
+        difference: "verl's prime_math compares boxed answers by sympy, Math by its own rules of equality (docs/rewards.md)",
+    },
+    Judged {
+        files: &["dapo", "aime"],
+        names: &[],
         sources: &["math_dapo", "math_dapo_reasoning", "math"],
         functions: &[("math_dapo", "MathDapo", 1.0)],
         difference: "",
     },
     Judged {
         files: &["math"],
+        names: &["math", "math500", "math-500", "math_500", "math-lighteval", "math_lighteval"],
         sources: &["lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"],
         functions: &[("math", "MathStrict", 1.0)],
         difference: "",
@@ -86,23 +107,39 @@ fn sandbox(settings: &Settings) -> Option<String> {
 
 /// Chooses functions by verl's table of data sources, of which a script shows only the names of its files.
 fn by_data_source(settings: &Settings, draft: &mut Draft) -> Vec<Value> {
-    let row = |file: &String| {
-        let name = file.to_ascii_lowercase();
-        JUDGED.iter().position(|judged| judged.files.iter().any(|part| name.contains(part)))
-    };
-    let mut rows: Vec<usize> = settings.list("data.train_files").iter().filter_map(row).collect();
-    rows.sort_unstable();
-    rows.dedup();
-    if rows.is_empty() {
+    let files = settings.list("data.train_files");
+    let matches: Vec<Option<&Judged>> = files.iter().map(|file| judged_as(file)).collect();
+    let is_found = |judged: &&Judged| matches.iter().flatten().any(|found| std::ptr::eq(*found, *judged));
+    let found: Vec<&Judged> = JUDGED.iter().filter(is_found).collect();
+    if found.is_empty() {
         draft.remark(
             "rewards",
             "verl chooses a function by data_source; the names of these files do not say which. Math is a guess: see docs/rewards.md.",
         );
         return vec![json!({"name": "math", "kind": "Math"})];
     }
-    let is_one = rows.len() == 1;
-    let judged = rows.iter().filter_map(|row| JUDGED.get(*row));
-    judged.flat_map(|judged| functions(judged, is_one, draft)).collect()
+    for (file, judged) in files.iter().zip(&matches) {
+        if judged.is_none_or(|judged| !is_named_for(file, judged)) {
+            let rule = "verl chooses a function by data_source";
+            let advice = "compare its column with these functions";
+            draft.remark("rewards", format!("{rule}, which the name of {file} does not say: {advice}."));
+        }
+    }
+    let is_one = found.len() == 1;
+    found.into_iter().flat_map(|judged| functions(judged, is_one, draft)).collect()
+}
+
+/// Returns the row of the table that a file's name matches.
+fn judged_as(file: &str) -> Option<&'static Judged> {
+    let name = file.to_ascii_lowercase();
+    JUDGED.iter().find(|judged| judged.files.iter().any(|part| name.contains(part)))
+}
+
+/// Returns whether the name of a file, or of a folder of its path, identifies the data source.
+fn is_named_for(file: &str, judged: &Judged) -> bool {
+    let name = file.to_ascii_lowercase();
+    let mut names = name.split('/').map(|part| part.strip_suffix(".parquet").unwrap_or(part));
+    judged.names.is_empty() || names.any(|name| judged.names.contains(&name))
 }
 
 fn functions(judged: &Judged, is_one: bool, draft: &mut Draft) -> Vec<Value> {
