@@ -23,6 +23,7 @@ mod tracking;
 mod trl;
 mod verl;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use key::Table;
@@ -93,9 +94,16 @@ fn launches_within(
     environment: &BTreeMap<String, String>,
     arguments: &[String],
 ) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
-    let evaluation = shell::evaluate_within(budget, script, environment, arguments)?;
+    let script = with_line_feeds(script);
+    let evaluation = shell::evaluate_within(budget, &script, environment, arguments)?;
     let launches: Vec<_> = evaluation.commands.iter().filter_map(|words| Launch::of(words)).collect();
     if launches.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((launches, evaluation.notes)) }
+}
+
+/// Ends lines by a line feed alone. In a script that was saved on Windows, a backslash would escape the
+/// carriage return, and the settings on the next lines would be lost.
+fn with_line_feeds(text: &str) -> Cow<'_, str> {
+    if text.contains("\r\n") { text.replace("\r\n", "\n").into() } else { text.into() }
 }
 
 /// Returns the launches of the shell and Python blocks of a Markdown page: each block is a script, or a
@@ -137,7 +145,7 @@ pub fn launches_of_python(
     arguments: &[String],
 ) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
     bounded(text)?;
-    let (mut launch, notes) = python::launch(text).ok_or(ConvertError::NoLaunch)?;
+    let (mut launch, notes) = python::launch(&with_line_feeds(text)).ok_or(ConvertError::NoLaunch)?;
     launch.arguments.extend_from_slice(arguments);
     Ok((vec![launch], notes))
 }

@@ -6,18 +6,25 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use rlt_convert::{Conversion, Fate, Launch, Project, convert, launches, launches_of_markdown, unknown};
+use rlt_convert::{
+    Conversion, Fate, Launch, Project, convert, launches, launches_of_markdown, launches_of_python, unknown,
+};
 
 fn fixture(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)).unwrap()
 }
 
-/// The first launch of a script.
+/// The first launch of a script in the fixtures.
 fn script(name: &str, variables: &[(&str, &str)]) -> Conversion {
+    of_text(&fixture(name), variables)
+}
+
+/// The first launch of a script.
+fn of_text(script: &str, variables: &[(&str, &str)]) -> Conversion {
     let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let environment: BTreeMap<_, _> =
         environment.chain([("HOME".to_owned(), "/home/me".to_owned())]).collect();
-    let (launches, _) = launches(&fixture(name), &environment, &[]).unwrap();
+    let (launches, _) = launches(script, &environment, &[]).unwrap();
     convert(&launches[0], &[], "test").unwrap()
 }
 
@@ -32,6 +39,21 @@ fn a_script_of_verl_becomes_a_valid_manifest() {
     let conversion = script("verl-grpo.sh", &[]);
     assert_eq!(problems(&conversion), [""; 0]);
     insta::assert_snapshot!(conversion.manifest);
+}
+
+/// A backslash at the end of a line is followed by a carriage return there.
+#[test]
+fn a_script_that_was_saved_on_windows_gives_the_manifest_of_any_other() {
+    for name in ["verl-grpo.sh", "trl-dpo.sh", "tulu-grpo.sh"] {
+        let on_windows = fixture(name).replace('\n', "\r\n");
+        assert_eq!(of_text(&on_windows, &[]).manifest, script(name, &[]).manifest, "{name}");
+    }
+    let program = "from trl import DPOConfig\n\nargs = DPOConfig(\n    beta=0.3,\n    max_steps=7,\n)\n";
+    let manifest = |text: &str| {
+        let (launches, _) = launches_of_python(text, &[]).unwrap();
+        convert(&launches[0], &[], "test").unwrap().manifest
+    };
+    assert_eq!(manifest(&program.replace('\n', "\r\n")), manifest(program));
 }
 
 #[test]
