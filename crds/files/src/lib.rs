@@ -23,6 +23,8 @@ pub const MAX_MODEL_JSON_BYTES: u64 = 64 << 20;
 pub const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 /// Maximum size of a log of a run, or of a file of prompts, in bytes; it is held in memory as a whole.
 pub const MAX_LOG_BYTES: u64 = 4 << 30;
+/// Mark that editors on Windows put in front of a text.
+const BYTE_ORDER_MARK: char = '\u{feff}';
 /// Name by which a command line means standard input.
 const STANDARD_INPUT: &str = "-";
 
@@ -62,7 +64,7 @@ pub fn read_to_string(path: &Path, max_bytes: u64) -> io::Result<String> {
 }
 
 /// Reads the text that an argument of a command names: a file, also a pipe such as `<(kustomize build)`, or
-/// standard input (`-`).
+/// standard input (`-`). A byte order mark, which editors on Windows put in front, is left out.
 ///
 /// # Errors
 /// [`Refusal::TooLong`] within the error, or the error of the operating system.
@@ -71,7 +73,11 @@ pub fn read_argument(path: &Path, max_bytes: u64) -> io::Result<String> {
         true => read_to_end(io::stdin(), max_bytes)?,
         false => read_to_end(File::open(path)?, max_bytes)?,
     };
-    text_of(bytes)
+    let mut text = text_of(bytes)?;
+    if text.starts_with(BYTE_ORDER_MARK) {
+        text.drain(..BYTE_ORDER_MARK.len_utf8());
+    }
+    Ok(text)
 }
 
 /// Reads the rest of a stream, which may have at most `max_bytes` of UTF-8.

@@ -56,6 +56,18 @@ fn a_file_is_read_up_to_its_bound_and_not_beyond() {
 }
 
 #[test]
+fn a_byte_order_mark_is_no_part_of_the_text_that_an_argument_names() {
+    let folder = folder();
+    let path = folder.path().join("job.yaml");
+    for (content, text) in
+        [("\u{feff}kind: a\r\n", "kind: a\r\n"), ("a\u{feff}b", "a\u{feff}b"), ("\u{feff}", "")]
+    {
+        fs::write(&path, content).unwrap();
+        assert_eq!(read_argument(&path, 100).unwrap(), text);
+    }
+}
+
+#[test]
 fn a_file_without_a_stated_length_is_bounded_too() {
     // The kernel states a length of 0 for these files.
     assert_eq!(fs::metadata("/proc/self/status").unwrap().len(), 0);

@@ -64,6 +64,8 @@ pub(super) fn load(
     source: &str,
 ) -> Result<Interpreter, WasmError> {
     let PythonRewardSpec { path, function } = python;
+    // Python skips the mark in a file, but not in a text.
+    let source = source.strip_prefix('\u{feff}').unwrap_or(source);
     let preparation = json!({"imports": [], "path": path, "source": source, "function": function});
     Interpreter::new(module, Bounds::of(wasm), &preparation)
 }

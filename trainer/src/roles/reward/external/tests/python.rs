@@ -114,6 +114,8 @@ fn a_python_function_judges_and_its_failure_is_no_verdict() {
         load(module, &wasm(), &python, SOURCE)
     };
     assert_eq!(judge_by(&by("all_of").unwrap(), sample("abc")).value, 3.0 + 8.0 + 3.0);
+    let marked = load(module, &wasm(), &python(), &format!("\u{feff}{SOURCE}")).unwrap();
+    assert_eq!(judge_by(&marked, sample("so 41 or 42")).value, 3.0);
     let missing = by("none").err().unwrap();
     assert!(
         matches!(&missing, WasmError::Load { message, .. } if message.contains("no attribute 'none'")),
