@@ -83,7 +83,7 @@ pub enum PreferenceRows {
 pub type CheckItem<T> = Box<dyn Fn(&T, &RowLocation) -> Result<(), DataError>>;
 
 /// Numbers of rows by outcome.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DatasetCounts {
     /// Number of rows that were read.
     pub num_rows: u64,
@@ -91,6 +91,17 @@ pub struct DatasetCounts {
     pub num_filtered: u64,
     /// Number of rows that were truncated to the maximum length.
     pub num_truncated: u64,
+}
+
+impl DatasetCounts {
+    /// Returns the sums with `other`.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            num_rows: self.num_rows + other.num_rows,
+            num_filtered: self.num_filtered + other.num_filtered,
+            num_truncated: self.num_truncated + other.num_truncated,
+        }
+    }
 }
 
 fn prompt_reader(tokenizer: &Tokenizer) -> ReadRow<Prompt> {

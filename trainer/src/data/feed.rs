@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 
-use super::{DataError, Dataset, Demonstration, Loader, LoaderError, LoaderState};
+use super::{DataError, Dataset, DatasetCounts, Demonstration, Loader, LoaderError, LoaderState};
 
 /// Training and held-out data, in an order that can be resumed.
 pub struct Data {
@@ -74,6 +74,16 @@ impl Data {
         let preferences = || self.preferences.as_ref().map(Loader::epoch);
         let prompts = self.prompts.as_ref().map(Loader::epoch);
         prompts.or_else(preferences).or_else(demonstrations).unwrap_or(0)
+    }
+
+    /// Numbers of streamed rows that were read so far; 0 if all rows are in memory.
+    pub(crate) fn streamed_counts(&self) -> DatasetCounts {
+        let of_kinds = [
+            self.prompts.as_ref().map(Loader::streamed_counts),
+            self.demonstrations.as_ref().map(Loader::streamed_counts),
+            self.preferences.as_ref().map(Loader::streamed_counts),
+        ];
+        of_kinds.into_iter().flatten().fold(DatasetCounts::default(), DatasetCounts::plus)
     }
 
     pub(crate) fn position(&self) -> DataPosition {

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mixture::Mixture;
 use super::stream::{LanePosition, Stream};
-use super::{CheckItem, DataError, Dataset, Demonstration, ReadRow};
+use super::{CheckItem, DataError, Dataset, DatasetCounts, Demonstration, ReadRow};
 
 /// Batches of items, without end.
 pub struct Loader<T> {
@@ -180,6 +180,14 @@ impl<T> Loader<T> {
         match &self.source {
             Source::Kept { .. } => self.state.epoch,
             Source::Streamed(stream) => stream.epoch(),
+        }
+    }
+
+    /// Numbers of streamed rows that were read so far; 0 if the items are in memory.
+    pub(crate) fn streamed_counts(&self) -> DatasetCounts {
+        match &self.source {
+            Source::Kept { .. } => DatasetCounts::default(),
+            Source::Streamed(stream) => stream.counts(),
         }
     }
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::rows::{self, Place, RowsFrom};
-use super::{CheckItem, DataError, Fitted, ReadRow, Split, sets};
+use super::{CheckItem, DataError, DatasetCounts, Fitted, ReadRow, Split, sets};
 
 /// Number of low bits of a row's index that hold its number within a file.
 const ROW_BITS: u32 = 40;
@@ -35,6 +35,9 @@ pub struct LanePosition {
     pub position: usize,
     /// Number of items that were returned in all passes.
     pub drawn: u64,
+    /// Numbers of rows that were read in all passes, those of the block included.
+    #[serde(default)]
+    pub counts: DatasetCounts,
 }
 
 /// A file of a lane, with the specification of its data set.
@@ -55,12 +58,15 @@ struct Lane<T> {
     position: LanePosition,
     /// Current block, if it was read since the position was set.
     block: Option<Block<T>>,
+    /// Whether the counts of the position include its block, as those of a saved position do.
+    is_counted: bool,
 }
 
 /// A block of items in memory, and the place of the next block.
 struct Block<T> {
     items: Vec<Arc<T>>,
     order: Option<Permutation>,
+    counts: DatasetCounts,
     next: Next,
 }
 
@@ -105,6 +111,7 @@ impl<T> Stream<T> {
                     seed,
                     position: LanePosition::default(),
                     block: None,
+                    is_counted: false,
                 });
             }
             digest.update(weight.unwrap_or_default().to_le_bytes());
@@ -140,6 +147,11 @@ impl<T> Stream<T> {
         self.lanes.iter().map(|lane| lane.position.clone()).collect()
     }
 
+    /// Numbers of rows that were read so far; a row counts once in each pass.
+    pub(super) fn counts(&self) -> DatasetCounts {
+        self.lanes.iter().fold(DatasetCounts::default(), |sum, lane| sum.plus(lane.position.counts))
+    }
+
     /// Number of passes that all lanes have completed.
     pub(super) fn epoch(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.position.pass).min().unwrap_or(0)
@@ -154,6 +166,7 @@ impl<T> Stream<T> {
                 lane.block = None;
             }
             lane.position = saved.clone();
+            lane.is_counted = true;
         }
     }
 
@@ -184,7 +197,11 @@ impl<T> Stream<T> {
         if lane.block.is_none() {
             let LanePosition { pass, file, place, block, .. } = lane.position;
             let next = Next { pass, file, place, block, rows: None };
-            lane.block = Some(lane.read_block(next, *block_rows, read, check)?);
+            let block = lane.read_block(next, *block_rows, read, check)?;
+            if !std::mem::replace(&mut lane.is_counted, true) {
+                lane.position.counts = lane.position.counts.plus(block.counts);
+            }
+            lane.block = Some(block);
         }
         let passes_before = lane.position.pass;
         loop {
@@ -198,10 +215,12 @@ impl<T> Stream<T> {
             }
             // The old block is freed before the new one is read.
             let Some(Block { next, .. }) = lane.block.take() else { return Ok(()) };
-            let drawn = lane.position.drawn;
+            let LanePosition { drawn, counts, .. } = lane.position;
             let (pass, file, place, block) = (next.pass, next.file, next.place, next.block);
-            lane.position = LanePosition { pass, file, place, block, position: 0, drawn };
-            lane.block = Some(lane.read_block(next, *block_rows, read, check)?);
+            lane.position = LanePosition { pass, file, place, block, position: 0, drawn, counts };
+            let block = lane.read_block(next, *block_rows, read, check)?;
+            lane.position.counts = counts.plus(block.counts);
+            lane.block = Some(block);
         }
     }
 }
@@ -223,7 +242,7 @@ impl<T> Lane<T> {
         check: &CheckItem<T>,
     ) -> Result<Block<T>, DataError> {
         let (pass, number) = (next.pass, next.block);
-        let mut items = Vec::new();
+        let (mut items, mut counts) = (Vec::new(), DatasetCounts::default());
         while items.len() < block_rows {
             let Some(file) = self.file(pass, next.file) else {
                 next = Next { pass: pass + 1, file: 0, place: Place::default(), block: 0, rows: None };
@@ -239,7 +258,11 @@ impl<T> Lane<T> {
             };
             let row = row?;
             let row_idx = (file.idx << ROW_BITS) | row.location.number;
-            if let Fitted::Whole(item) | Fitted::Truncated(item) = read(&file.spec, row_idx, &row)? {
+            let fitted = read(&file.spec, row_idx, &row)?;
+            counts.num_rows += 1;
+            counts.num_filtered += u64::from(matches!(fitted, Fitted::TooLong));
+            counts.num_truncated += u64::from(matches!(fitted, Fitted::Truncated(_)));
+            if let Fitted::Whole(item) | Fitted::Truncated(item) = fitted {
                 check(&item, &row.location)?;
                 items.push(Arc::new(item));
             }
@@ -252,7 +275,7 @@ impl<T> Lane<T> {
         let order = self
             .seed
             .map(|seed| Permutation::new(items.len() as u64, splitmix64(seed, pass.wrapping_add(1)), number));
-        Ok(Block { items, order, next })
+        Ok(Block { items, order, counts, next })
     }
 }
 

@@ -20,6 +20,7 @@ use crate::run::error::TrainError;
 use crate::run::evaluate::{Evaluation, evaluate};
 use crate::run::recipe::Recipe;
 use crate::run::saving::Patience;
+use crate::run::setup::datasets::{row_metrics, streamed_warnings};
 use crate::run::{Run, StepReward};
 use crate::run::{finish, out_of_memory, state};
 
@@ -36,6 +37,7 @@ pub fn train(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Outcom
         run.context.watch_mut().finish(RunEnd::Failed);
     }
     let outcome = outcome?;
+    run.data_warnings.extend(streamed_warnings(data.streamed_counts()));
     finish::finish(run, roles, outcome)?;
     Ok(outcome)
 }
@@ -223,6 +225,7 @@ fn log(run: &Run, data: &Data, mut metrics: Metrics) {
     metrics.insert("training/global_step".into(), run.progress.step as f64);
     metrics.insert("training/epoch".into(), data.epoch() as f64);
     metrics.extend(run.data_metrics.clone());
+    metrics.extend(row_metrics(data.streamed_counts()));
     run.context.watch().end_step(Stage::Training, run.progress.step, metrics);
 }
 

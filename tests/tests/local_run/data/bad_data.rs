@@ -58,6 +58,21 @@ fn rows_that_are_left_out_are_counted_wherever_a_run_is_looked_at() {
 }
 
 #[test]
+fn streamed_rows_that_are_left_out_are_counted_once_in_each_pass() {
+    let long = r#"{"data_source": "sums", "prompt": "1+1+1+1+1=", "reward_model": {"ground_truth": "5"}}"#;
+    let place = Place::new();
+    let path = place.file("rows.jsonl");
+    fs::write(&path, [GOOD, long, GOOD].join("\n")).unwrap();
+    let data = json!({ "task": null, "train": [path], "shuffle": false, "streaming": { "blockRows": 2 } });
+    place
+        .train(&tiny_with(json!({ "data": data })))
+        .expect(0, &["this run leaves out 3 of 9 streamed rows: they are longer"]);
+    // A step takes two prompts, which is a pass.
+    let filtered = place.steps().into_iter().map(|step| step["data/num_filtered"].clone());
+    assert_eq!(filtered.collect::<Vec<_>>(), [json!(1.0), json!(2.0), json!(3.0)]);
+}
+
+#[test]
 fn a_malformed_row_is_named_by_file_and_number() {
     for bad in ["{\"prompt\": ", "17", "{\"question\": \"1+1=\"}", "{\"prompt\": 17}"] {
         train(&Place::new(), &[GOOD, GOOD, bad, GOOD]).expect(78, &["rows.jsonl row 3:"]);

@@ -153,6 +153,31 @@ fn a_stream_goes_on_from_any_place_as_if_it_had_never_stopped() {
 }
 
 #[test]
+fn rows_are_counted_once_a_pass_wherever_a_stream_continues() {
+    let dir = TempDir::new().unwrap();
+    let rows = ["long", "x", "long", "y", "z", "long"].map(str::to_owned);
+    let spec =
+        DataSpec { train: vec![write(dir.path(), "a.jsonl", rows.into_iter())], ..DataSpec::default() };
+    let counts = |num_rows, num_filtered| DatasetCounts { num_rows, num_filtered, num_truncated: 0 };
+    let mut whole = open(&spec, 2, None, &Alive::default());
+    assert_eq!(whole.counts(), counts(4, 2), "the first block ends with its second item");
+    let mut positions = vec![whole.position()];
+    for expected in [counts(4, 2), counts(4, 2), counts(6, 3), counts(10, 5), counts(10, 5), counts(12, 6)] {
+        whole.next().unwrap();
+        assert_eq!(whole.counts(), expected);
+        positions.push(whole.position());
+    }
+    for (stopped, position) in positions.iter().enumerate() {
+        let mut resumed = open(&spec, 2, None, &Alive::default());
+        resumed.resume(position);
+        for expected in &positions[stopped + 1..] {
+            resumed.next().unwrap();
+            assert_eq!(resumed.position(), *expected, "from {stopped}");
+        }
+    }
+}
+
+#[test]
 fn with_weights_every_beginning_of_a_stream_has_their_shares() {
     let dir = TempDir::new().unwrap();
     let file = |name: &str| vec![write(dir.path(), name, (0..3).map(|_| name.to_owned()))];

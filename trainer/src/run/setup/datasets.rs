@@ -147,26 +147,19 @@ impl Datasets {
         })
     }
 
-    /// Returns the numbers of training rows that are left out or cut, if there are any. Streamed rows are not
-    /// counted.
+    /// Returns the numbers of training rows in memory that are left out or cut, if there are any.
     pub(super) fn metrics(&self) -> Metrics {
         let of_kinds = [
             in_memory(self.prompts.as_ref()),
             in_memory(self.demonstrations.as_ref()),
             in_memory(self.preferences.as_ref()),
         ];
-        let sum = |of: fn(&DatasetCounts) -> u64| of_kinds.iter().flatten().map(of).sum::<u64>();
-        let numbers = [
-            ("data/num_filtered", sum(|counts| counts.num_filtered)),
-            ("data/num_truncated", sum(|counts| counts.num_truncated)),
-        ];
-        let counted = numbers.into_iter().filter(|(_, number)| *number > 0);
-        counted.map(|(name, number)| (name.to_owned(), number as f64)).collect()
+        row_metrics(of_kinds.into_iter().flatten().fold(DatasetCounts::default(), DatasetCounts::plus))
     }
 
     /// Returns warnings about rows that are left out, cut, or repeated within a step, and about completions
     /// that the model's context of `context` tokens may cut; each follows the words "this run". `data` is the
-    /// specification with which the rows were loaded. Streamed rows are not counted.
+    /// specification with which the rows were loaded. Streamed rows are counted while they are read.
     pub(super) fn warnings(&self, spec: &ResolvedSpec, data: &DataSpec, context: usize) -> Vec<String> {
         let max_prompt_tokens = data.max_prompt_tokens;
         let of_prompts = if max_prompt_tokens < spec.data.max_prompt_tokens {
@@ -227,6 +220,18 @@ impl Datasets {
         let num_rows = prompts.or_else(preferences).or_else(demonstrations).unwrap_or(0);
         spec.training.length.num_steps(num_rows as u64, spec.training.prompts_per_step)
     }
+}
+
+/// Returns the numbers of rows that are left out or cut, if there are any.
+pub(crate) fn row_metrics(counts: DatasetCounts) -> Metrics {
+    let numbers = [("data/num_filtered", counts.num_filtered), ("data/num_truncated", counts.num_truncated)];
+    let counted = numbers.into_iter().filter(|(_, number)| *number > 0);
+    counted.map(|(name, number)| (name.to_owned(), number as f64)).collect()
+}
+
+/// Returns the warnings about streamed rows that were left out or cut.
+pub(crate) fn streamed_warnings(counts: DatasetCounts) -> Vec<String> {
+    row_warnings("streamed rows", counts, "the job or the model's context allows", 0)
 }
 
 fn in_memory<T>(rows: Option<&TrainingRows<T>>) -> Option<DatasetCounts> {
