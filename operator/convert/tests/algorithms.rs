@@ -129,7 +129,10 @@ fn rewards_say_where_they_differ_from_the_other_trainers() {
     };
     let (spec, comments) = trl("grpo", "--reward_funcs accuracy_reward think_format_reward");
     assert_eq!(kinds(&spec), ["Math", "Format"]);
-    assert!(comments.contains("math-verify"), "{comments}");
+    assert!(comments.contains("math-verify") && comments.contains("\\boxed{} alone"), "{comments}");
+    assert_eq!(spec["data"]["groundTruthKey"], "solution");
+    let (spec, _) = trl("grpo", "--reward_funcs think_format_reward");
+    assert!(spec["data"]["groundTruthKey"].is_null());
     let (spec, comments) = open_instruct("grpo_fast", "--dataset_mixer_list org/gsm8k_ground_truth 1.0");
     assert_eq!(kinds(&spec), ["Gsm8kFlexible"]);
     assert!(comments.contains("the verifier gsm8k"), "{comments}");

@@ -32,15 +32,15 @@ const OWN: [(&str, &str, &str, &str); 3] = [
         "accuracy_reward",
         "accuracy",
         "Math",
-        "accuracy_reward is math-verify on the column solution, and leaves out rows whose solution it cannot parse; Math compares \
-         values by its own rules and judges every row (docs/rewards.md)",
+        "accuracy_reward is math-verify: it also reads an answer without a box, and leaves out rows whose solution it cannot parse; \
+         Math reads the last \\boxed{} alone, compares values by its own rules and judges every row (docs/rewards.md)",
     ),
     (
         "reasoning_accuracy_reward",
         "accuracy",
         "Math",
-        "reasoning_accuracy_reward is math-verify on the text behind </think>, and 0 without it; Math reads the whole completion \
-         (docs/rewards.md)",
+        "reasoning_accuracy_reward is math-verify on the text behind </think>, and 0 without it; Math reads the last \\boxed{} of the \
+         whole completion (docs/rewards.md)",
     ),
     ("think_format_reward", "think_format", "Format", ""),
 ];
@@ -51,8 +51,10 @@ fn function(name: &str, draft: &mut Draft) -> Option<Value> {
             draft.remark("rewards", format!("{difference}."));
         }
         let mut function = json!({"name": own, "kind": kind});
-        if *kind == "Format" {
-            function["pattern"] = json!(thought_pattern());
+        match *kind {
+            "Format" => function["pattern"] = json!(thought_pattern()),
+            // Rows may have a column `answer`, too, which is read first by default.
+            _ => draft.set("spec.data.groundTruthKey", "solution"),
         }
         return Some(function);
     }
