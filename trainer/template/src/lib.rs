@@ -17,12 +17,14 @@ mod interpreter;
 mod json;
 mod lexer;
 mod methods;
+mod names;
 mod operators;
 mod order;
 mod parser;
 mod text;
 mod value;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 pub use error::{Error, ErrorKind};
@@ -92,6 +94,12 @@ impl Template {
         interpreter::render(&self.body, variables, &settings)
     }
 
+    /// Returns the names of variables that the template prints, alone or by an attribute, item, slice or
+    /// filter, and does not set itself. Values with a default are left out.
+    pub fn printed_names(&self) -> BTreeSet<&str> {
+        names::printed(&self.body)
+    }
+
     /// Renders the template in at most `max_steps` steps, and fails where it prints an undefined value, which
     /// jinja2 prints as an empty text. It has no clock.
     ///
@@ -113,6 +121,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn names_that_are_printed_and_never_set_come_from_outside() {
+        let source = "{{ a }}{{ b.c | trim }}{{ d['e'][1:] }}{{ f | default('') | trim }}{{ 1 if g }}\
+            {% set x = h %}{{ x }}{% for y, (z, w) in i %}{{ y }}{{ w.v }}{{ loop.index }}{{ j }}{% else %}{{ k }}{% endfor %}\
+            {% macro m(n) %}{{ n }}{{ o }}{% endmacro %}{{ m(1) }}{% with p = 1 %}{{ p }}{% endwith %}\
+            {% if q %}{{ r }}{% elif q %}{{ s }}{% else %}{{ t }}{% endif %}{% filter upper %}{{ u }}{% endfilter %}";
+        let template = Template::new(source).unwrap();
+        let names: String = template.printed_names().into_iter().collect();
+        assert_eq!(names, "abdjkorstu");
+    }
 
     #[test]
     fn a_strict_rendering_prints_no_undefined_value() {
