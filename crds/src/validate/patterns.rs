@@ -46,8 +46,19 @@ fn judge_problem(path: &str, function: &RewardFunctionSpec) -> Option<Problem> {
     }
 }
 
+/// Names of the values that a judge's rubric may print.
+const RUBRIC_VALUES: [&str; 5] = ["prompt", "completion", "ground_truth", "data_source", "extra_info"];
+
 fn rubric_problem(path: &str, function: &RewardFunctionSpec) -> Option<Problem> {
-    template_problem(format!("{path}.judge.rubric"), &function.judge.as_ref()?.rubric)
+    let rubric = &function.judge.as_ref()?.rubric;
+    let path = format!("{path}.judge.rubric");
+    let template = match Template::new(rubric) {
+        Ok(template) => template,
+        Err(error) => return Some(refused(path, Some(Value::from(rubric.as_str())), &error)),
+    };
+    let unknown = template.printed_names().into_iter().find(|name| !RUBRIC_VALUES.contains(name))?;
+    let problem = Problem::new(path, format!("prints {unknown}, which no sample has"));
+    Some(Problem { allowed: Some(RUBRIC_VALUES.join(", ")), ..problem })
 }
 
 /// Returns the problem of a Jinja template that cannot be parsed.
@@ -160,5 +171,10 @@ mod tests {
         }
         let right = "{% for m in messages %}{{ m.content | trim }}{% endfor %}{{ prompt }}";
         assert_eq!(job(right), [None, None]);
+        let unknown = message(judge("{{ prompt }}: {{ answer.text | trim }}"), json!({})).unwrap();
+        assert!(
+            unknown.contains("judge.rubric: prints answer, which no sample has; allowed: prompt"),
+            "{unknown}"
+        );
     }
 }
