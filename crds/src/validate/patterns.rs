@@ -159,7 +159,9 @@ mod tests {
             [chat, message(judge(template), json!({}))]
         };
         let places = ["spec.model.chatTemplate", "functions[0].judge.rubric"];
-        for broken in ["{{ prompt", "{% if a %}b", "{{ a b }}", "{% endfor %}", "{% nosuchtag %}"] {
+        for broken in
+            ["{{ prompt", "{% if a %}b", "{{ a b }}", "{% endfor %}", "{% nosuch %}", "{{ prompt | nosuch }}"]
+        {
             for (message, place) in job(broken).into_iter().zip(places) {
                 let message = message.unwrap_or_default();
                 assert!(

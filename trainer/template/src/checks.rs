@@ -38,7 +38,7 @@ const NAMES: [&str; 23] = [
 ];
 
 /// Whether there is a test of this name.
-fn exists(name: &str) -> bool {
+pub(crate) fn exists(name: &str) -> bool {
     NAMES.contains(&name) || comparison(name).is_some()
 }
 
