@@ -210,8 +210,9 @@ impl<T> Stream<T> {
                 return Ok(());
             }
             if block.items.is_empty() && lane.position.pass > passes_before + 1 {
-                // A full pass had no items.
-                return Err(DataError::Empty { split: Split::Train, num_filtered: 0 });
+                // A full pass had no items, and so had each before it.
+                let num_filtered = lane.position.counts.num_filtered / (lane.position.pass + 1);
+                return Err(DataError::Empty { split: Split::Train, num_filtered });
             }
             // The old block is freed before the new one is read.
             let Some(Block { next, .. }) = lane.block.take() else { return Ok(()) };

@@ -214,8 +214,10 @@ fn rows_that_are_left_out_do_not_end_a_pass_and_a_stream_without_rows_is_an_erro
     let none = ["long", "long"].map(str::to_owned);
     let spec =
         DataSpec { train: vec![write(dir.path(), "b.jsonl", none.into_iter())], ..DataSpec::default() };
-    let error = try_open(&spec, 2, None, &Alive::default()).err().unwrap();
-    assert!(matches!(error, DataError::Empty { .. }), "{error}");
+    for block_rows in [1, 2, 3] {
+        let error = try_open(&spec, block_rows, None, &Alive::default()).err().unwrap();
+        assert!(matches!(error, DataError::Empty { num_filtered: 2, .. }), "{error}");
+    }
 }
 
 #[test]
