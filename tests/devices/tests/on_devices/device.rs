@@ -192,6 +192,39 @@ fn a_capture_refuses_memory_and_waiting() {
     });
 }
 
+/// Queries and waits end the capture of the thread that makes them, whichever stream they are about.
+#[test]
+fn a_capture_refuses_queries_and_waits() {
+    type Act<'a> = &'a dyn Fn() -> Result<(), rlt_torch::Error>;
+    on_device("device::a_capture_refuses_queries_and_waits", || {
+        let [stream, other] = [0; 2].map(|device| Stream::from_pool(device).unwrap());
+        let event = Event::new(0).unwrap();
+        event.record(&other).unwrap();
+        let acts: [(&str, Act<'_>); 4] = [
+            ("the query of an event", &|| event.has_happened().map(drop)),
+            ("a wait for an event", &|| event.synchronize()),
+            ("a wait for another stream", &|| other.synchronize()),
+            ("a wait for the captured stream", &|| stream.synchronize()),
+        ];
+        for (name, act) in acts {
+            let mut refusal = None;
+            let captured = Graph::capture(&stream, || {
+                refusal = act().err().map(|error| error.to_string());
+                Ok::<(), rlt_torch::Error>(())
+            });
+            let refusal = refusal.unwrap_or_else(|| panic!("{name} is not refused"));
+            assert!(
+                refusal.contains("operation not permitted when stream is capturing"),
+                "{name}: {refusal}"
+            );
+            assert!(captured.is_err(), "{name} makes the capture invalid");
+        }
+        event.synchronize().unwrap();
+        assert!(event.has_happened().unwrap(), "outside of captures all of them work");
+        stream.synchronize().unwrap();
+    });
+}
+
 #[test]
 fn memory_ends_where_the_device_is_configured_to_end() {
     let name = "device::memory_ends_where_the_device_is_configured_to_end";
