@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rlt_devices::driver::{counts, function};
+use rlt_torch::cuda::driver::{Attribute, Driver};
 use rlt_torch::cuda::{Event, Graph, Stream};
 use tch::{Device, Kind, Tensor};
 
@@ -344,6 +345,21 @@ fn copies_launches_and_waits_are_counted_exactly() {
         );
         assert_eq!(after.waits - before.waits, 3);
     });
+}
+
+/// Work is split by this number, as on an H100 by default.
+#[test]
+fn a_device_has_132_multiprocessors_unless_it_is_told_otherwise() {
+    const VARIABLE: &str = "RLT_STAND_IN_MULTIPROCESSORS";
+    for given in [None, Some("7")] {
+        let others: Vec<(&str, &str)> = given.iter().map(|number| (VARIABLE, *number)).collect();
+        let name = "device::a_device_has_132_multiprocessors_unless_it_is_told_otherwise";
+        on_devices(name, 1, &others, || {
+            let expected = std::env::var(VARIABLE).map_or(132, |number| number.parse().unwrap());
+            let got = Driver::get().unwrap().attribute(0, Attribute::MultiprocessorCount).unwrap();
+            assert_eq!(got, expected);
+        });
+    }
 }
 
 #[test]
