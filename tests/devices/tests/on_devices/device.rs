@@ -162,14 +162,16 @@ fn a_capture_refuses_memory_and_waiting() {
             (said, captured.is_ok())
         };
         let (square, beside) = (one.view([1, 1]), Stream::from_pool(0).unwrap());
-        let product = square.zeros_like();
-        let works: [(&str, Work); 7] = [
+        let (product, grown) = (square.zeros_like(), one.zeros_like());
+        let works: [(&str, Work); 9] = [
             ("a new tensor", &|| one.f_add(&one).map(drop)),
             ("a tensor of another stream", &|| {
                 let _beside = beside.enter().unwrap();
                 Tensor::f_empty([1], (Kind::Float, GPU)).map(drop)
             }),
             ("a copy to the host", &|| one.f_to_device(Device::Cpu).map(drop)),
+            ("a number that is read", &|| one.f_double_value(&[0]).map(drop)),
+            ("memory that grows", &|| grown.shallow_clone().f_resize_([2]).map(drop)),
             ("pinned memory", &|| Tensor::from_slice(&[1.0_f32]).f_pin_memory(GPU).map(drop)),
             ("scratch memory", &|| one.f_cumsum_out(&one.shallow_clone(), 0, Kind::Float).map(drop)),
             ("a result of a size that is known later", &|| {
