@@ -27,8 +27,11 @@ trap 'rm -rf "$work"' EXIT
 bundle=$work/gpu-bundle
 mkdir "$bundle"
 strip -o "$bundle/rlt-trainer" "$binaries/rlt-trainer"
-# The newest symbols of glibc and libstdc++ that the binary needs: an older machine cannot start it.
-newest() { readelf --wide --version-info "$bundle/rlt-trainer" | grep --only-matching "\b$1_[0-9][0-9.]*" | sort --version-sort | tail -1; }
+# The newest symbols of glibc and libstdc++ that the binary needs: an older machine cannot start it. None are an error below.
+newest() {
+    readelf --wide --version-info "$bundle/rlt-trainer" | { grep --only-matching "\b$1_[0-9][0-9.]*" || true; } |
+        sort --version-sort | tail -1
+}
 glibc=$(newest GLIBC) glibcxx=$(newest GLIBCXX)
 [ -n "$glibc" ] && [ -n "$glibcxx" ] || fail "$bundle/rlt-trainer names no versions of GLIBC and GLIBCXX: is it linked otherwise?"
 cp trainer/gpu-check.sh "$bundle/gpu-check"

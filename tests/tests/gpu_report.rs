@@ -3,6 +3,9 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test panics where it fails")]
 
+#[path = "gpu_report/bundle.rs"]
+mod bundle;
+
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

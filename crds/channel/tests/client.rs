@@ -1,6 +1,8 @@
 //! The client against operators that are absent, slow, hanging, refusing, restarting or false.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
+
+mod messages;
 #[path = "client/operator.rs"]
 mod operator;
 

@@ -2,6 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
+mod algorithms;
+mod mutated;
+mod servers;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

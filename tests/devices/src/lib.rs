@@ -18,6 +18,7 @@
 //! | `RLT_STAND_IN_DRIVER` | version of the driver, 13000 by default |
 //! | `RLT_STAND_IN_FAILURE` | `<launches>:<CUresult>`: what every call returns after so many launches |
 //! | `RLT_STAND_IN_CAPTURE_FAILURE` | `<CUresult>`: result of every `cuStreamEndCapture` |
+//! | `RLT_STAND_IN_CAPTURE_REFUSES` | prefix of operators that are errors in a capture, such as `aten::mm` |
 //! | `RLT_STAND_IN_REPORT` | file for the counts, written at the end; `%p` in it is the process's number |
 //! | `RLT_STAND_IN_KERNELS_SEED` | in which order the threads of a kernel's block run |
 

@@ -21,6 +21,8 @@ mod supply;
 mod tensor_reads;
 #[path = "rules/terminal.rs"]
 mod terminal;
+#[path = "rules/test_groups.rs"]
+mod test_groups;
 #[path = "rules/tidy.rs"]
 mod tidy;
 #[path = "rules/tuples.rs"]

@@ -14,8 +14,11 @@ mod case;
 mod corrections;
 #[path = "rl_math/losses.rs"]
 mod losses;
+mod math_pairs;
+mod objective;
 #[path = "rl_math/others.rs"]
 mod others;
+mod preference;
 #[path = "rl_math/preferences.rs"]
 mod preferences;
 

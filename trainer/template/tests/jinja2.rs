@@ -1,5 +1,7 @@
 //! Equality with jinja2 as transformers configures it, on templates that it rendered (`fixtures/make.py`).
 
+mod hostile;
+
 use std::collections::BTreeMap;
 
 use rlt_template::Template;

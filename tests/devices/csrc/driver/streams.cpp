@@ -119,7 +119,10 @@ CUresult drain(Stream& stream) {
   uint64_t position;
   {
     std::lock_guard<std::mutex> guard(core().lock);
-    if (stream.capture != nullptr) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (stream.capture != nullptr) {
+      stream.capture->is_invalid = true;
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     position = stream.position;
   }
   advance(stream, position, true);

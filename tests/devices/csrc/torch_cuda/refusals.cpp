@@ -115,6 +115,8 @@ void check_determinism(const std::string& name, const std::vector<c10::IValue>& 
 }
 
 void check_capture(const std::string& name, CUstream stream) {
+  static const char* const refused = std::getenv("RLT_STAND_IN_CAPTURE_REFUSES");
+  if (refused != nullptr && name.rfind(refused, 0) == 0) forbid_in_capture(name + " is refused by the environment");
   if (allocating().count(name) > 0) forbid_in_capture(name + " allocates scratch memory");
   if (products().count(name) > 0 && multiplied().count(stream) == 0)
     forbid_in_capture(name + " is the thread's first product on this stream, which allocates cuBLAS' workspace");

@@ -79,6 +79,7 @@ struct RecordedCopy {
 void copy_on_device(const Tensor& to, const Tensor& from) {
   const CUstream stream = current_handle(to.get_device());
   if (!rlt_stand_in_is_capturing(stream)) return copy_between_devices(to, from);
+  check_capture("aten::copy_", stream);
   auto* copy = new RecordedCopy{to, from};
   check(rlt_stand_in_enqueue(stream, &RecordedCopy::run, &RecordedCopy::free, copy, false), "recording a copy");
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rlt_devices::driver::{counts, function};
+use rlt_torch::cuda::driver::{Attribute, Driver};
 use rlt_torch::cuda::{Event, Graph, Stream};
 use tch::{Device, Kind, Tensor};
 
@@ -161,14 +162,16 @@ fn a_capture_refuses_memory_and_waiting() {
             (said, captured.is_ok())
         };
         let (square, beside) = (one.view([1, 1]), Stream::from_pool(0).unwrap());
-        let product = square.zeros_like();
-        let works: [(&str, Work); 7] = [
+        let (product, grown) = (square.zeros_like(), one.zeros_like());
+        let works: [(&str, Work); 9] = [
             ("a new tensor", &|| one.f_add(&one).map(drop)),
             ("a tensor of another stream", &|| {
                 let _beside = beside.enter().unwrap();
                 Tensor::f_empty([1], (Kind::Float, GPU)).map(drop)
             }),
             ("a copy to the host", &|| one.f_to_device(Device::Cpu).map(drop)),
+            ("a number that is read", &|| one.f_double_value(&[0]).map(drop)),
+            ("memory that grows", &|| grown.shallow_clone().f_resize_([2]).map(drop)),
             ("pinned memory", &|| Tensor::from_slice(&[1.0_f32]).f_pin_memory(GPU).map(drop)),
             ("scratch memory", &|| one.f_cumsum_out(&one.shallow_clone(), 0, Kind::Float).map(drop)),
             ("a result of a size that is known later", &|| {
@@ -189,6 +192,39 @@ fn a_capture_refuses_memory_and_waiting() {
         assert!(captured.is_ok(), "cuBLAS has its workspace");
         // The stream works as before.
         assert_eq!(values(&(&one + &one)), [2.0]);
+    });
+}
+
+/// Queries and waits end the capture of the thread that makes them, whichever stream they are about.
+#[test]
+fn a_capture_refuses_queries_and_waits() {
+    type Act<'a> = &'a dyn Fn() -> Result<(), rlt_torch::Error>;
+    on_device("device::a_capture_refuses_queries_and_waits", || {
+        let [stream, other] = [0; 2].map(|device| Stream::from_pool(device).unwrap());
+        let event = Event::new(0).unwrap();
+        event.record(&other).unwrap();
+        let acts: [(&str, Act<'_>); 4] = [
+            ("the query of an event", &|| event.has_happened().map(drop)),
+            ("a wait for an event", &|| event.synchronize()),
+            ("a wait for another stream", &|| other.synchronize()),
+            ("a wait for the captured stream", &|| stream.synchronize()),
+        ];
+        for (name, act) in acts {
+            let mut refusal = None;
+            let captured = Graph::capture(&stream, || {
+                refusal = act().err().map(|error| error.to_string());
+                Ok::<(), rlt_torch::Error>(())
+            });
+            let refusal = refusal.unwrap_or_else(|| panic!("{name} is not refused"));
+            assert!(
+                refusal.contains("operation not permitted when stream is capturing"),
+                "{name}: {refusal}"
+            );
+            assert!(captured.is_err(), "{name} makes the capture invalid");
+        }
+        event.synchronize().unwrap();
+        assert!(event.has_happened().unwrap(), "outside of captures all of them work");
+        stream.synchronize().unwrap();
     });
 }
 
@@ -311,6 +347,21 @@ fn copies_launches_and_waits_are_counted_exactly() {
         );
         assert_eq!(after.waits - before.waits, 3);
     });
+}
+
+/// Work is split by this number, as on an H100 by default.
+#[test]
+fn a_device_has_132_multiprocessors_unless_it_is_told_otherwise() {
+    const VARIABLE: &str = "RLT_STAND_IN_MULTIPROCESSORS";
+    for given in [None, Some("7")] {
+        let others: Vec<(&str, &str)> = given.iter().map(|number| (VARIABLE, *number)).collect();
+        let name = "device::a_device_has_132_multiprocessors_unless_it_is_told_otherwise";
+        on_devices(name, 1, &others, || {
+            let expected = std::env::var(VARIABLE).map_or(132, |number| number.parse().unwrap());
+            let got = Driver::get().unwrap().attribute(0, Attribute::MultiprocessorCount).unwrap();
+            assert_eq!(got, expected);
+        });
+    }
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Runs the checks of `gpu-check` that run by name only on emulated devices.
 
+use std::collections::BTreeSet;
+
 use rlt_devices::StandIn;
+use rlt_tests::workspace_root;
 use serde_json::Value;
 
 use crate::gpu_check::{assert_predicted, check};
@@ -130,11 +133,25 @@ fn gradients_are_compared_in_two_dtypes_and_repeated() {
     }
 }
 
+/// Names of the checks that `trainer/gpu-report.sh` runs as stages, some of them under a tool of NVIDIA.
+fn stages_of_report() -> BTreeSet<String> {
+    let script = std::fs::read_to_string(workspace_root().join("trainer/gpu-report.sh")).unwrap();
+    let table = script.split("STAGES='").nth(1).unwrap().split('\'').next().unwrap();
+    let stages = table.lines().filter_map(|line| line.split_whitespace().next());
+    let checks = stages.flat_map(|stage| stage.split('+')).map(|stage| stage.rsplit(':').next().unwrap());
+    checks.filter(|name| !["environment", "reruns"].contains(name)).map(str::to_owned).collect()
+}
+
 #[test]
-fn every_check_is_skipped_without_a_gpu() {
+fn every_check_is_skipped_without_a_gpu_and_a_report_runs_those_of_one_gpu() {
     let (output, lines) = check(&["--all"], Vec::new());
     assert!(output.status.success());
     assert!(lines.len() == 23 && lines.iter().all(|line| line["status"] == "skipped"), "{lines:#?}");
+    let mut checks: BTreeSet<String> =
+        lines.iter().map(|line| line["name"].as_str().unwrap().to_owned()).collect();
+    // Collectives need two GPUs, and only emulated devices count what a decoding step asks of them.
+    assert!(checks.remove("nccl") && checks.remove("decode"), "{checks:?}");
+    assert_eq!(stages_of_report(), checks);
 }
 
 #[test]

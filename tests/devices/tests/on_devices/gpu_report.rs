@@ -1,4 +1,4 @@
-//! `trainer/gpu-report.sh` with real checks on an emulated device, one of which fails there.
+//! `trainer/gpu-report.sh` with real checks on an emulated device: one fails there, one crashes, one hangs.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -9,13 +9,22 @@ use rlt_devices::StandIn;
 use rlt_tests::{fresh_binary, workspace_root};
 use serde_json::Value;
 
-/// The bundle's `gpu-check`: the real one for four checks, while all others pass at once. The device fails
-/// the check `memory` after three launches, with CUDA_ERROR_LAUNCH_FAILED.
+/// The bundle's `gpu-check`: the real one for six checks, while all others pass at once. The device fails
+/// the check `memory` after three launches, with CUDA_ERROR_LAUNCH_FAILED; `copies` crashes when it has
+/// written its findings; and `draws` never runs, because its process is stopped.
 const GPU_CHECK: &str = r#"#!/bin/bash
 real=$(dirname "$0")/checks/gpu-check
 case ${@: -1} in
 device | gemm | update) exec "$real" "$@" ;;
 memory) RLT_STAND_IN_FAILURE=3:719 exec "$real" "$@" ;;
+copies)
+    "$real" "$@"
+    kill -SEGV $$
+    ;;
+draws)
+    kill -STOP $$
+    exec "$real" "$@"
+    ;;
 *) echo "{\"name\":\"${@: -1}\",\"status\":\"passed\",\"device\":\"none\"}" ;;
 esac
 "#;
@@ -59,14 +68,14 @@ fn bundle(machine: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_report_has_the_findings_of_real_checks_and_the_error_of_the_one_that_fails() {
+fn a_report_has_the_findings_of_real_checks_though_others_fail_crash_and_hang() {
     let machine = tempfile::tempdir().unwrap();
     let out = machine.path().join("report");
     let mut script = Command::new("bash");
     script.arg(workspace_root().join("trainer/gpu-report.sh"));
     script.arg("--bundle").arg(bundle(machine.path())).arg("--out").arg(&out);
     script.arg("--libtorch").arg(libraries(machine.path()));
-    script.args(["--seconds", "100000", "--limit", "all=100000"]);
+    script.args(["--seconds", "100000", "--limit", "all=100000", "--limit", "draws=2"]);
     let output = script.envs(StandIn::build().unwrap().env()).output().unwrap();
 
     let text = |name: &str| fs::read_to_string(out.join(name)).unwrap();
@@ -84,7 +93,7 @@ fn a_report_has_the_findings_of_real_checks_and_the_error_of_the_one_that_fails(
         findings.iter().find(is_of).map(|line| (line["ended"].clone(), line["text"].clone()))
     };
 
-    for (stage, num_findings) in [("device", 1), ("gemm", 2), ("update", 1)] {
+    for (stage, num_findings) in [("device", 1), ("gemm", 2), ("update", 1), ("copies", 3)] {
         let found = found(stage, "first");
         assert_eq!(found.len(), num_findings, "{stage}: {context}");
         for finding in found {
@@ -94,17 +103,25 @@ fn a_report_has_the_findings_of_real_checks_and_the_error_of_the_one_that_fails(
     }
     // The device fails again in the second run. The check does not decode, so there is none without graphs.
     for run in ["first", "blocking"] {
-        assert_eq!(ended("memory", run), Some(("failed".into(), "exit code 1".into())), "{context}");
+        for (stage, why) in [
+            ("memory", "exit code 1"),
+            ("copies", "crashed: SIGSEGV"),
+            ("draws", "took longer than 2 s and was killed"),
+        ] {
+            assert_eq!(ended(stage, run), Some(("failed".into(), why.into())), "{stage}: {context}");
+        }
         let mut errors = found("memory", run).into_iter().filter_map(|finding| finding["error"].as_str());
         assert!(errors.next_back().is_some_and(|error| !error.is_empty()), "{context}");
     }
     assert_eq!(ended("memory", "eager"), None, "{context}");
-    assert_eq!(ended("checkpoints", "first").unwrap().0, "passed", "stages after the failed one are run");
+    assert_eq!(ended("checkpoints", "first").unwrap().0, "passed", "stages after all of them are run");
 
     let title = page.lines().next().unwrap();
     assert!(title.starts_with("# GPU report: ") && title.contains("Stand-in"), "{context}");
     let has_row = |parts: &[&str]| page.lines().any(|line| parts.iter().all(|part| line.contains(part)));
     assert!(has_row(&["| memory | first |", "| memory |"]), "{context}");
+    assert!(has_row(&["| copies | first |", "crashed: SIGSEGV"]), "{context}");
+    assert!(has_row(&["| draws | first |", "took longer than 2 s"]), "{context}");
     assert!(has_row(&["| gemm, shape ", "TFLOP/s"]), "{context}");
     let of_update = findings.iter().find(|line| line["ratioToPredictedUpdateSeconds"].is_f64()).unwrap();
     assert_eq!(of_update["stage"], "update", "{context}");

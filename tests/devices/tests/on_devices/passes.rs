@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rlt_api::spec::LoraSpec;
 use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::loss::{Aggregation, Gspo, Objective, PolicyLoss, Vanilla};
 use rlt_core::rows::Rows;
@@ -67,10 +68,17 @@ pub(crate) fn batch(groups: Groups<'_>) -> Batch {
     }
 }
 
-pub(crate) fn actor(family: &str, device: Device, compute: Kind) -> Actor {
+fn decoder(family: &str, device: Device, compute: Kind) -> Decoder {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../trainer/tests/fixtures/models");
     let options = LoadOptions { device, compute, trainable: true, ..LoadOptions::default() };
-    let decoder = Decoder::load(&fixtures.join(family), &options).unwrap();
+    Decoder::load(&fixtures.join(family), &options).unwrap()
+}
+
+pub(crate) fn actor(family: &str, device: Device, compute: Kind) -> Actor {
+    actor_of(decoder(family, device, compute))
+}
+
+fn actor_of(decoder: Decoder) -> Actor {
     // A step divides a gradient by its own size. With the default of 1e-8 a gradient that is hardly more than
     // the rounding of its sum would move a weight as far as any other, and rounding depends on the CPU.
     let options = AdamWOptions { epsilon: 1e-5, ..AdamWOptions::default() };
@@ -184,6 +192,27 @@ fn an_update_waits_once_and_launches_as_much_for_many_samples_as_for_few() {
         assert_eq!([few.host_to_device, many.host_to_device], [4, 4]);
         // Log-probs and entropies; the gradients' norm.
         assert_eq!([few.device_to_host, many.device_to_host], [2, 2]);
+    });
+}
+
+/// A kernel draws the masks; each mask that the host draws would be a copy to the device.
+#[test]
+fn dropout_of_an_adapter_copies_nothing_to_the_device() {
+    on_device("passes::dropout_of_an_adapter_copies_nothing_to_the_device", || {
+        let asked = |dropout: f64| {
+            let mut decoder = decoder("qwen3", Device::Cuda(0), Kind::Float);
+            let spec = LoraSpec { rank: 4, dropout, ..LoraSpec::default() };
+            decoder.attach_lora_spec(&spec, 1).unwrap();
+            let (mut actor, batch) = (actor_of(decoder), batch(FEW));
+            let plan = UpdatePlan { num_epochs: 1, ..plan(VANILLA, LARGE) };
+            actor.set_dropout_seed(Some(7));
+            update(&mut actor, &batch, &plan).unwrap();
+            asked_by(|| update(&mut actor, &batch, &plan).unwrap()).1
+        };
+        let (without, with) = (asked(0.0), asked(0.1));
+        let copies = |asked: &Asked| [asked.host_to_device, asked.device_to_host, asked.waits];
+        assert_eq!(copies(&with), copies(&without), "{with:?} {without:?}");
+        assert!(with.launches > without.launches, "masks are drawn: {with:?} {without:?}");
     });
 }
 

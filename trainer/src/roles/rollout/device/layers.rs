@@ -14,7 +14,7 @@
 use rlt_api::plan::model_config::{ModelConfig, QkNorm};
 use rlt_torch::cuda::{EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu};
 use rlt_torch::{Activation, CachedSegments, Error, PackedLinear, cached_attention};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::CudaError;
 use super::experts::{ExpertBuffers, Mix};
@@ -34,6 +34,17 @@ struct Norms {
     after_mlp: Option<Tensor>,
     /// Norm weights of queries and of keys.
     heads: Option<[Tensor; 2]>,
+}
+
+/// Copies `source` into the memory of `target`. A pass must not panic where an operator fails: decoding
+/// continues without graphs if one cannot be captured.
+pub(super) fn copy_into(target: &Tensor, source: &Tensor) -> Result<(), Error> {
+    target.shallow_clone().f_copy_(source).map_err(failed)
+}
+
+/// Converts an error of one of libtorch's operators in a pass.
+fn failed(source: TchError) -> Error {
+    Error::Libtorch { act: "a pass of the decoder", message: source.to_string() }
 }
 
 /// A rotary embedding: angles per position, f32, and the factor of cosines and sines.
@@ -231,14 +242,15 @@ impl<'a> Model<'a> {
         }
         .launch(kernels)?;
         if let Some(images) = &inputs.images {
-            buffers.residual.shallow_clone().copy_(&images.in_place_of(&buffers.residual));
+            let placed = images.in_place_of(&buffers.residual);
+            copy_into(&buffers.residual, &placed)?;
         }
         for layer_idx in 0..self.norms.len() {
             self.layer(layer_idx, inputs, cache, buffers)?;
             if let Some(images) = &inputs.images {
                 // What is added behind a layer is added to what its last block made.
                 let added = images.added_after(layer_idx, buffers.added.shallow_clone());
-                buffers.added.shallow_clone().copy_(&added);
+                copy_into(&buffers.added, &added)?;
             }
         }
         let added = (!self.norms.is_empty()).then_some(&buffers.added);
@@ -318,7 +330,7 @@ impl<'a> Model<'a> {
             return Ok(&buffers.normed);
         }
         if let Some(added) = added {
-            let _ = buffers.residual.shallow_clone().g_add_(added);
+            let _ = buffers.residual.shallow_clone().f_add_(added).map_err(failed)?;
         }
         Ok(&buffers.residual)
     }
@@ -346,10 +358,10 @@ impl<'a> Model<'a> {
         let mut start = 0;
         for (heads, norm) in [(&queries, q_norm), (keys, k_norm)] {
             let width = heads.size()[1];
-            let mut fused = buffers.qkv.narrow(1, start, width);
-            heads.shallow_clone().copy_(&fused);
+            let fused = buffers.qkv.narrow(1, start, width);
+            copy_into(heads, &fused)?;
             self.norm_in_place(heads, norm, eps)?;
-            fused.copy_(heads);
+            copy_into(&fused, heads)?;
             start += width;
         }
         Ok(())

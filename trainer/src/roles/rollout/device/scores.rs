@@ -1,10 +1,9 @@
 //! Logits of every token of the vocabulary: from one product, or gathered from the shards of several ranks.
 
-use rlt_torch::collectives::CollectiveError;
 use tch::{Kind, Tensor};
 
 use super::CudaError;
-use super::layers::Model;
+use super::layers::{Model, copy_into};
 use super::peers::StreamTensorParallel;
 
 /// Buffers of logits for a number of rows.
@@ -42,7 +41,7 @@ impl Model<'_> {
         match (&scores.shards, &self.peers) {
             (Some(shards), Some(peers)) => {
                 self.head().forward_into(normed, &shards.own)?;
-                Ok(shards.all_gather_columns(peers, &scores.of_all_tokens)?)
+                shards.all_gather_columns(peers, &scores.of_all_tokens)
             }
             _ => Ok(self.head().forward_into(normed, &scores.of_all_tokens)?),
         }
@@ -68,18 +67,18 @@ impl TpScores {
         &self,
         peers: &StreamTensorParallel,
         of_all_tokens: &Tensor,
-    ) -> Result<(), CollectiveError> {
+    ) -> Result<(), CudaError> {
         peers.all_gather(&self.of_all_ranks, &self.own)?;
         let (rows, vocab_size) = (of_all_tokens.size()[0], of_all_tokens.size()[1]);
         let longest = self.longest as i64;
         let by_rank = self.of_all_ranks.view([self.num as i64, rows, longest]);
         let num_whole = vocab_size / longest;
         let begun = num_whole * longest;
-        let mut whole = of_all_tokens.narrow(1, 0, begun).unflatten(1, [num_whole, longest]);
-        whole.copy_(&by_rank.narrow(0, 0, num_whole).transpose(0, 1));
+        let whole = of_all_tokens.narrow(1, 0, begun).unflatten(1, [num_whole, longest]);
+        copy_into(&whole, &by_rank.narrow(0, 0, num_whole).transpose(0, 1))?;
         if begun < vocab_size {
-            let mut rest = of_all_tokens.narrow(1, begun, vocab_size - begun);
-            rest.copy_(&by_rank.select(0, num_whole).narrow(1, 0, vocab_size - begun));
+            let rest = of_all_tokens.narrow(1, begun, vocab_size - begun);
+            copy_into(&rest, &by_rank.select(0, num_whole).narrow(1, 0, vocab_size - begun))?;
         }
         Ok(())
     }

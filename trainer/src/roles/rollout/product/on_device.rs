@@ -15,7 +15,7 @@
 
 use rlt_torch::cuda::{Dequantize, Kernels, QUANTIZED_FEW_ROWS, QuantizedLinear, QuantizedRows};
 use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
-use tch::{Kind, Tensor, no_grad};
+use tch::{Kind, TchError, Tensor, no_grad};
 
 use super::{PackOptions, ProjectionShard, adapter_matrices, bytes_of};
 use crate::model::tp_shards::TpCut;
@@ -260,10 +260,11 @@ impl DeviceProduct {
         kernels: &Kernels,
         scratch: &Scratch,
     ) -> Result<(), Error> {
+        let failed = |error: TchError| Error::Libtorch { act: ADAPTER, message: error.to_string() };
         let own_heads;
         let x = match (self.input_heads, &scratch.heads) {
             (Some(widths), Some(heads)) => {
-                own_heads = without_padding(x, widths, heads);
+                own_heads = without_padding(x, widths, heads).map_err(failed)?;
                 &own_heads
             }
             _ => x,
@@ -275,7 +276,6 @@ impl DeviceProduct {
             base.forward_into(x, if self.bases.len() == 1 { out } else { &own }, kernels, scratch)?;
             start += width;
         }
-        let failed = |error: tch::TchError| Error::Libtorch { act: ADAPTER, message: error.to_string() };
         if let Some([a, b_ro]) = &self.adapter {
             let inner = first_numbers(&scratch.inner, [x.size()[0], a.size()[0]])?;
             no_grad(|| {
@@ -367,9 +367,9 @@ fn first_numbers(buffer: &Option<Tensor>, size: [i64; 2]) -> Result<Tensor, Erro
 
 /// Removes the padding of heads, [rows, heads * padded] to [rows, heads * own], in the memory of `heads`.
 /// Each half of a head is padded.
-fn without_padding(x: &Tensor, [own, padded]: [i64; 2], heads: &Tensor) -> Tensor {
+fn without_padding(x: &Tensor, [own, padded]: [i64; 2], heads: &Tensor) -> Result<Tensor, TchError> {
     let halves = x.unflatten(1, [-1, padded / 2]).narrow(2, 0, own / 2);
     let dense = heads.narrow(0, 0, x.size()[0]);
-    dense.unflatten(1, [-1, own / 2]).copy_(&halves);
-    dense
+    dense.unflatten(1, [-1, own / 2]).f_copy_(&halves)?;
+    Ok(dense)
 }

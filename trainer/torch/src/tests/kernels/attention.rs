@@ -112,6 +112,47 @@ fn pairs_are_turned_by_their_own_of_three_positions() {
     });
 }
 
+/// Buckets of a decoder's rows and numbers between them.
+#[test]
+fn any_number_of_rows_is_rotated_and_written() {
+    in_every_order(|kernels| {
+        for num_rows in [1_i32, 2, 7, 64, 255, 256] {
+            let (rows, dim) = (i64::from(num_rows), 8);
+            let positions: Vec<i32> = (0..num_rows).map(|row| 3 * row).collect();
+            let slots: Vec<i32> = (0..num_rows).rev().collect();
+            let qkv = randn(&[rows, 4 * dim], rows);
+            let inverse = (Tensor::arange(dim / 2, (Kind::Float, Device::Cpu)) * -0.1).exp();
+            let options = (Kind::Float, Device::Cpu);
+            let [k_cache, v_cache] = [0; 2].map(|_| Tensor::full([rows, 1, 1, dim], f64::NAN, options));
+            let q_out = Tensor::full([rows, 2, dim], f64::NAN, options);
+            RopeAndWriteKv {
+                qkv: &qkv,
+                inverse_frequencies: &inverse,
+                rope_factor: 1.0,
+                positions: &ints(&positions),
+                axes: None,
+                slots: &ints(&slots),
+                qk_norms: None,
+                norm_width: dim as usize,
+                eps: 1e-6,
+                offset: 0.0,
+                k_cache: &k_cache,
+                v_cache: &v_cache,
+                q_out: &q_out,
+            }
+            .launch(kernels)
+            .unwrap();
+            let heads_of =
+                |start: i64, count: i64| qkv.narrow(1, start * dim, count * dim).reshape([rows, count, dim]);
+            let turned = |x: Tensor| rotated(&x, &positions, &inverse, 1.0);
+            assert_near("queries", &q_out, &turned(heads_of(0, 2)));
+            // The last row is in the first slot.
+            assert_near("keys", &k_cache.view([rows, 1, dim]), &turned(heads_of(2, 1)).flip([0]));
+            assert_eq!(v_cache.view([rows, 1, dim]), heads_of(3, 1).flip([0]), "values are copied");
+        }
+    });
+}
+
 /// One batch: lengths, width of the window, splits.
 struct Batch {
     lens: Vec<i32>,

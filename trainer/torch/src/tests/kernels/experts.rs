@@ -162,8 +162,8 @@ fn rows_are_sorted_by_expert_as_on_the_cpu() {
 }
 
 /// Sizes of rows, experts, outputs and inputs: whole vectors and not, more rows than a tile, few rows.
-const PRODUCTS: [(usize, usize, i64, i64); 5] =
-    [(2, 5, 8, 16), (90, 4, 72, 40), (33, 8, 7, 33), (140, 5, 66, 104), (6, 40, 130, 8)];
+const PRODUCTS: [(usize, usize, i64, i64); 6] =
+    [(2, 5, 8, 16), (90, 4, 72, 40), (33, 8, 7, 33), (140, 5, 66, 104), (6, 40, 130, 8), (256, 4, 8, 16)];
 
 #[test]
 fn grouped_products_and_their_gradients_are_those_of_the_cpu() {
@@ -245,7 +245,7 @@ fn a_row_has_the_same_product_beside_others_and_alone_and_tokens_are_read_in_pla
 #[test]
 fn weighed_sums_are_those_of_the_cpu_with_what_stands_beside_them() {
     in_every_order(|kernels| {
-        for (tokens, per_token, width) in [(1, 1, 8), (5, 2, 24), (3, 4, 7), (2, 8, 520)] {
+        for (tokens, per_token, width) in [(1, 1, 8), (5, 2, 24), (3, 4, 7), (2, 8, 520), (256, 2, 8)] {
             for kind in KINDS {
                 let choices = choices(tokens * per_token, 6);
                 let Sorted { inverse, .. } = sorted(kernels, &choices, 6);

@@ -5,7 +5,9 @@ use tch::{Kind, Tensor};
 
 use super::{KINDS, assert_near, floats, in_every_order, randn};
 use crate::Activation;
-use crate::cuda::{GatedRows, HeadBackward, HeadForward, NormRows, RmsNormResidual, RopeRows, SwiGlu};
+use crate::cuda::{
+    GatedRows, HeadBackward, HeadForward, Kernels, NormRows, RmsNormResidual, RopeRows, SwiGlu,
+};
 use crate::tests::leaf;
 
 #[test]
@@ -222,37 +224,44 @@ impl Head {
     }
 }
 
+/// Compares log-probs, entropies and their gradient with the definition in f64.
+fn assert_is_the_definition(kernels: &Kernels, rows: i64, vocabulary: i64, kind: Kind) {
+    let head = Head::random(rows, vocabulary, kind);
+    head.forward().launch(kernels).unwrap();
+    let (logprobs, entropies) = (floats(&head.rows[0]), floats(&head.rows[1]));
+    let (dlogprob, dentropy) = (0.7, -0.3);
+    let mut expected = Vec::new();
+    for (row, (z, target)) in head.scaled().into_iter().enumerate() {
+        let score = logits::score(&z, target);
+        assert!((f64::from(logprobs[row]) - score.logprob).abs() < 2e-5, "{vocabulary} {kind:?}");
+        assert!((f64::from(entropies[row]) - score.entropy).abs() < 2e-5, "{vocabulary} {kind:?}");
+        let gradient = logits::score_gradient(&z, target, dlogprob, dentropy);
+        expected.extend(gradient.into_iter().map(|g| (g / head.temperature) as f32));
+    }
+    let grads = [dlogprob, dentropy].map(|g| head.rows[0].full_like(g));
+    let backward = HeadBackward { forward: head.forward(), grad_logprob: &grads[0], grad_entropy: &grads[1] };
+    backward.launch(kernels).unwrap();
+    let expected = Tensor::from_slice(&expected).view([rows, vocabulary]);
+    assert_near("the gradient of logits", &head.logits, &expected.to_kind(kind));
+}
+
 #[test]
 fn log_probs_entropies_and_their_gradient_are_those_of_the_definition() {
     in_every_order(|kernels| {
-        for (rows, vocabulary) in [(2, 16), (3, 37), (2, 1024), (1, 3001)] {
+        for (rows, vocabulary) in [(2, 16), (3, 37), (2, 1024), (1, 3001), (256, 40)] {
             for kind in KINDS {
-                let head = Head::random(rows, vocabulary, kind);
-                head.forward().launch(kernels).unwrap();
-                let (logprobs, entropies) = (floats(&head.rows[0]), floats(&head.rows[1]));
-                let (dlogprob, dentropy) = (0.7, -0.3);
-                let mut expected = Vec::new();
-                for (row, (z, target)) in head.scaled().into_iter().enumerate() {
-                    let score = logits::score(&z, target);
-                    assert!((f64::from(logprobs[row]) - score.logprob).abs() < 2e-5, "{vocabulary} {kind:?}");
-                    assert!(
-                        (f64::from(entropies[row]) - score.entropy).abs() < 2e-5,
-                        "{vocabulary} {kind:?}"
-                    );
-                    let gradient = logits::score_gradient(&z, target, dlogprob, dentropy);
-                    expected.extend(gradient.into_iter().map(|g| (g / head.temperature) as f32));
-                }
-                let grads = [dlogprob, dentropy].map(|g| head.rows[0].full_like(g));
-                let backward = HeadBackward {
-                    forward: head.forward(),
-                    grad_logprob: &grads[0],
-                    grad_entropy: &grads[1],
-                };
-                backward.launch(kernels).unwrap();
-                let expected = Tensor::from_slice(&expected).view([rows, vocabulary]);
-                assert_near("the gradient of logits", &head.logits, &expected.to_kind(kind));
+                assert_is_the_definition(kernels, rows, vocabulary, kind);
             }
         }
+    });
+}
+
+/// The rows of Qwen2.5's head, which are whole vectors, and the tokens of Qwen3's tokenizer, which are not.
+#[test]
+fn log_probs_of_a_vocabulary_of_152k_tokens_are_those_of_the_definition() {
+    in_every_order(|kernels| {
+        assert_is_the_definition(kernels, 1, 151_936, Kind::BFloat16);
+        assert_is_the_definition(kernels, 1, 151_669, Kind::Float);
     });
 }
 

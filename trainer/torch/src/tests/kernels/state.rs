@@ -54,6 +54,46 @@ fn a_step_follows_from_the_tokens_drawn() {
     });
 }
 
+/// Buckets of a decoder's rows and numbers between them.
+#[test]
+fn any_number_of_rows_is_gathered_and_advanced() {
+    in_every_order(|kernels| {
+        let embedding = randn(&[11, 24], 2);
+        for num_rows in [1_i32, 2, 7, 64, 255, 256] {
+            let of_rows = |value: fn(i32) -> i32| ints(&(0..num_rows).map(value).collect::<Vec<_>>());
+            let tokens = of_rows(|row| row % 11);
+            let out = Tensor::full([i64::from(num_rows), 24], f64::NAN, (Kind::Float, Device::Cpu));
+            EmbedGather { tokens: &tokens, embedding: &embedding, scale: 1.0, out: &out }
+                .launch(kernels)
+                .unwrap();
+            assert_eq!(out, embedding.index_select(0, &tokens.to_kind(Kind::Int64)));
+
+            // Row i has the blocks 2 i and 2 i + 1.
+            let blocks: Vec<i32> = (0..2 * num_rows).collect();
+            let (positions, context_lens) = (of_rows(|row| row % 7), of_rows(|row| row % 7 + 1));
+            let [slots, steps] = [0; 2].map(|_| of_rows(|_| 0));
+            let drawn = of_rows(|row| 1000 + row);
+            Advance {
+                drawn: &drawn,
+                block_tables: &ints(&blocks).view([i64::from(num_rows), 2]),
+                block_size: 4,
+                tokens: &tokens,
+                positions: &positions,
+                slots: &slots,
+                context_lens: &context_lens,
+                steps: &steps,
+            }
+            .launch(kernels)
+            .unwrap();
+            assert_eq!(words(&tokens), words(&drawn));
+            assert_eq!(words(&positions), words(&of_rows(|row| row % 7 + 1)));
+            assert_eq!(words(&context_lens), words(&of_rows(|row| row % 7 + 2)));
+            assert_eq!(words(&slots), words(&of_rows(|row| 8 * row + row % 7 + 1)));
+            assert_eq!(words(&steps), words(&of_rows(|_| 1)));
+        }
+    });
+}
+
 #[test]
 fn seen_tokens_are_bits_of_their_row() {
     in_every_order(|kernels| {

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-#[path = "real_node/chaos/plan.rs"]
+#[path = "../real_node/chaos/plan.rs"]
 mod plan;
 
 use std::collections::BTreeSet;

@@ -11,7 +11,7 @@ use rlt_objects::{args::PullPolicy, pod_template};
 use serde_json::{Value, json};
 
 fn job(workers: &Value) -> Job {
-    let example = include_str!("../../examples/quickstart/job.yaml");
+    let example = include_str!("../../../examples/quickstart/job.yaml");
     let mut manifest: Value = serde_saphyr::from_str(example).unwrap();
     manifest["spec"]["workers"] = workers.clone();
     manifest["metadata"] = json!({"name": "adding", "namespace": "team", "uid": "u", "generation": 1});
