@@ -25,3 +25,5 @@ mod terminal;
 mod tidy;
 #[path = "rules/tuples.rs"]
 mod tuples;
+#[path = "rules/walks.rs"]
+mod walks;
