@@ -1,5 +1,5 @@
-//! The examples of CONTRIBUTING.md: their code is that of files which are compiled and tested, and of all other
-//! files only a list names what they add.
+//! The examples of CONTRIBUTING.md: their code is that of files which are compiled and tested, and of all
+//! other files only a list names what they add.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,5 @@
-//! The walks in ARCHITECTURE.md: numbered steps of a prompt, a resource and a weight through the code, each with
-//! the files in which it happens.
+//! The walks in ARCHITECTURE.md: numbered steps of a prompt, a resource and a weight through the code, each
+//! with the files in which it happens.
 
 use std::fs;
 
