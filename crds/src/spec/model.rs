@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{LoraSpec, QuantizationSpec};
+use super::{LoraSpec, QuantizationSpec, model_families};
 
 /// Model to train. Exactly one of `path`, `hub` and `architecture` is the source of its weights.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -78,69 +78,17 @@ impl HubSpec {
     }
 }
 
-/// Model family that the trainer supports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum ModelFamily {
-    /// Llama 2 and 3.
-    Llama,
-    /// Mistral: Llama with an optional sliding window.
-    Mistral,
-    /// Ministral: Mistral with a sliding window in the layers that the configuration names.
-    Ministral,
-    /// Qwen2 and Qwen2.5: biases on the query, key and value projections.
-    Qwen2,
-    /// Qwen2-VL: Qwen2 with a vision tower.
-    Qwen2Vl,
-    /// Qwen2.5-VL: Qwen2.5 with a vision tower that has window attention.
-    Qwen25Vl,
-    /// Qwen3: norms of queries and keys.
-    Qwen3,
-    /// Qwen3-VL: Qwen3 with a vision tower, whose features are also added after the first layers.
-    Qwen3Vl,
-    /// Gemma 1: scaled embeddings, GELU, norm weights stored as offsets from 1.
-    Gemma,
-    /// Gemma 2: attention scores and logits are softcapped, and every other layer has a sliding window.
-    Gemma2,
-    /// Gemma 3, text: norms before and after each block, and another rotary embedding in layers with a
-    /// sliding window.
-    Gemma3,
-    /// Phi-3, Phi-3.5 and Phi-4: fused projections.
-    Phi3,
-    /// OLMo 2: norms after the blocks, and over all heads of queries and keys.
-    Olmo2,
-    /// OLMo 3: OLMo 2 with a sliding window in all but every fourth layer.
-    Olmo3,
-    /// Granite 3: scaled embeddings, attention, residual sums and logits.
-    Granite,
-    /// SmolLM3: no rotary embedding in every fourth layer.
-    SmolLm3,
-    /// GLM-4 9B: fused gate and up, rotary embedding of half of each head.
-    Glm,
-    /// GLM-4 (0414): norms before and after each block, rotary embedding of half of each head.
-    Glm4,
-    /// Seed-OSS: biases on the query, key and value projections, heads of width 128.
-    SeedOss,
-    /// Command R: layer norms, and feed-forward blocks parallel to attention.
-    Cohere,
-    /// Command R7B and A: Command R with sliding windows, and no rotary embedding in layers without one.
-    Cohere2,
-    /// EXAONE 4: norms after the blocks, and of each head of queries and keys.
-    Exaone4,
-    /// ERNIE 4.5, dense: Llama whose rotary embedding rotates adjacent dimensions.
-    Ernie45,
-    /// Mixtral: Mistral with experts as feed-forward blocks.
-    Mixtral,
-    /// Qwen2-MoE: Qwen2 with experts and a gated shared expert.
-    Qwen2Moe,
-    /// Qwen3-MoE: Qwen3 with experts in place of feed-forward blocks.
-    Qwen3Moe,
-    /// GPT-OSS: attention sinks, experts with biases and a clamped gate.
-    GptOss,
-    /// DeepSeek-V2: latent attention, experts and a shared expert.
-    DeepseekV2,
-    /// DeepSeek-V3 and R1: DeepSeek-V2 with experts chosen by sigmoid.
-    DeepseekV3,
+macro_rules! declare_families {
+    ($($(#[$doc:meta])* $name:ident: $($definition:ident)::+,)*) => {
+        /// Model family that the trainer supports.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+        pub enum ModelFamily {
+            $($(#[$doc])* $name,)*
+        }
+    };
 }
+
+model_families!(declare_families);
 
 /// Shape of a model that is built from scratch, in the words of Hugging Face's config.json.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

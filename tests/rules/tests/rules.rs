@@ -11,6 +11,8 @@ mod doc_comments;
 mod docs;
 #[path = "rules/every_leaf_has_a_reader.rs"]
 mod every_leaf_has_a_reader;
+#[path = "rules/examples.rs"]
+mod examples;
 #[path = "rules/files.rs"]
 mod files;
 #[path = "rules/promises.rs"]
@@ -27,3 +29,5 @@ mod test_groups;
 mod tidy;
 #[path = "rules/tuples.rs"]
 mod tuples;
+#[path = "rules/walks.rs"]
+mod walks;

@@ -22,26 +22,32 @@
 //! log softmax of logits / temperature, at temperature 1 if the temperature is 0. The caller has it from the
 //! same softmax.
 
+mod bits;
 mod seed;
 mod truncation;
 
 pub use seed::{derive_seed, draw};
+use serde::{Deserialize, Serialize};
 use truncation::Cut;
 
 use crate::types::TokenId;
 
 /// Parameters of how tokens are drawn and when a sample ends.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
     /// Divisor of the logits, at least 0; 0 takes the most probable token.
+    #[serde(with = "bits")]
     pub temperature: f64,
     /// Number of most probable tokens to draw from; `None` means all.
     pub top_k: Option<usize>,
     /// Fraction of the probability to draw from, in (0, 1]; 1 means all.
+    #[serde(with = "bits")]
     pub top_p: f64,
     /// Smallest probability relative to the most probable token, in \[0, 1\]; 0 means no bound.
+    #[serde(with = "bits")]
     pub min_p: f64,
     /// Penalty of tokens that occurred: above 1 discourages them, below 1 encourages them, 1 does nothing.
+    #[serde(with = "bits")]
     pub repetition_penalty: f64,
     /// Token ids that end a sample, in addition to the model's end of sequence.
     pub stop_token_ids: Vec<TokenId>,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction, StreamGroup};
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::{RankError, Ranks};
 
@@ -89,6 +89,27 @@ impl TpGroup {
         self.exchange(|group| group.all_reduce(&tensor, Reduction::Max))?;
         tensor.copy_data(&mut numbers, N);
         Ok(numbers)
+    }
+
+    /// Broadcasts the bytes of the first rank; those of the others are not read. The number of bytes is
+    /// exchanged first, and nothing else if it is 0.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub(crate) fn broadcast_bytes(&self, own: &[u8]) -> Result<Vec<u8>, RankError> {
+        let own = if self.place.index == 0 { own } else { &[] };
+        let [num_bytes] = self.all_reduce_max([own.len() as i64])?;
+        if num_bytes == 0 {
+            return Ok(Vec::new());
+        }
+        let bytes = match self.place.index {
+            0 => Tensor::from_slice(own),
+            _ => Tensor::zeros([num_bytes], (Kind::Uint8, Device::Cpu)),
+        };
+        self.exchange(|group| group.broadcast(&bytes, 0))?;
+        let mut received = vec![0; num_bytes as usize];
+        bytes.copy_data(&mut received, num_bytes as usize);
+        Ok(received)
     }
 
     /// A group of the same ranks whose operations run in libtorch's current stream on GPU `device_idx`.

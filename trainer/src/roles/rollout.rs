@@ -18,7 +18,8 @@
 //! - Ranks may form a tensor-parallel group ([`RolloutEngine::with_tp_group`]): each packs its shard of every
 //!   layer and keeps keys and values of its heads; all run the same scheduler on the same requests, and draw
 //!   from the same logits, bit by bit. In every step they verify that they drew the same tokens, and exchange
-//!   stop requests. Embeddings and norms are whole on each.
+//!   stop requests. Commands of the first rank reach all of them before the same step (`engine/inbox.rs`).
+//!   Embeddings and norms are whole on each.
 //! - Weights are packed by `sync_weights`, unit by unit, which computes a digest of every parameter.
 //!   Generation first computes the digests of the trainer's parameters again and refuses to run if one of
 //!   them has changed. With FSDP each rank digests its shard, and gathered units are compared with the
@@ -61,13 +62,15 @@ use rlt_core::engine::{DetokenizeError, SchedulerError};
 use rlt_core::images::{ImageError, PromptImage};
 use rlt_core::sampling::{SamplingError, SamplingParams};
 use rlt_core::types::TokenId;
+use serde::{Deserialize, Serialize};
 use tch::Kind;
 
 use crate::parallel::RankError;
 
 pub use digest::WeightDigest;
 pub use engine::{
-    Command, CommandQueue, CommandSource, EngineEnded, EngineHandle, Event, RolloutEngine, command_queue,
+    Command, CommandQueue, CommandSource, EngineEnded, EngineHandle, Event, NoCommandYet, NoCommands,
+    RolloutEngine, command_queue,
 };
 pub use memory::MemoryShare;
 pub use rlt_core::engine::{Detokenizer, SequenceId};
@@ -121,7 +124,7 @@ impl Default for RolloutOptions {
 }
 
 /// A prompt and how many samples of it are wanted, with what parameters.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RolloutRequest {
     /// Prompt tokens, at least one.
     pub prompt: Arc<[TokenId]>,
@@ -219,9 +222,6 @@ pub enum RolloutError {
         /// The how many-th step of the call, from 1.
         step: usize,
     },
-    /// A tensor-parallel group was to work on commands, which its ranks would apply at different times.
-    #[error("run: an engine in a tensor-parallel group takes no commands; expected one without a group")]
-    CommandsInGroup,
     /// A request has the index of one whose sequences still exist.
     #[error("request {request_idx} exists already; expected an index that no other request has")]
     RepeatedRequest {
@@ -360,7 +360,6 @@ impl RolloutError {
             | Self::Torn { .. }
             | Self::Ranks(_)
             | Self::Disagreement { .. }
-            | Self::CommandsInGroup
             | Self::Tensor { .. } => None,
         }
     }

@@ -4,11 +4,15 @@
 use std::ops::ControlFlow;
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
+use proptest::collection::vec;
+use proptest::prelude::*;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_trainer::roles::rollout::{
-    Command, EngineEnded, Event, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest, command_queue,
+    Command, CommandSource, EngineEnded, Event, NoCommandYet, RolloutEngine, RolloutError, RolloutOptions,
+    RolloutRequest, SequenceId, command_queue,
 };
 
 use super::fixture::*;
@@ -190,15 +194,64 @@ fn a_run_ends_where_its_client_asks_and_takes_no_more_commands() {
     assert_eq!(handle.pause(id), Err(EngineEnded));
 }
 
+/// What a random command does to a sequence.
+fn on_sequence(kind: usize, id: SequenceId) -> Command {
+    match kind {
+        0 => Command::Pause(id),
+        1 => Command::Resume(id),
+        2 => Command::Cancel(id),
+        _ => Command::Extend { id, tokens: EXTENSION.to_vec(), max_new_tokens: 4 },
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn ranks_of_a_group_apply_the_commands_of_the_first_before_the_same_step(
+        added_at in vec(0usize..8, 4),
+        later in vec((0usize..24, 0usize..4, 0usize..4, 0usize..2), 0..8),
+    ) {
+        let requests = requests(4, 2, &truncated());
+        let mut commands = Vec::new();
+        for (request_idx, (step, request)) in added_at.into_iter().zip(requests.clone()).enumerate() {
+            commands.push((step, Command::Add { request_idx, request, keep_open: request_idx % 2 == 1 }));
+        }
+        for (step, kind, request_idx, sample_idx) in later {
+            commands.push((step, on_sequence(kind, id(request_idx, sample_idx))));
+        }
+        commands.sort_by_key(|(step, _)| *step);
+        let of_ranks = on_ranks(2, 60, |ranks| {
+            let (decoder, mut engine) = (decoder("llama"), engine(&ranks, session()));
+            engine.sync_weights(&decoder, 0).unwrap();
+            let mut go_on = |_| ControlFlow::Continue(());
+            let expected = engine.generate(&decoder, &requests, &Letters, &mut go_on).unwrap();
+            // The source of the other rank is not asked.
+            let commands = if ranks.is_leader() { commands.clone() } else { added(&requests[..1], false) };
+            (expected, play_on(&mut engine, &decoder, commands))
+        });
+        let ((expected, first), second) = (&of_ranks[0], &of_ranks[1].1);
+        for played in [first, second] {
+            // There are fewer commands than sequences.
+            prop_assert!(played.num_sampled > 0);
+            for (id, turns) in &played.completions {
+                prop_assert_eq!(&turns[0], &expected[id.request_idx][id.sample_idx]);
+            }
+        }
+        prop_assert_eq!(&first.completions, &second.completions);
+        prop_assert_eq!(&first.cancelled, &second.cancelled);
+        prop_assert_eq!(&first.rejected, &second.rejected);
+        prop_assert_eq!(first.num_sampled, second.num_sampled);
+    }
+}
+
 #[test]
-fn a_tensor_parallel_group_takes_no_commands() {
-    let refused = on_ranks(2, 60, |ranks| {
-        let (decoder, mut engine) = (decoder("llama"), engine(&ranks, options()));
-        engine.sync_weights(&decoder, 0).unwrap();
-        let (_, mut queue) = command_queue();
-        let mut go_on = |_| ControlFlow::Continue(());
-        let ended = engine.run(&decoder, &Letters, &mut queue, &mut go_on, &mut |_| {});
-        matches!(ended, Err(RolloutError::CommandsInGroup))
-    });
-    assert_eq!(refused, [true, true]);
+fn a_queue_tells_a_wait_without_a_command_from_its_end() {
+    let (handle, mut queue) = command_queue();
+    assert_eq!(queue.wait_at_most(Duration::ZERO).unwrap_err(), NoCommandYet);
+    let id = handle.add(requests(1, 1, &SamplingParams::greedy()).remove(0), false).unwrap()[0];
+    let added = queue.wait_at_most(Duration::ZERO).unwrap().unwrap();
+    assert_eq!(added.request_idx(), id.request_idx);
+    drop(handle);
+    assert!(queue.wait_at_most(Duration::ZERO).unwrap().is_none());
 }

@@ -4,11 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::rc::Rc;
+use std::time::Duration;
 
 use rlt_core::types::{Completion, TokenId};
 use rlt_trainer::model::Decoder;
 use rlt_trainer::roles::rollout::{
-    Command, CommandSource, Event, RolloutEngine, RolloutOptions, RolloutRequest, RolloutStats, SequenceId,
+    Command, CommandSource, Event, NoCommandYet, RolloutEngine, RolloutOptions, RolloutRequest, RolloutStats,
+    SequenceId,
 };
 
 use super::fixture::{Letters, options};
@@ -67,6 +69,8 @@ impl Played {
 struct Script {
     commands: VecDeque<(usize, Command)>,
     num_steps: Rc<Cell<usize>>,
+    /// Whether the last wait with a limit had no result.
+    has_hesitated: bool,
 }
 
 impl CommandSource for Script {
@@ -81,19 +85,35 @@ impl CommandSource for Script {
         self.num_steps.set(self.num_steps.get().max(step));
         Some(command)
     }
+
+    /// Has a result every other time.
+    fn wait_at_most(&mut self, _: Duration) -> Result<Option<Command>, NoCommandYet> {
+        self.has_hesitated = !self.has_hesitated;
+        if self.has_hesitated { Err(NoCommandYet) } else { Ok(self.wait()) }
+    }
 }
 
 /// Runs an engine by commands, each of which comes after so many steps.
 pub(crate) fn play(decoder: &Decoder, options: RolloutOptions, commands: Vec<(usize, Command)>) -> Played {
+    let mut engine = RolloutEngine::new(options);
+    engine.sync_weights(decoder, 0).unwrap();
+    play_on(&mut engine, decoder, commands)
+}
+
+/// Runs an engine that has the decoder's weights, as [`play`] does.
+pub(crate) fn play_on(
+    engine: &mut RolloutEngine,
+    decoder: &Decoder,
+    commands: Vec<(usize, Command)>,
+) -> Played {
     let num_steps = Rc::new(Cell::new(0));
-    let mut script = Script { commands: commands.into(), num_steps: Rc::clone(&num_steps) };
+    let (commands, has_hesitated) = (commands.into(), false);
+    let mut script = Script { commands, num_steps: Rc::clone(&num_steps), has_hesitated };
     let mut count = |_| {
         num_steps.set(num_steps.get() + 1);
         ControlFlow::Continue(())
     };
     let mut played = Played::default();
-    let mut engine = RolloutEngine::new(options);
-    engine.sync_weights(decoder, 0).unwrap();
     engine.run(decoder, &Letters, &mut script, &mut count, &mut |event| played.record(event)).unwrap();
     played.stats = engine.stats();
     played

@@ -30,12 +30,12 @@ fn promises(page: &str) -> Vec<Promise> {
 }
 
 /// The texts in backticks of a cell.
-fn quoted(cell: &str) -> Vec<String> {
+pub(super) fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
 /// Names of the functions of a file that are tests.
-fn tests_of(text: &str) -> Vec<String> {
+pub(super) fn tests_of(text: &str) -> Vec<String> {
     let (mut names, mut is_test) = (Vec::new(), false);
     for line in text.lines().map(str::trim_start) {
         let function = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");

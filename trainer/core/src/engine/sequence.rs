@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::Block;
 use crate::types::TokenId;
 
@@ -33,7 +35,7 @@ pub(super) fn blocks_at_longest(num_tokens: usize, max_new_tokens: usize, block_
 }
 
 /// Name of a sequence: its request, and its index among the samples of the request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SequenceId {
     /// Index by which the request was added.
     pub request_idx: usize,

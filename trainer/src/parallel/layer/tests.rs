@@ -1,43 +1,11 @@
-//! Passes over single layers on one rank: cuts of the graph change no number.
+//! Passes over single layers on one rank, with their outputs and gradients.
 
-use std::cell::Cell;
-use std::rc::Rc;
+mod copies;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::style::{Exchange, ParallelStyle};
 use super::*;
 use crate::model::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput, RouterTap, Weights};
-use crate::parallel::RankError;
-
-/// A style that cuts the graph at every boundary of a layer and exchanges nothing.
-#[derive(Debug)]
-struct CutEverywhere {
-    num_cuts: Rc<Cell<usize>>,
-}
-
-#[derive(Debug)]
-struct Kept;
-
-impl<'a> ParallelStyle<'a> for CutEverywhere {
-    fn exchange(&self, at: Boundary) -> Option<Box<dyn Exchange + 'a>> {
-        if matches!(at, Boundary::Embedding | Boundary::HeadInput) {
-            return None;
-        }
-        self.num_cuts.set(self.num_cuts.get() + 1);
-        Some(Box::new(Kept))
-    }
-}
-
-impl Exchange for Kept {
-    fn forward(&self, end: &Tensor) -> Result<Tensor, RankError> {
-        Ok(end.detach().copy())
-    }
-
-    fn backward(&self, grad: &Tensor) -> Result<Tensor, RankError> {
-        Ok(grad.copy())
-    }
-}
 
 fn dense() -> serde_json::Value {
     serde_json::json!({
@@ -95,22 +63,4 @@ fn pass_over(decoder: &Decoder, styles: &Styles<'_>) -> Vec<Tensor> {
         rlt_torch::set_grad(&weight, None);
     }
     numbers
-}
-
-#[test]
-fn a_style_that_copies_at_every_boundary_changes_no_bit() {
-    for (config, expected_cuts) in [(dense(), 6), (latent(), 6), (experts(), 8)] {
-        let decoder = decoder(&config);
-        let num_cuts = Rc::new(Cell::new(0));
-        let cut = Styles::default().with(Some(CutEverywhere { num_cuts: Rc::clone(&num_cuts) }));
-        let (one_graph, graphs) = (pass_over(&decoder, &Styles::default()), pass_over(&decoder, &cut));
-        let name = &config["architectures"][0];
-        // Without and with a graph.
-        assert_eq!(num_cuts.get(), 2 * expected_cuts, "{name}");
-        assert!(one_graph.len() > 5 && one_graph.len() == graphs.len(), "{name}: {}", graphs.len());
-        for (idx, (one, other)) in one_graph.iter().zip(&graphs).enumerate() {
-            assert!(one.equal(other), "{name}: tensor {idx} differs");
-        }
-        assert!(one_graph[0].equal(&one_graph[1]), "{name}: a graph changes the output");
-    }
 }

@@ -3,6 +3,7 @@
 mod bounds;
 mod capacity;
 mod commands;
+mod inbox;
 mod run_loop;
 
 use std::ops::ControlFlow;
@@ -23,8 +24,11 @@ use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, Rollo
 use crate::parallel::{DecoderUnits, TpGroup};
 use bounds::RequestBounds;
 use capacity::{RunCapacity, allocate_cache, scheduler_for};
-use commands::NoCommands;
-pub use commands::{Command, CommandQueue, CommandSource, EngineEnded, EngineHandle, Event, command_queue};
+pub use commands::{
+    Command, CommandQueue, CommandSource, EngineEnded, EngineHandle, Event, NoCommandYet, NoCommands,
+    command_queue,
+};
+use inbox::Inbox;
 use run_loop::{Client, RunLoop};
 
 /// Rows beyond which a packed weight's layout no longer depends on their number.
@@ -222,7 +226,9 @@ impl RolloutEngine {
                 completions[id.request_idx][id.sample_idx] = Some(completion);
             }
         };
-        let client = Client { commands: &mut NoCommands, on_step: progress, on_event: &mut on_event };
+        let mut none = NoCommands;
+        let commands = Inbox::new(&mut none, None);
+        let client = Client { commands, on_step: progress, on_event: &mut on_event };
         self.drive(policy.into(), detokenizer, Work::Requests(requests), client)?;
         Ok(completions.into_iter().map(|samples| samples.into_iter().flatten().collect()).collect())
     }
@@ -234,9 +240,12 @@ impl RolloutEngine {
     /// `progress` is called after each step and may end the run there. `on_event` hears of every token and
     /// completion, and of commands that could not be applied.
     ///
+    /// In a tensor-parallel group all ranks make this call. The source of the first rank gives the commands,
+    /// the others' sources are not asked, and all ranks get the same events.
+    ///
     /// # Errors
     /// [`RolloutError::StaleWeights`] when a parameter of `policy` differs from what was synchronised,
-    /// [`RolloutError::CommandsInGroup`] in a tensor-parallel group, or the error of a step.
+    /// [`RolloutError::Ranks`] when a rank of the group is lost, or the error of a step.
     pub fn run<'a>(
         &mut self,
         policy: impl Into<DecoderUnits<'a>>,
@@ -245,9 +254,8 @@ impl RolloutEngine {
         progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
         on_event: &mut dyn FnMut(Event),
     ) -> Result<(), RolloutError> {
-        if self.ranks.is_some() {
-            return Err(RolloutError::CommandsInGroup);
-        }
+        let group = self.ranks.clone();
+        let commands = Inbox::new(commands, group.as_deref());
         let client = Client { commands, on_step: progress, on_event };
         self.drive(policy.into(), detokenizer, Work::Commands, client)
     }

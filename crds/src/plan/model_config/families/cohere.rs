@@ -22,6 +22,8 @@ pub(super) const COHERE: Definition = Definition {
     architecture: "CohereForCausalLM",
     classifier: "CohereForSequenceClassification",
     model_type: "cohere",
+    has_classifier: false,
+    has_windows: false,
     defaults: DEFAULTS,
     shape,
     read: |fields, config| {

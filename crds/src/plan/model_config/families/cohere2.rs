@@ -9,6 +9,8 @@ pub(super) const COHERE2: Definition = Definition {
     architecture: "Cohere2ForCausalLM",
     classifier: "Cohere2ForSequenceClassification",
     model_type: "cohere2",
+    has_classifier: false,
+    has_windows: true,
     defaults: Defaults { rope_theta: 10_000.0, ..cohere::DEFAULTS },
     shape: |config| {
         cohere::shape(config);

@@ -7,6 +7,8 @@ pub(super) const ERNIE4_5: Definition = Definition {
     architecture: "Ernie4_5ForCausalLM",
     classifier: "Ernie4_5ForSequenceClassification",
     model_type: "ernie4_5",
+    has_classifier: false,
+    has_windows: false,
     defaults: Defaults {
         num_kv_heads: Some(2),
         head_dim: Some(128),

@@ -9,6 +9,8 @@ pub(super) const EXAONE4: Definition = Definition {
     architecture: "Exaone4ForCausalLM",
     classifier: "Exaone4ForSequenceClassification",
     model_type: "exaone4",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults { num_kv_heads: Some(32), rms_norm_eps: 1e-5, bos: Some(0), ..Defaults::LLAMA },
     shape: |config| {
         config.block_norms = BlockNorms::AFTER;

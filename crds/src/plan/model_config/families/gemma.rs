@@ -20,6 +20,8 @@ pub(super) const GEMMA: Definition = Definition {
     architecture: "GemmaForCausalLM",
     classifier: "GemmaForSequenceClassification",
     model_type: "gemma",
+    has_classifier: true,
+    has_windows: false,
     defaults: DEFAULTS,
     shape,
     read: read_attention_bias,

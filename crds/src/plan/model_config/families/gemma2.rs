@@ -12,6 +12,8 @@ pub(super) const GEMMA2: Definition = Definition {
     architecture: "Gemma2ForCausalLM",
     classifier: "Gemma2ForSequenceClassification",
     model_type: "gemma2",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults { num_kv_heads: Some(4), activation_field: "hidden_activation", ..gemma::DEFAULTS },
     shape: |config| {
         gemma::shape(config);

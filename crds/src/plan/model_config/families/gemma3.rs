@@ -13,6 +13,8 @@ pub(super) const GEMMA3: Definition = Definition {
     architecture: "Gemma3ForCausalLM",
     classifier: "Gemma3TextForSequenceClassification",
     model_type: "gemma3_text",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults {
         num_kv_heads: Some(4),
         activation_field: "hidden_activation",

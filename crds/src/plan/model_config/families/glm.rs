@@ -8,6 +8,8 @@ pub(super) const GLM: Definition = Definition {
     architecture: "GlmForCausalLM",
     classifier: "GlmForSequenceClassification",
     model_type: "glm",
+    has_classifier: true,
+    has_windows: false,
     defaults: glm4::DEFAULTS,
     shape: |config| {
         config.qkv_bias = true;

@@ -24,6 +24,8 @@ pub(super) const GLM4: Definition = Definition {
     architecture: "Glm4ForCausalLM",
     classifier: "Glm4ForSequenceClassification",
     model_type: "glm4",
+    has_classifier: true,
+    has_windows: false,
     defaults: DEFAULTS,
     shape: |config| {
         config.qkv_bias = true;

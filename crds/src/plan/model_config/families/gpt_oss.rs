@@ -14,6 +14,8 @@ pub(super) const GPT_OSS: Definition = Definition {
     architecture: "GptOssForCausalLM",
     classifier: "GptOssForSequenceClassification",
     model_type: "gpt_oss",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults {
         num_kv_heads: Some(8),
         head_dim: Some(64),

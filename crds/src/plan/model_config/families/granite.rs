@@ -8,6 +8,8 @@ pub(super) const GRANITE: Definition = Definition {
     architecture: "GraniteForCausalLM",
     classifier: "GraniteForSequenceClassification",
     model_type: "granite",
+    has_classifier: true,
+    has_windows: false,
     defaults: Defaults::LLAMA,
     shape: nothing,
     read: |fields, config| {

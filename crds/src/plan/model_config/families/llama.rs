@@ -6,6 +6,8 @@ pub(super) const LLAMA: Definition = Definition {
     architecture: "LlamaForCausalLM",
     classifier: "LlamaForSequenceClassification",
     model_type: "llama",
+    has_classifier: true,
+    has_windows: false,
     defaults: Defaults::LLAMA,
     shape: nothing,
     read: |fields, config| {

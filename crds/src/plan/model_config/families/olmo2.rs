@@ -11,6 +11,8 @@ pub(super) const OLMO2: Definition = Definition {
     architecture: "Olmo2ForCausalLM",
     classifier: "Olmo2ForSequenceClassification",
     model_type: "olmo2",
+    has_classifier: true,
+    has_windows: false,
     defaults: DEFAULTS,
     shape,
     read: read_attention_bias,

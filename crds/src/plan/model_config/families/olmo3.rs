@@ -11,6 +11,8 @@ pub(super) const OLMO3: Definition = Definition {
     architecture: "Olmo3ForCausalLM",
     classifier: "Olmo3ForSequenceClassification",
     model_type: "olmo3",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults { rope_theta: THETA, ..olmo2::DEFAULTS },
     shape: olmo2::shape,
     read: |fields, config| {

@@ -13,6 +13,8 @@ pub(super) const PHI3: Definition = Definition {
     architecture: "Phi3ForCausalLM",
     classifier: "Phi3ForSequenceClassification",
     model_type: "phi3",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults {
         max_positions: 4096,
         rms_norm_eps: 1e-5,

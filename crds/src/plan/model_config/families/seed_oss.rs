@@ -6,6 +6,8 @@ pub(super) const SEED_OSS: Definition = Definition {
     architecture: "SeedOssForCausalLM",
     classifier: "SeedOssForSequenceClassification",
     model_type: "seed_oss",
+    has_classifier: true,
+    has_windows: false,
     defaults: Defaults {
         num_kv_heads: Some(8),
         head_dim: Some(128),

@@ -12,6 +12,8 @@ pub(super) const SMOLLM3: Definition = Definition {
     architecture: "SmolLM3ForCausalLM",
     classifier: "SmolLM3ForSequenceClassification",
     model_type: "smollm3",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults {
         num_kv_heads: Some(4),
         max_positions: 32_768,

@@ -7,15 +7,18 @@
 //! engine has seen it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use rlt_core::engine::SequenceId;
 use rlt_core::types::{Completion, TokenId};
+use serde::{Deserialize, Serialize};
 
 use crate::roles::rollout::{RolloutError, RolloutRequest};
 
 /// A change of what an engine works on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Samples a request.
     Add {
@@ -101,10 +104,26 @@ pub trait CommandSource {
 
     /// Waits for the next command, because nothing runs; `None` ends the run.
     fn wait(&mut self) -> Option<Command>;
+
+    /// Waits as [`Self::wait`] does, but no longer than `limit`: other ranks wait for this one. A source that
+    /// never waits long need not heed it.
+    ///
+    /// # Errors
+    /// [`NoCommandYet`] if none has come, and some can still come.
+    fn wait_at_most(&mut self, _limit: Duration) -> Result<Option<Command>, NoCommandYet> {
+        Ok(self.wait())
+    }
 }
 
-/// The source of a run whose requests are all known at its begin.
-pub(super) struct NoCommands;
+/// No command has come within the limit of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no command has come yet")]
+pub struct NoCommandYet;
+
+/// Source without commands: that of a run whose requests are all known at its begin, and of a rank that is
+/// not the first of its group.
+#[derive(Clone, Copy, Debug)]
+pub struct NoCommands;
 
 impl CommandSource for NoCommands {
     fn poll(&mut self) -> Option<Command> {
@@ -136,6 +155,14 @@ impl CommandSource for CommandQueue {
 
     fn wait(&mut self) -> Option<Command> {
         self.receiver.recv().ok()
+    }
+
+    fn wait_at_most(&mut self, limit: Duration) -> Result<Option<Command>, NoCommandYet> {
+        match self.receiver.recv_timeout(limit) {
+            Ok(command) => Ok(Some(command)),
+            Err(RecvTimeoutError::Timeout) => Err(NoCommandYet),
+            Err(RecvTimeoutError::Disconnected) => Ok(None),
+        }
     }
 }
 

@@ -14,14 +14,15 @@ use std::ops::ControlFlow;
 use rlt_core::engine::{PendingToken, Scheduler, Sequence, SequenceId};
 
 use super::bounds::RequestBounds;
-use super::commands::{CommandSource, Event};
+use super::commands::Event;
+use super::inbox::Inbox;
 use crate::roles::rollout::completion::RequestOutputs;
 use crate::roles::rollout::runner::{Runner, StepInput, StepOutput};
 use crate::roles::rollout::{RolloutError, RolloutProgress, RolloutStats};
 
 /// Gives commands to a run, and receives its progress and events.
 pub(super) struct Client<'c> {
-    pub(super) commands: &'c mut dyn CommandSource,
+    pub(super) commands: Inbox<'c>,
     /// Called after each step; may end the run there.
     pub(super) on_step: &'c mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
     pub(super) on_event: &'c mut dyn FnMut(Event),
@@ -59,7 +60,7 @@ impl<'a, 'o, 'c> RunLoop<'a, 'o, 'c> {
     /// [`RolloutError::Interrupted`] if the client of a rank ends the run, or the error of a step.
     pub(super) fn run(mut self) -> Result<(), RolloutError> {
         loop {
-            while let Some(command) = self.client.commands.poll() {
+            while let Some(command) = self.client.commands.poll()? {
                 self.apply(command)?;
             }
             while self.scheduler.num_in_flight() < self.runner.max_in_flight() && !self.scheduler.is_idle() {
@@ -67,7 +68,7 @@ impl<'a, 'o, 'c> RunLoop<'a, 'o, 'c> {
             }
             if self.scheduler.num_in_flight() > 0 {
                 self.read()?;
-            } else if let Some(command) = self.client.commands.wait() {
+            } else if let Some(command) = self.client.commands.wait()? {
                 self.apply(command)?;
             } else {
                 break;

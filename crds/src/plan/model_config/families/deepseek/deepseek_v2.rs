@@ -11,6 +11,8 @@ pub(in crate::plan::model_config::families) const DEEPSEEK_V2: Definition = Defi
     architecture: "DeepseekV2ForCausalLM",
     classifier: "DeepseekV2ForSequenceClassification",
     model_type: "deepseek_v2",
+    has_classifier: true,
+    has_windows: false,
     defaults: Defaults { head_dim: Some(64), ..Defaults::LLAMA },
     shape: |config| {
         config.rope_pairing = RopePairing::Neighbours;

@@ -11,6 +11,8 @@ pub(in crate::plan::model_config::families) const DEEPSEEK_V3: Definition = Defi
     architecture: "DeepseekV3ForCausalLM",
     classifier: "DeepseekV3ForSequenceClassification",
     model_type: "deepseek_v3",
+    has_classifier: true,
+    has_windows: false,
     defaults: Defaults {
         head_dim: Some(64),
         max_positions: 4096,

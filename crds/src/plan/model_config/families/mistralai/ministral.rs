@@ -7,6 +7,8 @@ pub(in crate::plan::model_config::families) const MINISTRAL: Definition = Defini
     architecture: "MinistralForCausalLM",
     classifier: "MinistralForSequenceClassification",
     model_type: "ministral",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults { num_kv_heads: Some(8), max_positions: 131_072, ..Defaults::LLAMA },
     shape: nothing,
     read: |fields, config| {

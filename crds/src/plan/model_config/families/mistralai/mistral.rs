@@ -11,6 +11,8 @@ pub(in crate::plan::model_config::families) const MISTRAL: Definition = Definiti
     architecture: "MistralForCausalLM",
     classifier: "MistralForSequenceClassification",
     model_type: "mistral",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults { num_kv_heads: Some(8), max_positions: 131_072, ..Defaults::LLAMA },
     shape: nothing,
     read: |fields, config| {

@@ -8,6 +8,8 @@ pub(in crate::plan::model_config::families) const MIXTRAL: Definition = Definiti
     architecture: "MixtralForCausalLM",
     classifier: "MixtralForSequenceClassification",
     model_type: "mixtral",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults {
         num_kv_heads: Some(8),
         max_positions: 131_072,

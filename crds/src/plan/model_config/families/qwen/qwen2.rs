@@ -15,6 +15,8 @@ pub(in crate::plan::model_config::families) const QWEN2: Definition = Definition
     architecture: "Qwen2ForCausalLM",
     classifier: "Qwen2ForSequenceClassification",
     model_type: "qwen2",
+    has_classifier: true,
+    has_windows: true,
     defaults: DEFAULTS,
     shape: |config| config.qkv_bias = true,
     read: |fields, config| read_windows(fields, config, MAX_WINDOW_LAYERS),

@@ -9,6 +9,8 @@ pub(in crate::plan::model_config::families) const QWEN2_MOE: Definition = Defini
     architecture: "Qwen2MoeForCausalLM",
     classifier: "Qwen2MoeForSequenceClassification",
     model_type: "qwen2_moe",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults { num_kv_heads: Some(16), ..DEFAULTS },
     shape: |config| {
         config.qkv_bias = true;

@@ -8,6 +8,8 @@ pub(in crate::plan::model_config::families) const QWEN3: Definition = Definition
     architecture: "Qwen3ForCausalLM",
     classifier: "Qwen3ForSequenceClassification",
     model_type: "qwen3",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults { head_dim: Some(128), ..DEFAULTS },
     shape: |config| config.qk_norm = QkNorm::Head,
     read: |fields, config| {

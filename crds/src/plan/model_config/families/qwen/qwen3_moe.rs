@@ -10,6 +10,8 @@ pub(in crate::plan::model_config::families) const QWEN3_MOE: Definition = Defini
     architecture: "Qwen3MoeForCausalLM",
     classifier: "Qwen3MoeForSequenceClassification",
     model_type: "qwen3_moe",
+    has_classifier: true,
+    has_windows: true,
     defaults: Defaults { num_kv_heads: Some(4), ..DEFAULTS },
     shape: |config| {
         config.qk_norm = QkNorm::Head;

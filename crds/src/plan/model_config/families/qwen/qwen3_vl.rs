@@ -9,6 +9,8 @@ pub(in crate::plan::model_config::families) const QWEN3_VL: Definition = Definit
     architecture: "Qwen3VLForConditionalGeneration",
     classifier: "Qwen3VLForSequenceClassification",
     model_type: "qwen3_vl",
+    has_classifier: false,
+    has_windows: false,
     defaults: Defaults {
         num_kv_heads: Some(32),
         head_dim: Some(128),

@@ -10,7 +10,7 @@ use rlt_core::types::TokenId;
 
 use super::*;
 use crate::model::ModelConfig;
-use crate::roles::rollout::engine::Command;
+use crate::roles::rollout::engine::{Command, CommandSource};
 use crate::roles::rollout::sampler::SampledToken;
 use crate::roles::rollout::{RolloutOptions, RolloutRequest};
 
@@ -134,7 +134,8 @@ fn run(max_in_flight: usize, commands: Vec<(usize, Command)>) -> (Vec<String>, V
         ControlFlow::Continue(())
     };
     let mut on_event = |event: Event| events.push(event);
-    let client = Client { commands: &mut script, on_step: &mut on_step, on_event: &mut on_event };
+    let commands = Inbox::new(&mut script, None);
+    let client = Client { commands, on_step: &mut on_step, on_event: &mut on_event };
     RunLoop::new(&mut runner, &mut scheduler, &mut outputs, client, bounds(), &mut stats).run().unwrap();
     (runner.calls, events)
 }
