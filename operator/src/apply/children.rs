@@ -303,9 +303,9 @@ impl<'a> JobChildren<'a> {
 /// The outcome of creating an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Created {
-    /// It is new, and as it was sent.
+    /// The object was created as it was sent.
     New,
-    /// One of its name exists.
+    /// An object of the same name exists already.
     Found,
 }
 

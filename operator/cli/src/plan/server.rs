@@ -23,7 +23,7 @@ use crate::cluster::{Connection, block_on};
 use crate::document;
 use crate::status::status_of;
 
-/// By whom a manifest is applied here, as the API server notes it.
+/// Field manager that the API server records for the dry run.
 const FIELD_MANAGER: &str = "rlctl";
 
 pub(super) fn ask(
