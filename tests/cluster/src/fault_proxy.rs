@@ -36,7 +36,7 @@ impl FaultProxy {
         Ok(Self { address, server: tokio::spawn(serve(listener, upstream, faults)) })
     }
 
-    /// Where a client finds the proxy, instead of the API server.
+    /// URL of the proxy, to be used in place of the API server's.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }

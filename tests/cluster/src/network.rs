@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 
 use crate::slot::Slot;
 
-/// Why the network of a cluster could not be made.
+/// An error of making a cluster's network.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
     /// A program could not be run.
@@ -32,7 +32,7 @@ pub enum NetworkError {
         program: &'static str,
         /// The cluster.
         name: String,
-        /// What it wrote to its standard error stream.
+        /// Standard error of the program.
         answer: String,
     },
 }

@@ -20,13 +20,13 @@ pub const ROOT: &str = "/var/lib/rlt-cluster";
 const NUM_SLOTS: u8 = 128;
 const SWEEP: &str = include_str!("sweep.sh");
 
-/// Why no slot could be had.
+/// An error of reserving a slot.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotError {
     /// A folder or lock file could not be made.
     #[error("making {path} failed")]
     Make {
-        /// What was to be made.
+        /// Path of the folder or lock file.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -39,7 +39,7 @@ pub enum SlotError {
         /// The cause.
         source: io::Error,
     },
-    /// As many clusters as there are slots.
+    /// All slots are taken by other clusters.
     #[error("all {NUM_SLOTS} slots in {ROOT} are taken")]
     AllTaken,
 }

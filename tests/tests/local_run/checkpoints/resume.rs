@@ -167,8 +167,8 @@ fn an_adapter_with_dropout_is_resumed() {
     prolong(&lora());
 }
 
-/// Before the first update the policy already differs from its reference, the quantized base alone. A resumed
-/// run reads the adapter, and decomposes nothing.
+/// The policy differs from its reference, the quantized base alone, already before the first update. A
+/// resumed run reads the adapter, and decomposes nothing.
 #[test]
 fn an_adapter_that_corrects_quantization_is_resumed() {
     let mut loftq = json!({
