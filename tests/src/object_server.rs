@@ -15,7 +15,7 @@ pub enum Mood {
     /// Answers as asked.
     #[default]
     Willing,
-    /// Answers 503.
+    /// Answers writes with 503.
     Failing,
     /// Hangs up after half of the body.
     HangingUp,

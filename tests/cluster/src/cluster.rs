@@ -64,7 +64,7 @@ pub enum ClusterError {
         act: &'static str,
         /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// No client could be made from its kubeconfig.
@@ -82,7 +82,7 @@ pub enum ClusterError {
     /// The kubeconfig or token is malformed.
     #[error("the API server's answer lacks {field}")]
     Answer {
-        /// The field.
+        /// Name of the missing field.
         field: &'static str,
     },
 }

@@ -28,7 +28,7 @@ pub enum ControlPlaneError {
         act: &'static str,
         /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A program of it does not run.
@@ -49,7 +49,7 @@ pub(crate) struct ControlPlane {
     pub(crate) server: String,
     /// Certificate of the authority, as PEM.
     pub(crate) authority: Vec<u8>,
-    /// The administrator.
+    /// The administrator of the cluster.
     pub(crate) admin: User,
     /// The user of the real node.
     pub(crate) node: User,

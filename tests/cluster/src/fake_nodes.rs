@@ -88,7 +88,7 @@ impl FakeNodes {
     }
 }
 
-/// kwok's flags.
+/// Command line of kwok, without the program.
 pub(crate) fn flags(kubeconfig: &Path, stages: &Path) -> Vec<String> {
     vec![
         format!("--kubeconfig={}", kubeconfig.display()),

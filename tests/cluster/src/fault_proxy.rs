@@ -21,7 +21,8 @@ use tower::{BoxError, Layer as _, Service as _};
 
 use crate::faults::{AnyBody, Faults};
 
-/// The proxy. It runs in the runtime that started it, and ends when it is dropped.
+/// Proxy of an API server that injects faults. It runs in the runtime that started it, and ends when it is
+/// dropped.
 #[derive(Debug)]
 pub struct FaultProxy {
     address: SocketAddr,

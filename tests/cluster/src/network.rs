@@ -20,17 +20,17 @@ pub enum NetworkError {
     /// A program could not be run.
     #[error("running {program} failed")]
     Run {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A program refused.
     #[error("{program} refused to set up the network of {name}: {answer}")]
     Refused {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
-        /// The cluster.
+        /// Name of the cluster.
         name: String,
         /// Standard error of the program.
         answer: String,

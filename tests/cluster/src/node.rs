@@ -45,13 +45,13 @@ pub enum NodeError {
         act: &'static str,
         /// Path of the file or folder.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// An image could not be loaded.
     #[error("loading the image {path} failed: {answer}")]
     Image {
-        /// The archive.
+        /// Path of the archive.
         path: PathBuf,
         /// Output of the program that loads images.
         answer: String,
@@ -59,7 +59,7 @@ pub enum NodeError {
     /// A part of the node was not ready in time.
     #[error("the {what} was not ready after {PATIENCE:?}; the end of its log:\n{log}")]
     NotReady {
-        /// The part.
+        /// Name of the part.
         what: &'static str,
         /// The last lines of its log.
         log: String,

@@ -24,7 +24,7 @@ pub enum ObjectsError {
     Refused {
         /// Arguments of kubectl.
         arguments: String,
-        /// The answer.
+        /// Standard error of kubectl.
         answer: String,
     },
     /// kubectl's answer is no JSON.

@@ -17,15 +17,15 @@ pub enum ProcessError {
     /// The program could not be started.
     #[error("starting {name} failed")]
     Start {
-        /// The program.
+        /// Name of the program.
         name: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The program ended, though it should serve.
     #[error("{name} ended with {status}; the end of its log:\n{log}")]
     Ended {
-        /// The program.
+        /// Name of the program.
         name: String,
         /// How it ended.
         status: ExitStatus,

@@ -27,7 +27,7 @@ pub enum ProgramError {
         act: &'static str,
         /// Path of the file or folder.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// Go could not be started.
@@ -35,7 +35,7 @@ pub enum ProgramError {
     Run {
         /// The module's folder.
         folder: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// Go could not build the module.

@@ -28,15 +28,15 @@ pub enum SlotError {
     Make {
         /// Path of the folder or lock file.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The shell that sweeps could not be started.
     #[error("starting the janitor of cluster {name} failed")]
     Janitor {
-        /// The cluster.
+        /// Name of the cluster.
         name: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// All slots are taken by other clusters.

@@ -33,7 +33,7 @@ pub enum KueueError {
         act: &'static str,
         /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// Kueue's process could not be started, or has ended.

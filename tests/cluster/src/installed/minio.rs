@@ -32,7 +32,7 @@ pub enum MinioError {
     Start {
         /// The operation that failed.
         act: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// MinIO did not answer in time.

@@ -54,7 +54,7 @@ fn prolong(changes: &Value) {
     assert_same_run(&whole, &resumed);
 }
 
-/// Both runs.
+/// Runs that trained six steps at once, and three and three.
 pub(crate) fn prolonged(changes: &Value) -> (Place, Place) {
     let (whole, resumed) = (Place::new(), Place::new());
     whole.train(&with_steps(changes, 6)).expect(0, &[]);
