@@ -27,7 +27,7 @@ pub enum ProcessError {
     Ended {
         /// Name of the program.
         name: String,
-        /// How it ended.
+        /// Exit status of the program.
         status: ExitStatus,
         /// The last lines of its log.
         log: String,
