@@ -136,7 +136,7 @@ fn pace(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<(Du
     (without_counts(before) == without_counts(after)).then_some((COUNTS_INTERVAL, COUNTS_WAIT))
 }
 
-/// A changed message of the scheduler is not urgent either.
+/// Returns a status without progress and without the scheduler's message, whose changes are not urgent.
 fn without_progress(status: &RLTrainingJobStatus) -> RLTrainingJobStatus {
     let mut status = RLTrainingJobStatus { progress: None, checkpoints: Vec::new(), ..status.clone() };
     clear_message(&mut status, ConditionType::Reconciling);

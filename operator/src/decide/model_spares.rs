@@ -315,7 +315,7 @@ impl World {
         }
     }
 
-    /// The launcher of a live pod reports what it runs, and follows the answer.
+    /// Lets the launcher of a live pod report what it runs, and follow the answer.
     fn ask(&mut self, name: &str) {
         let is_over = self.status.completion_time.is_some();
         let seconds = self.now.as_second();
