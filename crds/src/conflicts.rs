@@ -51,7 +51,7 @@ impl ChosenDevice {
 pub struct Conflict {
     /// Fact to change.
     pub fact: Fact,
-    /// Facts with which it cannot be combined, all together.
+    /// Facts that rule `fact` out if a job has all of them.
     pub with: &'static [Fact],
     /// Rule of validation, for facts that a manifest has; several conflicts may have one rule.
     pub(crate) rule: Option<&'static ConflictRule>,
@@ -145,7 +145,7 @@ pub fn refusals(spec: &ResolvedSpec, model: &ModelConfig, device: ChosenDevice) 
     .collect()
 }
 
-/// Returns the first conflict that rules `fact` out beside `facts`, for callers that have no job.
+/// Returns the first conflict of `fact` with `facts`, for callers that have no job.
 pub fn conflict_of(fact: Fact, facts: &Facts) -> Option<&'static Conflict> {
     parts_against(fact).find(|conflict| conflict.rules_out(facts))
 }

@@ -189,7 +189,8 @@ pub fn validate_with(
     Err(problems)
 }
 
-/// Checks a value beside a schema, such as that of a Kubernetes type.
+/// Checks a value of the manifest against another schema than the manifest's, such as that of a Kubernetes
+/// type.
 pub fn check_schema(path: &str, schema: &Value, value: &Value) -> Vec<Problem> {
     let mut checker = Checker::default();
     checker.check_at(path, schema, value);
@@ -236,7 +237,8 @@ fn check_envelope(manifest: &Value, checker: &mut Checker) {
     }
 }
 
-/// The name is a DNS label, because pods and services are named after it; so is the run folder.
+/// Checks a manifest's metadata. The name must be a DNS label, because pods and services are named after it;
+/// so is the run folder.
 fn check_metadata(metadata: Option<&Value>, checker: &mut Checker) -> Metadata {
     let read = metadata.map(|metadata| serde_json::from_value::<Metadata>(metadata.clone()));
     let metadata = match read {

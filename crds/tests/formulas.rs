@@ -1,6 +1,5 @@
-//! From a name in a manifest to the formula: every loss, estimator and preset is reached by its name, with
-//! every parameter that a manifest gives. The golden test of `rlt-core` compares the formulas with a peer's
-//! values.
+//! Formulas by their names in a manifest: every loss, estimator and preset is reached by its name, with every
+//! parameter that a manifest gives. The golden test of `rlt-core` compares the formulas with a peer's values.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a broken fixture should end the test")]
 

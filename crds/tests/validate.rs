@@ -281,7 +281,7 @@ fn a_secret_in_the_manifest_is_warned_of_and_other_values_are_not() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// With any text in place of a line, the result is a job or problems, never a panic.
+    /// Validation of a manifest with any text in place of a line returns a job or problems, and never panics.
     #[test]
     fn no_line_however_changed_makes_validation_panic(line in 0usize..80, text in "[ -~]{0,24}", indent in 0usize..8) {
         let mut lines: Vec<String> = ARITHMETIC.lines().map(str::to_owned).collect();

@@ -322,7 +322,8 @@ impl<'a> Reconcile<'a> {
         }
     }
 
-    /// A report of an earlier attempt says nothing about this one; its checkpoints are still there.
+    /// Takes progress, checkpoints and restarts from the trainer's report. Of a report of an earlier attempt
+    /// only the checkpoints count, which are still there.
     fn take_report(&mut self) {
         self.take_progress();
         restarts::count(self);

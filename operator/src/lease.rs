@@ -113,7 +113,7 @@ impl Election {
     }
 }
 
-/// Without a release the Lease expires, as after a crash.
+/// Stops the election without a release: the Lease expires, as after a crash.
 impl Drop for Election {
     fn drop(&mut self) {
         self.task.abort();

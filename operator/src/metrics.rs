@@ -144,7 +144,7 @@ impl Metrics {
         all
     }
 
-    /// The page for Prometheus.
+    /// Formats all metrics as a page for Prometheus.
     pub fn page(&self) -> String {
         for (resource, begun_at) in self.watches.oldest() {
             let seconds = begun_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
@@ -156,19 +156,19 @@ impl Metrics {
         page
     }
 
-    /// A job was reconciled.
+    /// Counts a reconcile of a job, and the time that it took.
     pub fn reconciled(&self, outcome: &'static str, duration: Duration) {
         let label = [("outcome", outcome.to_owned())];
         self.reconciles.get_or_create(&label).inc();
         self.reconcile_seconds.get_or_create(&label).observe(duration.as_secs_f64());
     }
 
-    /// A job was reconciled so long after something happened to it.
+    /// Records a reconcile of a job that began `duration` after the change that caused it.
     pub fn queued(&self, duration: Duration) {
         self.queue_seconds.observe(duration.as_secs_f64());
     }
 
-    /// The API server has answered with `code`, or not at all.
+    /// Counts a call to the API server; `code` is `None` without an answer.
     pub fn called(&self, call: &Call, code: Option<u16>, duration: Duration) {
         let (verb, resource) = (call.verb.name().to_owned(), call.resource.clone());
         let code_text = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
@@ -183,40 +183,40 @@ impl Metrics {
         }
     }
 
-    /// A call is about to be sent.
+    /// Notes the start of a call, which for a watch is its first request.
     pub fn asks(&self, call: &Call) {
         if call.verb == Verb::Watch {
             self.watches.asked(call);
         }
     }
 
-    /// The age of each watch since its last start, or since its first request if it never started.
+    /// Age of each watch since its last start, or since its first request if it never started.
     pub fn watch_ages(&self) -> Vec<(String, Duration)> {
         self.watches.ages()
     }
 
-    /// An attempt has reached `milestone`, `after` its start.
+    /// Records that an attempt reached `milestone`, `after` its start.
     pub fn reached(&self, milestone: Milestone, after: Duration) {
         let label = [("milestone", milestone.name().to_owned())];
         self.milestones.get_or_create(&label).observe(after.as_secs_f64());
     }
 
-    /// An attempt did not end well.
+    /// Counts an attempt that failed, by its cause.
     pub fn attempt_ended(&self, cause: &str) {
         self.attempts_ended.get_or_create(&[("cause", cause.to_owned())]).inc();
     }
 
-    /// A job has ended, `complete` or `failed`.
+    /// Counts a job that has ended, by its outcome `complete` or `failed`.
     pub fn job_ended(&self, outcome: &'static str) {
         self.jobs_ended.get_or_create(&[("outcome", outcome.to_owned())]).inc();
     }
 
-    /// A rank has reported.
+    /// Counts a report of a rank, by its outcome.
     pub fn reported(&self, outcome: &'static str) {
         self.reports.get_or_create(&[("outcome", outcome.to_owned())]).inc();
     }
 
-    /// Whether this replica leads.
+    /// Sets whether this replica leads.
     pub fn set_leader(&self, leads: bool) {
         self.leader.set(i64::from(leads));
     }

@@ -18,7 +18,7 @@ use crate::progress::{
     TokenReviewer, Workers,
 };
 
-/// Between two tries to serve the channel.
+/// Wait between two tries to serve the channel.
 const CHANNEL_RETRY: Duration = Duration::from_secs(5);
 
 /// An error that keeps the process from its work.

@@ -160,7 +160,7 @@ fn with_failure(
     }
 }
 
-/// When to reconcile next. A transient error is returned, and so retried with back-off.
+/// Returns when to reconcile next. A transient error is returned, and so retried with back-off.
 fn requeue(
     context: &Context,
     job: &Job,

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 /// Limit of each wait; Argo CD usually answers in a second or two.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Of the operator.
+/// Namespace of the operator.
 const NAMESPACE: &str = "rl-operator";
 
 fn root() -> PathBuf {

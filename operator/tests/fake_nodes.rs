@@ -46,7 +46,7 @@ impl Gang {
         Self::run_with(purpose, json!({})).await
     }
 
-    /// As [`Gang::run`], with a run policy, by an operator in the chart's roles.
+    /// Runs a gang with a run policy, by an operator in the chart's roles.
     async fn run_with(purpose: &str, run_policy: serde_json::Value) -> Option<Self> {
         let cluster = CLUSTER.get()?;
         let turn = TURN.lock().await;

@@ -21,15 +21,15 @@ const PATIENCE: Duration = Duration::from_secs(100);
 pub struct Received {
     /// The service that sent it.
     pub service: String,
-    /// Its name.
+    /// Name of the span.
     pub name: String,
     /// The trace that it is a part of.
     pub trace: String,
-    /// Its own id.
+    /// Id of the span.
     pub id: String,
     /// The id of the span that it is a part of; empty for none.
     pub parent: String,
-    /// Its attributes in the order of the request, as text.
+    /// Attributes of the span in the order of the request, as text.
     pub attributes: Vec<(String, String)>,
     /// How long it took.
     pub duration: Duration,

@@ -18,15 +18,15 @@ pub const TOKEN: &str = "hf_right";
 /// Bytes of a part of a large file.
 const PART_BYTES: usize = 30_000;
 
-/// How the server behaves.
+/// Treatment of large files by the hub's storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Storage {
-    /// Large files go there whole.
+    /// Large files are uploaded as a whole.
     #[default]
     Whole,
-    /// They go there in parts.
+    /// Large files are uploaded in parts.
     Parts,
-    /// It answers 500.
+    /// The storage answers 500.
     Broken,
 }
 
@@ -40,7 +40,7 @@ pub struct HubPushServer {
 #[derive(Debug, Default)]
 struct State {
     storage: Storage,
-    /// Where the hub and its storage are found; their ports differ.
+    /// URLs of the hub and of its storage; their ports differ.
     places: [String; 2],
     is_made: bool,
     /// Requests as `METHOD PATH`.
@@ -86,7 +86,7 @@ impl HubPushServer {
         Ok(Self { endpoint, state })
     }
 
-    /// Where clients find it.
+    /// URL of the hub.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }

@@ -19,7 +19,7 @@ pub type Files = BTreeMap<String, Vec<u8>>;
 /// A repository: the prefixes of its API and of its contents, and its files.
 type Served<'a> = (&'static str, &'static str, &'a Files);
 
-/// What becomes of an answer's body, by its path.
+/// Edit of an answer's body, by its path.
 type Edits = dyn Fn(&str, Vec<u8>) -> Vec<u8>;
 
 /// The server; it ends with the process.
@@ -89,7 +89,7 @@ impl HubServer {
         Ok(server)
     }
 
-    /// Where clients find it.
+    /// URL of the server.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }

@@ -54,8 +54,8 @@ pub fn binary(name: &str) -> PathBuf {
     profile_folder().join(name)
 }
 
-/// As [`binary`], and built first where it is missing or older than a source: for `cargo test -p rlt-tests`
-/// alone.
+/// Returns the path of a binary, and builds it if it is missing or older than a source: for `cargo test -p
+/// rlt-tests` alone.
 ///
 /// # Panics
 /// When Cargo can not build it.
@@ -101,7 +101,7 @@ pub fn test_image(name: &str) -> PathBuf {
     image_of_built_binary(name)
 }
 
-/// As [`test_image`], of a binary that was built before.
+/// Builds a test image as [`test_image`], of a binary that was built before.
 ///
 /// # Panics
 /// When the image can not be built.

@@ -12,10 +12,10 @@ use std::time::Duration;
 /// How the server treats the next requests that write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mood {
-    /// As asked.
+    /// Answers as asked.
     #[default]
     Willing,
-    /// Answers 503.
+    /// Answers writes with 503.
     Failing,
     /// Hangs up after half of the body.
     HangingUp,
@@ -40,7 +40,7 @@ pub struct ObjectServer {
 struct Shared {
     mood: Mood,
     num_requests: u64,
-    /// By bucket and key.
+    /// Contents of objects by bucket and key.
     objects: BTreeMap<String, Vec<u8>>,
 }
 

@@ -32,7 +32,7 @@ impl MlflowServer {
         Some(Self(Server::start(&mut python, folder, port, "/health")))
     }
 
-    /// Its address.
+    /// URL of the server.
     pub fn url(&self) -> String {
         self.0.url()
     }
@@ -43,7 +43,7 @@ impl MlflowServer {
 pub struct TrackioServer(Server);
 
 impl TrackioServer {
-    /// What allows to log.
+    /// Token that allows to log.
     pub const WRITE_TOKEN: &str = "of-the-test";
 
     /// Starts a server at `port`, with the data of an earlier one in `folder`. `None` where Trackio cannot be
@@ -59,7 +59,7 @@ impl TrackioServer {
         Some(Self(Server::start(&mut python, folder, port, "/version")))
     }
 
-    /// Its address.
+    /// URL of the server.
     pub fn url(&self) -> String {
         self.0.url()
     }

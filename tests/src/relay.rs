@@ -9,12 +9,12 @@ use std::time::Duration;
 /// The limit of a relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flow {
-    /// Without a limit.
+    /// Carries bytes without a limit.
     #[default]
     Free,
-    /// So many bytes in a second on each connection.
+    /// Carries so many bytes in a second on each connection.
     PerSecond(u64),
-    /// So many bytes more, over all connections, and then none until the flow is another.
+    /// Carries so many bytes more, over all connections, and then none until the flow is changed.
     Only(u64),
 }
 
@@ -47,7 +47,7 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Where a client finds the relay.
+    /// Address of the relay, for clients.
     pub fn address(&self) -> &str {
         &self.address
     }

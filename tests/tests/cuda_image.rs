@@ -14,7 +14,7 @@ const FETCHED: &str = ".libtorch/cuda-requirements.txt";
 
 const IMAGE: &str = "rlt.local/rlt-trainer:test-cuda";
 
-/// Why there is no such image here.
+/// Reason why there is no such image here.
 fn missing() -> Option<&'static str> {
     let answers =
         |program: &str| Command::new(program).arg("info").output().is_ok_and(|it| it.status.success());
@@ -28,7 +28,8 @@ fn missing() -> Option<&'static str> {
 struct Container(String);
 
 impl Container {
-    /// Of the image in buildah's own store, or of its archive where another tool has built it.
+    /// Starts a container of the image in buildah's own store, or of its archive if another tool has built
+    /// it.
     fn new(archive: &str) -> Self {
         let stored = Command::new("buildah").args(["from", "--pull-never", IMAGE]).output().unwrap();
         let name = match stored.status.success() {

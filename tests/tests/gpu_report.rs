@@ -72,7 +72,7 @@ impl Machine {
     }
 }
 
-/// What a run has left.
+/// Output and files of a run of the script.
 struct Report {
     output: Output,
     findings: Vec<Value>,

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 const IMAGE: &str = "rlt.local/rlt-trainer:test-reproducible";
 const LIBRARIES: [&str; 3] = ["libtorch_cpu.so", "libc10.so", "libgomp.so.1"];
 
-/// Why nothing can be built here, or not so.
+/// Reason why nothing can be built here, or not reproducibly.
 fn missing() -> Option<&'static str> {
     let works =
         |program: &str| Command::new(program).arg("info").output().is_ok_and(|it| it.status.success());

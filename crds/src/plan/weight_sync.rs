@@ -25,7 +25,7 @@ use crate::spec::LoraSpec;
 
 /// Bytes of a trained parameter.
 const TRAINED: u64 = 4;
-/// Divisor for a small adapter: it has less than one trained parameter per so many base weights.
+/// Divisor that decides what a small adapter is: one of less than a trained parameter for 8 base weights.
 const SMALL: u64 = 8;
 
 /// Amount of data that the weight sync of one step moves.

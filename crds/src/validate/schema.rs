@@ -217,7 +217,7 @@ impl Checker {
         repaired.into()
     }
 
-    /// A map has keys of its writer's choice.
+    /// Checks a map, whose keys its writer chooses: the number of entries, and each value.
     fn check_map(&mut self, path: &str, schema: &Value, entries: &Map<String, Value>) -> Value {
         if !within(entries.len() as f64, &Value::Null, &schema["maxProperties"]) {
             self.push(Problem {

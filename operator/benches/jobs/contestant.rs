@@ -159,7 +159,7 @@ impl Contestant {
         matches!(self, Self::Operator | Self::Job)
     }
 
-    /// How its controller can be ended beside the others.
+    /// Ways to end the contestant's controller that this benchmark can measure.
     pub(crate) fn ends(self) -> &'static [End] {
         match self {
             Self::Operator => &[End::WithoutStandby, End::AskedToStop, End::Killed],

@@ -17,11 +17,11 @@ const QUIET: Duration = Duration::from_secs(4);
 /// How a controller is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// By SIGTERM, without a standby.
+    /// SIGTERM, without a standby that takes over.
     WithoutStandby,
-    /// By SIGTERM, with a standby.
+    /// SIGTERM, with a standby that takes over.
     AskedToStop,
-    /// By SIGKILL, with a standby.
+    /// SIGKILL, with a standby that takes over.
     Killed,
 }
 

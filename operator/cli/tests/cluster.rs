@@ -208,8 +208,8 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     assert!(after.contains("= Pod planned-trainer-1: stays; it follows the attempt"), "{after}");
 }
 
-/// Without what is known on a cluster only (the job's UID), and without the settings in which this operator
-/// differs from the chart: it serves no channel and pulls no image.
+/// Removes what is known on a cluster only (the job's UID), and the settings in which this operator differs
+/// from the chart: it serves no channel and pulls no image.
 fn comparable(mut object: Value) -> Value {
     // The first source of the job's volume is the ConfigMap; the other is a token for the channel.
     if let Some(sources) =

@@ -178,7 +178,7 @@ fn bounded(text: &str) -> Result<(), ConvertError> {
     if text.len() > MAX_BYTES { Err(ShellError::Large(MAX_BYTES).into()) } else { Ok(()) }
 }
 
-/// Returns those of the settings that a project's trainer is not known to have.
+/// Returns the settings that a project's trainer is not known to have.
 ///
 /// # Errors
 /// When the project's table is malformed, which would be a bug of this crate.

@@ -32,7 +32,7 @@ fn of_text(script: &str, variables: &[(&str, &str)]) -> Conversion {
     convert(&launches[0], &[], "test").unwrap()
 }
 
-/// Where a manifest is wrong.
+/// Problems of the converted manifest.
 fn problems(conversion: &Conversion) -> Vec<String> {
     let problems = rlt_api::validate(&conversion.manifest).err().unwrap_or_default();
     problems.iter().map(ToString::to_string).collect()

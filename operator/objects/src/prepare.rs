@@ -125,7 +125,7 @@ impl Prepared {
         self.plan.worker_groups.iter().find(|group| group.name == name)
     }
 
-    /// Bytes of its node's memory that a worker needs at most, its ranks together.
+    /// Peak bytes of the node's memory that all ranks of a worker need together.
     fn peak_memory_bytes(&self) -> Option<u64> {
         let ranks = self.plan.worker_groups.first().map_or(1, |group| group.ranks_per_worker);
         self.plan.memory.as_ref().map(|memory| memory.peak_host_bytes * u64::from(ranks))

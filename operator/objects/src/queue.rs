@@ -49,7 +49,7 @@ pub enum WorkloadAction {
     Create,
     /// Delete the Workload.
     Delete(Arc<Workload>),
-    /// Release its quota after an eviction, once no pod is left.
+    /// Release the Workload's quota after an eviction, once no pod is left.
     Release(Arc<Workload>),
     /// Set the condition `PodsReady`.
     SetPodsReady(Arc<Workload>, bool),

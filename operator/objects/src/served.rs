@@ -6,13 +6,13 @@ use kube::core::{ApiResource, GroupVersionKind};
 /// Optional APIs that the cluster serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// Whether it serves Kueue's Workload v1beta2.
+    /// Whether the cluster serves Kueue's Workload v1beta2.
     pub has_workloads: bool,
     /// Served version of Kubernetes' own PodGroup; `None` without one.
     pub native_groups: Option<&'static str>,
-    /// Whether it serves Volcano's PodGroup.
+    /// Whether the cluster serves Volcano's PodGroup.
     pub has_volcano: bool,
-    /// Whether it serves the PodGroup of scheduler-plugins.
+    /// Whether the cluster serves the PodGroup of scheduler-plugins.
     pub has_coscheduling: bool,
 }
 

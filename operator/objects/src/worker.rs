@@ -24,15 +24,15 @@ pub struct Worker {
     pub group: GroupName,
     /// Index of the worker in its group, from 0.
     pub idx: u32,
-    /// The attempt that it belongs to, from 1.
+    /// Number of the attempt that the pod belongs to, from 1.
     pub attempt: u32,
     /// Phase of the worker.
     pub phase: WorkerPhase,
-    /// Whether it is ready.
+    /// Whether the pod is ready.
     pub is_ready: bool,
-    /// Whether sidecars still run after its container `trainer` exited, and hold the pod's resources.
+    /// Whether sidecars still run after the container `trainer` exited, and hold the pod's resources.
     pub has_live_sidecars: bool,
-    /// Whether it has a deletion timestamp.
+    /// Whether the pod has a deletion timestamp.
     pub is_deleting: bool,
     /// End of the pod's grace period, once it was deleted.
     pub leaves_by: Option<Timestamp>,
@@ -40,7 +40,8 @@ pub struct Worker {
     pub node: Option<Arc<str>>,
     /// The IP of a group's worker 0, which serves the rendezvous; others' are not kept.
     pub address: Option<Arc<str>>,
-    /// How its container exited. Boxed like the fields below: few of thousands of pods have them.
+    /// Exit of the container `trainer`, once it has exited. Boxed like the fields below: few of thousands of
+    /// pods have them.
     pub exit: Option<Box<Exit>>,
     /// The pod's condition `DisruptionTarget`, where it is true.
     pub disruption: Option<Box<Explanation>>,
@@ -48,17 +49,17 @@ pub struct Worker {
     pub waiting: Option<Box<Waiting>>,
     /// Reason and message of the pod's status.
     pub explanation: Option<Box<Explanation>>,
-    /// The last report of its launcher, if that follows attempts. It is not read from the pod; `observe` adds
-    /// it.
+    /// Last report of the pod's launcher, if that follows attempts. It is not read from the pod; `observe`
+    /// adds it.
     pub launcher: Option<Box<Launcher>>,
 }
 
 /// The report of the launcher of a pod that may be assigned to another attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Launcher {
-    /// The attempt that it started last; 0 for a spare that has started none.
+    /// Number of the attempt that the launcher started last; 0 for a spare that has started none.
     pub attempt: u32,
-    /// How the processes of that attempt ended, once none of them is left.
+    /// Exit of the processes of `attempt`, once none of them is left.
     pub ended: Option<Exit>,
     /// Whether a spare has loaded what it needs to start quickly.
     pub is_loaded: bool,
@@ -86,7 +87,7 @@ pub enum WorkerPhase {
 pub struct Exit {
     /// Exit code of the container, or 128 and the signal.
     pub code: i32,
-    /// Kubernetes' word for it, such as `OOMKilled`.
+    /// Reason of the exit as Kubernetes names it, such as `OOMKilled`.
     pub reason: String,
     /// The process's own last message.
     pub message: String,
@@ -165,44 +166,44 @@ impl Worker {
         WorkerId { group: self.group.clone(), idx: self.idx }
     }
 
-    /// Whether its container has exited.
+    /// Whether the container `trainer` has exited.
     pub fn is_finished(&self) -> bool {
         matches!(self.phase, WorkerPhase::Succeeded | WorkerPhase::Failed)
     }
 
-    /// Whether it is a hot spare that has no ranks yet.
+    /// Whether the worker is a hot spare that has no ranks yet.
     pub fn is_spare(&self) -> bool {
         *self.group == *SPARE_GROUP
     }
 
-    /// How the processes of its attempt ended while the pod stays for another one.
+    /// Exit of the processes of the worker's attempt, if the pod stays for another attempt.
     fn ended_within_pod(&self) -> Option<&Exit> {
         let launcher = self.launcher.as_ref().filter(|launcher| launcher.attempt == self.attempt)?;
         launcher.ended.as_ref().filter(|_| !self.is_finished())
     }
 
-    /// Whether no process of its attempt is left, as far as that is known: its container has exited, or its
-    /// launcher waits for another attempt.
+    /// Whether no process of the worker's attempt is left, as far as that is known: its container has
+    /// exited, or its launcher waits for another attempt.
     pub fn has_no_process(&self) -> bool {
         self.is_finished() || self.ended_within_pod().is_some()
     }
 
-    /// Whether its processes failed, with or without the pod.
+    /// Whether the worker's processes failed, with or without the pod.
     pub fn has_failed(&self) -> bool {
         self.phase == WorkerPhase::Failed || self.ended_within_pod().is_some()
     }
 
-    /// How its container exited, or its processes while the pod stays.
+    /// Exit of the worker's container, or of its processes if the pod stays for another attempt.
     pub fn last_exit(&self) -> Option<&Exit> {
         self.exit.as_deref().or_else(|| self.ended_within_pod())
     }
 
-    /// Whether other pods can reach it.
+    /// Whether other pods can reach the worker.
     pub fn is_reachable(&self) -> bool {
         self.address.is_some() && !self.is_deleting && !self.is_finished()
     }
 
-    /// Whether it is ready, or has succeeded.
+    /// Whether the worker is ready, or has succeeded.
     pub fn is_in_place(&self) -> bool {
         self.phase == WorkerPhase::Succeeded
             || self.phase == WorkerPhase::Running && self.is_ready && !self.is_deleting

@@ -97,7 +97,7 @@ impl<'a> JobChildren<'a> {
         ApplyError::first_of(names.into_iter().chain([policy]))
     }
 
-    /// The name of a group's first worker: Service and EndpointSlice.
+    /// Applies the DNS name of a group's first worker: its Service and EndpointSlice.
     async fn apply_name(&self, group: &WorkerGroup, first: Option<&Worker>) -> Result<(), ApplyError> {
         let endpoint = async {
             match first {
@@ -177,7 +177,7 @@ impl<'a> JobChildren<'a> {
         self.ensure(Child::NetworkPolicy.into(), digest, || Some(policy)).await
     }
 
-    /// A NetworkPolicy that is no longer desired would still block traffic.
+    /// Deletes a NetworkPolicy that is no longer desired: it would still block traffic.
     async fn remove_policy(&self) -> Result<(), ApplyError> {
         if !self.is_known(Child::NetworkPolicy) {
             return Ok(());
@@ -303,9 +303,9 @@ impl<'a> JobChildren<'a> {
 /// The outcome of creating an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Created {
-    /// It is new, and as it was sent.
+    /// The object was created as it was sent.
     New,
-    /// One of its name exists.
+    /// An object of the same name exists already.
     Found,
 }
 

@@ -26,7 +26,7 @@ pub enum ApplyError {
     Occupied {
         name: String,
         owner: String,
-        /// Whether it is about to be deleted.
+        /// Whether the object is about to be deleted.
         is_going: bool,
     },
     #[error("failed to build the ConfigMap of `{name}`")]

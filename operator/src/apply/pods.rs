@@ -24,8 +24,8 @@ use crate::nodes::NodeState;
 /// Number of pods that are created first, so that an exhausted quota costs at most this many calls.
 const FIRST_PODS: usize = 8;
 
-/// Deletes pods. A pod on a lost node is force-deleted, after the API server has confirmed that the node is
-/// lost: otherwise a process could still run, and a second one of its rank would start.
+/// Deletes the pods of a decision. A pod on a lost node is force-deleted, after the API server has confirmed
+/// that the node is lost: otherwise a process could still run, and a second one of its rank would start.
 pub(super) async fn delete(
     client: &Client,
     index: &Index,

@@ -36,7 +36,7 @@ const CROWD_WAIT: Duration = Duration::from_secs(20);
 pub enum StatusWritten {
     /// The status was written.
     Yes,
-    /// There was nothing new.
+    /// The status has not changed, so nothing was written.
     NothingNew,
     /// Only counts or progress changed; it is written after this time.
     Later(Duration),
@@ -114,13 +114,13 @@ fn only_begins(before: &Current, status: &RLTrainingJobStatus) -> bool {
     is_first(before, status) && starts_workers
 }
 
-/// Whether it is the first status of a first attempt, which may be delayed for a while.
+/// Whether a status is the first one of a first attempt, which may be delayed for a while.
 fn is_first(before: &Current, status: &RLTrainingJobStatus) -> bool {
     let is_first = before.deferred_since.is_some() || before.status.conditions.is_empty();
     is_first && status.attempt == Some(1)
 }
 
-/// How long a job's first status waits at most beside those of others.
+/// Longest wait of a job's first status while `num_deferred` others wait.
 fn first_wait(num_deferred: usize) -> Duration {
     let crowd = u32::try_from(num_deferred).unwrap_or(u32::MAX) / CROWD;
     FIRST_STATUS_WAIT.saturating_mul(crowd.saturating_add(1)).min(CROWD_WAIT)
@@ -136,7 +136,7 @@ fn pace(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<(Du
     (without_counts(before) == without_counts(after)).then_some((COUNTS_INTERVAL, COUNTS_WAIT))
 }
 
-/// A changed message of the scheduler is not urgent either.
+/// Returns a status without progress and without the scheduler's message, whose changes are not urgent.
 fn without_progress(status: &RLTrainingJobStatus) -> RLTrainingJobStatus {
     let mut status = RLTrainingJobStatus { progress: None, checkpoints: Vec::new(), ..status.clone() };
     clear_message(&mut status, ConditionType::Reconciling);

@@ -84,13 +84,13 @@ pub trait Entry: Sized {
     /// that lacks them.
     const ENTERED_EARLY: bool = false;
 
-    /// Enters or updates it, unless a newer version is known.
+    /// Enters or updates the object, unless the index has a newer version.
     fn enter(self, objects: &mut Objects);
 
-    /// Removes it, if it is the one that is known.
+    /// Removes the object, unless the index has another one of its name.
     fn remove(&self, objects: &mut Objects);
 
-    /// Removes all of a kind.
+    /// Removes all objects of a kind.
     fn clear(kind: Self::Kind, objects: &mut Objects);
 
     /// The UID by which a deleted object is not entered again; `None` where nothing could do so.
@@ -236,7 +236,7 @@ pub struct Objects {
     workers: BTreeMap<Arc<str>, Arc<Worker>>,
     children: Children,
     workload: Option<Arc<Workload>>,
-    /// Since when a change waits for the job to be reconciled.
+    /// Time of the first change since the job was last reconciled; `None` without a change.
     changed_at: Option<Instant>,
 }
 
@@ -279,7 +279,7 @@ impl Index {
         }
     }
 
-    /// How long the first change since the job was last reconciled has waited.
+    /// Returns how long the first change since the last reconcile has waited, and forgets the change.
     pub fn since_change(&self, job: &JobKey) -> Option<Duration> {
         self.lock().jobs.get_mut(job)?.changed_at.take().map(|at| at.elapsed())
     }

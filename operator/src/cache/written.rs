@@ -29,15 +29,15 @@ pub struct Written {
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// Until the watch has sent it back.
+    /// Status that was written or deferred, kept until the watch returns it.
     ahead: Option<Box<Current>>,
     written_at: Option<Instant>,
-    /// Since when a change that is not urgent waits.
+    /// Time since which a change that is not urgent waits to be written.
     held_since: Option<Instant>,
 }
 
 impl Current {
-    /// Whether it is newer than the store's.
+    /// Whether this status is newer than the one in the reflector store.
     fn is_ahead_of(&self, job: &Job) -> bool {
         match self.deferred_since {
             Some(_) => job.status.as_ref().is_ok_and(|status| status.conditions.is_empty()),
@@ -47,7 +47,8 @@ impl Current {
 }
 
 impl Written {
-    /// The newest status that is known. `None` when the job's own cannot be read.
+    /// Returns the newest status of a job: one that was written or deferred, else that of the reflector
+    /// store. `None` when the store's status cannot be read.
     pub fn current(&self, job: &Job) -> Option<Current> {
         let mut entries = self.lock();
         let ahead = entries.get_mut(job.uid()).and_then(|entry| {
@@ -77,7 +78,7 @@ impl Written {
         self.lock().insert(uid.to_owned(), Entry { ahead: Some(current.into()), ..Entry::default() });
     }
 
-    /// How many jobs have a first status that is yet to be written.
+    /// Number of jobs whose first status is not written yet.
     pub fn num_deferred(&self) -> usize {
         let is_deferred =
             |entry: &&Entry| entry.ahead.as_ref().is_some_and(|ahead| ahead.deferred_since.is_some());
@@ -91,8 +92,8 @@ impl Written {
         }
     }
 
-    /// How long it is until `interval` will have passed since the last write, and `held` since something
-    /// first waited for it.
+    /// Time until the next write is due: `interval` after the last write, and `held` after a change first
+    /// waited. `None` if a write is due now.
     pub fn wait(&self, uid: &str, interval: Duration, held: Duration) -> Option<Duration> {
         let mut entries = self.lock();
         let entry = entries.get_mut(uid)?;

@@ -31,13 +31,13 @@ pub enum JobState {
     Stuck(String),
     /// All pods are being deleted and save a checkpoint.
     Suspending,
-    /// Suspended by its specification, and no pod is left.
+    /// The job is suspended by its specification, and no pod is left.
     Suspended,
-    /// Not admitted by its queue, and no pod is left; with reason and message.
+    /// The job is not admitted by its queue, and no pod is left; with reason and message.
     Queued(Reason, String),
     /// All steps are done.
     Complete,
-    /// Failed for good, for this cause.
+    /// The job has failed for good, for this cause.
     Failed(FailureCause),
     /// The specification or the namespace's defaults are invalid, or the pods request forbidden privileges.
     Invalid(Reason, String),
@@ -280,7 +280,7 @@ fn deciding_rule(status: &RLTrainingJobStatus) -> String {
     rule.map(|rule| format!(", by spec.runPolicy.failurePolicy, {rule}")).unwrap_or_default()
 }
 
-/// That workers are being started, and whether they ask for GPUs.
+/// Message of the condition while workers are being started, with the number of GPUs that each requests.
 fn starting(status: &RLTrainingJobStatus) -> String {
     match status.resolved.as_ref().map_or(0, |resolved| resolved.gpus_per_worker) {
         0 => "workers are being started, without GPUs: spec.workers.device Cuda asks for one each".into(),

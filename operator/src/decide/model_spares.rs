@@ -78,14 +78,14 @@ static JOB: [LazyLock<Prepared>; 2] = [
 #[derive(Clone, Debug)]
 struct Pod {
     worker: Worker,
-    /// Whether its launcher lives.
+    /// Whether the pod's launcher lives.
     is_alive: bool,
-    /// The worker whose ranks live in it.
+    /// Index of the worker whose ranks run in the pod.
     ranks: Option<u32>,
-    /// The attempt that its launcher started last.
+    /// Number of the attempt that the pod's launcher started last.
     started: u32,
     ended: Option<Exit>,
-    /// The last report of its launcher to the operator.
+    /// Last report of the pod's launcher to the operator.
     heard: Option<Launcher>,
 }
 
@@ -315,7 +315,7 @@ impl World {
         }
     }
 
-    /// The launcher of a live pod reports what it runs, and follows the answer.
+    /// Lets the launcher of a live pod report what it runs, and follow the answer.
     fn ask(&mut self, name: &str) {
         let is_over = self.status.completion_time.is_some();
         let seconds = self.now.as_second();
@@ -342,7 +342,7 @@ impl World {
         self.settle();
     }
 
-    /// From here on nothing fails.
+    /// Ends all failures, after which the job must complete.
     fn end_well(&mut self) {
         self.happen(&ModelEvent::SetSuspend(false));
         self.happen_to_all(&ModelEvent::NodeOutOfService(0));

@@ -14,7 +14,7 @@ use tonic::transport::server::Connected;
 
 use super::shares::{Authenticated, Limits, Shares};
 
-/// Open connections. Clones count together.
+/// Open connections of the status channel; clones share one count.
 #[derive(Clone, Debug)]
 pub(super) struct Connections {
     open: Arc<Mutex<Shares<Arc<Closing>>>>,

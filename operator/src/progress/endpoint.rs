@@ -41,7 +41,7 @@ pub async fn announce(
 }
 
 /// Returns the owner reference to the Service, because no controller deletes the slice of a deleted Service.
-/// A Service that cannot be read does not prevent the announcement.
+/// Failures to read the Service are logged, and do not prevent the announcement.
 async fn owner(client: &Client, namespace: &str, service: &str) -> Option<OwnerReference> {
     let found = Api::<Service>::namespaced(client.clone(), namespace).get_metadata(service).await;
     let uid =

@@ -99,8 +99,8 @@ pub(super) fn read(report: &JobReport) -> Report {
     }
 }
 
-/// How far the training is; none before it is known how far it goes, or in the cold start, which counts other
-/// steps.
+/// Progress of the training for the status. `None` before the number of steps is known, and in the cold
+/// start, which counts other steps.
 fn progress(reported: &channel::Progress) -> Option<Progress> {
     if reported.stage() != Stage::Training {
         return None;

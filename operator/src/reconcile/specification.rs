@@ -14,13 +14,13 @@ use crate::observe::Observed;
 
 /// The specification that a job runs under.
 pub(super) enum JobSpecification {
-    /// None: the present one is refused.
+    /// The present specification is refused, and the job does not run under an earlier one.
     Refused(Invalid),
-    /// An accepted one.
+    /// The job runs under an accepted specification.
     Accepted {
         /// The specification and its plan.
         prepared: Arc<Prepared>,
-        /// Why the present specification is refused, where the job continues without it.
+        /// Refusal of the present specification; `None` if that is accepted.
         refused: Option<Invalid>,
     },
 }

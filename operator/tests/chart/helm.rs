@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The program.
+/// The program `helm`.
 #[derive(Clone, Debug)]
 pub(crate) struct Helm(PathBuf);
 

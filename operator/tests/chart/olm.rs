@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{objects, of_kind, read, root};
 
-/// Where it is, as `opm` and `operator-sdk` expect it.
+/// Folder of the bundle, as `opm` and `operator-sdk` expect it.
 const FOLDER: &str = "charts/olm";
 /// Kinds that the plain bundle has and OLM makes itself, of `ClusterServiceVersion`, or the operator does.
 const NOT_IN_BUNDLE: [&str; 10] = [

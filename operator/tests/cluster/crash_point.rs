@@ -45,7 +45,7 @@ async fn config(test: &TestNamespace, server: Option<String>) -> Config {
     config
 }
 
-/// On which side of a call the operator ends.
+/// Side of a call on which the operator ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Before,

@@ -27,7 +27,7 @@ impl Life {
     }
 }
 
-/// From the posted job to its successful end, with any operator.
+/// Follows a job from its creation to its successful end, under any number of operators.
 async fn life(test: &TestNamespace, history: &History, name: &str) {
     test.post(name, json!({"workers": {"count": 2, "device": "Cpu"}})).await;
     history.when(name, |status| status.attempt == Some(2) && is_true(status, ConditionType::PodsReady)).await;

@@ -8,10 +8,10 @@ use crate::test_namespace::TestNamespace;
 
 const MANIFEST: &str = include_str!("../../../crds/manifests/rltrainingjobs.yaml");
 
-/// Where a field is: names, and 0 for the first item of a list.
+/// Path of a field: names, and `0` for the first item of a list.
 type Place = Vec<String>;
 
-/// As the API server and we write it: `spec.rewards.functions[0].name`.
+/// Formats a path as the API server and we write it: `spec.rewards.functions[0].name`.
 fn path(place: &Place) -> String {
     let steps = place.iter().map(|step| if step == "0" { "[0]".to_owned() } else { format!(".{step}") });
     steps.collect::<String>().trim_start_matches('.').to_owned()

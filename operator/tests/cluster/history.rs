@@ -29,7 +29,7 @@ enum Observation {
 
 #[derive(Debug, Default)]
 struct Recorded {
-    /// By the version in the API server's store, which pods and jobs share.
+    /// Observations by their version in the API server's store, which pods and jobs share.
     observations: Mutex<BTreeMap<(u64, String), Observation>>,
     changes: Notify,
 }

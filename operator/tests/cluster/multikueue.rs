@@ -19,7 +19,7 @@ static LOCAL: Shared = Shared::new(|| {
     Options::control_plane().without_scheduler().with_multikueue("RLTrainingJob.v1alpha1.rltraining.dev")
 });
 
-/// Where they run.
+/// Worker cluster, in which the jobs run.
 static REMOTE: Shared =
     Shared::new(|| Options::control_plane().with_kueue().with_fake_nodes(FakeNodes::new(1)));
 

@@ -68,7 +68,8 @@ fn statuses_of_a_start(took: Duration) -> std::ops::RangeInclusive<usize> {
     1..=2 + usize::try_from(took.as_secs() / 5).unwrap()
 }
 
-/// Where checkpoints go: a job whose result lasts gets no warning, which would be a call more.
+/// `checkpoint.uri` of a job whose result lasts: without it the operator would publish a warning, one call
+/// more.
 const LASTING: &str = "file:///copies";
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use crate::test_namespace::{Operator, TestNamespace, is_true, reason, until};
 static CLUSTER: Shared =
     Shared::new(|| Options::control_plane().with_kueue().with_fake_nodes(FakeNodes::new(1)));
 
-/// Without Kueue at first.
+/// Cluster that has no Kueue at first.
 static LATER: Shared = Shared::new(|| Options::control_plane().without_scheduler());
 
 pub(crate) fn kueue(kind: &str, name: &str, spec: Value) -> Value {

@@ -36,7 +36,7 @@ use tokio::task::JoinHandle;
 // Each executable has its own limit: only some wait for trainings.
 use crate::TIMEOUT;
 
-/// Of every pod that runs.
+/// Address of every running pod.
 pub(crate) const ADDRESS: &str = "10.7.8.9";
 
 const RBAC: &str = "rbac.authorization.k8s.io/v1";
@@ -171,7 +171,7 @@ impl TestNamespace {
         self.operator_in_roles_with(PodSettings::default()).await
     }
 
-    /// As [`Self::operator_in_roles`], on a cluster that says this of the pods of all jobs.
+    /// Starts [`Self::operator_in_roles`] with these settings for the pods of all jobs.
     pub(crate) async fn operator_in_roles_with(&self, pods: PodSettings) -> Operator {
         let (namespace, name) = (&self.namespace, "rl-operator");
         let client = self.cluster.client_of_service_account(namespace, name).await.unwrap();

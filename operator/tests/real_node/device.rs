@@ -15,7 +15,7 @@ use crate::test_namespace::TestNamespace;
 
 const NAME: &str = "on-device";
 const GPU: &str = "nvidia.com/gpu";
-/// Where the volume with run folders is in a pod.
+/// Folder of a pod at which the volume with run folders is mounted.
 const STORAGE: &str = "/storage";
 /// The folder in it that has the driver.
 const DRIVER: &str = "driver";

@@ -26,7 +26,7 @@ const IPC_LOCK: u32 = 14;
 /// A driver of devices that ends with the test.
 struct Driver {
     process: Child,
-    /// It keeps a file for each claim that a pod holds.
+    /// Folder in which the driver keeps a file for each claim that a pod holds.
     prepared: PathBuf,
 }
 

@@ -16,7 +16,7 @@ pub struct Call {
     pub verb: String,
     /// Plural name of the kind, such as `pods`; empty for paths that are no resource.
     pub resource: String,
-    /// Such as `status`; empty when the object itself was meant.
+    /// Name of the subresource, such as `status`; empty for the object itself.
     pub subresource: String,
     /// Namespace of the object; empty for those without.
     pub namespace: String,
@@ -26,7 +26,7 @@ pub struct Call {
     pub code: u16,
     /// The time of the call, as RFC 3339 with microseconds.
     pub at: String,
-    /// When it was answered, in the same form.
+    /// The time of the answer, in the same form.
     pub answered_at: String,
 }
 

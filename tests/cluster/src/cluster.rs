@@ -27,7 +27,7 @@ use crate::process::{Place, Process, ProcessError};
 use crate::program::{HELM, KUBERNETES, KWOK, ProgramError};
 use crate::slot::{Slot, SlotError};
 
-/// Why a cluster does not run, or does not answer.
+/// An error of starting a cluster, or of a call to it.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     /// A program of it could not be built.
@@ -36,13 +36,13 @@ pub enum ClusterError {
     /// There is no place for it.
     #[error(transparent)]
     Slot(#[from] SlotError),
-    /// Its network could not be made.
+    /// The cluster's network could not be made.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// Its control plane does not serve.
+    /// The control plane does not serve.
     #[error(transparent)]
     ControlPlane(#[from] ControlPlaneError),
-    /// Its real node does not run.
+    /// The real node does not run.
     #[error(transparent)]
     Node(#[from] NodeError),
     /// Kueue does not run.
@@ -54,17 +54,17 @@ pub enum ClusterError {
     /// A program beside the control plane does not run.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// It has no real node, and so no place for images.
+    /// The cluster has no real node, and so no place for images.
     #[error("this cluster has no real node to load an image into")]
     NoRealNode,
     /// A file of it could not be written or read.
     #[error("{act} {path} failed")]
     File {
-        /// What was tried.
+        /// The operation that failed.
         act: &'static str,
-        /// On which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// No client could be made from its kubeconfig.
@@ -82,7 +82,7 @@ pub enum ClusterError {
     /// The kubeconfig or token is malformed.
     #[error("the API server's answer lacks {field}")]
     Answer {
-        /// The field.
+        /// Name of the missing field.
         field: &'static str,
     },
 }

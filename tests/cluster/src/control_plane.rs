@@ -18,23 +18,23 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// How often readiness is requested.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Why the control plane does not serve.
+/// An error of starting the control plane.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlPlaneError {
     /// A file of it could not be written or read.
     #[error("{act} {path} failed")]
     File {
-        /// What was tried.
+        /// The operation that failed.
         act: &'static str,
-        /// On which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A program of it does not run.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// It was not ready in time.
+    /// The API server was not ready in time.
     #[error("the API server was not ready after {PATIENCE:?}; the end of its log:\n{log}")]
     NotReady {
         /// The last lines of the API server's log.
@@ -45,11 +45,11 @@ pub enum ControlPlaneError {
 /// The running control plane.
 #[derive(Debug)]
 pub(crate) struct ControlPlane {
-    /// Where it serves.
+    /// URL of the API server.
     pub(crate) server: String,
     /// Certificate of the authority, as PEM.
     pub(crate) authority: Vec<u8>,
-    /// The administrator.
+    /// The administrator of the cluster.
     pub(crate) admin: User,
     /// The user of the real node.
     pub(crate) node: User,

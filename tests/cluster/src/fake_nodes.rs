@@ -32,11 +32,11 @@ const MARK: &str = "fake.rltraining.dev/node";
 pub struct FakeNodes {
     /// How many; they are named `fake-0`, `fake-1` and so on.
     pub num_nodes: usize,
-    /// What each offers, as Kubernetes writes quantities: `cpu`, `memory`, `pods`, `nvidia.com/gpu`.
+    /// Capacity of each node, in Kubernetes' quantities: `cpu`, `memory`, `pods`, `nvidia.com/gpu`.
     pub capacity: BTreeMap<String, String>,
-    /// From a pod's binding to its start.
+    /// Time from a pod's binding to its start.
     pub start_after: Duration,
-    /// From a pod's deletion to its end.
+    /// Time from a pod's deletion to its end.
     pub stop_after: Duration,
 }
 
@@ -88,7 +88,7 @@ impl FakeNodes {
     }
 }
 
-/// kwok's flags.
+/// Command line of kwok, without the program.
 pub(crate) fn flags(kubeconfig: &Path, stages: &Path) -> Vec<String> {
     vec![
         format!("--kubeconfig={}", kubeconfig.display()),

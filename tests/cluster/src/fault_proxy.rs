@@ -21,7 +21,8 @@ use tower::{BoxError, Layer as _, Service as _};
 
 use crate::faults::{AnyBody, Faults};
 
-/// The proxy. It runs in the runtime that started it, and ends when it is dropped.
+/// Proxy of an API server that injects faults. It runs in the runtime that started it, and ends when it is
+/// dropped.
 #[derive(Debug)]
 pub struct FaultProxy {
     address: SocketAddr,
@@ -36,7 +37,7 @@ impl FaultProxy {
         Ok(Self { address, server: tokio::spawn(serve(listener, upstream, faults)) })
     }
 
-    /// Where a client finds the proxy, instead of the API server.
+    /// URL of the proxy, to be used in place of the API server's.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }

@@ -16,7 +16,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody};
 use kube::client::Body;
 use tower::{BoxError, Layer, Service};
 
-/// What becomes of a call.
+/// Fault of a call to the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The server says no with this code, and has done nothing.
@@ -52,14 +52,14 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// From now on the next `num_calls` calls of `method` whose path or query contains `path`, such as
-    /// `watch=true`, get `fault`. Older rules take precedence.
+    /// Injects `fault` into the next `num_calls` calls of `method` whose path or query contains `path`, such
+    /// as `watch=true`. Older rules take precedence.
     pub fn inject(&self, method: &'static str, path: &str, num_calls: usize, fault: Fault) {
         let rule = Rule { method, path: path.to_owned(), num_left: num_calls, fault };
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).push(rule);
     }
 
-    /// From now on nothing goes wrong.
+    /// Removes all faults that were injected.
     pub fn clear(&self) {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }

@@ -13,7 +13,7 @@ pub(crate) struct User {
     pub(crate) name: String,
     /// Groups of the user, separated by commas.
     pub(crate) groups: &'static str,
-    /// The secret.
+    /// Secret token of the user.
     pub(crate) token: String,
 }
 

@@ -14,25 +14,25 @@ use std::process::{Command, Stdio};
 
 use crate::slot::Slot;
 
-/// Why the network of a cluster could not be made.
+/// An error of making a cluster's network.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
     /// A program could not be run.
     #[error("running {program} failed")]
     Run {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A program refused.
     #[error("{program} refused to set up the network of {name}: {answer}")]
     Refused {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
-        /// The cluster.
+        /// Name of the cluster.
         name: String,
-        /// What it wrote to its standard error stream.
+        /// Standard error of the program.
         answer: String,
     },
 }

@@ -29,7 +29,7 @@ pub const PROBE_IMAGE: &str = "rlt.local/probe:1";
 /// Longest that a node may take to become ready; five to eight seconds on two quiet cores.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Why a node does not run.
+/// An error of starting a node.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// A program of it could not be built.
@@ -41,25 +41,25 @@ pub enum NodeError {
     /// A file, folder or control group could not be made.
     #[error("{act} {path} failed")]
     File {
-        /// What was tried.
+        /// The operation that failed.
         act: &'static str,
-        /// On which file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// An image could not be loaded.
     #[error("loading the image {path} failed: {answer}")]
     Image {
-        /// The archive.
+        /// Path of the archive.
         path: PathBuf,
-        /// What was answered.
+        /// Output of the program that loads images.
         answer: String,
     },
-    /// It was not ready in time.
+    /// A part of the node was not ready in time.
     #[error("the {what} was not ready after {PATIENCE:?}; the end of its log:\n{log}")]
     NotReady {
-        /// The part.
+        /// Name of the part.
         what: &'static str,
         /// The last lines of its log.
         log: String,
@@ -133,7 +133,7 @@ impl RealNode {
     }
 }
 
-/// Where a node's parts are put.
+/// Folders and names from which the parts of a node are started.
 struct Site<'a> {
     slot: &'a Slot,
     programs: &'a Path,

@@ -13,7 +13,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// Limit of the wait until all definitions are served; a quiet machine needs a second.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Why objects were not read or applied.
+/// An error of reading or applying objects.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectsError {
     /// kubectl could not be run.
@@ -22,9 +22,9 @@ pub enum ObjectsError {
     /// kubectl did not take them.
     #[error("kubectl {arguments} answered: {answer}")]
     Refused {
-        /// What was asked.
+        /// Arguments of kubectl.
         arguments: String,
-        /// The answer.
+        /// Standard error of kubectl.
         answer: String,
     },
     /// kubectl's answer is no JSON.

@@ -6,8 +6,8 @@ use crate::fake_nodes::FakeNodes;
 use crate::node::TOOLS;
 use crate::requirements;
 
-/// What to start. [`Options::control_plane`] is the cheapest: etcd, API server, controller manager and
-/// scheduler.
+/// Parts of a cluster to start. [`Options::control_plane`] is the cheapest: etcd, API server, controller
+/// manager and scheduler.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub(crate) has_scheduler: bool,
@@ -124,7 +124,7 @@ impl Options {
         self.with_tool("git")
     }
 
-    /// Why such a cluster can not run on this machine; `None` when it can.
+    /// Reason why such a cluster cannot run on this machine; `None` if it can.
     pub fn unavailable(&self) -> Option<String> {
         let node: &[&str] = if self.has_real_node { &TOOLS } else { &[] };
         let own = self.tools.iter().map(String::as_str);

@@ -11,23 +11,23 @@ use crate::network::netns_option;
 /// Longest end of a log that an error shows, in bytes.
 const MAX_LOG_TAIL: usize = 3000;
 
-/// Why a program does not run.
+/// An error of a program that should serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// It could not be started.
+    /// The program could not be started.
     #[error("starting {name} failed")]
     Start {
-        /// The program.
+        /// Name of the program.
         name: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// It ended, though it should serve.
+    /// The program ended, though it should serve.
     #[error("{name} ended with {status}; the end of its log:\n{log}")]
     Ended {
-        /// The program.
+        /// Name of the program.
         name: String,
-        /// How it ended.
+        /// Exit status of the program.
         status: ExitStatus,
         /// The last lines of its log.
         log: String,
@@ -44,7 +44,7 @@ pub(crate) struct Process {
     log: PathBuf,
 }
 
-/// Where programs of one cluster run and log.
+/// Network namespace and log folder of a cluster's programs.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     /// The network namespace.
@@ -59,7 +59,7 @@ impl Place {
         self.start_with(program, arguments, &[])
     }
 
-    /// As [`Place::start`], with variables of the environment.
+    /// Starts a program as [`Place::start`], with variables of the environment.
     pub(crate) fn start_with(
         &self,
         program: &Path,

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
-/// Why a program could not be built.
+/// An error of building a program.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// There is no folder to keep builds in.
@@ -23,11 +23,11 @@ pub enum ProgramError {
     /// A file could not be read or written.
     #[error("{act} {path} failed")]
     File {
-        /// What was tried.
+        /// The operation that failed.
         act: &'static str,
-        /// On which file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// Go could not be started.
@@ -35,7 +35,7 @@ pub enum ProgramError {
     Run {
         /// The module's folder.
         folder: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// Go could not build the module.
@@ -43,18 +43,18 @@ pub enum ProgramError {
     Build {
         /// The module's folder.
         folder: PathBuf,
-        /// What Go wrote to its standard error stream.
+        /// Standard error of Go.
         answer: String,
     },
 }
 
-/// In a module's folder: the files of required modules that are kept with the binary.
+/// File of a module's folder that lists the files of required modules to keep with the binary.
 const KEPT: &str = "kept.txt";
 
 /// A module of `programs/`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Module {
-    /// Its folder below `programs/`.
+    /// Name of the module's folder below `programs/`.
     pub(crate) name: &'static str,
     /// The package to build: `.`, or one of another module that `go.mod` requires.
     pub(crate) package: &'static str,
@@ -87,7 +87,7 @@ pub(crate) const KUBERNETES: Module = Module {
     ],
 };
 
-/// What syncs clusters with git, with the files of its kinds.
+/// Argo CD, which syncs clusters with git, with the files of its kinds.
 pub(crate) const ARGO_CD: Module = Module {
     name: "argocd",
     package: ".",
@@ -107,7 +107,7 @@ pub(crate) const COREDNS: Module = Module {
     names: &["coredns"],
 };
 
-/// What installs charts.
+/// Helm, which installs charts.
 pub(crate) const HELM: Module =
     Module { name: "helm", package: "helm.sh/helm/v4/cmd/helm", link_variables: &[], names: &["helm"] };
 
@@ -115,15 +115,15 @@ pub(crate) const HELM: Module =
 pub(crate) const JOBSET: Module =
     Module { name: "jobset", package: "sigs.k8s.io/jobset", link_variables: &[], names: &["jobset"] };
 
-/// What Flux makes of an object's status.
+/// Flux's kstatus, which reads an object's status.
 pub(crate) const KSTATUS: Module =
     Module { name: "kstatus", package: ".", link_variables: &[], names: &["kstatus"] };
 
-/// What Argo Workflows makes of a resource under conditions.
+/// Argo Workflows' evaluation of a resource under conditions.
 pub(crate) const CONDITIONS: Module =
     Module { name: "conditions", package: ".", link_variables: &[], names: &["conditions"] };
 
-/// What the Operator Lifecycle Manager's library makes of a bundle.
+/// The Operator Lifecycle Manager's library, which validates a bundle.
 pub(crate) const BUNDLE: Module =
     Module { name: "bundle", package: ".", link_variables: &[], names: &["bundle"] };
 
@@ -135,7 +135,7 @@ pub(crate) const KUEUE: Module =
 pub(crate) const MINIO: Module =
     Module { name: "minio", package: "github.com/minio/minio", link_variables: &[], names: &["minio"] };
 
-/// What runs in the harness's own pods, and holds the namespaces of all.
+/// Program of the harness's own pods, which also holds the namespaces of all pods.
 pub(crate) const PROBE: Module =
     Module { name: "probe", package: ".", link_variables: &[], names: &["probe"] };
 

@@ -8,7 +8,7 @@ use rlt_skipped::skip;
 
 use crate::program::{ALL, BUNDLE, CONDITIONS, HELM, KSTATUS, KUBERNETES, Module, ProgramError};
 
-/// Why no cluster can run here; `None` when one can. `tools` are programs of the system it needs.
+/// Reason why no cluster can run here; `None` if one can. `tools` are the required programs of the system.
 pub(crate) fn missing(tools: &[&str]) -> Option<String> {
     if !cfg!(target_os = "linux") {
         return Some("network namespaces need Linux".into());

@@ -20,26 +20,26 @@ pub const ROOT: &str = "/var/lib/rlt-cluster";
 const NUM_SLOTS: u8 = 128;
 const SWEEP: &str = include_str!("sweep.sh");
 
-/// Why no slot could be had.
+/// An error of reserving a slot.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotError {
     /// A folder or lock file could not be made.
     #[error("making {path} failed")]
     Make {
-        /// What was to be made.
+        /// Path of the folder or lock file.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The shell that sweeps could not be started.
     #[error("starting the janitor of cluster {name} failed")]
     Janitor {
-        /// The cluster.
+        /// Name of the cluster.
         name: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// As many clusters as there are slots.
+    /// All slots are taken by other clusters.
     #[error("all {NUM_SLOTS} slots in {ROOT} are taken")]
     AllTaken,
 }

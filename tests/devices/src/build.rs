@@ -27,7 +27,7 @@ const FLAGS: [&str; 8] = [
     "-Wno-unused-parameter",
 ];
 
-/// Why there are no stand-ins.
+/// An error of building the emulated devices.
 #[derive(Debug)]
 pub struct BuildError(String);
 
@@ -62,7 +62,7 @@ const LIBRARIES: [Library; 3] = [
     Library { file: "libnccl.so.2", folders: &["nccl"], links: &["-l:libcuda.so.1", "-pthread", "-lrt"] },
 ];
 
-/// Where things are.
+/// Folders of sources, libtorch and build output.
 struct Places {
     sources: PathBuf,
     libtorch: PathBuf,
@@ -148,7 +148,7 @@ fn digest(places: &Places, files: &[PathBuf]) -> Result<String, BuildError> {
     Ok(digest.finalize().iter().take(10).map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// What an object of `folder` is made of besides its own source: all headers, and for kernels their sources.
+/// Lists the files that an object of `folder` includes: all headers, and for kernels their sources.
 fn included(places: &Places, folder: &str) -> Result<Vec<PathBuf>, BuildError> {
     let mut files = files_below(&places.sources)?;
     files.retain(|path| !is_source(path));
@@ -196,7 +196,7 @@ fn compile(places: &Places, objects: &Path, into: &Path) -> Result<(), BuildErro
     Ok(())
 }
 
-/// As many at a time as there are cores.
+/// Compiles sources to objects, as many at a time as there are cores.
 fn compile_all(places: &Places, work: &[(PathBuf, PathBuf)]) -> Result<(), BuildError> {
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);

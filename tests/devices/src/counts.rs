@@ -33,7 +33,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// What a process has written to the file that `RLT_STAND_IN_REPORT` named.
+    /// Reads the counts that a process has written to the file of `RLT_STAND_IN_REPORT`.
     ///
     /// # Errors
     /// When there is no such file, or it holds something else.

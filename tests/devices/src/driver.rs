@@ -31,7 +31,7 @@ pub unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
     unsafe { function_of(c"libcuda.so.1", name) }
 }
 
-/// The same of another library.
+/// A function of `library`; `None` where there is no such library or function.
 ///
 /// # Safety
 /// As [`function`].

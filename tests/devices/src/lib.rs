@@ -54,8 +54,7 @@ impl StandIn {
         &self.folder
     }
 
-    /// What a process needs in its environment to find one device; further variables may follow, as the
-    /// crate's head lists them.
+    /// Variables of a process that finds one device; the crate's head lists further ones.
     pub fn env(&self) -> Vec<(String, String)> {
         let inherited = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
         let own = self.folder.display().to_string();
@@ -67,7 +66,7 @@ impl StandIn {
         ]
     }
 
-    /// The same with so many devices.
+    /// Variables of a process that finds `num_devices` devices.
     pub fn with_devices(&self, num_devices: usize) -> Vec<(String, String)> {
         let mut variables = self.env();
         variables.push(("RLT_STAND_IN_DEVICES".into(), num_devices.to_string()));

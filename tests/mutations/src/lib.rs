@@ -90,7 +90,8 @@ pub fn mutated(seeds: Vec<Vec<u8>>) -> impl Strategy<Value = Content> {
     })
 }
 
-/// As many cases as `usually`, or as the variable `PROPTEST_CASES` says, to fuzz for hours.
+/// Configuration of a property test with `usually` cases, or as many as the variable `PROPTEST_CASES` says,
+/// to fuzz for hours.
 pub fn cases(usually: u32) -> ProptestConfig {
     let asked = ProptestConfig::default();
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { asked.cases } else { usually };

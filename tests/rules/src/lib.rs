@@ -35,7 +35,7 @@ pub fn workspace_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map_or_else(PathBuf::new, Path::to_path_buf)
 }
 
-/// What a generator wrote: its style is not ours.
+/// Path of generated code, whose style is not ours.
 const GENERATED: &str = "crds/channel/src/messages.rs";
 
 /// Every `.rs` file of the workspace outside of build output, but the generated ones, sorted by path.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, small_model, tiny_with};
 
-/// Of the four special tokens in front of the characters.
+/// Id of the end-of-sequence token, one of the four special tokens before the characters.
 const END_OF_SEQUENCE: f64 = 2.0;
 
 /// The lines that `command` writes for `lines`.

@@ -99,7 +99,7 @@ fn every_step_is_logged_once_under_documented_names() {
     }
 }
 
-/// Of 5 steps, which follow from an epoch of 10 prompts, 0.5 are 2.
+/// A ratio of 0.5 is 2 of 5 steps, which follow from an epoch of 10 prompts.
 #[test]
 fn a_warm_up_may_be_a_part_of_steps_that_follow_from_epochs() {
     let rates = |schedule: Value| {

@@ -15,7 +15,7 @@ fn run(place: &Place, name: &str) -> (f64, f64) {
     held_out_rewards(&run_alone(place, name))
 }
 
-/// The same without rewards; the run folder.
+/// Runs an example without rewards, and returns its run folder.
 fn run_alone(place: &Place, name: &str) -> PathBuf {
     let job = rlt_tests::workspace_root().join("examples").join(name).join("job.yaml");
     let estimate = memory::estimate(&job, &place.file(""));
@@ -62,8 +62,8 @@ fn supervised_training_teaches_and_reinforcement_corrects_what_it_taught() {
     assert_eq!(config["base_model_name_or_path"], "runs/sft/export");
 }
 
-/// From preferences to a reward model, from that to a better policy: the folder of `place` has the model of
-/// the supervised example.
+/// Trains a reward model on preferences, and a better policy with that: the folder of `place` has the model
+/// of the supervised example.
 fn a_trained_reward_model_corrects_a_policy(place: &Place) {
     run_alone(place, "reward-model");
     let accuracies = held_out_accuracies(&place.file("runs/reward-model"));

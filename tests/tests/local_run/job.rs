@@ -35,11 +35,11 @@ pub(crate) struct Place {
 /// How a process ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// Its exit code; `None` after a kill.
+    /// Exit code of the process; `None` after a kill.
     pub(crate) code: Option<i32>,
-    /// Its standard output.
+    /// Standard output of the process.
     pub(crate) stdout: String,
-    /// Its standard error.
+    /// Standard error of the process.
     pub(crate) stderr: String,
 }
 
@@ -96,12 +96,12 @@ impl Place {
         self.start_in(manifest, Vec::new())
     }
 
-    /// The same with variables in its environment.
+    /// Starts a run with variables in its environment.
     pub(crate) fn start_in(&self, manifest: &Value, environment: Vec<(&'static str, String)>) -> Child {
         self.start_with(manifest, &[], environment)
     }
 
-    /// The same with further arguments. There is no terminal to answer questions on.
+    /// Starts a run with variables and further arguments. There is no terminal to answer questions on.
     pub(crate) fn start_with(
         &self,
         manifest: &Value,

@@ -16,12 +16,12 @@ fn rows(row: fn(usize) -> Value) -> String {
     (0..12).map(|number| format!("{}\n", row(number))).collect()
 }
 
-/// As `openai/gsm8k`.
+/// A row in the format of `openai/gsm8k`.
 fn word_problem(number: usize) -> Value {
     json!({ "question": format!("{number}+2="), "answer": format!("a\n#### {}", number + 2) })
 }
 
-/// As `BytedTsinghua-SIA/DAPO-Math-17k`.
+/// A row in the format of `BytedTsinghua-SIA/DAPO-Math-17k`.
 fn math_problem(number: usize) -> Value {
     let prompt = json!([{ "role": "user", "content": format!("{number}+2=") }]);
     json!({ "data_source": "math_dapo", "prompt": prompt, "reward_model": { "ground_truth": (number + 2).to_string() } })
@@ -34,12 +34,12 @@ fn conversation(number: usize, answer: &str) -> Value {
     ])
 }
 
-/// As `HuggingFaceH4/ultrachat_200k`.
+/// A row in the format of `HuggingFaceH4/ultrachat_200k`.
 fn chat(number: usize) -> Value {
     json!({ "messages": conversation(number, "abc") })
 }
 
-/// As `trl-lib/ultrafeedback_binarized`.
+/// A row in the format of `trl-lib/ultrafeedback_binarized`.
 fn pair(number: usize) -> Value {
     json!({ "chosen": conversation(number, "abc"), "rejected": conversation(number, "bb") })
 }

@@ -14,9 +14,9 @@ struct Completion {
     group: u64,
     reward: f64,
     advantages: Vec<f64>,
-    /// Of the last update that saw it.
+    /// Log-probs of the last update that read the completion.
     new: Vec<f64>,
-    /// Before the first update.
+    /// Log-probs before the first update.
     old: Vec<f64>,
     reference: Vec<f64>,
     rollout: Vec<f64>,

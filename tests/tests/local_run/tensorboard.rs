@@ -25,7 +25,7 @@ fn read(folder: &Path) -> Option<Scalars> {
     Some(serde_json::from_slice(&ended.stdout).unwrap())
 }
 
-/// The same of `metrics.jsonl`: every number of every line, in the order of the file.
+/// Scalars of `metrics.jsonl`: every number of every line, in the order of the file.
 fn logged(place: &Place) -> Scalars {
     let mut scalars = Scalars::new();
     for line in place.metrics() {

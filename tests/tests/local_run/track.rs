@@ -66,7 +66,7 @@ fn logged(place: &Place) -> BTreeMap<String, Vec<(u64, f64)>> {
     logged
 }
 
-/// The same by the names that MLflow allows.
+/// Renames metrics by the names that MLflow allows.
 fn by_mlflows_names(logged: BTreeMap<String, Vec<(u64, f64)>>) -> BTreeMap<String, Vec<(u64, f64)>> {
     logged.into_iter().map(|(name, points)| (name.replace('@', "_at_"), points)).collect()
 }

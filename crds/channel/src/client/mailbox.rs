@@ -39,7 +39,7 @@ pub(super) enum Life {
     Open,
     /// The last state waits for its acknowledgement.
     Closing,
-    /// No thread waits any more.
+    /// No report will be sent any more.
     Closed,
 }
 

@@ -17,7 +17,7 @@ use crate::resolved::ResolvedSpec;
 
 /// Granularity of a head's width in GPU kernels, in elements.
 const GPU_HEAD_STEP: usize = 8;
-/// Fraction of KV blocks (one in so many) that new sequences may not take.
+/// Divisor for the KV blocks that are kept for running sequences: new ones may not take one block in 100.
 const HEADROOM_DIVISOR: u64 = 100;
 
 /// Bytes of an element in the rollout's dtype.

@@ -229,7 +229,7 @@ fn phi3(scaling: Value) -> Value {
     })
 }
 
-/// As in `Phi3Config` of transformers 5.17, whose top-level length has a default.
+/// `Phi3Config` of transformers 5.17 is the reference; its top-level length has a default.
 #[test]
 fn phi_3_reads_longrope_under_all_its_names_and_no_other_scaling() {
     let factors = json!({"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0], "factor": 32.0});

@@ -55,7 +55,7 @@ fn efficiency(device: Device, kind: Kind) -> Efficiency {
 /// Precision of matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ComputePrecision {
-    /// Compute dtype.
+    /// Dtype of the operands.
     pub(super) dtype: Precision,
     /// Whether products in fp32 may use TF32.
     pub(super) matmul: MatmulPrecision,

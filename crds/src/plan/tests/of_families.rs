@@ -6,7 +6,7 @@ use super::{check_model, manifest, qwen, spec};
 use crate::plan::model_config::{Family, ModelConfig};
 use crate::validate;
 
-/// Why `model` cannot be trained with these workers.
+/// Reason why `model` cannot be trained with these workers.
 fn refusal(model: &ModelConfig, workers: Value, algorithm: &str) -> Option<String> {
     let mut spec = spec();
     spec["workers"] = workers;

@@ -1,4 +1,5 @@
-//! Where a rank stands: its numbers, its neighbours, its worker, and which axes of the mesh span workers.
+//! The plan's places of ranks: their numbers, neighbours and workers, and which axes of the mesh span
+//! workers.
 
 use serde_json::{Value, json};
 

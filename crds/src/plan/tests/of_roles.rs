@@ -11,7 +11,7 @@ fn planned(training: Value, mesh: Value) -> Plan {
     planned_as(json!({}), training, mesh)
 }
 
-/// The same with more of `algorithm`.
+/// Plans PPO as [`planned`] does, with further fields of `algorithm`.
 fn planned_as(algorithm: Value, training: Value, mesh: Value) -> Plan {
     let mut spec = spec();
     spec["algorithm"] = json!({"kind": "PPO", "kl": {"placement": "Loss", "coefficient": 0.1}});

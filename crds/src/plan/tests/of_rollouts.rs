@@ -1,4 +1,4 @@
-//! What the rollout holds: sequences together, their cache with its bound, and the blocks that samples share.
+//! The plan's rollout: concurrent sequences, their cache with its bound, and the blocks that samples share.
 
 use serde_json::{Value, json};
 

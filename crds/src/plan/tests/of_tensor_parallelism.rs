@@ -19,7 +19,7 @@ fn llama_70b() -> ModelConfig {
     .unwrap()
 }
 
-/// On 64 ranks with activation checkpointing, in bf16.
+/// A job of 64 ranks in bf16, with activation checkpointing.
 fn job(mesh: &Value) -> Value {
     let mut spec = spec();
     spec["workers"] = json!({"count": 8, "ranksPerWorker": 8, "mesh": mesh, "device": "Cpu"});

@@ -11,7 +11,7 @@ use crate::plan::{
 use crate::spec::{Device, Precision};
 use crate::validate;
 
-/// Qwen2.5-72B's shape.
+/// Configuration of Qwen2.5-72B.
 fn large() -> ModelConfig {
     ModelConfig::from_json(&json!({
         "architectures": ["Qwen2ForCausalLM"], "hidden_size": 8192, "intermediate_size": 29568,

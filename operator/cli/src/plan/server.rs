@@ -23,7 +23,7 @@ use crate::cluster::{Connection, block_on};
 use crate::document;
 use crate::status::status_of;
 
-/// By whom a manifest is applied here, as the API server notes it.
+/// Field manager that the API server records for the dry run.
 const FIELD_MANAGER: &str = "rlctl";
 
 pub(super) fn ask(
@@ -146,7 +146,7 @@ fn check(object: &Value, outcome: Outcome) -> PlanCheck {
     PlanCheck { kind: word(object, "/kind"), name: word(object, "/metadata/name"), outcome }
 }
 
-/// A cluster that answers no is a check; one that does not answer is an error.
+/// Returns the check of an object that the cluster refuses. A cluster that does not answer is an error.
 fn refusal(
     connection: &Connection,
     object: &Value,
@@ -246,7 +246,7 @@ fn arguments(container: &Container) -> Option<Args> {
     clap::Parser::try_parse_from(words).ok()
 }
 
-/// The authority behind the operator's certificate is in every ConfigMap that the operator created.
+/// Reads the authority of the operator's certificate from the job's ConfigMap, into `settings`.
 async fn take_authority(connection: &Connection, job: &Job, settings: &mut Settings) {
     let Some(channel) = &mut settings.channel else { return };
     let maps = Api::<ConfigMap>::namespaced(connection.client.clone(), &connection.namespace);

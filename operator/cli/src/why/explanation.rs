@@ -88,7 +88,7 @@ fn is_left_alone(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option
     })
 }
 
-/// That the job continues although its present specification would be refused.
+/// Returns why the present specification is refused, for a job that continues with its earlier one.
 fn continues(status: &RLTrainingJobStatus) -> Option<String> {
     let refusals = [Reason::InvalidSpec, Reason::InvalidDefaults, Reason::PodNotAllowed].map(Reason::name);
     let mut conditions = status.conditions.iter();
@@ -207,7 +207,7 @@ fn queued(condition: &Condition) -> Explanation {
         .so("or ask for less: spec.workers.count, spec.workers.resources")
 }
 
-/// Nothing is wrong.
+/// Explains a job in which nothing is wrong by its step, its last checkpoint and its earlier attempts.
 fn running(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation {
     let attempt = status.attempt.unwrap_or(1);
     let progress = status.progress.as_ref().filter(|progress| progress.step > 0);
@@ -259,7 +259,7 @@ pub(super) fn earlier(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> V
         .collect()
 }
 
-/// How many ends for a cause the job survives.
+/// Clause that says how many ends for a cause the job survives.
 pub(super) fn budget(snapshot: &JobSnapshot, cause: FailureCause) -> String {
     let Ok(prepared) = &snapshot.prepared else { return String::new() };
     match cause.budget(&prepared.job.spec().run_policy.retries) {

@@ -1,4 +1,4 @@
-//! What `rlctl plan` says of a job: the page, its form for programs, and its objects. Plans for a GPU are in
+//! Output of `rlctl plan`: the page, its form for programs, and its objects. Plans for a GPU are in
 //! `machines`.
 
 use std::fs;

@@ -1,5 +1,5 @@
-//! What `rlctl validate` says of manifests: problems with their lines, and warnings. The rules themselves
-//! have tests in `crds`.
+//! Output of `rlctl validate`: problems with their lines, and warnings. The rules themselves have tests in
+//! `crds`.
 
 use std::fs;
 use std::path::Path;

@@ -21,27 +21,27 @@ pub struct Workload {
     pub uid: String,
     /// Version of the object in the API server's store.
     pub resource_version: String,
-    /// Digest of its content, from an annotation.
+    /// Digest of the Workload's content, from an annotation.
     pub digest: Option<String>,
-    /// Nodes that it excludes, from an annotation.
+    /// Nodes that the Workload excludes, from an annotation.
     pub excluded_nodes: BTreeSet<String>,
-    /// Whether it has a deletion timestamp.
+    /// Whether the Workload has a deletion timestamp.
     pub is_deleting: bool,
-    /// Error in reading its status; if there is one, the following fields have defaults.
+    /// Error in reading the Workload's status; if there is one, the following fields have defaults.
     pub unreadable: Option<String>,
-    /// Whether quota is reserved for it.
+    /// Whether quota is reserved for the Workload.
     pub has_quota: bool,
-    /// Whether Kueue has admitted it.
+    /// Whether Kueue has admitted the Workload.
     pub is_admitted: bool,
-    /// Whether it has the condition `Finished`.
+    /// Whether the Workload has the condition `Finished`.
     pub is_finished: bool,
-    /// Whether it has the condition `PodsReady`.
+    /// Whether the Workload has the condition `PodsReady`.
     pub is_ready: bool,
-    /// Reason of its eviction; `None` if it is not evicted.
+    /// Reason of the Workload's eviction; `None` if it is not evicted.
     pub eviction: Option<Explanation>,
-    /// Message that says why it waits for quota.
+    /// Kueue's message that says why the Workload waits for quota.
     pub waiting: String,
-    /// Flavors that are assigned to its pod sets.
+    /// Flavors that are assigned to the Workload's pod sets.
     pub assignments: Vec<Assignment>,
     /// Fields that admission checks add to pods.
     pub updates: Vec<PodSetUpdate>,

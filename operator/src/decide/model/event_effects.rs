@@ -176,7 +176,7 @@ impl World {
         self.generation += 1;
     }
 
-    /// From here on nothing fails.
+    /// Ends all failures, after which the job must complete.
     pub(super) fn end_well(&mut self) {
         self.suspend(false);
         self.refusal = None;

@@ -44,7 +44,7 @@ pub(super) enum ModelEvent {
     /// The operator restarts as one that refuses the specification, and finds the one that the job began with
     /// or does not; or as one that accepts it again.
     SpecificationRefused(Option<IsFound>),
-    /// After so many calls the API server refuses those that follow; the status is written all the same.
+    /// The API server refuses all calls after so many, except writes of the status.
     ApiServerRefuses(usize),
 }
 

@@ -19,7 +19,7 @@ fn not_allowed(suspend: bool, status: &Value) -> Job {
     job
 }
 
-/// Its status after its first attempt began, and its manifest at that time.
+/// Status of a job after its first attempt began, and its manifest at that time.
 fn began(more: Value) -> (Value, String) {
     let began = Prepared::new(&not_allowed(false, &json!({}))).unwrap();
     let mut status = begun();

@@ -11,7 +11,7 @@ use super::nodes::Node;
 use crate::history::History;
 use crate::test_namespace::{TestNamespace, container, ended, is_true, reason, until};
 
-/// Two workers.
+/// Specification of two workers.
 fn pair() -> Value {
     json!({"workers": {"count": 2, "device": "Cpu"}})
 }

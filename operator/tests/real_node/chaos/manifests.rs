@@ -18,8 +18,8 @@ const EVERY_STEPS: u64 = 2;
 /// Capability that the job requests, and that the stricter settings do not allow.
 const CAPABILITY: &str = "IPC_LOCK";
 
-/// What the job trains, as a manifest that needs no cluster. Each rank has one thread wherever it is, so that
-/// sums have one order.
+/// Manifest of the training, which needs no cluster. Each rank has one thread wherever it is, so that sums
+/// have one order.
 pub(super) fn training(num_steps: u64) -> Value {
     let changes = json!({
         "training": { "steps": num_steps },

@@ -13,7 +13,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use rlt_cluster::{Cluster, Options};
 
-/// In the folder of a cluster that waits to be requested its end.
+/// Name of the socket in a cluster's folder by which its end is requested.
 const SOCKET: &str = "up.sock";
 const USAGE: &str =
     "usage: cluster up [--chart FOLDER] [IMAGE.tar ...]   start a cluster with a real node, these images loaded and this chart
@@ -23,7 +23,7 @@ const USAGE: &str =
 /// The release, and its namespace.
 const RELEASE: &str = "rl-operator";
 
-/// Why a command failed.
+/// An error of a command.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("{USAGE}")]

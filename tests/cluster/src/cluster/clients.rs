@@ -56,7 +56,7 @@ impl Cluster {
         FaultProxy::start(upstream, faults.clone()).await.map_err(ClusterError::Proxy)
     }
 
-    /// As [`Cluster::client_of_service_account`], by way of a proxy.
+    /// Returns a client of a service account, as [`Cluster::client_of_service_account`], by way of a proxy.
     ///
     /// # Errors
     /// When the API server refuses the account or its token.

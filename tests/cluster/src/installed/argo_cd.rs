@@ -13,7 +13,7 @@ use crate::objects;
 use crate::process::{Place, Process};
 use crate::program::{ARGO_CD, HELM};
 
-/// Its own namespace, in which Applications are.
+/// Argo CD's namespace, in which Applications are.
 pub(crate) const NAMESPACE: &str = "argocd";
 const REDIS: &str = "127.0.0.1:6379";
 const REPOSITORIES: &str = "127.0.0.1:8081";
@@ -69,7 +69,7 @@ fn defaults(cluster: &Cluster, path: &Path) -> Result<BTreeMap<String, String>, 
     Ok(data.into_iter().map(|(name, value)| (name, text(value))).collect())
 }
 
-/// What Argo CD looks for in its own namespace.
+/// Objects that Argo CD reads in its own namespace.
 fn installation(settings: &BTreeMap<String, String>) -> Vec<Value> {
     let part = json!({"app.kubernetes.io/part-of": "argocd"});
     let metadata = |name: &str| json!({"name": name, "namespace": NAMESPACE, "labels": part});

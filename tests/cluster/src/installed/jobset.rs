@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::program::{JOBSET, ProgramError};
 
-/// What the bench of the operator starts beside it.
+/// Program and objects of JobSet; the operator's benchmark starts the program.
 #[derive(Clone, Debug)]
 pub struct JobSet {
     /// The controller's program.

@@ -15,34 +15,34 @@ use crate::objects;
 use crate::process::{Place, Process, ProcessError};
 use crate::program::KUEUE;
 
-/// Where it serves webhooks.
+/// Port of Kueue's webhooks.
 const WEBHOOK_PORT: u16 = 9444;
-/// Its kinds of which one version is not like the other, so that it converts them.
+/// Kueue's kinds with two different versions, which Kueue converts.
 const CONVERTED: [&str; 5] = ["clusterqueues", "cohorts", "localqueues", "multikueueclusters", "workloads"];
 /// Longest that it may take to answer; usually it is three seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
 
-/// Why Kueue does not run.
+/// An error of starting Kueue.
 #[derive(Debug, thiserror::Error)]
 pub enum KueueError {
     /// A file of it could not be written or read.
     #[error("{act} {path} failed")]
     File {
-        /// What was tried.
+        /// The operation that failed.
         act: &'static str,
-        /// On which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// It ended.
+    /// Kueue's process could not be started, or has ended.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// It did not answer in time.
+    /// Kueue did not answer in time.
     #[error("Kueue did not answer within {PATIENCE:?}: {answer}; the end of its log:\n{log}")]
     NotReady {
-        /// What the API server said last.
+        /// Last answer of the API server.
         answer: String,
         /// The last lines of its log.
         log: String,
@@ -145,7 +145,7 @@ fn configuration(certificates: &Path, dispatched_kinds: &[String]) -> Value {
     })
 }
 
-/// Where the API server finds Kueue, which has no Service here.
+/// Address and authority by which the API server calls Kueue, which has no Service here.
 struct Webhooks {
     server: String,
     authority: Value,

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const USER: &str = "minio-user";
 const PASSWORD: &str = "knows-the-word";
 
-/// Why there is no store.
+/// An error of starting MinIO.
 #[derive(Debug, thiserror::Error)]
 pub enum MinioError {
     /// The program could not be built.
@@ -30,15 +30,15 @@ pub enum MinioError {
     /// A file, port or process could not be had.
     #[error("{act} failed")]
     Start {
-        /// What was tried.
+        /// The operation that failed.
         act: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// It does not serve.
+    /// MinIO did not answer in time.
     #[error("minio does not answer within {PATIENCE:?}; its log:\n{log}")]
     Silent {
-        /// What it wrote.
+        /// Log of the server.
         log: String,
     },
 }

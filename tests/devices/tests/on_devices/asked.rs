@@ -24,7 +24,7 @@ unsafe extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// What this process has asked of its devices so far.
+/// Counts of the work that this process has asked of its devices so far.
 fn asked_so_far() -> Asked {
     let name: &CStr = c"rlt_stand_in_counts";
     // SAFETY: looks a name up among the libraries of this process.
@@ -36,7 +36,8 @@ fn asked_so_far() -> Asked {
     asked
 }
 
-/// What `work` asks of the devices; peaks are those of the whole process.
+/// Returns the result of `work`, and counts of what it asked of the devices; peaks are those of the whole
+/// process.
 pub(crate) fn asked_by<T>(work: impl FnOnce() -> T) -> (T, Asked) {
     let before = asked_so_far();
     let made = work();

@@ -92,7 +92,7 @@ fn formula(case: &Case, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
 }
 
 impl Case {
-    /// Where segments of queries and of keys begin and end.
+    /// Cumulative lengths of the segments of queries and of keys.
     fn bounds(&self) -> [Tensor; 2] {
         let of = |len: fn(&(i64, i64)) -> i64| {
             let mut at = vec![0_i32];

@@ -15,7 +15,7 @@ use crate::run::{Run, difference, merge};
 
 const FAMILIES: [&str; 3] = ["mixtral", "qwen2-moe", "qwen3-moe"];
 
-/// The same with the routers' auxiliary loss where there is a coefficient.
+/// An actor of a mixture of experts, with the routers' auxiliary loss if there is a coefficient.
 fn mixture(family: &str, (device, compute): (Device, Kind), coefficient: Option<f64>) -> Actor {
     actor(family, device, compute).with_router_loss(coefficient)
 }

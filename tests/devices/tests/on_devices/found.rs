@@ -20,7 +20,7 @@ fn with(mut variables: Variables, name: &str, value: &str) -> Variables {
     variables
 }
 
-/// What `rlt-trainer device` answers as JSON.
+/// Output of `rlt-trainer device` as JSON.
 fn seen(variables: &Variables) -> Value {
     let mut command = Command::new(fresh_binary("rlt-trainer"));
     let output = command.args(["device", "--output", "json"]).envs(variables.clone()).output().unwrap();

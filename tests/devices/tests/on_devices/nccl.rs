@@ -62,7 +62,7 @@ fn on_ranks(test: &str, sizes: &[usize], body: impl FnOnce(&Rendezvous, &mut dyn
     }
 }
 
-/// What a rank brings, which any rank can compute.
+/// Tensor of a rank, which any rank can compute.
 fn of(rank: usize, size: &[i64], kind: Kind) -> Tensor {
     tch::manual_seed(100 + rank as i64);
     Tensor::randn(size, (Kind::Float, Device::Cpu)).g_mul_scalar(8.0).to_kind(kind)

@@ -167,7 +167,7 @@ fn flash_attention_in_bf16_scores_as_the_cpu_does() {
     });
 }
 
-/// What one update asks of the device.
+/// Counts of the work that one update asks of the device.
 fn asked_by_update(device: Device, groups: Groups<'_>, max_tokens: usize, policy: PolicyLoss) -> Asked {
     let (mut actor, batch) = (actor("qwen3", device, Kind::Float), batch(groups));
     let plan = UpdatePlan { num_epochs: 1, ..plan(policy, max_tokens) };

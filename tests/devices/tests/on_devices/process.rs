@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use rlt_devices::StandIn;
 
-/// In the environment of the process in which a test's body runs: the test's name.
+/// Variable that names the test whose body runs in this process.
 const CHILD: &str = "RLT_TEST_ON_DEVICES";
 
 /// Variables of a process with so many devices and further ones.
@@ -34,7 +34,7 @@ pub(crate) fn on_device(test: &str, body: impl FnOnce()) {
     on_devices(test, 1, &[], body);
 }
 
-/// The same with more devices and further variables.
+/// Runs `body` with `num_devices` devices and further variables, and fails as it does.
 pub(crate) fn on_devices(test: &str, num_devices: usize, others: &[(&str, &str)], body: impl FnOnce()) {
     if is_inside(test) {
         assert_eq!(rlt_torch::missing_cuda().unwrap(), None);

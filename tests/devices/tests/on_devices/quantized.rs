@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::run::{Run, difference, merge};
 
-/// As of dense models (`trainings`).
+/// Tolerance of differences, as of dense models (`trainings`).
 const TOLERANCE: f64 = 1e-5;
 
 /// An adapter beside such a base.

@@ -93,7 +93,7 @@ impl Run {
         weights
     }
 
-    /// What all processes of the run asked of their devices.
+    /// Counts of the work that each process of the run asked of its devices.
     pub(crate) fn counts(&self) -> Vec<Counts> {
         let reports = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path());
         let is_report = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("counts-");

@@ -17,7 +17,7 @@ fn merged(parts: &[Value]) -> Value {
     all
 }
 
-/// Where ranks share a batch.
+/// Changes of a manifest whose batch `count` ranks share.
 fn on_ranks(count: u32) -> Value {
     json!({
         "training": { "promptsPerStep": 3, "optimizer": { "learningRate": 0.001 } }, "workers": { "count": count }

@@ -25,7 +25,8 @@ fn decoder(device: Device, lora: Option<&[&str]>) -> Decoder {
     decoder
 }
 
-/// What the second sync asks of the device, after the first one and an update of all that is trained.
+/// Counts of the work that the second sync asks of the device, after the first one and an update of all that
+/// is trained.
 fn asked_by_sync(decoder: &Decoder) -> Asked {
     let mut engine = RolloutEngine::new(RolloutOptions::default());
     let before = engine.sync_weights(decoder, 0).unwrap();

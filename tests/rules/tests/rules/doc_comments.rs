@@ -1,15 +1,60 @@
-//! Doc comments of public items: the first sentence names its subject, so that it is understood alone, in an
-//! editor, in a list of search results and on a generated page.
+//! Doc comments: the first sentence names its subject, so that it is understood alone, in an editor, in a
+//! list of search results and on a generated page.
 
 use rlt_rules::rust_sources;
 
-/// Public doc comments that do not name their subject yet. This number may only fall.
-const MAX_UNNAMED: usize = 4;
+/// Public doc comments that do not name their subject yet, by file. The list only gets shorter.
+const LEFTOVERS: [(&str, &str); 11] = [
+    // Descriptions of the custom resource.
+    ("crds/src/spec/workers/resources.rs", "Existing PersistentVolumeClaim."),
+    ("trainer/core/algorithms/src/kl.rs", "d."),
+    ("trainer/core/algorithms/src/kl.rs", "|d|."),
+    ("trainer/core/algorithms/src/loss/sapo.rs", "Temperature elsewhere."),
+    // Parts of types.
+    (
+        "trainer/src/roles/rollout/engine/commands.rs",
+        "Whether its sequences stay when they have ended, so that they can be extended.",
+    ),
+    ("trainer/src/roles/update.rs", "How they ended."),
+    // Headers of tests.
+    (
+        "trainer/tests/fixtures/gradients.rs",
+        "What fixtures of losses and gradients have in common: numbers, tokens, and gradients by norm and direction.",
+    ),
+    (
+        "trainer/tests/rollout/equality.rs",
+        "The same tokens and log-probs on every path: dense or paged, alone or batched, shared or not.",
+    ),
+    (
+        "trainer/tests/rollout/narrow.rs",
+        "In bfloat16 on CPUs with tiles rollout and actor compute the same logits to the bit.",
+    ),
+    ("trainer/tests/rollout/stopping.rs", "Where completions end, and what is refused before they begin."),
+    (
+        "trainer/torch/src/tests/kernels/attention.rs",
+        "From a fused projection to attention over the paged cache.",
+    ),
+];
+/// Private doc comments that do not name their subject yet, tests included. This number may only fall.
+const MAX_UNNAMED_PRIVATE: usize = 104;
 /// Words of a sentence, at most, that is too short to say anything.
 const TOO_FEW_WORDS: usize = 2;
 /// Openings that stand for a subject, or lead to one that the sentence leaves out.
-const OPENINGS: [(&str, &[&str]); 4] = [
+const OPENINGS: [(&str, &[&str]); 5] = [
     ("a pronoun", &["It", "Its", "Their", "Them", "These", "They", "Those"]),
+    (
+        "a pronoun behind a conjunction",
+        &[
+            "How it",
+            "How its",
+            "How their",
+            "How they",
+            "Whether it",
+            "Whether its",
+            "Whether their",
+            "Whether they",
+        ],
+    ),
     ("a relative word", &["What", "When", "Where", "Which", "Who", "Whom", "Whose", "Why"]),
     (
         "a preposition",
@@ -26,28 +71,54 @@ const OPENINGS: [(&str, &[&str]); 4] = [
 struct Opening {
     line: usize,
     sentence: String,
+    /// Whether the comment is that of a file, or of a public item or a part of it.
+    is_public: bool,
 }
 
 #[test]
 fn the_first_sentence_of_every_public_doc_comment_names_its_subject() {
-    let (mut unnamed, mut num_read) = (Vec::new(), 0);
-    let is_test = |path: &str| path.starts_with("tests/") || path.contains("/tests/");
-    for file in rust_sources().unwrap().iter().filter(|file| !is_test(&file.path)) {
-        for Opening { line, sentence } in public_openings(&file.text) {
-            num_read += 1;
-            if let Some(fault) = fault_of(&sentence) {
-                unnamed.push(format!("{}:{line}: \"{sentence}\" {fault}", file.path));
-            }
-        }
-    }
+    let Findings { unnamed, num_read } = findings(true);
     assert!(
-        unnamed.len() <= MAX_UNNAMED,
-        "the first sentences of {} public doc comments do not name their subject, {MAX_UNNAMED} may. Begin with what \
-         the item is (\"Name of the pod.\") or does (\"Returns the blocks to the pool.\"):\n{}",
-        unnamed.len(),
+        unnamed.is_empty(),
+        "begin a public doc comment with what the item is (\"Name of the pod.\") or does (\"Returns the \
+         blocks to the pool.\"):\n{}",
         unnamed.join("\n")
     );
     assert!(num_read > 5000, "public doc comments are found: {num_read}");
+}
+
+#[test]
+fn no_more_private_doc_comments_than_before_leave_their_subject_out() {
+    let Findings { unnamed, num_read } = findings(false);
+    assert!(
+        unnamed.len() <= MAX_UNNAMED_PRIVATE,
+        "{} private doc comments do not name their subject, {MAX_UNNAMED_PRIVATE} may:\n{}",
+        unnamed.len(),
+        unnamed.join("\n")
+    );
+    assert!(num_read > 3000, "private doc comments are found: {num_read}");
+}
+
+/// Findings in the doc comments of the workspace.
+struct Findings {
+    /// Places and faults of comments that do not name their subject, without leftovers.
+    unnamed: Vec<String>,
+    num_read: usize,
+}
+
+fn findings(is_public: bool) -> Findings {
+    let mut findings = Findings { unnamed: Vec::new(), num_read: 0 };
+    for file in &rust_sources().unwrap() {
+        for opening in openings(&file.text).into_iter().filter(|opening| opening.is_public == is_public) {
+            let Opening { line, sentence, .. } = opening;
+            findings.num_read += 1;
+            let is_leftover = LEFTOVERS.contains(&(file.path.as_str(), sentence.as_str()));
+            if let Some(fault) = fault_of(&sentence).filter(|_| !is_leftover) {
+                findings.unnamed.push(format!("{}:{line}: \"{sentence}\" {fault}", file.path));
+            }
+        }
+    }
+    findings
 }
 
 /// Says what is wrong with a first sentence, as the end of a sentence about it. A sentence may begin with
@@ -68,8 +139,8 @@ fn fault_of(sentence: &str) -> Option<String> {
     is_short.then(|| format!("has no more than {TOO_FEW_WORDS} words"))
 }
 
-/// The first sentences of a file's `//!` comment and of the `///` comments of its public items.
-fn public_openings(text: &str) -> Vec<Opening> {
+/// The first sentences of a file's `//!` comment and of its `///` comments.
+fn openings(text: &str) -> Vec<Opening> {
     let lines: Vec<&str> = text.lines().collect();
     let mut openings = Vec::new();
     let mut start = 0;
@@ -77,8 +148,9 @@ fn public_openings(text: &str) -> Vec<Opening> {
         let block = &lines[start..];
         let block = &block[..block.iter().take_while(|line| doc_text(line).is_some()).count()];
         let is_header = block.first().is_some_and(|line| line.trim_start().starts_with("//!"));
-        if is_header || (!block.is_empty() && is_public(&lines, start + block.len())) {
-            openings.push(Opening { line: start + 1, sentence: first_sentence(block) });
+        if !block.is_empty() {
+            let is_public = is_header || is_public(&lines, start + block.len());
+            openings.push(Opening { line: start + 1, sentence: first_sentence(block), is_public });
         }
         start += block.len().max(1);
     }
@@ -148,6 +220,7 @@ fn a_sentence_that_leaves_its_subject_out_is_refused() {
         ("Its name.", "begins with a pronoun, `Its`"),
         ("What the engine holds of weights.", "begins with a relative word, `What`"),
         ("Why a run failed.", "begins with a relative word, `Why`"),
+        ("Whether it is ready.", "begins with a pronoun behind a conjunction, `Whether it`"),
         ("As [`Self::run`], with a limit.", "begins with a preposition, `As`"),
         ("Of queries and keys.", "begins with a preposition, `Of`"),
         ("The same in pinned memory.", "begins with a reference to other lines, `The same`"),
@@ -176,10 +249,10 @@ fn a_sentence_that_names_its_subject_is_accepted() {
 }
 
 #[test]
-fn doc_comments_of_public_items_and_of_their_parts_are_read() {
+fn doc_comments_of_items_and_of_their_parts_are_read() {
     let text = "\
-//! A file. It has
-//! two items.
+//! A file of items. It has
+//! three of them.
 
 /// A public error. More about
 /// it.
@@ -218,10 +291,13 @@ pub trait Act {
     fn act(&self);
 }
 ";
-    let found = public_openings(text);
-    let found: Vec<_> = found.iter().map(|Opening { line, sentence }| (*line, sentence.as_str())).collect();
-    let expected = [
-        (1, "A file."),
+    let found = openings(text);
+    let sentences = |is_public: bool| -> Vec<(usize, &str)> {
+        let found = found.iter().filter(|opening| opening.is_public == is_public);
+        found.map(|opening| (opening.line, opening.sentence.as_str())).collect()
+    };
+    let public = [
+        (1, "A file of items."),
         (4, "A public error."),
         (8, "A variant whose comment wraps."),
         (14, "A field of it."),
@@ -230,5 +306,7 @@ pub trait Act {
         (35, "A public trait."),
         (37, "A method of it."),
     ];
-    assert_eq!(found, expected);
+    assert_eq!(sentences(true), public);
+    let private = [(19, "A private type."), (21, "A private field."), (28, "A function of this package.")];
+    assert_eq!(sentences(false), private);
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use regex::Regex;
 
-/// Where readers live.
+/// Folders of the code that reads fields.
 const READERS: [&str; 3] = ["trainer/src", "operator", "crds/src/plan"];
 
 /// Sections that configure the training. Users have to read all of their fields, so the number is bounded.

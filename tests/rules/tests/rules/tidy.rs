@@ -13,7 +13,7 @@ const MAX_FOLDER_FILES: usize = 20;
 const MAX_FUNCTION_LINES: usize = 60;
 /// Lines above which the body of a test or a benchmark fails, which may list cases.
 const MAX_TEST_LINES: usize = 100;
-/// As wide as code; the formatter leaves comments alone.
+/// Columns of a comment, at most: as many as of code, because the formatter leaves comments alone.
 const MAX_COMMENT_COLUMNS: usize = 110;
 /// This file names what it forbids.
 const THIS_FILE: &str = "tests/rules/tests/rules/tidy.rs";

@@ -135,7 +135,7 @@ fn in_one_line(kind: &str) -> String {
     kind.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What is in the bracket `open` at the start of `text`, and what follows the bracket.
+/// Splits `text` into what is in the bracket `open` at its start, and what follows the bracket.
 fn bracketed(text: &str, open: char) -> Option<(&str, &str)> {
     if !text.starts_with(open) {
         return None;
@@ -167,7 +167,7 @@ fn split_at_commas(text: &str) -> Vec<&str> {
     parts
 }
 
-/// By how much a character changes the depth of brackets; the `>` of an arrow is none.
+/// Change of the depth of brackets by a character; the `>` of an arrow is none.
 fn depth_of(c: char, before: char) -> i32 {
     match c {
         '(' | '[' | '{' | '<' => 1,

@@ -54,7 +54,7 @@ fn prolong(changes: &Value) {
     assert_same_run(&whole, &resumed);
 }
 
-/// Both runs.
+/// Runs that trained six steps at once, and three and three.
 pub(crate) fn prolonged(changes: &Value) -> (Place, Place) {
     let (whole, resumed) = (Place::new(), Place::new());
     whole.train(&with_steps(changes, 6)).expect(0, &[]);
@@ -167,8 +167,8 @@ fn an_adapter_with_dropout_is_resumed() {
     prolong(&lora());
 }
 
-/// Before the first update the policy already differs from its reference, the quantized base alone. A resumed
-/// run reads the adapter, and decomposes nothing.
+/// The policy differs from its reference, the quantized base alone, already before the first update. A
+/// resumed run reads the adapter, and decomposes nothing.
 #[test]
 fn an_adapter_that_corrects_quantization_is_resumed() {
     let mut loftq = json!({

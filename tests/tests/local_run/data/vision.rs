@@ -202,7 +202,7 @@ fn an_adapter_of_the_tower_is_resumed_and_continued() {
     train(&place(), 1, text).expect(78, &["expected modules of Text (vlmLora), got of Vision"]);
 }
 
-/// With a reference, whose tower is that of the start, and a critic, whose tower is trained too.
+/// The run has a reference, whose tower is that of the start, and a critic, whose tower is trained too.
 #[test]
 fn a_trained_tower_is_resumed_and_is_the_same_on_two_ranks() {
     let train = |place: &Place, steps: u64, more: Value| {

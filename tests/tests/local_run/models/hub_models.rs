@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, small_model, tiny_with};
 
-/// What the branch is at once it has moved.
+/// Commit of the branch once it has moved.
 const MOVED: &str = "fedcba9876543210fedcba9876543210fedcba98";
 
 /// The files of the small model.

@@ -94,7 +94,7 @@ fn the_estimate_is_met_whatever_a_job_trains_and_keeps() {
     }
 }
 
-/// Its batches hold more tokens than an update, each prompt with an answer of its own.
+/// Batches of the cold start hold more tokens than an update, each prompt with an answer of its own.
 #[test]
 fn a_cold_start_of_larger_batches_is_estimated() {
     let mut manifest = large();

@@ -5,11 +5,12 @@ use serde_json::{Value, json};
 
 use crate::job::{Place, merge, tiny_with};
 
-/// What a log-prob may differ by when its logits have the same bits: rollout and actor compute the softmax in
+/// Largest difference of a log-prob whose logits have the same bits: rollout and actor compute the softmax in
 /// float32 by different functions. One flip in the last bit of a logit is a hundred times as much.
 const SOFTMAX: f64 = 1e-5;
 
-/// As `rlt_torch::has_one_order`, which asks the CPU and the kernel itself.
+/// Whether products in bf16 have one order of sums on this CPU, as `rlt_torch::has_one_order` says, which
+/// asks the CPU and the kernel itself.
 fn multiplies_in_bf16() -> bool {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();

@@ -57,7 +57,7 @@ fn a_role_is_offloaded_by_itself_or_stays_by_itself_bit_for_bit() {
     }
 }
 
-/// With a cold start, after which the reference is in checkpoints too.
+/// The run has a cold start, after which the reference is in checkpoints too.
 #[test]
 fn a_run_resumes_with_offload_switched_on_or_off() {
     let mut changes = roles();

@@ -46,7 +46,7 @@ fn sharded_ranks_equal_one_rank() {
     }
 }
 
-/// Their heads and widths are those that four ranks can share.
+/// Heads and widths of the model are those that four ranks can share.
 #[test]
 fn tensor_parallel_rollouts_equal_one_rank() {
     let architecture = json!({ "intermediateSize": 28, "numHeads": 4, "numKvHeads": 2 });

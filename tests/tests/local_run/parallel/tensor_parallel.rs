@@ -42,8 +42,8 @@ fn ranks_with_parts_of_every_weight_equal_one_rank_in_every_role() {
     }
 }
 
-/// What is dropped depends on how sequences are packed, and so on the number of streams, which tp does not
-/// change.
+/// Dropout masks depend on how sequences are packed, and so on the number of sequence-parallel groups, which
+/// tp does not change.
 #[test]
 fn adapters_with_dropout_beside_recomputed_and_offloaded_layers_equal_those_of_whole_weights() {
     let adapter = json!({
