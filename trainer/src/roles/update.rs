@@ -22,7 +22,7 @@ use crate::roles::learner::{Learner, Portions, UpdateCounts, update_once};
 /// An error while the actor is updated.
 #[derive(Debug, thiserror::Error)]
 pub enum UpdateError {
-    /// The batch can not be split under the token budget.
+    /// The batch cannot be split under the token budget.
     #[error("failed to split the batch into micro-batches")]
     Packing(#[from] PackingError),
     /// The loss does not fit the batch.

@@ -17,7 +17,7 @@ pub enum CriticError {
     /// The batch has no values or no returns.
     #[error("the batch has no {0} for the critic")]
     Missing(&'static str),
-    /// The batch can not be split under the token budget.
+    /// The batch cannot be split under the token budget.
     #[error("failed to split the batch into the critic's micro-batches")]
     Packing(#[from] PackingError),
     /// The loss does not fit the batch.
