@@ -140,7 +140,7 @@ impl From<ReferenceError> for TrainError {
 }
 
 impl TrainError {
-    /// The exit code by which the operator reacts.
+    /// Exit code of the run, to which the operator reacts.
     pub fn exit_code(&self) -> ExitCode {
         if self.is_peer_lost() {
             return ExitCode::PeerLost;
@@ -184,7 +184,7 @@ impl TrainError {
 }
 
 impl TrainError {
-    /// Whether another rank is gone, wherever it was noticed.
+    /// Whether the cause is the loss of another rank, wherever it was detected.
     fn is_peer_lost(&self) -> bool {
         self.causes().filter_map(|error| error.downcast_ref::<RankError>()).any(RankError::is_peer_lost)
     }
@@ -194,7 +194,8 @@ impl TrainError {
     }
 }
 
-/// Whether tensors that are offloaded to a file could not be written or read: the disk may have room again.
+/// Whether a file of offloaded tensors could not be written or read, which may succeed once the disk has free
+/// space.
 fn is_file_error(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(rlt_torch::Error::File { .. }))
 }
