@@ -11,7 +11,7 @@ use crate::parallel::{RankError, Ranks};
 use crate::roles::actor::{ActorError, MicroBatch};
 use crate::roles::learner::{Portions, UpdateCounts, update_once};
 
-/// The critic could not learn.
+/// An error of updating the critic.
 #[derive(Debug, thiserror::Error)]
 pub enum CriticError {
     /// The batch has no values or no returns.
