@@ -172,7 +172,7 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
 /// from scratch; then opens the trackers at that step.
 ///
 /// # Errors
-/// [`TrainError`]: damaged checkpoints and no complete one left, or a checkpoint of another model or data.
+/// [`TrainError`]: every checkpoint is damaged, or the checkpoint is that of another model or of other data.
 pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), TrainError> {
     let (checkpoint, notes) = find_together(run)?;
     if let (Some(checkpoint), true) = (&checkpoint, run.ranks.is_leader()) {
