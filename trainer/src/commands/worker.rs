@@ -259,7 +259,7 @@ fn tell_the_others(ranks: &Ranks, error: &TrainError) {
     let text: Vec<String> = causes.map(ToString::to_string).collect();
     let first = ranks.report_failure(&text.join(": "));
     if let Some(first) = first.filter(|first| !first.starts_with(&format!("rank {}:", ranks.rank()))) {
-        tracing::warn!("before rank {} failed {first}", ranks.rank());
+        tracing::warn!("rank {} failed after the first failure, {first}", ranks.rank());
     }
 }
 
@@ -332,7 +332,7 @@ fn is_complete(folder: &RunFolder, job: &ValidatedJob) -> bool {
 fn already_complete(folder: &RunFolder) -> Result<ExitCode, TrainError> {
     if let Err(error) = report::render(folder.root()) {
         let error = &error as &dyn std::error::Error;
-        tracing::warn!(error, "report.html is not drawn; `rlt-trainer report` draws it again");
+        tracing::warn!(error, "failed to render report.html; `rlt-trainer report` renders it again");
     }
     tracing::info!(
         "this run is complete already: {} (start afresh with --overwrite)",

@@ -323,7 +323,7 @@ pub enum RolloutError {
         source: DetokenizeError,
     },
     /// Weights or logits could not be read or packed.
-    #[error("reach the tensors of {what}")]
+    #[error("tensor operation failed for {what}")]
     Tensor {
         /// Name of the tensors, such as `logits`, or of the operation on them.
         what: String,

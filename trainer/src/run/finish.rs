@@ -67,7 +67,7 @@ pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainErr
     // The page can be drawn again at any time from the files, which are whole: it decides nothing.
     if let Err(error) = report::render(run.folder.root()) {
         let error = &error as &dyn std::error::Error;
-        tracing::warn!(error, "report.html is not drawn; `rlt-trainer report` draws it again");
+        tracing::warn!(error, "failed to render report.html; `rlt-trainer report` renders it again");
     }
     Ok(())
 }
@@ -149,7 +149,7 @@ impl<'a> ExportedFiles<'a> {
         let objections = decoder.not_served_by_vllm();
         if !objections.is_empty() {
             let why = objections.join("; ");
-            tracing::warn!("vLLM does not serve export/adapter as it is, but merged weights: {why}");
+            tracing::warn!("vLLM cannot serve export/adapter without merging it: {why}");
         }
         Ok(Self { model, adapter: Some(adapter) })
     }

@@ -172,7 +172,10 @@ impl Saver {
         match self.checkpoints.committed() {
             Ok(committed) => self.context.watch().checkpoints(&committed),
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "checkpoints are not reported")
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "failed to list the checkpoints, so they are not reported"
+                )
             }
         }
     }

@@ -176,7 +176,7 @@ fn target_logits(chunk: &Chunk, temperature: f64) -> Vec<f32> {
 }
 
 fn unreadable(error: &tch::TchError) -> Error {
-    Error::Libtorch { act: "reading the statistics of a vocabulary's parts", message: error.to_string() }
+    Error::Libtorch { act: "reading the statistics of a vocabulary's shards", message: error.to_string() }
 }
 
 /// Computes the sum of squared probabilities over the full vocabulary at each position, f32 `[n]`, from this

@@ -127,7 +127,7 @@ impl Trackers {
     fn open_or_wait(&mut self, name: &'static str, takes: Takes, mut open: Open) {
         let tracker = open().unwrap_or_else(|error| {
             let error = error_chain(&error);
-            tracing::warn!(tracker = name, error, "a tracker cannot be opened; it is tried again");
+            tracing::warn!(tracker = name, error, "failed to open a tracker; opening it is retried");
             Box::new(Reopening::new(takes, open))
         });
         self.add(name, Ok(tracker));
@@ -139,7 +139,11 @@ impl Trackers {
             Ok(lane) => self.lanes.push(lane),
             Err(error) => {
                 let error = error_chain(&error);
-                tracing::warn!(tracker = name, error, "the run continues without a tracker");
+                tracing::warn!(
+                    tracker = name,
+                    error,
+                    "failed to open a tracker; the run continues without it"
+                );
                 self.dead.push(TrackerReport { name, num_lost: 0, last_error: Some(error) });
             }
         }

@@ -139,7 +139,7 @@ pub enum CheckpointError {
         cause: String,
     },
     /// The thread that saves could not be started, or ended early.
-    #[error("failed to save beside the training")]
+    #[error("failed to run the thread that saves a checkpoint")]
     Thread {
         /// Error of the operating system.
         source: io::Error,

@@ -20,7 +20,7 @@ pub enum CopyError {
         uri: String,
     },
     /// The environment lacks a variable of the store, such as an account's name.
-    #[error("spec.checkpoint.uri: failed to prepare for `{uri}` by the variables of the environment")]
+    #[error("spec.checkpoint.uri: failed to configure a client for `{uri}` from the environment")]
     Prepare {
         /// Address of the copies.
         uri: String,
@@ -36,7 +36,7 @@ pub enum CopyError {
         source: object_store::Error,
     },
     /// The object store rejects the credentials, or there are none.
-    #[error("spec.checkpoint.uri: `{uri}` is refused: are the credentials in the environment right?")]
+    #[error("spec.checkpoint.uri: access to `{uri}` was denied; check the credentials in the environment")]
     Refused {
         /// Address that was rejected.
         uri: String,
