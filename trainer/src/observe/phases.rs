@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_phase_that_comes_twice_is_added_up_and_the_step_covers_all() {
+    fn a_repeated_phase_is_summed_and_the_step_includes_all_phases() {
         let mut clock = PhaseClock::start();
         let pause = || std::thread::sleep(std::time::Duration::from_millis(2));
         clock.measure("gen", pause);

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn overwrite_removes_what_a_run_left_and_nothing_else() {
+    fn overwrite_removes_only_the_files_of_a_run() {
         let temporary = tempfile::tempdir().unwrap();
         std::fs::write(temporary.path().join("metrics.jsonl"), "{}").unwrap();
         std::fs::create_dir(temporary.path().join("checkpoints")).unwrap();

@@ -54,7 +54,7 @@ fn sharded(
 }
 
 #[test]
-fn tensor_parallel_shards_of_every_family_sample_what_the_actor_would() {
+fn tensor_parallel_shards_of_every_family_sample_the_actors_tokens() {
     // The plan refuses to slice what normalises queries and keys over all heads, or each by its own weights.
     let is_sliced = |family: &&str| !family.starts_with("olmo") && !["cohere", "gpt-oss"].contains(family);
     for family in FAMILIES.into_iter().filter(is_sliced) {
@@ -76,7 +76,7 @@ fn tensor_parallel_shards_of_every_family_sample_what_the_actor_would() {
 
 /// Each shard has A of its columns, or B of its rows.
 #[test]
-fn slices_with_their_adapter_beside_them_sample_what_the_actor_would() {
+fn shards_with_an_unmerged_adapter_sample_the_actors_tokens() {
     let beside = RolloutOptions { merge_lora: false, ..options() };
     for family in ["llama", "gemma", "phi3", "qwen3-moe", "qwen2-moe"] {
         let (whole, exact) = (adapted(family, Kind::Float), adapted(family, Kind::Double));

@@ -80,7 +80,7 @@ fn a_system_prompt_and_variables_reach_every_conversation() {
 }
 
 #[test]
-fn a_preview_shows_what_the_training_sees_and_why_it_does_not_see_the_rest() {
+fn a_preview_shows_the_rows_of_a_training_and_why_others_are_left_out() {
     let rows = [
         json!({"prompt": "1+1="}),
         json!({"prompt": "123456789"}),

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_goes_to_the_hub_alone() {
+    fn the_token_is_sent_only_to_the_hub() {
         let hub = Hub::new("https://hub.example/", "secret").unwrap();
         let sends = |url: &str| hub.post_to(url).build().unwrap().headers().contains_key("authorization");
         assert!(sends("https://hub.example/api/x"));

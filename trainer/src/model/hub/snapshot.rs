@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_repository_only_what_a_model_is_read_from_is_wanted() {
+    fn only_the_files_of_a_model_are_fetched_from_a_repository() {
         for name in [
             "config.json",
             "model.safetensors",

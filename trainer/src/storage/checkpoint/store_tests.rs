@@ -272,7 +272,7 @@ fn state_numbers_are_loaded_bit_by_bit() {
 }
 
 #[test]
-fn the_ledger_lists_what_exists_in_the_order_of_saving_and_passes_over_what_is_damaged() {
+fn committed_checkpoints_are_listed_in_the_order_of_saving_without_damaged_ones() {
     let dir = temporary();
     // Step 20 is saved again after the run went back behind it.
     let store = save(dir.path(), 3, &[10, 20, 30, 20]);

@@ -38,7 +38,7 @@ fn assert_trains_as_one(case: Case, layouts: &[(Layout, usize)]) {
 }
 
 #[test]
-fn ranks_with_different_experts_train_as_one_rank_beside_fsdp_and_sequence_parallelism() {
+fn ranks_with_different_experts_train_as_one_rank_with_fsdp_and_sequence_parallelism() {
     let layouts = [((2, 2, 1), 2), ((2, 1, 2), 2), ((4, 2, 1), 2), ((4, 2, 2), 2), ((4, 4, 1), 4)];
     assert_trains_as_one(EXPERTS, &layouts);
 }
@@ -77,7 +77,7 @@ fn recomputed_layers_exchange_rows_again() {
 }
 
 #[test]
-fn a_shared_expert_is_computed_where_the_token_is() {
+fn a_shared_expert_is_computed_on_the_rank_of_the_token() {
     assert_trains_as_one(SHARED, &[((2, 2, 1), 2), ((4, 2, 2), 2), ((3, 3, 1), 3)]);
 }
 

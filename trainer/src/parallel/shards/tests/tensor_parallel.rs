@@ -65,7 +65,7 @@ fn assert_trains_as_one(case: Case, layouts: &[TpLayout]) {
 }
 
 #[test]
-fn ranks_with_parts_of_every_weight_train_as_one_rank_beside_fsdp_and_sequence_parallelism() {
+fn ranks_with_shards_of_every_weight_train_as_one_rank_with_fsdp_and_sequence_parallelism() {
     assert_trains_as_one(CUT, &[(2, 2, 1, 1), (4, 2, 2, 1), (4, 2, 1, 2), (4, 2, 1, 1)]);
     assert_trains_as_one(Case { kv_heads: 4, ..CUT }, &[(4, 4, 1, 1)]);
 }

@@ -298,7 +298,7 @@ fn a_launch_with_more_rows_than_counters_is_refused() {
 }
 
 #[test]
-fn queries_of_one_sequence_see_what_was_before_them() {
+fn queries_of_a_sequence_attend_to_the_tokens_before_them() {
     in_every_order(|kernels| {
         // Rows with one table and rising lengths, as a prompt in pieces has them.
         let batch = Batch { lens: vec![60, 61, 62, 63, 64, 65], window: Some(40), splits: 2, block_size: 32 };
