@@ -133,7 +133,7 @@ fn refuses_tensors_that_are_missing_left_over_or_misshapen() {
 }
 
 #[test]
-fn refuses_numbers_that_are_none() {
+fn refuses_values_that_are_not_finite() {
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let mut folder = Folder::new(true);
         let mut norm = zeros(&[12]);

@@ -243,7 +243,7 @@ fn a_checkpoint_of_a_later_format_is_refused_by_its_version() {
 }
 
 #[test]
-fn misfits_are_refused_with_both_sides() {
+fn tensors_that_do_not_fit_are_refused_with_both_shapes() {
     let dir = temporary();
     let mut store = save(dir.path(), 1, &[1]);
     let checkpoint = store.latest_complete().expect("lists").checkpoint.expect("complete");

@@ -177,7 +177,7 @@ fn a_rank_reads_and_keeps_the_weights_of_its_own_experts_alone() {
 }
 
 #[test]
-fn gathered_experts_are_verified_and_leave_with_their_unit() {
+fn gathered_experts_are_verified_and_freed_with_their_unit() {
     let case = Case { ep: 2, ..EXPERTS };
     on_ranks(2, |ranks| {
         let actor = actor(case, &ranks, 2);

@@ -254,7 +254,7 @@ fn a_rank_reads_and_keeps_its_part_of_a_weight_alone() {
 }
 
 #[test]
-fn gathered_weights_are_verified_and_leave_with_their_unit() {
+fn gathered_weights_are_verified_and_freed_with_their_unit() {
     on_layout((2, 2, 1, 1), |ranks| {
         let actor = actor(CUT, ranks, 1);
         let shards = actor.shards().unwrap();

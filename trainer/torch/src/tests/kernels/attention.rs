@@ -209,7 +209,7 @@ fn paged_attention_is_the_cpus_for_every_group_and_width() {
 }
 
 #[test]
-fn a_context_in_parts_is_the_context_whole_windows_included() {
+fn a_split_context_gives_the_same_attention_also_with_windows() {
     in_every_order(|kernels| {
         for (splits, window, block_size) in
             [(2, None, 16), (7, None, 5), (4, Some(9), 16), (3, Some(700), 64)]
