@@ -1,7 +1,7 @@
-//! The run: everything around the algorithm. Folder, checkpoints, trackers, stop requests, and progress.
+//! A run: everything around the algorithm, such as folder, checkpoints, trackers, stop requests and progress.
 //!
-//! Built once by [`crate::run::setup`]; every rank has one, beside [`crate::roles::Roles`] and
-//! [`crate::data::Data`]. The loop is in `train`.
+//! Every rank has one, with [`crate::roles::Roles`] and [`crate::data::Data`], all built by
+//! [`crate::run::setup`]. The training loop is in `train`.
 
 pub(crate) mod best;
 pub mod consent;
@@ -38,43 +38,43 @@ use crate::run::saver::Saver;
 use crate::storage::checkpoint::RunIdentity;
 use crate::storage::run_folder::RunFolder;
 
-/// The progress of a run: what a checkpoint has besides tensors and the data's position.
+/// Progress of a run, as stored in checkpoints besides tensors and data positions.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Progress {
-    /// Steps that are complete; also the policy's version.
+    /// Number of completed training steps, which is also the policy version.
     pub step: u64,
-    /// Supervised steps that are complete.
+    /// Number of completed steps of the cold start.
     pub cold_start_steps: u64,
-    /// Steps in a row whose update was skipped.
+    /// Number of consecutive steps whose update was skipped.
     pub consecutive_non_finite: u32,
-    /// Mean held-out reward before the first step.
+    /// Mean held-out reward before the first step; `None` without an evaluation.
     pub first_evaluation: Option<f64>,
-    /// Mean held-out reward of the latest evaluation.
+    /// Mean held-out reward of the latest evaluation; `None` without one.
     pub last_evaluation: Option<f64>,
-    /// The step after which that was.
+    /// Step after which the latest evaluation took place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_evaluated_step: Option<u64>,
-    /// The evaluation with the highest mean held-out reward so far, the first of equal ones; the one before
-    /// the first step does not count.
+    /// Evaluation with the highest mean held-out reward so far, the first of equal ones; the evaluation
+    /// before the first step does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best_evaluation: Option<StepReward>,
-    /// Seconds of training in all attempts, up to the checkpoint.
+    /// Training time of all attempts up to the checkpoint, in seconds.
     pub elapsed_seconds: f64,
-    /// Completion and prompt tokens trained on so far.
+    /// Number of prompt and completion tokens trained on so far.
     pub num_tokens: u64,
 }
 
-/// The mean held-out reward after a step.
+/// Mean held-out reward after a step.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct StepReward {
-    /// Number of complete steps.
+    /// Number of completed steps.
     pub step: u64,
-    /// Mean over held-out prompts and samples.
+    /// Mean reward over all held-out prompts and samples.
     pub reward: f64,
 }
 
 impl Progress {
-    /// Takes note of the mean held-out reward after the present step.
+    /// Records the mean held-out reward after the present step; `None` if it was not evaluated.
     fn take_evaluation(&mut self, reward: Option<f64>) {
         (self.last_evaluation, self.last_evaluated_step) = (reward, Some(self.step));
         let Some(reward) = reward else { return };
@@ -83,48 +83,49 @@ impl Progress {
         }
     }
 
-    /// The mean held-out reward after the present step, where it was evaluated.
+    /// Mean held-out reward after the present step; `None` if it was not evaluated.
     pub fn evaluation(&self) -> Option<f64> {
         self.last_evaluation.filter(|_| self.last_evaluated_step == Some(self.step))
     }
 }
 
-/// One rank's run of a job.
+/// The run of a job on one rank.
 pub struct Run {
     pub(crate) job: ValidatedJob,
     pub(crate) folder: RunFolder,
-    /// The ranks that run this job together.
+    /// Ranks that run this job together.
     pub(crate) ranks: Ranks,
     pub(crate) recipes: Recipes,
-    /// The context to which roles report, with trackers and stop requests.
+    /// Shared state of the steps, with trackers and stop requests, to which roles report.
     pub(crate) context: Rc<StepContext>,
-    /// The identity that its checkpoints carry.
+    /// Identity of the run, which its checkpoints contain.
     pub(crate) identity: RunIdentity,
-    /// Shared with the hook that commits a checkpoint after sampling.
+    /// Saver of checkpoints, shared with the hook that commits a checkpoint after sampling.
     pub(crate) saver: Rc<RefCell<Saver>>,
     pub(crate) progress: Progress,
     pub(crate) num_steps: u64,
-    /// A warning of a run that continues.
+    /// Warning of a run that continues; `None` without one.
     pub(crate) warning: Option<String>,
-    /// Warnings about rows that are left out, cut or repeated; each follows the words "this run".
+    /// Warnings about rows that are left out, cut or repeated, each as the end of a sentence that begins with
+    /// "this run".
     pub(crate) data_warnings: Vec<String>,
-    /// Numbers of training rows that are left out or cut, which every step reports.
+    /// Numbers of training rows that are left out or cut, which every step reports as metrics.
     pub(crate) data_metrics: Metrics,
     pub(crate) source: ModelOrigin,
-    /// The weights from whose quantization error a fresh adapter starts, until it is known whether there is a
-    /// checkpoint instead.
+    /// Weights before quantization, from whose quantization error a fresh adapter starts; `None` once it is
+    /// known that no adapter needs them.
     pub(crate) unquantized: Option<Weights>,
     pub(crate) started: Instant,
 }
 
-/// The sources of the models.
+/// Sources of a run's models.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelOrigin {
-    /// The model that the policy started from; `None` for one that exists nowhere else.
+    /// Model that the policy was initialized from; `None` for a model that exists only in this run.
     pub base: Option<BaseModel>,
-    /// Dtype in which the policy was stored there.
+    /// Dtype in which the source stores the policy.
     pub kind: tch::Kind,
-    /// The commits at which the models from the hub were read.
+    /// Commits at which the models were read from the hub.
     pub commits: Vec<ModelCommit>,
 }
 
@@ -133,7 +134,8 @@ impl Run {
         self.job.spec()
     }
 
-    /// Whether to stop now, and why: as soon as one rank was asked to, all agree.
+    /// Returns the reason to stop now; `None` if no rank was asked to stop. All ranks get the same answer.
+    /// Collective.
     pub(crate) fn stop_reason(&self) -> Result<Option<StopReason>, TrainError> {
         let own = match self.context.stop_reason() {
             None => 0,
@@ -147,13 +149,14 @@ impl Run {
         })
     }
 
-    /// Takes note of updates that were skipped for a loss or gradient that was not finite.
+    /// Counts a step whose updates were skipped, because a loss or gradient was not finite; any other step
+    /// resets the count.
     pub(crate) fn count_skipped(&mut self, num_skipped: usize) {
         let count = &mut self.progress.consecutive_non_finite;
         *count = if num_skipped > 0 { *count + 1 } else { 0 };
     }
 
-    /// Fails once too many steps in a row were skipped.
+    /// Fails if too many consecutive steps were skipped.
     pub(crate) fn check_divergence(&self) -> Result<(), TrainError> {
         let num_steps = self.progress.consecutive_non_finite;
         if num_steps < self.spec().training.max_consecutive_non_finite {
@@ -162,7 +165,7 @@ impl Run {
         Err(TrainError::Diverged { num_steps, last_step: self.progress.step })
     }
 
-    /// Seconds of training in all attempts until now.
+    /// Training time of all attempts so far, in seconds.
     pub(crate) fn elapsed_seconds(&self) -> f64 {
         self.progress.elapsed_seconds + self.started.elapsed().as_secs_f64()
     }

@@ -84,7 +84,7 @@ fn five_steps_equal_torch() {
 }
 
 #[test]
-fn a_reloaded_optimizer_steps_bitwise_alike() {
+fn a_reloaded_optimizer_takes_bitwise_equal_steps() {
     let fixture = fixture();
     let leaves = leaves(&fixture, "initial");
     let mut optimizer = AdamW::new(shared(&leaves), OPTIONS).expect("three parameters");

@@ -117,8 +117,8 @@ const ON_DEVICE: [&str; 16] = [
 ];
 
 #[test]
-fn a_device_samples_what_the_cpu_samples() {
-    on_device("a_device_samples_what_the_cpu_samples", || {
+fn a_device_samples_as_the_cpu_does() {
+    on_device("a_device_samples_as_the_cpu_does", || {
         let mut same = SameSamples::default();
         for family in ON_DEVICE {
             let (cpu, device) = (decoder(family), device_decoder(family));

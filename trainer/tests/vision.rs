@@ -141,7 +141,7 @@ fn the_rollout_reports_the_log_probs_of_the_actor() {
 }
 
 #[test]
-fn an_export_holds_the_tower_as_it_came_and_computes_the_same() {
+fn an_export_contains_the_tower_unchanged_and_computes_the_same() {
     for name in MODELS {
         let fixture = Fixture::open(name);
         let decoder = fixture.load();

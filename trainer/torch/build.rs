@@ -1,5 +1,4 @@
-//! Compiles csrc/ against libtorch: tensor code once, kernels once for each instruction set. Nothing else
-//! lives here.
+//! Compiles csrc/ against libtorch: tensor code once, kernels once for each instruction set.
 
 use std::env;
 use std::path::PathBuf;
@@ -33,7 +32,7 @@ fn kernels(isa: &str, flags: &[&str]) {
     build.file(format!("csrc/kernels/{isa}.cpp")).compile(&format!("rlt_kernels_{isa}"));
 }
 
-/// Everything in csrc but the kernels for GPUs, which nothing here compiles.
+/// Watches the sources in csrc, except the kernels for GPUs, which this script does not compile.
 fn watch_sources() {
     for entry in std::fs::read_dir("csrc").into_iter().flatten().flatten() {
         if entry.file_name() != "cuda" {

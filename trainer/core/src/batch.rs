@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_without_a_verdict_leaves_the_batch_only_where_its_status_is_masked() {
+    fn a_sample_without_a_verdict_is_left_out_only_if_its_status_is_masked() {
         assert_eq!(batch(&[]).sequence_lens(), [5, 3, 4]);
         assert_eq!(batch(&[RewardStatus::Infra]).sequence_lens(), [5, 3, 4]);
         let masked = batch(&[RewardStatus::Timeout]);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_takes_its_prompt_once_where_its_rows_are_neighbours() {
+    fn the_prompt_of_a_group_is_packed_once_if_its_rows_are_adjacent() {
         let batch = batch(&[]);
         let group = |lens: &[usize]| PromptGroup { prompt_len: 2, lens: lens.to_vec() };
         assert_eq!(batch.prompt_groups(&[0, 1, 2]), [group(&[2, 0, 1])]);

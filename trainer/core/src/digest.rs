@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_chunks_change_places_visibly() {
+    fn the_order_of_chunks_changes_the_digest() {
         let values: Vec<f32> = (0..4 * CHUNK as u16).map(f32::from).collect();
         let mut rotated = values.clone();
         rotated.rotate_left(CHUNK);

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn text_alone_has_one_position_thrice() {
+    fn text_has_the_same_position_on_all_three_axes() {
         let layout = ImageLayout::new(&[1, 2, 3], [], PAD, 2).unwrap();
         assert_eq!(layout.positions, [vec![0, 1, 2], vec![0, 1, 2], vec![0, 1, 2]]);
         assert_eq!(layout.next_position, 3);

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_balanced_where_the_budget_leaves_room() {
+    fn work_is_balanced_within_the_budget() {
         let lens: Vec<usize> = (0..64).map(|sample| 100 + (sample * 37) % 400).collect();
         let packing = pack(&lens, 4096, 64).unwrap();
         let work = |samples: &Vec<usize>| samples.iter().map(|s| workload(lens[*s], 64)).sum::<u64>() as f64;

@@ -325,7 +325,7 @@ fn metrics_match_hand_computed_values() {
 }
 
 #[test]
-fn what_a_loss_reads_must_be_given() {
+fn a_loss_fails_without_an_input_that_it_reads() {
     let rows = Rows::unmasked([2]);
     let advantages = [1.0, 1.0];
     let refuses = |objective: Objective, inputs: LossInputs<'_>| {

@@ -257,7 +257,7 @@ fn swapped_completions_at_the_start_have_the_opposite_derivatives() {
 }
 
 #[test]
-fn what_a_preference_loss_reads_must_be_given() {
+fn a_preference_loss_fails_without_an_input_that_it_reads() {
     let completions = two([&[-0.5], &[-0.2]]);
     let (rows, logprobs) = (rows(&completions), [-0.5, -0.2]);
     let whole = PreferenceDenominators::of(&rows);

@@ -1,11 +1,13 @@
-//! `rlt-trainer gpu-check`: runs on this machine's GPU the checks that tests run without one, and measures.
+//! `rlt-trainer gpu-check`: runs checks on this machine's GPU that tests run on emulated devices, and
+//! measures its speed.
 //!
 //! Every check runs in a separate process with a time limit, so that a crash or hang is only a failed check.
-//! Each writes lines of JSON with `name`, `status` (`passed`, `failed` or `skipped`), `device` and figures,
-//! one when a finding is made: a check that ends early loses none. A check that lacks something (a GPU, a
-//! second one, a peer's library) is skipped with the reason; a check that did not run is never reported as
-//! passed. The limits of the checks that run by default add up to less than ten minutes. On a device of CPU
-//! memory checks of speed run on tiny shapes, and their times mean nothing.
+//! Each writes its findings as lines of JSON with `name`, `status` (`passed`, `failed` or `skipped`),
+//! `device` and figures. A line is written as soon as a finding is made, so that a check that ends early
+//! loses none. A check that lacks something (a GPU, a second one, a peer's library) is skipped with the
+//! reason; a check that did not run is never reported as passed. The limits of the checks that run by default
+//! add up to less than ten minutes. On an emulated device (of CPU memory) checks of speed run on tiny shapes,
+//! and their times mean nothing.
 
 mod child;
 mod decode;
@@ -38,7 +40,7 @@ use serde_json::{Map, Value, json};
 
 use self::shapes::Size;
 
-/// In the name of a device of CPU memory, whose times mean nothing.
+/// Part of the name of an emulated device, whose times mean nothing.
 const STAND_IN: &str = "Stand-in";
 
 /// Options of `gpu-check`.
@@ -115,7 +117,7 @@ pub enum Check {
     Trace,
 }
 
-/// How a check, or a part of one, ended.
+/// Outcome of a check, or of a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Passed,
@@ -123,20 +125,20 @@ enum Status {
     Skipped,
 }
 
-/// One line of a check's output.
+/// A line of a check's output.
 struct Finding {
     status: Status,
     figures: Map<String, Value>,
 }
 
-/// An error that keeps a check from its end.
+/// An error that ends a check early.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Receives each finding of a check as soon as it is made.
 type Report<'a> = dyn FnMut(Finding) -> Result<(), Failure> + 'a;
 
 impl Finding {
-    /// Figures that are, or are not, as they should be.
+    /// Makes a finding from figures, which `holds` if they are as expected.
     fn new<const N: usize>(holds: bool, figures: [(&str, Value); N]) -> Self {
         Self { status: if holds { Status::Passed } else { Status::Failed }, figures: map(figures) }
     }
@@ -146,7 +148,7 @@ impl Finding {
         Self { status: Status::Skipped, figures: map([("reason", reason.into().into())]) }
     }
 
-    /// With further figures.
+    /// Adds further figures to the finding.
     fn with<const N: usize>(mut self, figures: [(&str, Value); N]) -> Self {
         self.figures.extend(map(figures));
         self
@@ -158,7 +160,7 @@ impl Check {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Whether the check runs when none is named. The limits of these add up to less than ten minutes.
+    /// Whether the check runs if none is named. The limits of these checks add up to less than ten minutes.
     fn runs_by_default(self) -> bool {
         !matches!(
             self,
@@ -172,8 +174,8 @@ impl Check {
         )
     }
 
-    /// Timeout: several times what the check takes on an H200. Checks that run a peer get more than the
-    /// peer's own limit.
+    /// Time limit of the check: several times its duration on an H200. The limit of a check with a peer
+    /// exceeds the peer's own limit.
     fn limit(self) -> Duration {
         let seconds = match self {
             Self::Device | Self::Operators | Self::Draws | Self::Paged | Self::Gemm | Self::Copies => 15,
@@ -221,7 +223,7 @@ impl Check {
     }
 }
 
-/// Runs the checks and writes their lines, and on standard error how many ended how.
+/// Runs the checks and writes their lines, and the number of checks by outcome to standard error.
 ///
 /// # Errors
 /// When standard output cannot be written.
@@ -256,12 +258,12 @@ pub fn run(args: &GpuCheckArgs) -> std::io::Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::Success } else { ExitCode::Failure })
 }
 
-/// Lines of this process's standard output so far.
+/// Summary of the lines that this process has written.
 #[derive(Default)]
 struct Written {
-    /// Numbers of passed, failed and skipped findings.
+    /// Numbers of passed, failed and skipped findings so far.
     counts: [usize; 3],
-    /// Name of the device in the last line that has one.
+    /// Name of the device in the last line that contains one.
     device: Value,
 }
 
@@ -279,7 +281,8 @@ impl Written {
     }
 }
 
-/// Skipped; where there is a GPU that cannot be used, the check of the device has failed.
+/// Returns the line of a check on a machine without a usable GPU: skipped, or failed if the check is that of
+/// the device and there is a GPU that cannot be used.
 fn without_gpu(check: Check) -> Value {
     let search = cuda::look_for_cuda();
     if check == Check::Device && search.has_unusable_gpu() {
@@ -288,7 +291,7 @@ fn without_gpu(check: Check) -> Value {
     line(check, Finding::skipped(search.to_string()))
 }
 
-/// The first GPU's name.
+/// Returns the name of the first GPU; `None` without one.
 fn device_name() -> Option<String> {
     cuda::gpus().ok()?.first().map(|gpu| gpu.name.clone())
 }
@@ -340,13 +343,13 @@ fn here(
     }
 }
 
-/// An error with its causes.
+/// Formats an error with its causes.
 fn error_text(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// The device, and whether our kernels run on it.
+/// Reports the device, and whether our kernels run on it.
 fn device(report: &mut Report<'_>) -> Result<(), Failure> {
     for gpu in cuda::gpus()? {
         let kernels = cuda::Kernels::load(gpu.index).err().map(|error| error.to_string());

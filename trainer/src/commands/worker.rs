@@ -24,12 +24,13 @@ use crate::storage::checkpoint::clear_copies;
 use crate::storage::error_chain;
 use crate::storage::run_folder::RunFolder;
 
-/// How long a pod waits for the lock of its run folder: longer than file servers keep that of a dead client.
+/// Maximum time that a pod waits for the lock of its run folder: longer than a file server holds the lock of
+/// a dead client.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(180);
-/// Between two tries of the lock.
+/// Pause between two attempts to lock the folder.
 const LOCK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Longest time that a setup has to end by itself when the run is asked to stop.
+/// Maximum time that the setup may take to end after a stop was requested.
 const SETUP_GRACE: Duration = Duration::from_secs(3);
 
 /// Runs a manifest in this process.
@@ -50,25 +51,25 @@ pub struct WorkerArgs {
     pub send_env: Vec<String>,
 }
 
-/// Makes the recipes that a manifest requests.
+/// Function that creates the recipes of a manifest.
 pub type ChooseRecipes = fn(&ResolvedSpec) -> Recipes;
 
 impl WorkerArgs {
-    /// The run folder of `job`.
+    /// Path of the run folder of `job`.
     pub(crate) fn root(&self, job: &ValidatedJob) -> PathBuf {
         self.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()))
     }
 }
 
-/// Trains to the end, or to a request to stop.
+/// Trains until the run is complete, or until it is asked to stop.
 ///
 /// # Errors
-/// [`TrainError`], which names its exit code.
+/// [`TrainError`], which determines the exit code.
 pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, TrainError> {
     run_as_read(args, read_job(args), choose)
 }
 
-/// Trains as [`run`] does, with a manifest that the caller has read.
+/// Trains as [`run`] does, with a manifest that the caller has already read.
 pub(crate) fn run_as_read(
     args: &WorkerArgs,
     job: Result<ValidatedJob, TrainError>,
@@ -83,7 +84,7 @@ pub(crate) fn run_as_read(
     outcome
 }
 
-/// Runs `work` as the span of this rank's run, a child of the span that its environment names.
+/// Runs `work` in the trace span of this rank's run, whose parent is the span in its environment.
 fn follow<T>(job: &str, work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
     let rank = std::env::var("RANK").unwrap_or_else(|_| "0".to_owned());
     let span = tracing::info_span!(
@@ -123,7 +124,7 @@ fn run_job(
     outcome
 }
 
-/// Ends this process as preempted where it is asked to stop and its setup blocks.
+/// Starts a watch that ends this process as preempted if a stop is requested while its setup blocks.
 fn end_blocked_setup(
     job: &ValidatedJob,
     stop: &StopRequest,
@@ -144,7 +145,7 @@ fn end_blocked_setup(
     })
 }
 
-/// The place that this process's environment gives it among the ranks of `job`.
+/// Joins the ranks of `job`, with the rank that this process's environment assigns.
 fn join(job: &ValidatedJob) -> Result<Ranks, TrainError> {
     let environment = RankEnvironment::of_process()?;
     let (num_ranks, world_size) = (
@@ -215,9 +216,9 @@ fn take_folder(
     Ok(folder)
 }
 
-/// Returns a function that waits between two tries of a folder's lock, and says whether to try again. On a
-/// cluster the holder may be a pod that is gone, whose lock the file server keeps for a while. Elsewhere it
-/// is another run, which is not waited for.
+/// Returns a function that waits between two attempts to lock a folder, and returns whether to try again. On
+/// a cluster the holder may be a deleted pod whose lock the file server keeps for a while. Elsewhere the
+/// holder is another run, for which this process does not wait.
 fn lock_patience(stop: &StopRequest) -> impl FnMut(&str) -> bool {
     let is_pod = std::env::var_os(environment::JOB_UID).is_some();
     let deadline = Instant::now() + if is_pod { LOCK_TIMEOUT } else { Duration::ZERO };
@@ -237,9 +238,9 @@ fn lock_patience(stop: &StopRequest) -> impl FnMut(&str) -> bool {
     }
 }
 
-/// Removes the files of an earlier run, and the copies of its checkpoints: those of the run that the folder
-/// holds, or of one with this very manifest. The copies go first, because the folder's manifest proves whose
-/// they are.
+/// Removes the files of an earlier run and the copies of its checkpoints. Copies are removed only if they
+/// belong to the run in the folder or to one with this manifest. They are removed first, because the folder's
+/// manifest proves their ownership.
 pub(crate) fn start_afresh(root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {
     let folder = RunFolder::lock(root)?;
     if let Some(uri) = &job.spec().checkpoint.uri {
@@ -251,18 +252,19 @@ pub(crate) fn start_afresh(root: &Path, job: &ValidatedJob) -> Result<RunFolder,
     Ok(folder)
 }
 
-/// The first rank that fails says why to all; those that fail after it repeat it.
+/// Reports the error of this rank to all ranks. Only the first rank that fails reports; later ones repeat its
+/// report.
 fn tell_the_others(ranks: &Ranks, error: &TrainError) {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     let text: Vec<String> = causes.map(ToString::to_string).collect();
     let first = ranks.report_failure(&text.join(": "));
     if let Some(first) = first.filter(|first| !first.starts_with(&format!("rank {}:", ranks.rank()))) {
-        tracing::warn!("before rank {} failed {first}", ranks.rank());
+        tracing::warn!("rank {} failed after the first failure, {first}", ranks.rank());
     }
 }
 
-/// Reads the job to run. The user allows each variable that it sends to an address of its own; ranks that a
-/// launcher has started do not ask again.
+/// Reads the job to run, after the user's consent to each environment variable that it sends to an address of
+/// its choice. Ranks that were started by a launcher do not ask again.
 ///
 /// # Errors
 /// Those of [`read_manifest`], or [`TrainError::NotAllowed`].
@@ -274,7 +276,7 @@ pub(crate) fn read_job(args: &WorkerArgs) -> Result<ValidatedJob, TrainError> {
     Ok(job)
 }
 
-/// Reads and validates a manifest. In a pod the operator has accepted it.
+/// Reads and validates a manifest, which in a pod the operator has already accepted.
 ///
 /// # Errors
 /// [`TrainError::Manifest`] with every problem, or [`TrainError::ReadManifest`].
@@ -282,7 +284,7 @@ pub(crate) fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
     parse(&text_of(path)?, std::env::var_os(environment::JOB_UID).is_some())
 }
 
-/// Reads the manifest of a run that has begun, perhaps with an earlier release.
+/// Reads the manifest of an existing run, which may have been started by an earlier release.
 ///
 /// # Errors
 /// [`TrainError::Manifest`] if this release cannot read it, or [`TrainError::ReadManifest`].
@@ -295,8 +297,8 @@ fn text_of(path: &Path) -> Result<String, TrainError> {
     text.map_err(|source| TrainError::ReadManifest { path: path.to_owned(), source })
 }
 
-/// Validates a manifest. What has begun continues: a manifest that was accepted before may break rules that a
-/// later release has added, but has no field that this release does not know.
+/// Validates a manifest. If it `was_accepted` by an earlier release, it may violate rules that were added
+/// later, so that the run can continue, but all of its fields must be known.
 fn parse(text: &str, was_accepted: bool) -> Result<ValidatedJob, TrainError> {
     let problems = match rlt_api::validate(text) {
         Ok(job) => return Ok(job),
@@ -312,7 +314,7 @@ fn parse(text: &str, was_accepted: bool) -> Result<ValidatedJob, TrainError> {
     }
 }
 
-/// Whether an earlier process finished this very job.
+/// Whether an earlier process has completed this job.
 fn is_complete(folder: &RunFolder, job: &ValidatedJob) -> bool {
     let Ok(text) = std::fs::read_to_string(folder.result()) else { return false };
     let Ok(result) = serde_json::from_str::<serde_json::Value>(&text) else { return false };
@@ -330,7 +332,7 @@ fn is_complete(folder: &RunFolder, job: &ValidatedJob) -> bool {
 fn already_complete(folder: &RunFolder) -> Result<ExitCode, TrainError> {
     if let Err(error) = report::render(folder.root()) {
         let error = &error as &dyn std::error::Error;
-        tracing::warn!(error, "report.html is not drawn; `rlt-trainer report` draws it again");
+        tracing::warn!(error, "failed to render report.html; `rlt-trainer report` renders it again");
     }
     tracing::info!(
         "this run is complete already: {} (start afresh with --overwrite)",

@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shares_are_those_of_the_weights_and_no_item_comes_twice_before_all_came_once(
+        fn data_sets_are_drawn_by_weight_and_every_item_once_before_any_twice(
             sets in prop::collection::vec((1u64..20, 0.01f64..100.0), 1..5),
             seed in prop::option::of(any::<u64>()),
         ) {

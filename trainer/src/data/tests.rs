@@ -60,7 +60,7 @@ fn fixture(name: &str) -> String {
 }
 
 #[test]
-fn verl_rows_are_read_from_every_format_alike() {
+fn verl_rows_are_read_equally_from_every_format() {
     let read = |name: &str| {
         let spec = DataSpec { train: vec![fixture(name)], ..DataSpec::default() };
         Dataset::prompts(&spec, Split::Train, &tokenizer()).unwrap()

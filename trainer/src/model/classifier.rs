@@ -1,6 +1,6 @@
 //! A decoder whose head gives a number for each label instead of each token: `...ForSequenceClassification`
-//! with one label and `...ForTokenClassification` with two, as transformers and TRL save reward models. What
-//! the labels mean is the caller's business.
+//! with one label and `...ForTokenClassification` with two, as transformers and TRL save reward models. The
+//! caller gives the labels their meaning.
 //!
 //! Legend of shapes: n positions that are read, k labels, t packed tokens, d hidden size.
 
@@ -17,7 +17,7 @@ use super::{Adapter, Decoder, LoadOptions, ModelError, PackedInput};
 /// A frozen classifier.
 #[derive(Debug)]
 pub struct Classifier {
-    /// The body. It has no head for tokens, and a tied embedding is never used as one.
+    /// Decoder without a head for tokens; a tied embedding is never used as one.
     decoder: Decoder,
     head: OutputHead,
     /// Weight of the head, f32 `[k, d]`.
@@ -27,7 +27,7 @@ pub struct Classifier {
 }
 
 impl Classifier {
-    /// Reads a model folder, see `Weights::open_classifier`.
+    /// Loads a classifier from a model folder, see `Weights::open_classifier`.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor.
@@ -37,7 +37,7 @@ impl Classifier {
         Self::with_head(decoder, &weights, head)
     }
 
-    /// The outline of a classifier's decoder, see [`Decoder::outline`], with the head's weights.
+    /// Loads a classifier's head, with an outline of its decoder, see [`Decoder::outline`].
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor.
@@ -64,7 +64,7 @@ impl Classifier {
         Ok(Self { decoder, head, weight_kd, bias_k })
     }
 
-    /// The classifier's body.
+    /// Returns the decoder without its head.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
@@ -74,9 +74,9 @@ impl Classifier {
         self.head
     }
 
-    /// The score of each sequence by a model with one label: f32 `[n]` on the model's device. As in
-    /// transformers it is read at the last token that is not padding. All sequences go through one packed
-    /// pass.
+    /// Computes the score of each sequence by a model with one label: f32 `[n]` on the model's device. As in
+    /// transformers, it is read at the last token that is not padding. All sequences are computed in one
+    /// packed pass.
     pub fn scores(&self, sequences: &[&[TokenId]]) -> Tensor {
         let starts = sequences.iter().scan(0, |start, sequence| {
             *start += sequence.len();
@@ -88,13 +88,15 @@ impl Classifier {
         no_grad(|| self.numbers_of(&self.decoder.hidden_states(&input, Adapter::Off), &ends)).get(0)
     }
 
-    /// Index of the token at which a sequence's score is read: its last that is not padding.
+    /// Returns the index of the token at which the score of a sequence is read: the last one that is not
+    /// padding.
     pub(crate) fn end_of(&self, sequence: &[TokenId]) -> usize {
         let pad = self.decoder.config.pad_token_id;
         sequence.iter().rposition(|token| Some(*token) != pad).unwrap_or(0)
     }
 
-    /// The labels' values f32 `[k, n]` at `positions` of hidden states after the final norm, `[t, d]`.
+    /// Computes the labels' values, f32 `[k, n]`, at `positions` of hidden states after the final norm, `[t,
+    /// d]`.
     pub(crate) fn numbers_of(&self, normed_td: &Tensor, positions: &[i64]) -> Tensor {
         let positions_n = Tensor::from_slice(positions).to_device(self.decoder.device());
         let read_nd = normed_td.index_select(0, &positions_n).to_kind(Kind::Float);

@@ -1,4 +1,4 @@
-//! A whole decoder: embedding, layers, final norm and head, with their parameters by Hugging Face name.
+//! A decoder: embedding, layers, final norm and head, with their parameters by Hugging Face name.
 
 use std::sync::Arc;
 
@@ -23,16 +23,16 @@ use super::vision::VisionTower;
 pub struct LoadOptions {
     /// Device of all tensors.
     pub device: Device,
-    /// Dtype in which weights are kept and updated.
+    /// Storage dtype of weights, in which they are also updated.
     pub storage: Kind,
-    /// Dtype of activations; weights are cast to it inside each layer.
+    /// Compute dtype of activations; weights are cast to it inside each layer.
     pub compute: Kind,
     /// Whether the weights collect gradients. Attaching an adapter always freezes them.
     pub trainable: bool,
 }
 
 impl Default for LoadOptions {
-    /// Frozen f32 on the CPU.
+    /// Options for frozen f32 weights on the CPU.
     fn default() -> Self {
         Self { device: Device::Cpu, storage: Kind::Float, compute: Kind::Float, trainable: false }
     }
@@ -93,9 +93,9 @@ impl Decoder {
         if self.config.embedding_scale == 1.0 { hidden_td } else { hidden_td * self.embedding_scale() }
     }
 
-    /// The features of images, concatenated, [tokens of images, k * hidden] in the compute dtype. The first
-    /// `hidden` columns replace a token's embedding, the next are added after the first layer, then after the
-    /// second and so on.
+    /// Computes the features of images, concatenated, [tokens of images, k * hidden] in the compute dtype.
+    /// The first `hidden` columns replace a token's embedding, the next are added after the first layer, then
+    /// after the second and so on.
     ///
     /// # Panics
     /// When the tower was never read ([`Self::read_vision`]).
@@ -146,8 +146,8 @@ impl Decoder {
         if logit_scale == 1.0 { normed_td } else { normed_td * logit_scale }
     }
 
-    /// The head's weight [vocabulary, hidden] in the compute dtype, without gradient. It is the stored tensor
-    /// if the dtypes agree, else a copy, so ask once a micro-batch.
+    /// Head weight [vocabulary, hidden] in the compute dtype, without gradient: the stored tensor if the
+    /// dtypes agree, else a copy, so call it once per micro-batch.
     pub fn compute_head_weight(&self, adapter: Adapter) -> Tensor {
         tch::no_grad(|| self.head_weight(adapter).detach().to_kind(self.options.compute))
     }
@@ -176,7 +176,7 @@ impl Decoder {
         ((logits.to_kind(wide) / cap).tanh() * cap).to_kind(logits.kind())
     }
 
-    /// How the chunked head turns logits into a distribution.
+    /// Distribution that the chunked head computes from logits at this temperature.
     pub fn distribution(&self, temperature: f64) -> TokenDistribution {
         TokenDistribution { temperature, softcap: self.config.logit_softcap }
     }

@@ -97,7 +97,7 @@ pub enum ModelError {
         expected: Vec<usize>,
     },
     /// A stored tensor is not one that the model reads.
-    #[error("reading {path}: unexpected tensor {tensor} of shape {got:?}, the configuration has no place for it", path = path.display())]
+    #[error("reading {path}: unexpected tensor {tensor} of shape {got:?}, which the configuration does not have", path = path.display())]
     UnexpectedTensor {
         /// Path of the file.
         path: PathBuf,

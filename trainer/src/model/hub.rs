@@ -1,7 +1,7 @@
-//! Models and data sets by their id on the Hugging Face hub, or on a mirror with its protocol.
+//! Downloads models and data sets from the Hugging Face hub, or from a mirror with the same protocol.
 //!
-//! A revision is resolved to a commit first, and everything is then fetched by that commit, so that a branch
-//! which moves in between cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`,
+//! A revision is first resolved to a commit, and all files are then fetched at that commit, so that a branch
+//! that moves meanwhile cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`,
 //! `HF_HUB_CACHE`), shared with other tools. The user's token (`HF_TOKEN`, or the file of a login) is sent to
 //! the public hub and to the mirror of `HF_ENDPOINT`, but to no other mirror that a manifest names.
 
@@ -23,88 +23,90 @@ pub use snapshot::SnapshotError;
 #[cfg(test)]
 pub(crate) use snapshot::is_of_model;
 
-/// The file whose head may say which files make a data set.
+/// File whose metadata may say which files belong to a data set.
 const README: &str = "README.md";
-/// Bytes that it may have.
+/// Maximum size of the README in bytes.
 const MAX_README_BYTES: u64 = 4 << 20;
 
-/// A model that was fetched.
+/// A model that was fetched to the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubModel {
-    /// The commit that the revision named, 40 hexadecimal digits; fetching it again gives the same bytes.
+    /// Commit to which the revision was resolved, 40 hexadecimal digits; fetching it again gives the same
+    /// bytes.
     pub commit: String,
-    /// The folder that holds its files.
+    /// Folder of the model's files.
     pub dir: PathBuf,
 }
 
-/// A split of a data set that was fetched.
+/// A split of a data set that was fetched to the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubDataset {
-    /// The commit that the revision named, 40 hexadecimal digits; fetching it again gives the same bytes.
+    /// Commit to which the revision was resolved, 40 hexadecimal digits; fetching it again gives the same
+    /// bytes.
     pub commit: String,
-    /// The split's files, in the order of their rows.
+    /// Files of the split, in the order of their rows.
     pub files: Vec<PathBuf>,
 }
 
-/// An error while a model or a data set is fetched.
+/// An error of fetching a model or a data set.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// The client could not be set up.
+    /// The client of the hub could not be created.
     #[error("connecting to the hub for {repo}")]
     Client {
-        /// Owner and name.
+        /// Repository as `owner/name`.
         repo: String,
-        /// The error of the hub's client.
+        /// Error of the hub's client.
         source: Box<HFError>,
     },
-    /// The revision names nothing, or the hub gave no answer.
+    /// The revision does not exist, or the hub did not answer.
     #[error("resolving revision {revision:?} of {repo} to a commit")]
     Resolve {
-        /// Owner and name.
+        /// Repository as `owner/name`.
         repo: String,
-        /// Branch, tag or commit.
+        /// Branch, tag or commit that was requested.
         revision: String,
-        /// The hub's error.
+        /// Error of the hub's client.
         source: Box<HFError>,
     },
-    /// The hub's answer holds no commit.
+    /// The hub's answer contains no commit.
     #[error(
         "resolving revision {revision:?} of {repo}: expected a commit of 40 hexadecimal digits, got {got:?}"
     )]
     NoCommit {
-        /// Owner and name.
+        /// Repository as `owner/name`.
         repo: String,
-        /// Branch, tag or commit.
+        /// Branch, tag or commit that was requested.
         revision: String,
-        /// The actual answer.
+        /// Answer of the hub.
         got: String,
     },
     /// A file could not be fetched.
     #[error("fetching {repo} at commit {commit}")]
     Fetch {
-        /// Owner and name.
+        /// Repository as `owner/name`.
         repo: String,
-        /// The commit that is fetched.
+        /// Commit that was fetched.
         commit: String,
-        /// The error of the snapshot; it names the file or the request.
+        /// Error of the snapshot, which names the file or the request.
         source: SnapshotError,
     },
-    /// The repository does not say which files make the split.
+    /// The files of the split could not be determined.
     #[error("finding split {split:?} of the data set {repo} at commit {commit}")]
     DatasetFiles {
-        /// Owner and name.
+        /// Repository as `owner/name`.
         repo: String,
-        /// The commit whose files were searched.
+        /// Commit whose files were searched.
         commit: String,
-        /// The split's name.
+        /// Name of the split.
         split: String,
-        /// The reason why the split's files are not known.
+        /// Reason why the files are not known.
         source: DatasetFilesError,
     },
 }
 
 impl HubError {
-    /// The exit code of a run that ends with this.
+    /// Exit code of a process that ends with this error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::NoCommit { .. } | Self::DatasetFiles { .. } => ExitCode::BadConfig,
@@ -123,8 +125,7 @@ impl HubError {
     }
 }
 
-/// Whether the hub refuses for good: the token lacks a right, or there is no such repository, revision or
-/// file.
+/// Whether a retry cannot help: the token lacks a right, or the repository, revision or file does not exist.
 fn is_permanent(error: &HFError) -> bool {
     match error {
         HFError::AuthRequired { .. }
@@ -140,10 +141,10 @@ fn is_permanent(error: &HFError) -> bool {
 }
 
 /// Fetches the model that `spec.model.hub` names into the hub's cache, or into `cache_dir`; cached files are
-/// not fetched again. Of a commit whose files are all there, the hub need not answer.
+/// not fetched again. If all files of the commit are cached, the hub need not answer.
 ///
 /// # Errors
-/// [`HubError`], by the step that failed.
+/// [`HubError`], whose variant is the step that failed.
 pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubError> {
     let (owner, name) = split_id(&spec.repo);
     let repository = client(spec, cache_dir)?.model(owner, name);
@@ -155,10 +156,10 @@ pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubEr
     Ok(HubModel { commit: snapshot.commit, dir: snapshot.dir })
 }
 
-/// Fetches the split of a data set that `spec` names, as [`fetch`] does models.
+/// Fetches the split of a data set that `spec` names, in the same way as [`fetch`] fetches models.
 ///
 /// # Errors
-/// [`HubError`], by the step that failed.
+/// [`HubError`], whose variant is the step that failed.
 pub fn fetch_dataset(spec: &HubDatasetSpec, cache_dir: Option<&Path>) -> Result<HubDataset, HubError> {
     let (owner, name) = split_id(&spec.repo);
     let repository = client(&spec.repository(), cache_dir)?.dataset(owner, name);
@@ -201,7 +202,7 @@ fn client(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HFClientSync, HubE
     builder.build_sync().map_err(failed)
 }
 
-/// The commit that the revision of `spec` names, which the hub is asked for unless it is one.
+/// Resolves the revision of `spec` to a commit; asks the hub unless the revision is a commit already.
 fn commit_of(
     spec: &HubSpec,
     resolve: impl FnOnce() -> Result<Option<String>, HFError>,
@@ -217,7 +218,7 @@ fn commit_of(
     }
 }
 
-/// A repository at a commit, and where its files are here.
+/// A repository at a commit, and the folder of its files in the cache.
 struct Snapshot<T: RepoType> {
     repo: String,
     repository: HFRepositorySync<T>,
@@ -226,7 +227,7 @@ struct Snapshot<T: RepoType> {
 }
 
 impl<T: RepoType + Sync> Snapshot<T> {
-    /// `kind` is `models` or `datasets`.
+    /// Creates the snapshot of a repository; `kind` is `models` or `datasets`.
     fn at(
         commit: String,
         kind: &str,
@@ -240,8 +241,8 @@ impl<T: RepoType + Sync> Snapshot<T> {
         Self { repo: repo.to_owned(), repository, commit, dir }
     }
 
-    /// The files of the commit. If the hub does not answer, those that it listed when the cache got them: a
-    /// run whose files are all here continues without it.
+    /// Lists the files of the commit. If the hub does not answer, returns the list that was cached with the
+    /// files, so that a run whose files are all cached continues without the hub.
     fn list(&self) -> Result<Vec<Listed>, HubError> {
         match snapshot::list(&self.repository, &self.commit) {
             Ok(listed) => {
@@ -264,7 +265,7 @@ impl<T: RepoType + Sync> Snapshot<T> {
         fetched.map_err(|source| self.failed(source))
     }
 
-    /// The README, where the repository has one; the inner error is that of one that cannot be read.
+    /// Reads the README; `None` if the repository has none. The inner error says why it cannot be used.
     fn readme(&self, listed: &[Listed]) -> Result<Result<Option<String>, DatasetFilesError>, HubError> {
         let Some(readme) = listed.iter().find(|file| file.name == README) else { return Ok(Ok(None)) };
         if readme.num_bytes > MAX_README_BYTES {

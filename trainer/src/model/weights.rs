@@ -200,7 +200,8 @@ impl Weights {
     }
 
     /// Writes the shard `tensor_shard` into `values`, `[len]`, of any floating-point dtype and on any device.
-    /// Beside `values` at most a chunk of the model is in memory, or the weight that is being quantized.
+    /// In addition to `values`, at most a chunk of the model is in memory, or the weight that is being
+    /// quantized.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor, when a file cannot be read, or holds numbers that are not

@@ -1,4 +1,4 @@
-//! The time of a step by phase, under verl's names, and its memory.
+//! Times of a step's phases under verl's names, and the step's memory.
 
 pub(crate) mod memory;
 
@@ -12,10 +12,10 @@ thread_local! {
     static UNDER_WAY: Cell<&'static str> = const { Cell::new(SETUP) };
 }
 
-/// The phase before the first.
+/// Name of the phase before the first phase of a step.
 const SETUP: &str = "setup";
 
-/// Measures the phases of one step; a phase may be repeated.
+/// Clock of the phases of one step; a phase may be repeated.
 #[derive(Debug)]
 pub struct PhaseClock {
     started: Instant,
@@ -23,12 +23,12 @@ pub struct PhaseClock {
 }
 
 impl PhaseClock {
-    /// Starts the step's own clock.
+    /// Starts the clock of a step.
     pub fn start() -> Self {
         Self { started: Instant::now(), seconds: BTreeMap::new() }
     }
 
-    /// Runs `work` as [`run`] does and adds its time to `phase`.
+    /// Runs `work` as [`run`] does, and adds its duration to `phase`.
     pub fn measure<T>(&mut self, phase: &'static str, work: impl FnOnce() -> T) -> T {
         let (result, seconds) = run(phase, work);
         self.add(phase, seconds);
@@ -40,7 +40,7 @@ impl PhaseClock {
         *self.seconds.entry(phase).or_default() += seconds;
     }
 
-    /// Seconds that `phase` took so far.
+    /// Seconds that `phase` has taken so far.
     pub fn seconds(&self, phase: &str) -> f64 {
         self.seconds.get(phase).copied().unwrap_or(0.0)
     }
@@ -50,7 +50,7 @@ impl PhaseClock {
         self.started.elapsed().as_secs_f64()
     }
 
-    /// `timing_s/<phase>` for each phase and `timing_s/step` for the whole, in seconds.
+    /// Returns `timing_s/<phase>` for each phase and `timing_s/step` for the step, in seconds.
     pub fn metrics(&self) -> Metrics {
         let mut metrics: Metrics =
             self.seconds.iter().map(|(phase, seconds)| (format!("timing_s/{phase}"), *seconds)).collect();
@@ -59,18 +59,18 @@ impl PhaseClock {
     }
 }
 
-/// From now on this thread's work belongs to `phase`.
+/// Sets the phase to which this thread's work is attributed from now on.
 pub(crate) fn enter(phase: &'static str) {
     UNDER_WAY.set(phase);
 }
 
-/// The phase that this thread's work belongs to.
+/// Phase to which this thread's work is attributed.
 pub(crate) fn under_way() -> &'static str {
     UNDER_WAY.get()
 }
 
-/// Runs `work` as `phase`: a span of the trace, to which peaks of memory and errors are attributed.
-/// Returns the seconds it took, too.
+/// Runs `work` as `phase`, to which memory peaks and errors are attributed, within a span of the trace. Also
+/// returns the duration in seconds.
 pub fn run<T>(phase: &'static str, work: impl FnOnce() -> T) -> (T, f64) {
     let started = Instant::now();
     enter(phase);
@@ -81,7 +81,7 @@ pub fn run<T>(phase: &'static str, work: impl FnOnce() -> T) -> (T, f64) {
     (result, started.elapsed().as_secs_f64())
 }
 
-/// `perf/..` of a step that trained on `num_tokens` tokens: its cost in time and memory.
+/// Returns the metrics `perf/..` of a step that trained on `num_tokens` tokens: its cost in time and memory.
 pub fn cost_metrics(num_tokens: usize, clock: &PhaseClock) -> Metrics {
     let seconds = clock.total_seconds();
     let mut metrics = clock.metrics();
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_phase_that_comes_twice_is_added_up_and_the_step_covers_all() {
+    fn a_repeated_phase_is_summed_and_the_step_includes_all_phases() {
         let mut clock = PhaseClock::start();
         let pause = || std::thread::sleep(std::time::Duration::from_millis(2));
         clock.measure("gen", pause);

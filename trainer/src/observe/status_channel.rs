@@ -1,7 +1,7 @@
-//! The reports of a run to the operator: progress, metrics, checkpoints, the end.
+//! Reports of a run to the operator: progress, metrics, checkpoints and the end of the run.
 //!
-//! Everything here turns the training's events into the one state that [`rlt_channel::client`] keeps and
-//! sends. Outside of a cluster every call does nothing. No call waits or fails.
+//! Events of the training update one state, which [`rlt_channel::client`] sends. Outside of a cluster all
+//! calls do nothing. No call blocks or fails.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -16,17 +16,17 @@ use rlt_channel::{
 use crate::observe::tracking::{self, StepMetrics, console};
 use crate::storage::checkpoint::CommittedCheckpoint;
 
-/// How long the end of a process waits until the operator knows of it.
+/// Maximum time that the end of a process waits for the operator to receive the last report.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The way to the operator, where there is one.
+/// Connection to the operator; without a cluster it does nothing.
 #[derive(Debug, Default)]
 pub struct StatusChannel {
     client: Option<Client>,
     pace: Mutex<Pace>,
 }
 
-/// The data for the estimate of the remaining time.
+/// Steps and times from which the remaining time is estimated.
 #[derive(Debug)]
 struct Pace {
     process_started: Instant,
@@ -43,8 +43,8 @@ impl Default for Pace {
 }
 
 impl StatusChannel {
-    /// The channel that this process's environment describes. One that cannot work costs a warning, never the
-    /// run.
+    /// Creates the channel that this process's environment describes. A channel that cannot be created is
+    /// logged as a warning and does not end the run.
     pub fn from_environment() -> Self {
         let settings = Settings::from_environment(|name| std::env::var(name).ok());
         let client = match settings {
@@ -67,7 +67,7 @@ impl StatusChannel {
         channel
     }
 
-    /// A stage of `num_steps` steps begins, `num_done` of them finished before.
+    /// Reports that a stage of `num_steps` steps begins, of which `num_done` were finished before.
     pub(crate) fn begin_stage(&self, stage: tracking::Stage, num_done: u64, num_steps: u64) {
         let setup_seconds = {
             let mut pace = self.pace();
@@ -101,15 +101,15 @@ impl StatusChannel {
         self.change(Urgency::Routine, |report| report.commits = commits.to_vec());
     }
 
-    /// The process turns to something else.
+    /// Reports that another phase begins.
     pub(crate) fn begin_phase(&self, phase: console::Phase) {
         self.change(Urgency::Routine, |report| {
             report.progress.get_or_insert_default().set_phase(phase_of(phase));
         });
     }
 
-    /// A step is finished. The first one of a process is reported at once: it shows that the start has
-    /// succeeded.
+    /// Reports a finished step. The first one of a process is sent at once, because it shows that the start
+    /// has succeeded.
     pub(crate) fn end_step(&self, metrics: &StepMetrics) {
         let (urgency, process_seconds, remaining_seconds) = {
             let mut pace = self.pace();
@@ -130,7 +130,7 @@ impl StatusChannel {
         });
     }
 
-    /// The checkpoints that exist now, oldest first.
+    /// Reports the checkpoints that exist, oldest first.
     pub(crate) fn checkpoints(&self, committed: &[CommittedCheckpoint]) {
         self.change(Urgency::AtOnce, |report| {
             report.knows_checkpoints = true;
@@ -141,8 +141,8 @@ impl StatusChannel {
         });
     }
 
-    /// The process ends with an exit code, and where that is a failure with its causes; waits shortly until
-    /// the operator knows.
+    /// Reports the exit code of the process, and the causes of a failure; waits briefly until the operator
+    /// has received it.
     pub(crate) fn finish(&self, outcome: Result<ExitCode, (ExitCode, String)>) {
         let Some(client) = &self.client else { return };
         if !client.finish(ending(outcome), FINISH_TIMEOUT) {
@@ -161,13 +161,13 @@ impl StatusChannel {
     }
 }
 
-/// The restarts in place before this process started, as its launcher counts them.
+/// Returns the number of restarts in place before this process started, by cause, as counted by its launcher.
 fn restarts_before() -> HashMap<String, u32> {
     let text = std::env::var(environment::RESTARTS).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }
 
-/// Updates the progress by the metrics of a step. Metrics that a step does not have, such as the held-out
+/// Updates the progress from the metrics of a step. Values that the step does not have, such as the held-out
 /// reward, are kept.
 fn take_step(progress: &mut Progress, metrics: &StepMetrics) {
     let value = |names: &[&str]| names.iter().find_map(|name| metrics.values.get(*name)).copied();

@@ -76,8 +76,8 @@ impl StopRequest {
 /// Interval at which a guard looks for a request.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Watch over the setup of a run. It ends the process where a stop is requested and the setup does not end,
-/// because a file or a server never answers. Nothing is to be saved yet.
+/// Watches the setup of a run, in which nothing has to be saved yet. It ends the process if a stop is
+/// requested and the setup does not end, because a file or a server never answers.
 pub(crate) struct SetupGuard {
     is_over: Arc<Mutex<bool>>,
 }

@@ -1,5 +1,5 @@
-//! Warnings of a run that continues, and symptoms in its metrics: kept in the run folder, and returned for
-//! terminal and status. `rlt-api` defines the symptoms.
+//! Warnings of a run that continues, and symptoms in its metrics. They are written to the run folder, and
+//! returned for the terminal and the job's status. `rlt-api` defines the symptoms.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use rlt_api::symptoms::{Course, Symptom, SymptomKind};
 use super::tracking::{Stage, StepMetrics, for_each_step};
 use crate::storage::run_folder::{WARNINGS, write_atomically};
 
-/// Steps between two looks for symptoms.
+/// Number of steps between two checks for symptoms.
 const INTERVAL: usize = 10;
 
 /// The warnings of one run.
@@ -19,30 +19,30 @@ pub(super) struct Warnings(RefCell<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The run folder, where the warnings are kept; `None` before the run knows it.
+    /// Run folder to which warnings are written; `None` before it is known.
     folder: Option<PathBuf>,
-    /// Warnings that hold for the whole attempt.
+    /// Warnings that apply to the whole attempt.
     standing: Vec<String>,
-    /// A warning that checkpoints cannot be saved.
+    /// Warning that checkpoints cannot be saved; `None` if they can.
     unsaved: Option<String>,
     course: Course,
     symptoms: Vec<Symptom>,
 }
 
-/// A change of the warnings.
+/// Change of a run's warnings.
 #[derive(Debug)]
 pub(super) struct Change {
-    /// All warnings in one text; empty where there is none any more.
+    /// Text of all warnings; empty if there are none.
     pub(super) text: String,
-    /// Their reasons, in the order of the text.
+    /// Reasons of the warnings, in the order of the text.
     pub(super) reasons: Vec<String>,
-    /// Symptoms that were not there before.
+    /// Symptoms that have just appeared.
     pub(super) new: Vec<Symptom>,
 }
 
 impl Warnings {
-    /// The warnings of a run in `folder` that resumes after the steps in its `metrics.jsonl`, including
-    /// earlier ones.
+    /// Opens the warnings of a run in `folder`, which continues after the steps in its `metrics.jsonl`.
+    /// Earlier warnings are kept.
     pub(super) fn open(self, folder: &Path) -> Self {
         let mut course = Course::default();
         // A log that cannot be read is a tracker's error, said there.
@@ -52,7 +52,7 @@ impl Warnings {
         Self(RefCell::new(state))
     }
 
-    /// Adds a warning that holds from now on.
+    /// Adds a warning that applies from now on.
     pub(super) fn stand(&self, warning: &str) -> Change {
         let mut state = self.0.borrow_mut();
         state.standing.push(warning.to_owned());
@@ -60,7 +60,7 @@ impl Warnings {
         state.change(Vec::new())
     }
 
-    /// Replaces the warning that checkpoints cannot be saved.
+    /// Sets or removes the warning that checkpoints cannot be saved.
     pub(super) fn unsaved(&self, warning: Option<&str>) -> Change {
         let mut state = self.0.borrow_mut();
         state.unsaved = warning.map(str::to_owned);
@@ -93,13 +93,13 @@ impl State {
         self.standing.iter().chain(&self.unsaved).map(String::as_str).chain(symptoms).collect()
     }
 
-    /// Returns all warnings as one text, with their reasons and these `new` symptoms.
+    /// Returns the text and the reasons of all warnings, with the symptoms `new`.
     fn change(&self, new: Vec<Symptom>) -> Change {
         Change { text: self.all().join("; "), reasons: self.reasons(), new }
     }
 
-    /// Returns the reasons of all warnings, as a job's status names them. The warning of a whole attempt is
-    /// that it computes on the CPU although the machine has a GPU.
+    /// Returns the reasons of all warnings, as a job's status names them. A warning of the whole attempt
+    /// always has the reason that the job computes on the CPU although the machine has a GPU.
     fn reasons(&self) -> Vec<String> {
         let standing = self.standing.first().map(|_| Reason::RunsOnCpu);
         let unsaved = self.unsaved.as_ref().map(|_| Reason::CheckpointNotSaved);
@@ -107,7 +107,7 @@ impl State {
         standing.into_iter().chain(unsaved).chain(symptoms).map(Reason::name).collect()
     }
 
-    /// A run continues although its warnings cannot be written there.
+    /// Writes the warnings to the run folder. Errors are logged, because the run continues without the file.
     fn keep(&self) {
         let Some(folder) = &self.folder else { return };
         let (file, all) = (folder.join(WARNINGS), self.all());

@@ -1,6 +1,6 @@
 //! All observers of a run behind one interface: trackers, the progress on the terminal, the operator.
 //!
-//! The loop reports events; it does not know the observers.
+//! The training loop reports events to this interface and does not depend on the observers.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub struct Watchers {
 }
 
 impl Watchers {
-    /// No observers, until the run is set up.
+    /// Creates a value without observers, for the time before the run is set up.
     pub fn none() -> Self {
         Self {
             trackers: None,
@@ -45,13 +45,13 @@ impl Watchers {
         }
     }
 
-    /// Adds the status channel: from now on the operator gets reports, too.
+    /// Adds the status channel, so that the operator gets reports, too.
     pub fn report_to(&mut self, channel: &Arc<StatusChannel>) {
         self.channel = Arc::clone(channel);
     }
 
-    /// Opens the job's trackers; `resumed_after` is the last finished step of the checkpoint from which it
-    /// resumes.
+    /// Opens the job's trackers. `resumed_after` is the last finished step of the checkpoint from which the
+    /// run resumes.
     pub fn open(&mut self, spec: &TrackingSpec, folder: &RunFolder, resumed_after: Option<(Stage, u64)>) {
         let remote = remote_trackers(spec);
         let mut trackers = Trackers::open(&TrackersOptions { folder: folder.root(), resumed_after, remote });
@@ -79,24 +79,24 @@ impl Watchers {
         }
     }
 
-    /// A stage of `num_steps` steps begins, `num_done` of them finished before.
+    /// Reports that a stage of `num_steps` steps begins, of which `num_done` were finished before.
     pub fn begin_stage(&self, stage: Stage, num_done: u64, num_steps: u64) {
         self.progress.begin_stage(stage, num_done, num_steps);
         self.channel.begin_stage(stage, num_done, num_steps);
     }
 
-    /// A phase of `total` units begins within the step.
+    /// Reports that a phase of `total` units begins within the step.
     pub fn begin_phase(&self, phase: Phase, total: u64) {
         self.progress.begin_phase(phase, total);
         self.channel.begin_phase(phase);
     }
 
-    /// The phase has done this much since it began.
+    /// Reports the progress of the phase since it began.
     pub fn advance(&self, num_done: u64, num_tokens: u64) {
         self.progress.advance(num_done, num_tokens);
     }
 
-    /// A step is finished.
+    /// Reports a finished step.
     pub fn end_step(&self, stage: Stage, step: u64, metrics: Metrics) {
         let metrics = StepMetrics::new(stage, step, metrics);
         self.progress.end_step(&metrics);
@@ -119,8 +119,8 @@ impl Watchers {
         }
     }
 
-    /// The completions of the first groups of a step or evaluation: whole groups, until there are as many as
-    /// are recorded.
+    /// Returns records of the completions of the first groups of a step or evaluation: full groups, until
+    /// there are as many completions as are recorded.
     pub fn completion_records(
         &self,
         step: u64,
@@ -130,19 +130,20 @@ impl Watchers {
         completions::of_groups(step, held_out, groups, self.completions_per_step)
     }
 
-    /// Writes completions of a step or evaluation.
+    /// Writes the records of completions of a step or evaluation.
     pub fn completions(&self, records: Vec<CompletionRecord>) {
         if let Some(trackers) = self.trackers.as_ref().filter(|_| !records.is_empty()) {
             trackers.completions(records);
         }
     }
 
-    /// The checkpoints that exist now, oldest first.
+    /// Reports the checkpoints that exist, oldest first.
     pub fn checkpoints(&self, committed: &[CommittedCheckpoint]) {
         self.channel.checkpoints(committed);
     }
 
-    /// Reports a warning of a run that continues: in the run folder for the report, and to the operator.
+    /// Reports a warning of a run that continues to the operator, and writes it to the run folder for the
+    /// report.
     pub fn warn(&self, warning: &str) {
         let change = self.warnings.stand(warning);
         self.channel.warn(&change.text, &change.reasons);
@@ -157,19 +158,19 @@ impl Watchers {
         }
     }
 
-    /// A message to the user.
+    /// Shows a message to the user.
     pub fn message(&self, text: &str) {
         self.progress.message(text);
     }
 
-    /// Waits shortly until the log would survive a power loss, before a checkpoint is committed.
+    /// Waits briefly until the logs would survive a power loss, before a checkpoint is committed.
     pub fn sync(&self) {
         if let Some(trackers) = &self.trackers {
             trackers.sync(std::time::Duration::from_secs(2));
         }
     }
 
-    /// Flushes the trackers with the end of the run, and reports which of them lost steps.
+    /// Flushes the trackers at the end of the run, and reports which of them have lost steps.
     pub fn finish(&mut self, end: RunEnd) {
         let Some(trackers) = self.trackers.take() else { return };
         for report in trackers.finish(end) {
@@ -182,7 +183,7 @@ impl Watchers {
     }
 }
 
-/// The trackers that a job asks for, besides the files that every run has.
+/// Returns the trackers that a job configures, besides the files that every run has.
 fn remote_trackers(spec: &TrackingSpec) -> RemoteTrackers {
     let mlflow = |MlflowSpec { url, experiment, run_name }: &MlflowSpec| MlflowOptions {
         url: url.clone(),

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launcher_s_ranks_read_back_what_it_wrote() {
+    fn ranks_read_the_environment_that_their_launcher_writes() {
         let variables = [
             ("RANK", "2"),
             ("WORLD_SIZE", "4"),

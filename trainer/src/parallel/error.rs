@@ -30,7 +30,7 @@ pub enum RankError {
     Encode(#[source] serde_json::Error),
     #[error("failed to read a message of another rank")]
     Decode(#[source] serde_json::Error),
-    #[error("the leader sent no message for which all ranks wait")]
+    #[error("the leader did not send the message that all ranks wait for")]
     NothingFromLeader,
     #[error("{name}: expected {expected}, got {got}")]
     Environment { name: &'static str, expected: String, got: String },

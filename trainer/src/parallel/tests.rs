@@ -157,7 +157,7 @@ fn the_leader_works_first() {
 }
 
 #[test]
-fn shares_are_whole_groups_where_these_suffice_and_every_row_is_in_one() {
+fn ranks_get_full_groups_if_there_are_enough_and_every_row_once() {
     let demonstration = |len: usize| rlt_core::batch::Demonstration {
         tokens: vec![1; len],
         loss_mask: [vec![false], vec![true; len - 1]].concat(),

@@ -119,7 +119,7 @@ pub struct Actor {
     /// Derivatives of the routers' auxiliary loss with respect to probabilities in the current update,
     /// multiplied by the loss scale.
     router_slopes: Option<Vec<f32>>,
-    /// Counters of the routers' choices.
+    /// Counters of the routers' choices; `None` while nothing counts them.
     watched_routes: RefCell<Option<Rc<WatchedRoutes>>>,
     ranks: Ranks,
     /// Ranks in the sequence-parallel groups of passes without gradients.

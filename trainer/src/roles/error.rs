@@ -24,13 +24,13 @@ pub enum StepError {
     Advantage(#[from] rlt_core::advantage::AdvantageError),
     #[error("failed to pack the batch")]
     Rows(#[from] rlt_core::rows::RowsError),
-    #[error("failed to correct for the rollout's policy")]
+    #[error("failed to compute the rollout correction")]
     Importance(#[from] rlt_core::importance::ImportanceError),
     #[error("failed to score the batch")]
     Actor(#[from] ActorError),
     #[error("failed to update the actor")]
     Update(#[from] UpdateError),
-    #[error("failed to make a critic")]
+    #[error("failed to create the critic")]
     NoCritic(#[from] NoCritic),
     #[error("failed to update the critic")]
     Critic(#[from] CriticError),

@@ -40,7 +40,7 @@ pub enum OptimError {
         source: tch::TchError,
     },
     /// The norm of the gradients could not be computed.
-    #[error("failed to measure the gradients")]
+    #[error("failed to compute the norm of the gradients")]
     Norm {
         /// The error of the kernel.
         source: rlt_torch::Error,

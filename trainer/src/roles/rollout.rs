@@ -1,4 +1,4 @@
-//! The rollout engine: writes completions with the actor's own weights, many sequences at once.
+//! The rollout engine: samples completions of many sequences at once, under the actor's weights.
 //!
 //! ```text
 //!   sync_weights(policy, version) -> generate(requests) ... -> sleep() -> (update) -> sync_weights ...
@@ -7,33 +7,33 @@
 //!                   ^                                            |
 //!                   +------------- sampled tokens ---------------+
 //! ```
-//! - One loop (`engine/run_loop.rs`) schedules, launches and reads the steps of either runner. It works on a
-//!   list of requests, or on commands of handles that add, extend, pause, resume and cancel sequences
+//! - One loop (`engine/run_loop.rs`) schedules, launches and reads the steps of either runner. Its input is a
+//!   list of requests, or commands that add, extend, pause, resume and cancel sequences
 //!   ([`RolloutEngine::run`]).
-//! - One body: a layer's arithmetic is [`crate::model::DecoderLayer::forward_with`], which training runs too;
-//!   only the linear layers are packed for few rows and the attention reads a paged cache.
-//! - A prompt longer than a pass may be is prefilled in pieces, whose tokens attend to the cache.
-//! - On a GPU (`device`) one step is launched before the tokens of the one before are read.
-//! - Sequences join and leave between two steps; no row of a batch is padding.
-//! - Ranks may form a tensor-parallel group ([`RolloutEngine::with_tp_group`]): each packs its shard of every
-//!   layer and keeps keys and values of its heads; all run the same scheduler on the same requests, and draw
-//!   from the same logits, bit by bit. In every step they verify that they drew the same tokens, and exchange
-//!   stop requests. Commands of the first rank reach all of them before the same step (`engine/inbox.rs`).
-//!   Embeddings and norms are whole on each.
-//! - Weights are packed by `sync_weights`, unit by unit, which computes a digest of every parameter.
-//!   Generation first computes the digests of the trainer's parameters again and refuses to run if one of
+//! - A layer is computed by [`crate::model::DecoderLayer::forward_with`], as in training. Only its linear
+//!   layers are packed for few rows, and its attention reads a paged cache.
+//! - A prompt that is longer than the token budget of a pass is prefilled in chunks, whose tokens attend to
+//!   the cache.
+//! - On a GPU (`device`) a step is launched before the tokens of the previous step are read.
+//! - Sequences join and leave the batch between two steps, and no row of a batch is padding.
+//! - Ranks may form a tensor-parallel group ([`RolloutEngine::with_tp_group`]): each rank packs its shard of
+//!   every layer and caches the keys and values of its heads. All ranks run the same scheduler on the same
+//!   requests, and sample from logits that are bitwise equal. In every step they verify that they sampled the
+//!   same tokens, and exchange stop requests. Commands of the first rank reach all of them before the same
+//!   step (`engine/inbox.rs`). Embeddings and norms are full on each rank.
+//! - `sync_weights` packs the weights one FSDP unit at a time, and computes a digest of every parameter.
+//!   Generation first computes the digests of the trainer's parameters again, and refuses to run if one of
 //!   them has changed. With FSDP each rank digests its shard, and gathered units are compared with the
-//!   digests of all.
-//! - An adapter is folded into what is packed, or stays beside it (`unmerged`): then the packed base is kept
-//!   over the updates, and a sync brings the adapter alone.
-//! - A sample depends on its prompt, its seed and the weights. On a CPU in f32 packed products, norms and
-//!   attention treat each row by itself, so a sample does not depend on its batch. Elsewhere, with three
-//!   tensor-parallel shards and more, and after a preemption, additions may have another order, by about 1e-6
-//!   in a log-prob; the draw is made so that such noise moves no token unless the seed's number lies within
-//!   it of a boundary (see [`rlt_core::sampling`]).
+//!   digests of all ranks.
+//! - An adapter is merged into the packed weights, or stays unmerged (`unmerged`): the engine then keeps the
+//!   packed base, and a sync transfers only the adapter.
+//! - A sample depends on its prompt, its seed and the weights. On a CPU in f32, packed products, norms and
+//!   attention compute each row independently, so a sample does not depend on its batch. On GPUs and in other
+//!   dtypes, with three or more tensor-parallel shards, and after a preemption, sums may be added in another
+//!   order, which changes a log-prob by about 1e-6. Such noise changes a token only if the seed's random
+//!   number is that close to a boundary between two tokens (see [`rlt_core::sampling`]).
 //!
-//! Shapes: b sequences in a decode, t tokens, v vocabulary. Never here: rewards, advantages, what the prompts
-//! mean.
+//! Shapes: b sequences in a decode, t tokens, v vocabulary. Rewards and advantages are computed elsewhere.
 
 mod completion;
 mod device;
@@ -80,29 +80,29 @@ pub use role::{RolloutRole, Sampled};
 /// Settings and limits of a rollout engine.
 #[derive(Clone, Debug)]
 pub struct RolloutOptions {
-    /// Sequences that decode together.
+    /// Maximum number of sequences that decode together.
     pub max_concurrent: usize,
-    /// Tokens a block of the key-value cache holds.
+    /// Number of tokens in a block of the key-value cache.
     pub block_size: usize,
-    /// Numbers in which is sampled; `None` is what the policy computes in.
+    /// Compute dtype of the rollout; `None` means the actor's.
     pub compute: Option<Kind>,
-    /// Longest prompt and completion together, in tokens, within the model's own `max_position_embeddings`;
-    /// `None` is that.
+    /// Maximum number of tokens of prompt and completion together; `None` means the model's
+    /// `max_position_embeddings`, which is also the upper limit.
     pub max_model_len: Option<usize>,
-    /// Most memory for keys and values, in bytes; `None` is as much as the requests can fill. With less,
-    /// sequences that find no room are computed again later.
+    /// Memory limit for keys and values in bytes; `None` means what the requests can fill. Sequences that
+    /// find no free block are preempted and computed again later.
     pub max_cache_bytes: Option<usize>,
-    /// Most memory for packed weights and cache together; `None` bounds neither.
+    /// Memory limit for packed weights and cache together; `None` means no limit.
     pub memory: Option<MemoryShare>,
-    /// Prompt tokens that are prefilled in one pass; a longer prompt is prefilled in pieces.
+    /// Maximum number of prompt tokens that are prefilled in one pass; a longer prompt is prefilled in
+    /// chunks.
     pub max_prefill_tokens: usize,
-    /// Whether steps on a GPU are captured as graphs.
+    /// Whether decoding steps on a GPU are captured as CUDA graphs.
     pub uses_graphs: bool,
-    /// Whether an adapter is folded into the weights, all of which each sync packs. Otherwise it is beside
-    /// its base, which the engine keeps, and a sync brings the adapter alone. Quantized weights are never
-    /// folded into.
+    /// Whether adapters are merged, so that each sync packs all weights. Otherwise the engine keeps the base,
+    /// and a sync transfers only the unmerged adapter. Adapters are never merged into quantized weights.
     pub merge_lora: bool,
-    /// Tokens that end a sample unless its parameters say otherwise: the tokenizer's.
+    /// Tokens that end a sample unless its parameters say otherwise: the tokenizer's end-of-sequence tokens.
     pub eos_token_ids: Vec<TokenId>,
 }
 
@@ -123,64 +123,63 @@ impl Default for RolloutOptions {
     }
 }
 
-/// A prompt and how many samples of it are wanted, with what parameters.
+/// A prompt with the number of samples wanted and their sampling parameters.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RolloutRequest {
     /// Prompt tokens, at least one.
     pub prompt: Arc<[TokenId]>,
     /// Images of the prompt, in the order of their placeholder tokens.
     pub images: Vec<Arc<PromptImage>>,
-    /// One seed a sample. The same seed gives the same sample.
+    /// Seed of each sample. The same seed gives the same sample.
     pub seeds: Vec<u64>,
-    /// How tokens are drawn and where samples end.
+    /// Sampling parameters, which also say where a sample ends.
     pub sampling: SamplingParams,
-    /// Longest completion in tokens; the model's context may end it sooner.
+    /// Maximum length of a completion in tokens; the model's context may end it sooner.
     pub max_new_tokens: usize,
 }
 
-/// How far a call of `generate` has come, reported after each step.
+/// Progress of a call of `generate`, reported after each step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RolloutProgress {
-    /// New tokens so far.
+    /// Number of tokens sampled so far.
     pub num_tokens: usize,
-    /// Sequences that decode now.
+    /// Number of sequences that decode now.
     pub num_running: usize,
-    /// Sequences that wait for a place.
+    /// Number of sequences that wait for a row of the batch or for cache blocks.
     pub num_waiting: usize,
-    /// Sequences that are complete.
+    /// Number of sequences that are complete.
     pub num_finished: usize,
 }
 
-/// Counts of one call of `generate`, and where its time went. On a GPU a phase's time is that of its
-/// launches.
+/// Counters and times of one call of `generate`. On a GPU the time of a phase is that of its launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RolloutStats {
     /// Number of new tokens of all completions.
     pub num_tokens: usize,
     /// Number of decode steps.
     pub num_steps: usize,
-    /// Prompt tokens computed; less than the prompts' sum over all samples, as a group shares its prompt.
+    /// Number of prompt tokens computed; a prompt is computed once for all samples of its group.
     pub num_prefilled_tokens: usize,
-    /// Sequences that ran out of cache and were computed again.
+    /// Number of preemptions: sequences that ran out of cache blocks and were computed again.
     pub num_preemptions: usize,
-    /// Memory of this rank's key-value cache in bytes.
+    /// Size of this rank's key-value cache in bytes.
     pub cache_bytes: usize,
-    /// Memory of this rank's packed weights in bytes.
+    /// Size of this rank's packed weights in bytes.
     pub weight_bytes: usize,
     /// Number of decoding steps that could not be captured as a CUDA graph. After the first one the engine
     /// decodes in eager mode.
     pub num_failed_captures: usize,
-    /// Time to take the digest of the trainer's weights.
+    /// Time to compute the digests of the trainer's weights.
     pub digest_time: Duration,
-    /// Time to compute keys and values of prompts.
+    /// Time to prefill prompts.
     pub prefill_time: Duration,
-    /// Time to decode, sampling excluded.
+    /// Time to decode, without sampling.
     pub decode_time: Duration,
-    /// Time to turn logits into tokens.
+    /// Time to sample tokens from logits.
     pub sampling_time: Duration,
 }
 
-/// An error while completions are sampled or weights are synchronised.
+/// An error of sampling completions or of synchronising weights.
 #[derive(Debug, thiserror::Error)]
 pub enum RolloutError {
     /// A stop was requested.
@@ -189,7 +188,7 @@ pub enum RolloutError {
     /// No weights were synchronised, or they were dropped by `sleep`.
     #[error("generate: the engine has no weights; synchronise them first")]
     Asleep,
-    /// The trainer's weights are no longer those that the engine packed.
+    /// The trainer's weights have changed since the engine packed them.
     #[error(
         "generate: parameter {parameter} has changed since policy version {policy_version} was synchronised"
     )]
@@ -199,15 +198,15 @@ pub enum RolloutError {
         /// The policy version that the engine holds.
         policy_version: u64,
     },
-    /// Weights are older than those the engine already has.
+    /// The offered weights are older than those that the engine has.
     #[error("synchronise weights: policy version {offered} comes after {current}, which is newer")]
     OlderWeights {
-        /// The engine's version.
+        /// Policy version that the engine holds.
         current: u64,
-        /// The version that was to replace it.
+        /// Policy version that was offered.
         offered: u64,
     },
-    /// The gathered weights differ from those that the ranks hold.
+    /// The gathered weights differ from the ranks' shards, by their digests.
     #[error("synchronise weights: the gathered parameters of {unit} differ from the ranks' shards")]
     Torn {
         /// Name of the unit of the model, such as `layer 3`.
@@ -216,41 +215,41 @@ pub enum RolloutError {
     /// The weights could not be gathered, or a rank of the tensor-parallel group was lost.
     #[error("failed to gather weights, or to reduce the results of tensor-parallel shards")]
     Ranks(#[from] RankError),
-    /// Ranks of a tensor-parallel group disagree.
+    /// The ranks of a tensor-parallel group have sampled different tokens.
     #[error("generate: ranks of a tensor-parallel group have drawn different tokens in step {step}")]
     Disagreement {
-        /// The how many-th step of the call, from 1.
+        /// Number of the step in the call, from 1.
         step: usize,
     },
-    /// A request has the index of one whose sequences still exist.
+    /// A request has the index of another request whose sequences still exist.
     #[error("request {request_idx} exists already; expected an index that no other request has")]
     RepeatedRequest {
         /// Index of the request.
         request_idx: usize,
     },
-    /// A sampling parameter is out of its range.
+    /// A sampling parameter is outside its range.
     #[error("request {request_idx}")]
     Sampling {
-        /// Number of the request in the call.
+        /// Index of the request in the call.
         request_idx: usize,
         /// The error, which names the parameter and its range.
         #[source]
         source: SamplingError,
     },
-    /// A prompt leaves no room for a completion.
+    /// A prompt leaves no room for a completion within the model's context.
     #[error("request {request_idx}: prompt has {prompt_len} tokens, the model's context {max_model_len}")]
     PromptTooLong {
-        /// Number of the request in the call.
+        /// Index of the request in the call.
         request_idx: usize,
         /// Length of the prompt in tokens.
         prompt_len: usize,
-        /// Longest sequence in tokens, prompt and completion together.
+        /// Maximum number of tokens of prompt and completion together.
         max_model_len: usize,
     },
-    /// The tokens of a prompt are not those of its images.
+    /// The placeholder tokens of a prompt do not match its images.
     #[error("request {request_idx}")]
     Images {
-        /// Number of the request in the call.
+        /// Index of the request in the call.
         request_idx: usize,
         /// The difference between placeholders and images.
         #[source]
@@ -261,22 +260,22 @@ pub enum RolloutError {
         "request {request_idx} has {num_images} images; expected none before a model without a vision tower"
     )]
     NoVision {
-        /// Number of the request in the call.
+        /// Index of the request in the call.
         request_idx: usize,
-        /// Number of images of the prompt.
+        /// Number of images in the prompt.
         num_images: usize,
     },
-    /// A prompt holds a token that the model does not know.
+    /// A prompt contains a token id that is outside the model's vocabulary.
     #[error("request {request_idx}: token {token} is outside the model's vocabulary of {vocab_size}")]
     UnknownToken {
-        /// Number of the request in the call.
+        /// Index of the request in the call.
         request_idx: usize,
-        /// The token id that is out of range.
+        /// The invalid token id.
         token: TokenId,
-        /// Rows of the embedding.
+        /// Number of rows of the embedding.
         vocab_size: usize,
     },
-    /// The cache has no room for one longest sequence.
+    /// The cache is too small for the longest sequence of a request.
     #[error(
         "spec.rollout.memoryFraction: {} of {} GiB leaves {} GiB for the KV cache beside {} GiB of packed weights; expected \
          {} GiB for the longest sequence of request {request_idx}: raise spec.rollout.memoryFraction to at least {}, or lower \
@@ -285,62 +284,62 @@ pub enum RolloutError {
         share.fraction_of(weight_bytes + needed_bytes)
     )]
     CacheTooSmall {
-        /// Number of the request in the call.
+        /// Index of the request in the call.
         request_idx: usize,
-        /// Memory that packed weights and cache may take together.
+        /// Memory limit of packed weights and cache together.
         share: MemoryShare,
-        /// Bytes that are left for the cache.
+        /// Number of bytes left for the cache.
         cache_bytes: usize,
-        /// Bytes that the packed weights take.
+        /// Size of the packed weights in bytes.
         weight_bytes: usize,
-        /// Bytes of cache for the longest sample of the request.
+        /// Size in bytes of the cache that the longest sample of the request needs.
         needed_bytes: usize,
     },
-    /// The requests do not fit the engine's limits.
+    /// The scheduler rejects a request, because it exceeds the engine's limits.
     #[error("schedule rollouts")]
     Schedule(#[source] SchedulerError),
-    /// The model gave a NaN or an infinite logit.
+    /// The model returned a NaN or an infinite logit.
     #[error(
         "logits of request {request_idx}, sample {sample_idx} are not finite at completion token {position}"
     )]
     NonFiniteLogits {
-        /// Number of the request in the call.
+        /// Index of the request in the call.
         request_idx: usize,
-        /// Position among the request's samples.
+        /// Index of the sample among those of the request.
         sample_idx: usize,
-        /// Completion tokens before the one that could not be drawn.
+        /// Number of completion tokens before the one that could not be sampled.
         position: usize,
     },
-    /// A completion could not be turned into text.
+    /// A completion could not be decoded to text.
     #[error("turn the completion of request {request_idx}, sample {sample_idx} into text")]
     Detokenize {
-        /// Number of the request in the call.
+        /// Index of the request in the call.
         request_idx: usize,
-        /// Position among the request's samples.
+        /// Index of the sample among those of the request.
         sample_idx: usize,
-        /// The tokenizer's error.
+        /// Error of the tokenizer.
         #[source]
         source: DetokenizeError,
     },
     /// Weights or logits could not be read or packed.
-    #[error("reach the tensors of {what}")]
+    #[error("tensor operation failed for {what}")]
     Tensor {
-        /// The tensors, such as `logits`, or the work on them.
+        /// Name of the tensors, such as `logits`, or of the operation on them.
         what: String,
-        /// The error of the tensor library.
+        /// Error of the tensor library.
         #[source]
         source: rlt_torch::Error,
     },
 }
 
-/// GiB with enough digits for small models.
+/// Formats bytes in GiB, with enough digits for small models.
 fn gib(bytes: usize) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);
     if gib >= 1.0 { format!("{gib:.1}") } else { format!("{gib:.2e}") }
 }
 
 impl RolloutError {
-    /// Number of the request at fault, where there is one.
+    /// Index of the request that caused the error; `None` if no single request did.
     pub fn request_idx(&self) -> Option<usize> {
         match self {
             Self::RepeatedRequest { request_idx }

@@ -1,8 +1,8 @@
-//! The actor's update: a batch with advantages in, changed weights out.
+//! The actor's update: trains the actor on a batch with advantages.
 //!
-//! The loop is that of [`crate::roles::learner`]; here are the inputs of the actor's loss, and the report of
-//! its updates. Denominators are those of the whole update, so micro-batches only bound memory. Advantages
-//! are computed elsewhere.
+//! The loop is in [`crate::roles::learner`]; this module has the inputs of the actor's loss and the report of
+//! its updates. Losses are divided by counts of the whole update, so the split into micro-batches only limits
+//! memory. Advantages are computed elsewhere.
 
 use std::sync::Arc;
 
@@ -19,66 +19,66 @@ use crate::parallel::{RankError, Ranks};
 use crate::roles::actor::{Accumulated, Actor, ActorError, EvaluateLoss, MicroBatch, PendingLoss};
 use crate::roles::learner::{Learner, Portions, UpdateCounts, update_once};
 
-/// An error while the actor is updated.
+/// An error of updating the actor.
 #[derive(Debug, thiserror::Error)]
 pub enum UpdateError {
-    /// The batch can not be split under the token budget.
+    /// The batch cannot be split under the token budget.
     #[error("failed to split the batch into micro-batches")]
     Packing(#[from] PackingError),
     /// The loss does not fit the batch.
     #[error("failed to evaluate the loss")]
     Loss(#[from] LossError),
-    /// The actor failed.
+    /// A pass or the optimizer of the actor failed.
     #[error("failed to compute gradients")]
     Actor(#[from] ActorError),
-    /// The ranks could not work together.
+    /// A rank was lost, or ranks failed to exchange tensors.
     #[error("failed to all-reduce the gradients")]
     Ranks(#[from] RankError),
 }
 
-/// How a batch is turned into updates.
+/// Settings of the updates on one batch.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdatePlan {
-    /// The objective that the updates minimise.
+    /// Objective that the updates minimise.
     pub objective: Objective,
-    /// Rollout groups of one update.
+    /// Number of rollout groups in one update.
     pub groups_per_update: usize,
-    /// Passes over the batch.
+    /// Number of passes over the batch.
     pub num_epochs: usize,
-    /// Most tokens of one forward and backward pass on one rank.
+    /// Token budget of one forward and backward pass on one rank.
     pub max_tokens: usize,
-    /// The learning rate of all updates of the step.
+    /// Learning rate of all updates of the step.
     pub learning_rate: f64,
-    /// The seed of random choices in an update: dropout, the tokens of clip-cov.
+    /// Seed of random choices in an update: dropout, and the tokens of Clip-Cov.
     pub seed: u64,
 }
 
 impl UpdatePlan {
-    /// The portions alone.
+    /// Returns the split of the batch into updates and micro-batches.
     pub fn portions(&self) -> Portions {
         let Self { groups_per_update, num_epochs, max_tokens, .. } = *self;
         Portions { groups_per_update, num_epochs, max_tokens }
     }
 }
 
-/// The report of the updates of one step.
+/// Report of the updates of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UpdateReport {
-    /// Sums over all updates.
+    /// Sums of the loss metrics over all updates.
     pub loss: LossMetrics,
-    /// How they ended.
+    /// Outcomes of the updates.
     pub updates: UpdateCounts,
-    /// The actor's log-prob of each token of the batch as its last update saw it: on-policy, under the
-    /// weights that sampled.
+    /// Log-prob of each token of the batch under the actor, from its last update, before that update's
+    /// optimizer step. With one update these are the log-probs under the weights that sampled.
     pub actor_logprobs: Vec<f64>,
-    /// Forward and backward passes.
+    /// Number of forward and backward passes.
     pub num_micro_batches: usize,
-    /// The routers' loads in each update, if they have a loss.
+    /// Load of the routers in each update; empty unless they have an auxiliary loss.
     pub router_loads: Vec<RouterLoad>,
 }
 
 impl UpdateReport {
-    /// All-reduces the sums over ranks; norms and skipped updates are the same on each already.
+    /// All-reduces the sums over ranks; norms and skipped updates are already the same on all ranks.
     fn add_up(&mut self, ranks: &Ranks) -> Result<(), RankError> {
         let loss = self.loss;
         let counts = [loss.num_clipped, loss.num_clipped_lower, loss.num_tokens, self.num_micro_batches];
@@ -99,8 +99,8 @@ impl UpdateReport {
         Ok(())
     }
 
-    /// verl's names: `actor/*`, and `training/num_micro_batches`; in half precision `actor/loss_scale` and
-    /// `actor/num_overflows`.
+    /// Returns the metrics under verl's names: `actor/*` and `training/num_micro_batches`; in half precision
+    /// also `actor/loss_scale` and `actor/num_overflows`.
     pub fn metrics(&self, plan: &UpdatePlan) -> Metrics {
         let num_updates = self.updates.num_updates();
         let mut metrics: Metrics = self
@@ -137,7 +137,7 @@ impl UpdateReport {
     }
 }
 
-/// Trains the actor on `batch`.
+/// Trains the actor on `batch` as `plan` says.
 ///
 /// # Errors
 /// [`UpdateError`]; weights are those after the last applied update.
@@ -163,7 +163,7 @@ pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<Upd
 struct OneUpdate<'a> {
     batch: &'a Batch,
     plan: &'a UpdatePlan,
-    /// The old policy's log-probs; `None` where the actor still is the old policy.
+    /// Log-probs under the old policy; `None` while the actor itself is the old policy.
     old_logprobs: Option<&'a [f64]>,
     seed: u64,
 }
@@ -215,8 +215,8 @@ impl OneUpdate<'_> {
         report.num_micro_batches += usize::from(ranks.is_sp_leader());
     }
 
-    /// The actor's log-probs of each micro-batch of this rank, where a loss needs them before its gradient:
-    /// off-policy a sequence's ratio must be known before the first of its tokens can be evaluated.
+    /// Computes the actor's log-probs of each micro-batch of this rank, for losses that need them before the
+    /// gradient: off-policy, the ratio of a sequence must be known before its first token can be evaluated.
     fn score_sequences(
         &self,
         actor: &Actor,
@@ -229,8 +229,8 @@ impl OneUpdate<'_> {
         Ok(Some(scores.into_iter().map(|scores| scores.logprobs).collect()))
     }
 
-    /// The weights of positive examples as a vector over the batch; `None` where the objective has no such
-    /// term. Their number is that of the whole update.
+    /// Returns the weights of positive examples, one per token of the batch; `None` if the objective has no
+    /// such term. They are divided by the number of positive tokens of the whole update.
     fn positive_weights(&self, row_idxs: &[usize]) -> Result<Option<Vec<f64>>, LossError> {
         let batch = self.batch;
         let rewards: Vec<f64> = row_idxs.iter().map(|row_idx| batch.rewards[*row_idx]).collect();
@@ -242,7 +242,7 @@ impl OneUpdate<'_> {
         }))
     }
 
-    /// The batch's values of each token.
+    /// Gathers the per-token values of a micro-batch from the batch.
     fn gather(&self, micro_batch: &MicroBatch) -> MicroInputs {
         let (batch, rows) = (self.batch, &micro_batch.row_idxs);
         let part = |values: Option<&[f64]>| values.map(|values| batch.gather(rows, values));
@@ -255,8 +255,8 @@ impl OneUpdate<'_> {
         }
     }
 
-    /// The tokens that a loss over the whole batch treats specially, as flags over the batch; `None` for
-    /// other losses.
+    /// Selects the tokens that a loss of the whole batch treats specially, one flag per token of the batch;
+    /// `None` for other losses.
     fn select_tokens(
         &self,
         actor: &Actor,
@@ -288,7 +288,7 @@ impl OneUpdate<'_> {
     }
 }
 
-/// Accumulates the gradient of one micro-batch's share of the loss. On a GPU no thread waits for the loss.
+/// Adds the gradient of one micro-batch's share of the loss. On a GPU no thread waits for the loss.
 fn accumulate(
     actor: &Actor,
     micro_batch: &MicroBatch,
@@ -304,7 +304,7 @@ fn accumulate(
     Ok(PendingLoss::Known(actor.accumulate(micro_batch, &loss)?))
 }
 
-/// The per-token values of a micro-batch.
+/// Per-token values of a micro-batch.
 #[derive(Clone, Default)]
 struct MicroInputs {
     advantages: Vec<f64>,
@@ -329,7 +329,7 @@ impl MicroInputs {
         }
     }
 
-    /// A function that evaluates `loss`, which was prepared with these inputs, on any thread.
+    /// Returns a function that evaluates `loss`, which was prepared with these inputs, on any thread.
     fn evaluates(self, loss: &PreparedLoss<'_>, micro_batch: &MicroBatch) -> Box<EvaluateLoss> {
         let ((objective, weights), rows) = (loss.owned(), micro_batch.rows.clone());
         Box::new(move |tokens, logprobs, entropies| {

@@ -1,13 +1,13 @@
-//! The best checkpoint of a run that keeps it (`checkpoint.keepBest`): a better one replaces it once it is
-//! committed, not before.
+//! The best checkpoint, for runs with `checkpoint.keepBest`. A better checkpoint replaces it only once it is
+//! committed.
 
 use crate::run::StepReward;
 
-/// The best committed checkpoint, and those that are to replace it.
+/// The best committed checkpoint, and better ones whose save is in flight.
 #[derive(Debug, Default)]
 pub(crate) struct BestCheckpoint {
     kept: Option<StepReward>,
-    /// Better ones that are not committed yet, in the order of their saves.
+    /// Better checkpoints that are not committed yet, in the order of their saves.
     pending: Vec<StepReward>,
 }
 

@@ -1,6 +1,6 @@
-//! Variables of the environment that a manifest sends to addresses that it names. A manifest may come from
-//! someone else, so whoever starts a local run allows each variable. A pod has only the variables that its
-//! job's owner gives it, so nothing is asked there.
+//! Consent to environment variables that a manifest sends to addresses of its own choice. The manifest may
+//! come from someone else, so the user of a local run must allow each variable. A pod has only variables of
+//! its job's owner and needs no consent.
 
 use std::fmt::{self, Display, Formatter};
 use std::io::{self, BufRead, Write};
@@ -58,7 +58,7 @@ pub(crate) fn check(spec: &ResolvedSpec, allowed: &[String]) -> Result<(), NotAl
     Err(NotAllowed(asked))
 }
 
-/// Every variable that a job sends to an address of its manifest, if it is set.
+/// Returns every environment variable that is set and that a job sends to an address of its manifest.
 fn sent_variables(spec: &ResolvedSpec) -> Vec<SentVariable> {
     let mut sent = Vec::new();
     let mut add = |name: &str, url: &str, field: String| {
@@ -83,7 +83,7 @@ fn sent_variables(spec: &ResolvedSpec) -> Vec<SentVariable> {
     sent
 }
 
-/// The variables that are set and not in `allowed`.
+/// Returns the variables that are set and not in `allowed`.
 fn not_allowed(
     sent: Vec<SentVariable>,
     allowed: &[String],
@@ -107,8 +107,8 @@ fn is_confirmed(
     Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Scheme, host and port of an address. The path and the query may be long and say nothing about who gets
-/// the value; a text that is no address is refused later.
+/// Returns scheme, host and port of an address. Path and query may be long and do not tell who gets the
+/// value. An invalid address is returned unchanged and refused later.
 fn origin(url: &str) -> String {
     Url::parse(url).map_or_else(|_| format!("{url:?}"), |url| url.origin().ascii_serialization())
 }

@@ -1,7 +1,8 @@
 //! GPU failures during a run: ECC and NVLink errors, and errors that the driver logs as Xid. No change of the
 //! job helps, but another GPU may work.
 
-/// CUDA's messages for failures of a device that no program causes, and the driver's names for them.
+/// CUDA's messages for hardware failures of a device, which no program causes, and the driver's names for
+/// them.
 const FAILURES: [(&str, &str); 8] = [
     ("uncorrectable ECC error encountered", "CUDA_ERROR_ECC_UNCORRECTABLE"),
     ("uncorrectable NVLink error", "CUDA_ERROR_NVLINK_UNCORRECTABLE"),
@@ -24,7 +25,7 @@ pub struct DeviceFailed {
 }
 
 impl DeviceFailed {
-    /// The failure in a `message` of libtorch or the driver; `None` if it is about something else.
+    /// Recognizes a hardware failure in a `message` of libtorch or the driver; `None` for other messages.
     pub(crate) fn in_message(message: &str, phase: &'static str) -> Option<Self> {
         let is_cudas = message.contains("CUDA error") || message.contains("CUDA_ERROR_");
         let line = message

@@ -49,13 +49,13 @@ pub enum TrainError {
         path.display()
     )]
     HubRecord { path: std::path::PathBuf, source: serde_json::Error },
-    #[error("failed to go through the data")]
+    #[error("failed to begin or resume the order of the data")]
     Loader(#[from] LoaderError),
     #[error("failed to prepare the rewards")]
     Rewards(#[from] RewardSetupError),
     #[error("failed to prepare a reward model")]
     RewardModel(#[from] RewardModelError),
-    #[error("failed to make a critic")]
+    #[error("failed to create the critic")]
     NoCritic(#[from] NoCritic),
     #[error(transparent)]
     Step(#[from] StepError),
@@ -63,13 +63,13 @@ pub enum TrainError {
     Optimizer(#[from] OptimError),
     #[error("failed to prepare the adapter, or to export the model")]
     Lora(#[from] LoraError),
-    #[error("the model's configuration is impossible")]
+    #[error("the model's configuration is invalid")]
     ModelConfig(#[source] rlt_api::plan::model_config::ModelConfigError),
     #[error("the model does not fit the workers")]
     Misfit(#[from] rlt_api::plan::Misfit),
-    #[error("sequence parallelism does not work")]
+    #[error("the check of sequence parallelism failed")]
     Probe(#[from] ProbeError),
-    #[error("failed to draw the report")]
+    #[error("failed to render the report")]
     Report(#[from] crate::observe::report::ReportError),
     #[error("failed to read or write the state of a checkpoint")]
     State(#[source] serde_json::Error),
@@ -119,7 +119,7 @@ pub enum TrainError {
     OtherRun { path: std::path::PathBuf, run: String, field: String, there: String, here: String },
     #[error(
         "{num_failed} checkpoints in a row could not be saved: the run ends, because a failure would cost all work since the \
-         last one; make room or mend the storage"
+         last one; free space on the disk, or repair the storage"
     )]
     NoCheckpoints { num_failed: u32, source: Box<CheckpointError> },
     #[error(
@@ -140,7 +140,7 @@ impl From<ReferenceError> for TrainError {
 }
 
 impl TrainError {
-    /// The exit code by which the operator reacts.
+    /// Exit code of the run, to which the operator reacts.
     pub fn exit_code(&self) -> ExitCode {
         if self.is_peer_lost() {
             return ExitCode::PeerLost;
@@ -184,7 +184,7 @@ impl TrainError {
 }
 
 impl TrainError {
-    /// Whether another rank is gone, wherever it was noticed.
+    /// Whether the cause is the loss of another rank, wherever it was detected.
     fn is_peer_lost(&self) -> bool {
         self.causes().filter_map(|error| error.downcast_ref::<RankError>()).any(RankError::is_peer_lost)
     }
@@ -194,7 +194,8 @@ impl TrainError {
     }
 }
 
-/// Whether tensors that are offloaded to a file could not be written or read: the disk may have room again.
+/// Whether a file of offloaded tensors could not be written or read, which may succeed once the disk has free
+/// space.
 fn is_file_error(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(rlt_torch::Error::File { .. }))
 }

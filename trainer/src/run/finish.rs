@@ -1,4 +1,4 @@
-//! The end of a run: the exported model, the verdict, the report.
+//! The end of a run: exports the model, writes the result, and renders the report.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,17 +18,17 @@ use crate::roles::Roles;
 use crate::run::error::TrainError;
 use crate::run::{ModelOrigin, Run};
 
-/// The folder of the adapter in an export.
+/// Name of the adapter's folder within an export.
 const ADAPTER: &str = "adapter";
 
-/// `result.json`: the result of a run, for users and programs.
+/// Content of `result.json`: the result of a run, for users and programs.
 #[derive(Debug, Serialize)]
 struct RunResult<'a> {
     name: &'a str,
     outcome: &'static str,
     step: u64,
     num_steps: u64,
-    /// Passes over the data that the steps are; none where the manifest gives steps.
+    /// Number of passes over the data; `None` if the manifest gives steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     epochs: Option<u32>,
     held_out_reward_before: Option<f64>,
@@ -41,11 +41,11 @@ struct RunResult<'a> {
     data_warnings: &'a Vec<String>,
 }
 
-/// Exports the model where the run is complete; then, on the leading rank, writes the verdict, closes the
-/// trackers, draws the report.
+/// Exports the model if the run is complete. Then the leader writes the result, closes the trackers and
+/// renders the report.
 ///
 /// # Errors
-/// [`TrainError`]; the checkpoint of the last step is safe already.
+/// [`TrainError`]; the checkpoint of the last step is already committed.
 pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainError> {
     if outcome == Outcome::Complete && run.spec().checkpoint.export.enabled {
         run.context.watch().begin_phase(Phase::Saving, 0);
@@ -67,13 +67,13 @@ pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainErr
     // The page can be drawn again at any time from the files, which are whole: it decides nothing.
     if let Err(error) = report::render(run.folder.root()) {
         let error = &error as &dyn std::error::Error;
-        tracing::warn!(error, "report.html is not drawn; `rlt-trainer report` draws it again");
+        tracing::warn!(error, "failed to render report.html; `rlt-trainer report` renders it again");
     }
     Ok(())
 }
 
-/// A run is complete once its last checkpoint is copied to `checkpoint.uri`. A run that was asked to stop has
-/// half of its remaining time for that; a missing copy is made when it resumes.
+/// Waits until the last checkpoint is copied to `checkpoint.uri`, without which a run is not complete. A run
+/// that was asked to stop spends half of its remaining time on this; a missing copy is made when it resumes.
 fn wait_for_copy(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
     let grace = u64::from(run.spec().run_policy.termination_grace_period_seconds);
     match outcome {
@@ -87,7 +87,7 @@ fn wait_for_copy(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
     }
 }
 
-/// The leader writes the model unit by unit; with FSDP all ranks gather it.
+/// Writes the model unit by unit on the leader; with FSDP all ranks gather it. Collective.
 fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
     let (decoder, folder) = (roles.actor.decoder(), run.folder.export());
     let (spec, mut files) = (&run.spec().checkpoint.export, None);
@@ -106,7 +106,7 @@ fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// The dtype of exported weights; `source` is that of the model's folder.
+/// Dtype of exported weights; `source` is the dtype of the model's folder.
 pub(crate) fn export_kind(dtype: ExportDtype, source: Kind) -> Kind {
     match dtype {
         ExportDtype::Auto => source,
@@ -120,8 +120,8 @@ fn is_adapter_alone(decoder: &Decoder, spec: &ExportSpec, source: &ModelOrigin) 
     decoder.lora().is_some() && !spec.merge_lora && source.base.is_some()
 }
 
-/// The files of weights of an export. An adapter that is not merged is exported alone, as PEFT does, except
-/// for one of a new model, whose base exists nowhere else.
+/// Files of weights in an export. An unmerged adapter is exported alone, as PEFT does, unless it belongs to a
+/// new model, whose base exists nowhere else.
 struct ExportedFiles<'a> {
     model: Option<Export<'a>>,
     adapter: Option<AdapterExport<'a>>,
@@ -149,7 +149,7 @@ impl<'a> ExportedFiles<'a> {
         let objections = decoder.not_served_by_vllm();
         if !objections.is_empty() {
             let why = objections.join("; ");
-            tracing::warn!("vLLM does not serve export/adapter as it is, but merged weights: {why}");
+            tracing::warn!("vLLM cannot serve export/adapter without merging it: {why}");
         }
         Ok(Self { model, adapter: Some(adapter) })
     }

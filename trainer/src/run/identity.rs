@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_one_release_knows_and_another_does_not_is_no_difference() {
+    fn a_setting_that_only_one_release_has_is_not_a_difference() {
         let new = of_manifest("metadata: {name: a}\nspec: {model: {path: m, added: 1}, list: [{a: 1}]}");
         let old = of_manifest("metadata: {name: a}\nspec: {model: {path: m, removed: 2}, list: [{b: 1}]}");
         assert_eq!((new.difference(&old), old.difference(&new)), (None, None));

@@ -1,8 +1,8 @@
 //! Errors for exhausted device memory: the phase, the requested and the free amount, and the fields that give
 //! more room.
 //!
-//! libtorch reports it from any allocation, by an error or, within a forward or backward pass, by a panic.
-//! Both are caught at the top of a run, and reported with the active phase.
+//! Any allocation of libtorch may fail, with an error or, within a forward or backward pass, with a panic.
+//! Both are caught at the top of a run and reported with the active phase.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -11,9 +11,9 @@ use crate::panics;
 use crate::run::device_failure::DeviceFailed;
 use crate::run::error::TrainError;
 
-/// Text of libtorch's message before the requested size.
+/// Text of libtorch's message before the requested amount.
 const ASKED: &str = "Tried to allocate ";
-/// Text of libtorch's message after the free size.
+/// Text of libtorch's message after the free amount.
 const FREE: &str = " is free";
 
 /// Device memory was exhausted during a phase of the run.
@@ -29,7 +29,7 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
-    /// The amounts in libtorch's `message`; `None` if it is about something else.
+    /// Parses the amounts in libtorch's `message`; `None` for messages about something else.
     fn in_message(message: &str, phase: &'static str) -> Option<Self> {
         let (_, behind) = message.split_once(ASKED)?;
         if !message.contains("out of memory") {
@@ -45,7 +45,7 @@ impl OutOfMemory {
     }
 }
 
-/// Advice that names the fields of the manifest which give `phase` more memory.
+/// Returns advice that names the fields of the manifest which give `phase` more memory.
 fn advice(phase: &str) -> &'static str {
     match phase {
         "gen" | "update_weights" => {
@@ -64,7 +64,7 @@ fn advice(phase: &str) -> &'static str {
     }
 }
 
-/// Runs `work`. If device memory was exhausted or the device failed, the error names the phase and what to
+/// Runs `work`. If device memory is exhausted or the device fails, the error names the phase and says what to
 /// change. The caller has to end the run, because `work` is incomplete.
 pub(crate) fn explained<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
     let found = |message: &str| {

@@ -38,7 +38,7 @@ fn weights_in(folder: &Path) -> Vec<PathBuf> {
     files.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors")).collect()
 }
 
-/// The shared libraries of this process, libtorch's among them.
+/// Returns the shared libraries of this process, including libtorch's.
 fn libraries() -> BTreeSet<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));

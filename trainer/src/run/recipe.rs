@@ -1,4 +1,4 @@
-//! The interface between recipe and run: one step of a training on roles and data.
+//! The interface between recipe and run: one training step on roles and data.
 
 use rlt_core::metrics::Metrics;
 use serde_json::Value;

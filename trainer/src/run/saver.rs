@@ -1,5 +1,6 @@
-//! The checkpoints of a run: started after a step, committed when all ranks are done, reported to observers.
-//! The content of a checkpoint is in [`crate::run::state`], writing by ranks in [`crate::run::saving`].
+//! Saving of a run's checkpoints: a save is started after a step, committed once all ranks have written their
+//! files, and reported to observers. The content of a checkpoint is in [`crate::run::state`], writing by
+//! ranks in [`crate::run::saving`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,25 +17,25 @@ use crate::run::saving::{Patience, Saving, Settled};
 use crate::storage::checkpoint::{CheckpointStore, TensorPart};
 use crate::storage::error_chain;
 
-/// Cold-start steps and steps of a checkpoint.
+/// Number of completed cold-start steps and training steps at the time of a checkpoint.
 pub(crate) type SavedAt = (u64, u64);
 
-/// Saves in a row whose failure ends the run.
+/// Maximum number of consecutive failed saves before the run ends.
 const MAX_FAILED_SAVES: u32 = 5;
 
-/// Saves checkpoints beside the training.
+/// Saver of checkpoints, which writes them while the training continues.
 pub(crate) struct Saver {
     ranks: Ranks,
     pub(crate) checkpoints: CheckpointStore,
     saving: Saving,
     context: Rc<StepContext>,
-    /// The best checkpoint of a run that keeps it.
+    /// Best checkpoint so far, for runs that keep it.
     pub(crate) best: BestCheckpoint,
-    /// The latest checkpoint, committed or in flight.
+    /// Position of the latest checkpoint, committed or in flight.
     pub(crate) saved_at: Option<SavedAt>,
-    /// Saves in a row that have failed.
+    /// Number of consecutive saves that have failed.
     num_failed: u32,
-    /// How long the training has waited for checkpoints, until a step reports it.
+    /// Time for which the training has waited for checkpoints since the last step that reported it.
     waited: Option<Duration>,
 }
 
@@ -49,14 +50,15 @@ impl Saver {
         Self { ranks, checkpoints, saving, context, best, saved_at: None, num_failed: 0, waited: None }
     }
 
-    /// Continues to keep the best checkpoint of the run that resumes.
+    /// Sets the best checkpoint of the run that resumes.
     pub(crate) fn resume_best(&mut self, best: Option<StepReward>) {
         self.best = BestCheckpoint::resumed(best);
         self.checkpoints.protect(self.best.step());
     }
 
-    /// Shares it with a hook that commits a checkpoint when sampling ends: sampling is the longest part of a
-    /// step, and a checkpoint does not wait for the rest of it.
+    /// Registers a hook that commits a checkpoint when sampling ends, and returns the saver for sharing with
+    /// the hook. Sampling is the longest part of a step, so that a checkpoint is committed sooner than at the
+    /// end of the step.
     pub(crate) fn committing_after_sampling(self) -> Rc<RefCell<Self>> {
         let context = Rc::clone(&self.context);
         let saver = Rc::new(RefCell::new(self));
@@ -68,22 +70,22 @@ impl Saver {
         saver
     }
 
-    /// Whether every rank writes its shard; otherwise the leader writes all.
+    /// Whether every rank writes its shard; otherwise the leader writes all shards.
     pub(crate) fn is_shared(&self) -> bool {
         self.saving.is_shared()
     }
 
-    /// Counts time as the checkpoint's.
+    /// Adds to the time for which the training has waited for checkpoints.
     pub(crate) fn add_time(&mut self, time: Duration) {
         *self.waited.get_or_insert_default() += time;
     }
 
-    /// The time since the last call, if any was spent.
+    /// Takes the time since the last call; `None` if the training has not waited.
     pub(crate) fn take_time(&mut self) -> Option<Duration> {
         self.waited.take()
     }
 
-    /// Begins to save `parts` and, on the leader, `state`.
+    /// Begins to save `parts` and, on the leader, `state`. Collective.
     pub(crate) fn begin(
         &mut self,
         position: SavedAt,
@@ -98,11 +100,11 @@ impl Saver {
         begun
     }
 
-    /// Commits the checkpoint that is being saved, if all ranks are done with it. One that could not be saved
-    /// costs only itself: earlier ones are as they were, and the next one is tried at its time.
+    /// Commits the save in flight if all ranks have written their files. A failed save does not end the run:
+    /// earlier checkpoints are unchanged, and the next save is attempted as scheduled.
     ///
     /// # Errors
-    /// [`TrainError`], other than that a checkpoint could not be saved.
+    /// [`TrainError`], except for a failed save.
     pub(crate) fn commit_if_done(&mut self, patience: Patience) -> Result<(), TrainError> {
         let Some(step) = self.saving.step() else { return Ok(()) };
         let started = Instant::now();
@@ -111,8 +113,8 @@ impl Saver {
         self.tolerate(step, settled)
     }
 
-    /// Lets the training continue where all that failed is a checkpoint, until too many in a row have: then
-    /// the work since the last one is not worth more of it. The user and the operator see each failure.
+    /// Reports a failed save and lets the training continue, until too many consecutive saves have failed: a
+    /// failure of the run would then lose too much work. The user and the operator see each failed save.
     ///
     /// # Errors
     /// [`TrainError`], and [`TrainError::NoCheckpoints`] after the last failure that is tolerated.
@@ -138,7 +140,7 @@ impl Saver {
     /// Commits the checkpoint that is being saved.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`]; earlier checkpoints are as they were.
+    /// [`TrainError::Checkpoint`]; earlier checkpoints are unchanged.
     pub(crate) fn settle(&mut self, patience: Patience) -> Result<(), TrainError> {
         let step = self.saving.step();
         match self.saving.settle(&self.ranks, &mut self.checkpoints, patience) {
@@ -164,12 +166,16 @@ impl Saver {
         }
     }
 
-    /// Reports which checkpoints there are. A folder that cannot be listed costs the report alone.
+    /// Reports the existing checkpoints to observers. If the folder cannot be listed, only this report is
+    /// missing.
     pub(crate) fn report(&self) {
         match self.checkpoints.committed() {
             Ok(committed) => self.context.watch().checkpoints(&committed),
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "checkpoints are not reported")
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "failed to list the checkpoints, so they are not reported"
+                )
             }
         }
     }

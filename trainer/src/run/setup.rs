@@ -1,6 +1,6 @@
-//! Setup of a run: makes device, tokenizer, data, model, rewards and engine of a validated job.
+//! Setup of a run: creates device, tokenizer, data, model, rewards and engine of a validated job.
 //!
-//! Errors of a model, its data or its rewards are found here, before the first step.
+//! Errors of the model, the data or the rewards are found here, before the first step.
 
 pub(crate) mod datasets;
 mod device;
@@ -37,10 +37,10 @@ use datasets::Datasets;
 use inputs::Inputs;
 use roles::RoleSetup;
 
-/// Builds this rank's run of `job` in `folder`, with the recipes that `choose` makes of the manifest.
+/// Builds this rank's run of `job` in `folder`, with the recipes that `choose` creates from the manifest.
 ///
 /// # Errors
-/// [`TrainError`], which names what does not fit.
+/// [`TrainError`], which names the mismatch.
 pub fn setup(
     job: ValidatedJob,
     folder: RunFolder,
@@ -102,7 +102,7 @@ pub fn setup(
     Ok((run, roles, inputs.datasets.in_order(&spec)?))
 }
 
-/// The saver of checkpoints in the run folder.
+/// Creates the saver of checkpoints in the run folder.
 fn saver(
     spec: &ResolvedSpec,
     identity: &RunIdentity,
@@ -131,15 +131,16 @@ fn checkpoint_store(
     })
 }
 
-/// All ranks of this one's place in the tensor-parallel groups, as they share tokens in each kind of pass.
+/// Ranks with the same tensor-parallel index as this one, with the sequence-parallel groups of each kind of
+/// pass.
 struct PassRanks {
-    /// Updates of the actor.
+    /// Ranks in updates of the actor.
     updates: Ranks,
-    /// Log-probs of the actor.
+    /// Ranks in passes for the actor's log-probs.
     logprobs: Ranks,
-    /// Log-probs of the reference.
+    /// Ranks in passes of the reference.
     reference: Ranks,
-    /// Values and updates of the critic.
+    /// Ranks in passes and updates of the critic.
     critic: Ranks,
 }
 
@@ -165,7 +166,7 @@ impl PassRanks {
         })
     }
 
-    /// Returns the ranks of every different degree once, with the field that asks for it.
+    /// Returns the ranks for each distinct sequence-parallel degree, with the field that sets the degree.
     fn of_different_degrees(&self) -> impl Iterator<Item = (&Ranks, &'static str)> {
         let all = [
             (&self.updates, "spec.workers.mesh.sp"),
@@ -179,7 +180,7 @@ impl PassRanks {
     }
 }
 
-/// Numbers in which the model's folder keeps its weights; fp32 for a new model.
+/// Dtype in which the model's folder stores the weights; fp32 for a new model.
 pub(crate) fn source_kind(model_dir: Option<&Path>) -> Kind {
     let config = model_dir.and_then(|dir| {
         rlt_files::read_to_string(&dir.join("config.json"), rlt_files::MAX_MODEL_JSON_BYTES).ok()
@@ -194,7 +195,7 @@ pub(crate) fn source_kind(model_dir: Option<&Path>) -> Kind {
     }
 }
 
-/// The tokenizer of a job, whose model is in `model_dir`, with the job's settings of conversations.
+/// Loads the tokenizer of a job, whose model is in `model_dir`, with the job's settings of conversations.
 ///
 /// # Errors
 /// [`TrainError::Tokenizer`], [`TrainError::NoTokenizer`].
@@ -240,7 +241,7 @@ fn reward_pool(spec: &ResolvedSpec, data: &Datasets, cores: usize) -> Result<Rew
     Ok(RewardPool::new(functions, PoolOptions { num_workers, timeout }))
 }
 
-/// The optimizer's constants, the same for every role.
+/// Returns the optimizer's settings, which all roles share.
 pub(crate) fn optimizer_options(spec: &ResolvedSpec) -> AdamWOptions {
     let ResolvedOptimizer { betas, weight_decay, .. } = &spec.training.optimizer;
     let lora_b_ratio = spec.model.lora.as_ref().map_or(1.0, |lora| lora.learning_rate_ratio);

@@ -1,8 +1,9 @@
 //! The state of a run in a checkpoint: everything that the next step depends on.
 //!
-//! Tensors: trained weights and optimizer moments of actor and critic, a reference that no source can make
-//! again. State: progress, data positions, the KL controller's coefficient, the scales of losses in half
-//! precision. Random numbers need no state, they are functions of the seed.
+//! Tensors are the trained weights and optimizer moments of actor and critic, and a reference that cannot be
+//! loaded from elsewhere. The JSON state has progress, data positions, the coefficient of the KL controller,
+//! and the loss scales of half precision. Random numbers need no state, because they are functions of the
+//! seed.
 
 use std::time::Instant;
 
@@ -23,15 +24,15 @@ use crate::run::{Progress, Run, StepReward, identity};
 use crate::storage::checkpoint::{Checkpoint, RunIdentity, TensorPart};
 use crate::storage::run_folder::free_bytes;
 
-/// The progress of a checkpoint.
+/// Reads the progress of a run from a checkpoint.
 ///
 /// # Errors
-/// [`TrainError::State`] where the checkpoint is not one of a run.
+/// [`TrainError::State`] if the checkpoint is not that of a run.
 pub(crate) fn progress_of(checkpoint: &Checkpoint) -> Result<Progress, TrainError> {
     serde_json::from_value(checkpoint.state()["progress"].clone()).map_err(TrainError::State)
 }
 
-/// The small part of a checkpoint.
+/// JSON state of a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 struct State {
     progress: Progress,
@@ -40,14 +41,14 @@ struct State {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     preferences: Option<LoaderState>,
     kl_coefficient: f64,
-    /// Loss scale of the actor; `None` in checkpoints that have none.
+    /// Loss scale of the actor; `None` in checkpoints of releases without one.
     #[serde(default)]
     loss_scale: Option<LossScale>,
-    /// Loss scale of the critic; `None` without a critic, and in checkpoints that have none.
+    /// Loss scale of the critic; `None` without a critic, and in checkpoints of releases without one.
     #[serde(default)]
     critic_loss_scale: Option<LossScale>,
-    /// The best checkpoint that is kept, this one included. `None` in checkpoints of earlier releases, whose
-    /// best checkpoint is that of the best evaluation.
+    /// Best checkpoint so far, this one included; `None` in checkpoints of earlier releases, whose best
+    /// checkpoint is that of the best evaluation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     kept_best: Option<StepReward>,
     /// Identity of the run; `None` in checkpoints of earlier releases.
@@ -58,23 +59,23 @@ struct State {
     recipe: Value,
 }
 
-/// Saves a checkpoint of the last complete step and waits until it is committed. A step that is saved already
-/// is not changed.
+/// Saves a checkpoint of the last complete step and waits until it is committed. A step that is already saved
+/// is not saved again.
 ///
 /// # Errors
-/// [`TrainError::Checkpoint`]; earlier checkpoints are as they were.
+/// [`TrainError::Checkpoint`]; earlier checkpoints are unchanged.
 pub fn save(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
     run.saver.borrow_mut().commit_if_done(Patience::Until)?;
     begin(run, roles, data)?;
     timed(run, || run.saver.borrow_mut().settle(Patience::Until))
 }
 
-/// Begins to save a checkpoint of the last complete step; the training waits no longer than until its state
-/// is copied. One that cannot be written, for example because the disk is full, costs only itself: earlier
-/// ones are as they were, and the next one is tried at its time.
+/// Begins to save a checkpoint of the last complete step; the training waits only until its state is copied.
+/// A failed save, for example on a full disk, does not end the run: earlier checkpoints are unchanged, and
+/// the next save is attempted as scheduled.
 ///
 /// # Errors
-/// [`TrainError`], other than that a checkpoint could not be saved.
+/// [`TrainError`], except for a failed save.
 pub fn save_beside(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
     run.saver.borrow_mut().commit_if_done(Patience::Until)?;
     let begun = begin(run, roles, data);
@@ -91,7 +92,7 @@ pub fn keep_save(run: &Run, error: &TrainError) {
     }
 }
 
-/// Counts the time of `act` as the checkpoint's.
+/// Runs `act` and adds its duration to the time spent on checkpoints.
 fn timed(run: &Run, act: impl FnOnce() -> Result<(), TrainError>) -> Result<(), TrainError> {
     let started = Instant::now();
     let result = act();
@@ -120,7 +121,7 @@ fn begin(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
     })
 }
 
-/// The pieces of all roles that this rank saves; `None` if the leader saves for it.
+/// Returns the pieces of all roles that this rank saves; `None` if the leader saves for this rank.
 fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainError> {
     if !run.saver.borrow().is_shared() {
         let tensors = tensors(run, roles)?.into_iter();
@@ -137,7 +138,7 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainE
     Ok(Some(parts))
 }
 
-/// The tensors of all roles, on the leader. With FSDP all ranks take part.
+/// Returns the tensors of all roles on the leader. Collective with FSDP.
 fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
     let folder = run.folder.root();
     let mut tensors = roles.actor.trainable().tensors(folder)?;
@@ -171,7 +172,7 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
 /// from scratch; then opens the trackers at that step.
 ///
 /// # Errors
-/// [`TrainError`]: damaged checkpoints and no complete one left, or a checkpoint of another model or data.
+/// [`TrainError`]: every checkpoint is damaged, or the checkpoint is that of another model or of other data.
 pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), TrainError> {
     let (checkpoint, notes) = find_together(run)?;
     if let (Some(checkpoint), true) = (&checkpoint, run.ranks.is_leader()) {
@@ -194,8 +195,8 @@ pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), T
     Ok(())
 }
 
-/// Fails where the disk has no room for another checkpoint like the one that the run resumes from, unless the
-/// run has no step left.
+/// Fails if the disk has too little space for another checkpoint of the size of the one that the run resumes
+/// from, unless no step is left.
 fn check_room(run: &Run, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     let needed: u64 = checkpoint.manifest().files.values().map(|file| file.num_bytes).sum();
     let folder = run.folder.checkpoints();
@@ -207,7 +208,8 @@ fn check_room(run: &Run, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     }
 }
 
-/// The leader chooses and verifies; the other ranks use the same, and read only what they need.
+/// Selects and verifies a checkpoint on the leader; the other ranks open the same one, and read only what
+/// they need. Collective.
 fn find_together(run: &Run) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
     let found = if run.ranks.is_leader() { Some(find(run)?) } else { None };
     let named = |(checkpoint, _): &(Option<Checkpoint>, _)| {
@@ -279,7 +281,7 @@ fn restore(
     })
 }
 
-/// The critic as it was, if there was one.
+/// Restores the critic, if the checkpoint has one.
 fn restore_critic(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     if Critic::is_in(checkpoint) {
         roles.critic.begin(&roles.actor)?;
@@ -288,8 +290,8 @@ fn restore_critic(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), Trai
     Ok(())
 }
 
-/// Restores the reference: from the checkpoint after a cold start or with `referenceSync`, else it is the
-/// model's source, which `setup` has copied before anything is restored.
+/// Restores the reference from the checkpoint after a cold start or with `referenceSync`. Otherwise the
+/// reference is the model's source, which `setup` has copied before.
 fn restore_reference(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     if !roles.reference.is_copy() {
         return Ok(());

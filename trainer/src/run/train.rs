@@ -3,8 +3,7 @@
 //! ```text
 //! resume? -> cold start -> evaluate -> [ step -> log -> evaluate? -> checkpoint? ]* -> export -> report
 //! ```
-//! A step is a recipe ([`crate::recipes`]); the checkpointed state is in [`crate::run::state`]. Nothing here
-//! computes.
+//! Steps are implemented by recipes ([`crate::recipes`]); the checkpointed state is in [`crate::run::state`].
 
 use rlt_core::metrics::Metrics;
 use rlt_torch::collectives::Traffic;
@@ -24,7 +23,7 @@ use crate::run::setup::datasets::{row_metrics, streamed_warnings};
 use crate::run::{Run, StepReward};
 use crate::run::{finish, out_of_memory, state};
 
-/// Trains from the state of the run folder to the end.
+/// Trains from the state in the run folder to the last step.
 ///
 /// # Errors
 /// [`TrainError`]; completed steps are in the run folder.
@@ -50,7 +49,7 @@ fn run_to_the_end(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<O
     Ok(stopped.map_or(Outcome::Complete, Outcome::Stopped))
 }
 
-/// Cold start and training; the reason if they were asked to stop.
+/// Runs the cold start and the training; returns the reason if the run was asked to stop.
 fn run_steps(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Option<StopReason>, TrainError> {
     if let Some(reason) = cold_start(run, roles, data)? {
         return Ok(Some(reason));
@@ -72,8 +71,8 @@ fn run_steps(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Option
     Ok(None)
 }
 
-/// Trains on demonstrations before the first step, from the resumed position; the reason if it was asked to
-/// stop.
+/// Trains on demonstrations before the first step, from the resumed position; returns the reason if the run
+/// was asked to stop.
 fn cold_start(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Option<StopReason>, TrainError> {
     let Some(spec) = &run.spec().algorithm.cold_start else { return Ok(None) };
     let num_steps = u64::from(spec.steps);
@@ -100,7 +99,8 @@ fn cold_start(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Optio
     Ok(None)
 }
 
-/// The work between cold start and the first step: the reference, the first evaluation, a checkpoint of both.
+/// Prepares the first step after the cold start: the reference, the first evaluation, and a checkpoint of
+/// both.
 fn prepare_first_step(run: &mut Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
     roles.reference.freeze(&roles.actor)?;
     if run.spec().training.evaluate_before {
@@ -114,7 +114,7 @@ fn prepare_first_step(run: &mut Run, roles: &mut Roles, data: &Data) -> Result<(
     Ok(())
 }
 
-/// One step with all that follows it; the reason if it was dropped half way.
+/// Runs one step, its evaluation and its checkpoint; returns the reason if the step was interrupted.
 fn train_one_step(
     run: &mut Run,
     roles: &mut Roles,
@@ -148,17 +148,17 @@ fn train_one_step(
     Ok(None)
 }
 
-/// How a step ended.
+/// Outcome of a step.
 #[derive(Debug)]
 enum StepEnd {
-    /// The weights are updated; the step's metrics.
+    /// The weights were updated; with the metrics of the step.
     Complete(Metrics),
-    /// The run was asked to stop before the weights were touched; nothing of the step counts.
+    /// The run was asked to stop before the weights were changed, so the step does not count.
     Dropped(StopReason),
 }
 
-/// One step of the stage's recipe. An interrupted step returns its prompts to the data, so that the same step
-/// is repeated after a resume.
+/// Runs one step of the stage's recipe. An interrupted step returns its prompts to the data, so that a
+/// resumed run repeats the same step.
 fn run_step(run: &mut Run, roles: &mut Roles, data: &mut Data, stage: Stage) -> Result<StepEnd, TrainError> {
     let num_done = match stage {
         Stage::ColdStart => run.progress.cold_start_steps,
@@ -189,8 +189,8 @@ fn run_step(run: &mut Run, roles: &mut Roles, data: &mut Data, stage: Stage) -> 
     Ok(StepEnd::Complete(metrics))
 }
 
-/// `perf/communication_gb`: the bytes that the busiest rank has sent to others since `before`. All ranks take
-/// part; a single rank reports nothing.
+/// Returns `perf/communication_gb`: the number of bytes that the busiest rank has sent to other ranks since
+/// `before`. A single rank reports nothing. Collective.
 ///
 /// # Errors
 /// [`RankError`] when a rank is lost.

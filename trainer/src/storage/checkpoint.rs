@@ -8,15 +8,15 @@
 //!     state.json                 everything small: counters, random states, data position, controllers
 //! ```
 //!
-//! A checkpoint is written beside its final place by all processes together, each its own file, synced, and
-//! committed by one process with one rename, so a kill of any of them at any instruction leaves the previous
-//! one selected. Tensors are described by their global shape and by pieces that say which part of it is
-//! where; nothing in the format knows how many processes wrote it. Loading parses JSON and copies bytes: no
-//! code is executed.
+//! All processes write a checkpoint together into a temporary folder, each into a file of its own. The files
+//! are synced, and one process commits the checkpoint by a single rename. If any process is killed at any
+//! instruction, the previous checkpoint stays the newest. The manifest describes each tensor by its full
+//! shape and by the location of its pieces, independent of how many processes wrote it. Loading parses JSON
+//! and copies bytes; it executes no code.
 //!
 //! If `checkpoint.uri` names an object store, `copies` uploads and downloads committed checkpoints.
 //!
-//! The meaning of tensors and state fields is not known here.
+//! Names of tensors and fields of the state are chosen by the callers.
 
 mod copies;
 mod dtype;
@@ -54,8 +54,9 @@ pub use store::{CheckpointStore, CommittedCheckpoint, Latest, Saved};
 /// The content of a checkpoint that a single process saves.
 #[derive(Debug)]
 pub struct CheckpointContent {
-    /// Tensors by unique name, of any shape, dtype and device; shared with the training, never copied whole.
+    /// Tensors by unique name, of any shape, dtype and device. They share memory with the training, and are
+    /// never copied as a whole.
     pub tensors: Vec<(String, Tensor)>,
-    /// Everything small that the next step depends on.
+    /// State other than tensors that the next step depends on, as JSON.
     pub state: serde_json::Value,
 }

@@ -4,7 +4,7 @@
 //! runs/<name>/manifest.yaml  metrics.jsonl  completions.jsonl  events/  wandb/  report.html
 //!             checkpoints/step-000020/  export/  export/adapter/  exports/step-000020/  .lock
 //! ```
-//! Only paths and ownership are here; each file is written by the module of its content.
+//! This module has the paths and the lock; each file is written by the module that owns its content.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -12,33 +12,33 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// An error while a run locks its folder.
+/// The run folder cannot be created, locked or used.
 #[derive(Debug, thiserror::Error)]
 pub enum RunFolderError {
-    /// A file system call failed.
+    /// A file-system call failed.
     #[error("failed to {act} `{path}`")]
     Io {
-        /// The operation, as a verb.
+        /// Failed operation as a verb.
         act: &'static str,
-        /// The file or folder that the operation failed on.
+        /// File or folder on which the operation failed.
         path: String,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// Another process is training into the folder.
+    /// Another process is training in the folder.
     #[error(
         "another run is writing to `{path}` ({holder}): wait for it, stop it, or choose another folder with --output"
     )]
     Busy {
         /// Path of the run folder.
         path: String,
-        /// The holder of the lock, as far as the lock says.
+        /// Holder of the lock, as far as the lock file says.
         holder: String,
-        /// Whether the lock was waited for. That of a dead client of a file server lasts until its lease
-        /// ends, so it may be free the next time.
+        /// Whether this process has waited for the lock. A file server keeps the lock of a dead client until
+        /// its lease ends, so the lock may be free at the next attempt.
         was_waited_for: bool,
     },
-    /// The folder was made by a different manifest.
+    /// The folder was created for a different manifest.
     #[error(
         "`{path}` holds a run of a different manifest (first difference: {difference}): choose another folder \
          with --output, or start afresh with --overwrite"
@@ -46,10 +46,10 @@ pub enum RunFolderError {
     OtherManifest {
         /// Path of the run folder.
         path: String,
-        /// The first line that differs.
+        /// First line that differs.
         difference: String,
     },
-    /// The folder exists, is not empty, and no run made it.
+    /// The folder is not empty and is not a run folder.
     #[error("`{path}` is not empty and no run made it: choose another folder with --output")]
     Foreign {
         /// Path of the folder.
@@ -57,15 +57,15 @@ pub enum RunFolderError {
     },
 }
 
-/// A run folder that this process, or the leader of its ranks, owns until the value is dropped.
+/// A run folder that is locked by this process, or by the leader of its ranks, until the value is dropped.
 #[derive(Debug)]
 pub struct RunFolder {
     root: PathBuf,
-    /// `None` where the leader holds it.
+    /// Open lock file; `None` if the leader holds the lock.
     _lock: Option<File>,
 }
 
-/// Everything a run may leave in its folder; `--overwrite` removes these and nothing else.
+/// Names of everything that a run may write into its folder; `--overwrite` removes these and nothing else.
 const CONTENT: [&str; 15] = [
     "metrics.jsonl",
     "completions.jsonl",
@@ -84,29 +84,30 @@ const CONTENT: [&str; 15] = [
     "manifest.yaml",
 ];
 
-/// Folder of exported checkpoints, by their step, unless the user names another.
+/// Name of the folder with exported checkpoints, by step, unless the user names another.
 pub(crate) const EXPORTS: &str = "exports";
 
-/// Record of the commit at which the policy's model was read from the hub.
+/// Name of the file with the commit at which the policy's model was read from the hub.
 pub(crate) const MODEL_RECORD: &str = "model.json";
 
-/// Record of the commits at which reward models were read from the hub, by the names of their functions.
+/// Name of the file with the commits at which reward models were read from the hub, by the names of their
+/// functions.
 pub(crate) const REWARD_MODELS_RECORD: &str = "reward-models.json";
 
-/// Record of the commits at which data sets were read from the hub.
+/// Name of the file with the commits at which data sets were read from the hub.
 pub(crate) const DATA_RECORD: &str = "data.json";
 
-/// The warnings of the last attempt, as a list of sentences.
+/// Name of the file with the warnings of the last attempt, as a list of sentences.
 pub(crate) const WARNINGS: &str = "warnings.json";
 
-/// How the name of a file begins that is being written beside its place.
+/// Prefix of the names of temporary files, which are renamed once they are complete.
 pub(crate) const UNFINISHED: &str = ".new-";
 
 impl RunFolder {
-    /// Creates or re-opens the folder and locks it. With `overwrite` the files of an earlier run are removed.
+    /// Creates or reopens the folder and locks it. With `overwrite`, files of an earlier run are removed.
     ///
     /// # Errors
-    /// [`RunFolderError`]: the folder is busy, belongs to something else, or can not be written.
+    /// [`RunFolderError`]: the folder is busy, belongs to something else, or cannot be written.
     pub fn open(root: &Path, overwrite: bool) -> Result<Self, RunFolderError> {
         let folder = Self::lock(root)?;
         if !overwrite {
@@ -116,18 +117,18 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// Creates or re-opens the folder and locks it, whatever is in it.
+    /// Creates or reopens the folder and locks it, whatever it contains.
     ///
     /// # Errors
-    /// [`RunFolderError`]: the folder is busy or can not be written.
+    /// [`RunFolderError`]: the folder is busy or cannot be written.
     pub fn lock(root: &Path) -> Result<Self, RunFolderError> {
         std::fs::create_dir_all(root).map_err(|source| io("create the run folder", root, source))?;
         let lock = take_lock(root)?;
         Ok(Self { root: root.to_path_buf(), _lock: Some(lock) })
     }
 
-    /// Locks the folder as [`Self::lock`] does. While another process has the lock, it is tried again as long
-    /// as `wait`, which is told who that is, returns true.
+    /// Locks the folder as [`Self::lock`] does. While another process holds the lock, `wait` is called with a
+    /// description of the holder, and locking is retried if it returns true.
     ///
     /// # Errors
     /// As [`Self::lock`].
@@ -144,24 +145,25 @@ impl RunFolder {
         }
     }
 
-    /// Makes a locked folder ready for a run that continues or begins in it.
+    /// Prepares a locked folder for a run that starts or continues in it.
     ///
     /// # Errors
-    /// [`RunFolderError`]: the folder belongs to something else, or can not be written.
+    /// [`RunFolderError`]: the folder belongs to something else, or cannot be written.
     pub fn ready(self) -> Result<Self, RunFolderError> {
         self.remove_leftovers()?;
         self.refuse_foreign_content()?;
         Ok(self)
     }
 
-    /// The folder that the leader of this rank has opened. This rank writes nothing there.
+    /// Returns the folder that the leader of this rank has opened. This rank writes nothing there.
     pub fn follow(root: &Path) -> Self {
         Self { root: root.to_path_buf(), _lock: None }
     }
 
-    /// Writes the manifest as resolved, or checks that the folder's earlier one is the same where it matters.
+    /// Writes the resolved manifest, or checks that an earlier one in the folder has the same lasting
+    /// settings.
     ///
-    /// `identity` is the text that must not change between a run and its continuation.
+    /// `identity` extracts the settings that must not change between a run and its continuation.
     ///
     /// # Errors
     /// [`RunFolderError::OtherManifest`], or a failed read or write.
@@ -185,35 +187,35 @@ impl RunFolder {
         write_atomically(&path, resolved_yaml.as_bytes()).map_err(|source| io("write", &path, source))
     }
 
-    /// The folder itself.
+    /// Path of the folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The manifest with every default filled in.
+    /// Path of the manifest with all defaults filled in.
     pub fn manifest(&self) -> PathBuf {
         self.root.join("manifest.yaml")
     }
 
-    /// Folder of committed checkpoints, `step-000020` each.
+    /// Folder of committed checkpoints, such as `step-000020`.
     pub fn checkpoints(&self) -> PathBuf {
         self.root.join("checkpoints")
     }
 
-    /// The trained model as a Hugging Face folder.
+    /// Folder of the trained model in Hugging Face's format.
     pub fn export(&self) -> PathBuf {
         self.root.join("export")
     }
 
-    /// The run's verdict: final step, rewards before and after, exit reason.
+    /// Path of the run's result: final step, rewards before and after, exit reason.
     pub fn result(&self) -> PathBuf {
         self.root.join("result.json")
     }
 
-    /// Writes `value` to the file `name` of the folder, whole or not at all.
+    /// Writes `value` atomically to the file `name` of the folder.
     ///
     /// # Errors
-    /// When the file can not be written.
+    /// When the file cannot be written.
     pub fn write_json(&self, name: &str, value: &serde_json::Value) -> Result<(), RunFolderError> {
         let path = self.root.join(name);
         write_atomically(&path, format!("{value:#}\n").as_bytes())
@@ -224,10 +226,10 @@ impl RunFolder {
         self.root.display().to_string()
     }
 
-    /// Removes the files of an earlier run, the manifest last: it says whose files they are.
+    /// Removes the files of an earlier run, the manifest last, because it identifies the run.
     ///
     /// # Errors
-    /// When a file can not be removed.
+    /// When a file cannot be removed.
     pub fn clear(&self) -> Result<(), RunFolderError> {
         for name in CONTENT {
             let path = self.root.join(name);
@@ -243,7 +245,7 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Removes files that a kill has kept from getting their name.
+    /// Removes temporary files that a killed process has left.
     fn remove_leftovers(&self) -> Result<(), RunFolderError> {
         let entries =
             std::fs::read_dir(&self.root).map_err(|source| io("list the run folder", &self.root, source))?;
@@ -267,11 +269,10 @@ impl RunFolder {
     }
 }
 
-/// Writes a whole file so that a reader sees the old content or the new one, never a part, also after a loss
-/// of power.
+/// Writes a file atomically: a reader sees the old or the new content, never a part, even after a power loss.
 ///
 /// # Errors
-/// When the temporary file beside `path` can not be written, synced or renamed.
+/// When the temporary file next to `path` cannot be written, synced or renamed.
 pub fn write_atomically(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = new_in(folder, UNFINISHED)?;
@@ -281,8 +282,8 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> std::io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Makes a temporary file with the mode of any new file, which the umask of the user decides. By itself a
-/// temporary file is readable only by its owner.
+/// Creates a temporary file with the mode of an ordinary new file, which the user's umask decides. By default
+/// a temporary file is readable only by its owner.
 pub(crate) fn new_in(folder: &Path, prefix: &str) -> std::io::Result<tempfile::NamedTempFile> {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
     tempfile::Builder::new().prefix(prefix).permissions(mode).tempfile_in(folder)
@@ -311,14 +312,14 @@ fn take_lock(root: &Path) -> Result<File, RunFolderError> {
     }
 }
 
-/// This process, for others that find the lock taken: attempt, process and host.
+/// Describes this process to others that find the folder locked: attempt, process id and host.
 fn holder() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let attempt = std::env::var(rlt_channel::environment::ATTEMPT).unwrap_or_else(|_| "1".to_owned());
     format!("attempt {attempt}, process {} on host {}", std::process::id(), host.trim())
 }
 
-/// Bytes that are free on the disk of `path`; `None` where the file system does not say.
+/// Number of free bytes on the disk of `path`; `None` if the file system does not report it.
 pub fn free_bytes(path: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(path).ok().filter(|disk| disk.f_blocks > 0)?;
     disk.f_bavail.checked_mul(disk.f_frsize)
@@ -400,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn overwrite_removes_what_a_run_left_and_nothing_else() {
+    fn overwrite_removes_only_the_files_of_a_run() {
         let temporary = tempfile::tempdir().unwrap();
         std::fs::write(temporary.path().join("metrics.jsonl"), "{}").unwrap();
         std::fs::create_dir(temporary.path().join("checkpoints")).unwrap();

@@ -6,7 +6,7 @@ use tch::Tensor;
 use super::fixture::{Fixture, TRAINABLE, max_error};
 
 #[test]
-fn a_classifier_says_what_transformers_says_packed_and_alone() {
+fn a_classifier_scores_packed_and_single_sequences_as_transformers_does() {
     for name in ["reward-llama", "reward-qwen3-tied"] {
         let fixture = Fixture::open(name, "expected.safetensors");
         let classifier = Classifier::load(&fixture.dir, &TRAINABLE).unwrap();

@@ -62,7 +62,7 @@ fn sample(
 }
 
 #[test]
-fn rollout_logprobs_are_the_actors_with_an_adapter_beside_its_base() {
+fn rollout_logprobs_equal_the_actors_with_an_unmerged_adapter() {
     for family in UNMERGED {
         let (decoder, exact) = (adapted(family, Kind::Float), adapted(family, Kind::Double));
         let requests = requests(4, 2, &SamplingParams::default());
@@ -75,7 +75,7 @@ fn rollout_logprobs_are_the_actors_with_an_adapter_beside_its_base() {
 
 /// To the bit, as of one that is folded in.
 #[test]
-fn a_sample_with_an_adapter_beside_its_base_is_the_same_alone_and_in_any_batch() {
+fn a_sample_with_an_unmerged_adapter_does_not_depend_on_its_batch() {
     for family in UNMERGED {
         let decoder = adapted(family, Kind::Float);
         let requests = requests(7, 2, &truncated());
@@ -88,7 +88,7 @@ fn a_sample_with_an_adapter_beside_its_base_is_the_same_alone_and_in_any_batch()
 }
 
 #[test]
-fn a_sync_brings_the_adapter_alone_to_a_base_that_stays_and_counts_the_bytes_of_the_plan() {
+fn a_sync_transfers_only_the_adapter_and_as_many_bytes_as_the_plan_says() {
     for family in UNMERGED {
         let decoder = adapted(family, Kind::Float);
         let requests = requests(3, 2, &SamplingParams::default());
@@ -128,7 +128,7 @@ fn a_sync_brings_the_adapter_alone_to_a_base_that_stays_and_counts_the_bytes_of_
 
 /// In bfloat16 an adapter that is folded in is rounded with the weight, and the actor's is not.
 #[test]
-fn in_bfloat16_a_rollout_with_the_adapter_beside_its_base_is_nearer_to_its_actor() {
+fn in_bfloat16_a_rollout_with_an_unmerged_adapter_is_closer_to_its_actor() {
     let requests = requests(6, 3, &SamplingParams::default());
     for family in ["llama", "qwen2", "phi3"] {
         let decoder = adapted(family, Kind::BFloat16);
@@ -155,7 +155,7 @@ fn mean_difference(decoder: &Decoder, requests: &[RolloutRequest], samples: &[Ve
 }
 
 #[test]
-fn what_cannot_be_beside_its_base_is_refused_by_the_field() {
+fn adapters_that_cannot_stay_unmerged_are_refused_by_the_field() {
     let refusal = |family: &str, spec: &LoraSpec| {
         let mut decoder = decoder(family);
         decoder.attach_lora_spec(spec, 5).unwrap();

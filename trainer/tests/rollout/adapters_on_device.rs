@@ -86,23 +86,20 @@ fn assert_samples_as_cpu(same: &mut SameSamples, [cpu, device]: [&Decoder; 2]) {
 }
 
 #[test]
-fn a_device_samples_what_the_cpu_samples_with_an_adapter_beside_its_base() {
-    on_device(
-        "adapters_on_device::a_device_samples_what_the_cpu_samples_with_an_adapter_beside_its_base",
-        || {
-            let mut same = SameSamples::default();
-            for family in FAMILIES {
-                let decoders = [Device::Cpu, DEVICE].map(|device| adapted(device, family, None, Kind::Float));
-                assert_samples_as_cpu(&mut same, decoders.each_ref());
-            }
-            same.check();
-        },
-    );
+fn a_device_samples_as_the_cpu_does_with_an_unmerged_adapter() {
+    on_device("adapters_on_device::a_device_samples_as_the_cpu_does_with_an_unmerged_adapter", || {
+        let mut same = SameSamples::default();
+        for family in FAMILIES {
+            let decoders = [Device::Cpu, DEVICE].map(|device| adapted(device, family, None, Kind::Float));
+            assert_samples_as_cpu(&mut same, decoders.each_ref());
+        }
+        same.check();
+    });
 }
 
 #[test]
-fn a_device_samples_what_the_cpu_samples_with_a_quantized_base() {
-    on_device("adapters_on_device::a_device_samples_what_the_cpu_samples_with_a_quantized_base", || {
+fn a_device_samples_as_the_cpu_does_with_a_quantized_base() {
+    on_device("adapters_on_device::a_device_samples_as_the_cpu_does_with_a_quantized_base", || {
         let mut same = SameSamples::default();
         for (idx, family) in FAMILIES.into_iter().enumerate() {
             let specs = [nf4(), int8(), fp4()];
@@ -148,9 +145,9 @@ fn in_bfloat16_both_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
 }
 
 #[test]
-fn a_sync_brings_the_adapter_alone_and_graphs_give_the_bits_of_launches_one_by_one() {
+fn a_sync_transfers_only_the_adapter_and_graphs_equal_single_launches_bitwise() {
     on_device(
-        "adapters_on_device::a_sync_brings_the_adapter_alone_and_graphs_give_the_bits_of_launches_one_by_one",
+        "adapters_on_device::a_sync_transfers_only_the_adapter_and_graphs_equal_single_launches_bitwise",
         || {
             for quantization in [None, Some(nf4())] {
                 for family in ["llama", "phi3"] {
@@ -180,8 +177,8 @@ fn a_sync_brings_the_adapter_alone_and_graphs_give_the_bits_of_launches_one_by_o
 }
 
 #[test]
-fn a_tensor_parallel_group_samples_with_an_adapter_beside_its_base() {
-    on_device("adapters_on_device::a_tensor_parallel_group_samples_with_an_adapter_beside_its_base", || {
+fn a_tensor_parallel_group_samples_with_an_unmerged_adapter() {
+    on_device("adapters_on_device::a_tensor_parallel_group_samples_with_an_unmerged_adapter", || {
         let mut same = SameSamples::default();
         for family in ["qwen3", "phi3"] {
             let requests = requests(5, 2, &truncated());

@@ -34,7 +34,7 @@ fn flat(completions: Vec<Vec<Completion>>) -> Vec<Completion> {
 }
 
 #[test]
-fn requests_that_come_while_others_run_get_the_completions_of_generate() {
+fn requests_that_are_added_during_a_run_get_the_completions_of_generate() {
     for family in ["llama", "qwen3", "deepseek-v3"] {
         let decoder = decoder(family);
         let requests = requests(7, 2, &truncated());
@@ -119,7 +119,7 @@ fn cancelling_one_sequence_changes_no_other() {
 }
 
 #[test]
-fn a_command_that_cannot_be_applied_is_rejected_and_the_rest_goes_on() {
+fn a_command_that_cannot_be_applied_is_rejected_and_the_run_continues() {
     let decoder = decoder("llama");
     let requests = requests(1, 1, &SamplingParams::default());
     let add = |request_idx: usize, request: RolloutRequest| {

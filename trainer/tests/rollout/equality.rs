@@ -119,7 +119,7 @@ fn a_sample_does_not_depend_on_the_size_of_a_block() {
 /// The later tokens of a prompt attend to blocks of the cache, where a whole prompt's attend to each other:
 /// the same sums in another order.
 #[test]
-fn a_prompt_prefilled_in_pieces_gives_what_it_gives_whole() {
+fn a_prompt_gives_the_same_result_if_it_is_prefilled_in_chunks() {
     let mut same = SameSamples::default();
     for family in FAMILIES {
         let decoder = decoder(family);

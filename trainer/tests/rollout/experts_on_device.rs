@@ -19,8 +19,8 @@ use super::{DEVICE, decoder_on, device_decoder, on_device, sampled};
 const MIXTURES: [(&str, u64); 3] = [("mixtral", 2 * 13), ("qwen2-moe", 9 + 17), ("qwen3-moe", 2 * 13)];
 
 #[test]
-fn mixtures_sample_on_a_device_what_they_do_on_the_cpu() {
-    on_device("experts_on_device::mixtures_sample_on_a_device_what_they_do_on_the_cpu", || {
+fn mixtures_sample_the_same_tokens_on_a_device_and_on_the_cpu() {
+    on_device("experts_on_device::mixtures_sample_the_same_tokens_on_a_device_and_on_the_cpu", || {
         let mut same = SameSamples::default();
         for (family, _) in MIXTURES {
             let (cpu, device) = (decoder(family), device_decoder(family));
@@ -41,8 +41,8 @@ fn mixtures_sample_on_a_device_what_they_do_on_the_cpu() {
 }
 
 #[test]
-fn shards_of_each_expert_on_two_devices_sample_what_one_does() {
-    on_device("experts_on_device::shards_of_each_expert_on_two_devices_sample_what_one_does", || {
+fn two_devices_with_shards_of_each_expert_sample_as_one_does() {
+    on_device("experts_on_device::two_devices_with_shards_of_each_expert_sample_as_one_does", || {
         let mut same = SameSamples::default();
         for (family, _) in MIXTURES {
             let requests = requests(5, 2, &truncated());
@@ -146,9 +146,9 @@ fn two_steps(decoder: &Decoder, batch: u64, first_token: u32) -> [u64; 4] {
 }
 
 #[test]
-fn a_step_of_a_mixture_costs_two_copies_and_as_many_launches_wherever_tokens_go() {
+fn a_step_of_a_mixture_costs_two_copies_and_equally_many_launches_for_any_routing() {
     let test =
-        "experts_on_device::a_step_of_a_mixture_costs_two_copies_and_as_many_launches_wherever_tokens_go";
+        "experts_on_device::a_step_of_a_mixture_costs_two_copies_and_equally_many_launches_for_any_routing";
     on_device(test, || {
         for (family, of_layers) in MIXTURES {
             let device = device_decoder(family);

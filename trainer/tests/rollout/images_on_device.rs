@@ -12,8 +12,8 @@ use super::{DEVICE, on_device, sampled};
 
 /// Prompts whole and in chunks that split images, and with a cache so small that sequences are preempted.
 #[test]
-fn prompts_with_images_sample_on_a_device_what_they_do_on_the_cpu() {
-    let test = "images_on_device::prompts_with_images_sample_on_a_device_what_they_do_on_the_cpu";
+fn prompts_with_images_sample_the_same_tokens_on_a_device_and_on_the_cpu() {
+    let test = "images_on_device::prompts_with_images_sample_the_same_tokens_on_a_device_and_on_the_cpu";
     on_device(test, || {
         for name in MODELS {
             let mut same = SameSamples::default();
@@ -57,8 +57,8 @@ fn a_device_never_samples_a_token_of_images_and_their_borders() {
 }
 
 #[test]
-fn a_step_behind_images_costs_what_a_step_behind_text_costs() {
-    on_device("images_on_device::a_step_behind_images_costs_what_a_step_behind_text_costs", || {
+fn a_decoding_step_costs_the_same_after_images_and_after_text() {
+    on_device("images_on_device::a_decoding_step_costs_the_same_after_images_and_after_text", || {
         for name in MODELS {
             let fixture = Fixture::open(name);
             let device = fixture.load_on(DEVICE);

@@ -150,7 +150,7 @@ fn every_family_has_the_same_logits_in_bfloat16_in_rollout_and_actor() {
 }
 
 #[test]
-fn an_adapter_beside_its_base_gives_the_same_logits_in_bfloat16_in_rollout_and_actor() {
+fn an_unmerged_adapter_gives_the_same_bfloat16_logits_in_rollout_and_actor() {
     if has_no_order() {
         return;
     }

@@ -31,9 +31,9 @@ fn load(folder: &Path, device: Device) -> Decoder {
 }
 
 #[test]
-fn heads_of_any_even_width_and_exact_gelu_sample_on_a_device_what_they_do_on_the_cpu() {
+fn heads_of_any_even_width_and_exact_gelu_sample_the_same_tokens_on_a_device_and_the_cpu() {
     let test = "odd_models_on_device::\
-                heads_of_any_even_width_and_exact_gelu_sample_on_a_device_what_they_do_on_the_cpu";
+                heads_of_any_even_width_and_exact_gelu_sample_the_same_tokens_on_a_device_and_the_cpu";
     on_device(test, || {
         let mut same = SameSamples::default();
         for (family, head_dim) in [("LlamaForCausalLM", 10), ("Qwen3ForCausalLM", 12)] {

@@ -125,7 +125,7 @@ fn a_sample_of_a_quantized_model_is_the_same_alone_and_in_any_batch() {
 }
 
 #[test]
-fn a_stored_model_is_sampled_with_its_own_bytes_and_a_sync_brings_the_adapter_alone() {
+fn a_stored_model_is_sampled_with_its_own_bytes_and_a_sync_transfers_only_the_adapter() {
     let mut decoder = Decoder::load(&stored("nf4-nested"), &LoadOptions::default()).unwrap();
     decoder.load_adapter(&stored("nf4-nested").join("adapter")).unwrap();
     let mut engine = RolloutEngine::new(options());

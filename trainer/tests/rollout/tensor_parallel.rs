@@ -54,7 +54,7 @@ fn sharded(
 }
 
 #[test]
-fn tensor_parallel_shards_of_every_family_sample_what_the_actor_would() {
+fn tensor_parallel_shards_of_every_family_sample_the_actors_tokens() {
     // The plan refuses to slice what normalises queries and keys over all heads, or each by its own weights.
     let is_sliced = |family: &&str| !family.starts_with("olmo") && !["cohere", "gpt-oss"].contains(family);
     for family in FAMILIES.into_iter().filter(is_sliced) {
@@ -76,7 +76,7 @@ fn tensor_parallel_shards_of_every_family_sample_what_the_actor_would() {
 
 /// Each shard has A of its columns, or B of its rows.
 #[test]
-fn slices_with_their_adapter_beside_them_sample_what_the_actor_would() {
+fn shards_with_an_unmerged_adapter_sample_the_actors_tokens() {
     let beside = RolloutOptions { merge_lora: false, ..options() };
     for family in ["llama", "gemma", "phi3", "qwen3-moe", "qwen2-moe"] {
         let (whole, exact) = (adapted(family, Kind::Float), adapted(family, Kind::Double));
@@ -118,7 +118,7 @@ fn two_tensor_parallel_shards_sample_the_same_in_any_batch_and_after_a_preemptio
 }
 
 #[test]
-fn a_stop_string_ends_a_sliced_sample_where_it_ends_a_whole_one() {
+fn a_stop_string_ends_a_sample_at_the_same_token_with_tensor_parallelism() {
     let unstopped =
         generate(&decoder("llama"), options(), &requests(3, 1, &SamplingParams::greedy())).unwrap();
     let stop = unstopped[2][0].text[2..4].to_owned();
@@ -161,7 +161,7 @@ fn an_adapter_is_folded_into_tensor_parallel_shards_of_the_whole_and_of_shards()
 
 /// bf16 rounds each activation to 8 bits, and each rank's summand of a product too.
 #[test]
-fn sliced_bf16_rollouts_stay_as_close_to_the_actor_as_whole_ones() {
+fn tensor_parallel_bf16_rollouts_stay_as_close_to_the_actor_as_full_ones() {
     let bf16 = LoadOptions { storage: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
     let decoder = || Decoder::load(&folder("qwen3"), &bf16).unwrap();
     let calls = [requests(5, 2, &SamplingParams::default())];
@@ -173,7 +173,7 @@ fn sliced_bf16_rollouts_stay_as_close_to_the_actor_as_whole_ones() {
 }
 
 #[test]
-fn a_slice_takes_its_part_of_the_memory() {
+fn a_tensor_parallel_shard_takes_its_share_of_the_memory() {
     let config = ModelConfig::from_json(&serde_json::json!({
         "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,

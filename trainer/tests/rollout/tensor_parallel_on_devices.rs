@@ -43,8 +43,8 @@ fn sharded(family: &str, options: &RolloutOptions, requests: &[RolloutRequest]) 
 }
 
 #[test]
-fn two_ranks_with_a_device_each_sample_what_one_rank_does() {
-    on_device("tensor_parallel_on_devices::two_ranks_with_a_device_each_sample_what_one_rank_does", || {
+fn two_ranks_with_one_device_each_sample_as_one_rank_does() {
+    on_device("tensor_parallel_on_devices::two_ranks_with_one_device_each_sample_as_one_rank_does", || {
         let mut same = SameSamples::default();
         let requests = requests(7, 2, &truncated());
         // Grouped heads, biases, norms of heads, a tied head.

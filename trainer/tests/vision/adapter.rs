@@ -144,7 +144,7 @@ fn two_ranks_train_the_adapter_of_one_with_shards_and_without() {
 
 /// With shards the engine copies the adapter, folded in or not, at every sync.
 #[test]
-fn an_engine_beside_shards_samples_with_the_towers_present_adapter() {
+fn an_engine_of_a_sharded_policy_samples_with_the_present_adapter_of_the_tower() {
     const NAME: &str = "qwen3-vl";
     for merges in [true, false] {
         on_ranks(2, |ranks| {

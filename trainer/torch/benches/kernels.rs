@@ -1,6 +1,6 @@
-//! Times the fused kernels beside the same work composed of ATen operations, interleaved, on the layer shape
-//! of a 135M Llama (hidden 576, 9 heads and 3 KV heads of 64, intermediate 1536, vocabulary 49152) over 1438
-//! packed tokens, and the chunked head's memory beside dense autograd's. `cargo bench -p rlt-torch`;
+//! Times the fused kernels and the same work by ATen operations, in turn, on the layer shape of a 135M Llama
+//! (hidden 576, 9 heads and 3 KV heads of 64, intermediate 1536, vocabulary 49152) over 1438 packed tokens,
+//! and compares the memory of the chunked head with that of dense autograd. `cargo bench -p rlt-torch`;
 //! OMP_NUM_THREADS sets the threads.
 
 use rlt_torch::{
@@ -33,8 +33,8 @@ fn cu_seqlens() -> Vec<i32> {
         .collect()
 }
 
-/// Milliseconds: on one thread the CPU time the kernel accounts to it, which a busy machine disturbs least;
-/// else the wall clock.
+/// Clock in milliseconds. On one thread it counts the thread's CPU time, which other load on the machine
+/// disturbs least; otherwise it is the wall clock.
 fn clock() -> f64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     let on_cpu = || {
@@ -44,7 +44,7 @@ fn clock() -> f64 {
     on_cpu().filter(|_| alone).map_or_else(|| START.elapsed().as_secs_f64() * 1e3, |ns| ns / 1e6)
 }
 
-/// The best of some rounds of two ways, run in turn: a neighbour's noise only ever adds.
+/// Times two variants in turn, and reports the fastest round of each, because other load can only add time.
 fn compare(name: &str, flops: f64, ours: impl FnMut(), composed: impl FnMut()) {
     compare_rounds(ROUNDS, name, flops, ours, ("ATen", composed));
 }
@@ -79,7 +79,7 @@ fn compare_rounds(
     println!("{name:34} ours {a:8.3} ms {}   {peer} {b:8.3} ms {}   {:5.2}x", rate(a), rate(b), b / a);
 }
 
-/// ATen's attention, segment by segment.
+/// Attention by ATen's operations, segment by segment.
 fn segments(q: &Tensor, k: &Tensor, v: &Tensor, cu: &[i32]) -> Tensor {
     let segment = |w: &[i32]| {
         let part = |t: &Tensor, groups: i64| {
@@ -147,10 +147,10 @@ fn rows() {
     );
 }
 
-/// One decoder layer of the shape, its forward pass through our kernels or through ATen's operations.
+/// A decoder layer of the benchmark's shape, whose forward pass uses our kernels or ATen's operations.
 struct Layer {
     norms: [Tensor; 2],
-    /// q, k, v, o, gate, up, down.
+    /// Weights of q, k, v, o, gate, up and down.
     weights: [Tensor; 7],
     cos: Tensor,
     sin: Tensor,
@@ -238,7 +238,7 @@ fn linear() {
     }
 }
 
-/// The weights of all layers of a model of 135M parameters, which are more than caches hold, in bfloat16.
+/// Creates the weights of all layers of a 135M-parameter model in bfloat16, which exceed the CPU's caches.
 fn layers() -> impl Iterator<Item = Tensor> {
     let shapes = [[576, 576], [192, 576], [192, 576], [576, 576], [1536, 576], [1536, 576], [576, 1536]];
     (0..30).flat_map(move |_| shapes).map(|shape| randn(&shape).to_kind(Kind::BFloat16))
@@ -246,7 +246,8 @@ fn layers() -> impl Iterator<Item = Tensor> {
 /// Number of weights in [`layers`].
 const LAYER_NUMBERS: i64 = 106_168_320;
 
-/// Products in bfloat16, packed for decoding and as given for training, beside libtorch's.
+/// Times bfloat16 products with packed weights for decoding, with plain weights for training, and by
+/// libtorch.
 fn bf16() {
     let weights: Vec<Tensor> = layers().collect();
     for rows in [1, 4, 16, 64, 256, 1136] {
@@ -264,7 +265,7 @@ fn bf16() {
     }
 }
 
-/// Products of all layers beside bfloat16's.
+/// Times the quantized products of all layers, compared with bfloat16.
 fn quantized() {
     for (format, nested) in [(QuantFormat::Nf4, false), (QuantFormat::Nf4, true), (QuantFormat::Int8, false)]
     {

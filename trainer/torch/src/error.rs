@@ -70,7 +70,7 @@ pub enum Error {
         got: String,
     },
     /// A collective over the vocabulary's shards failed.
-    #[error("failed to exchange the statistics of a vocabulary's parts")]
+    #[error("failed to exchange the statistics of a vocabulary's shards")]
     Collective(#[source] Box<CollectiveError>),
     /// The operating system did not provide memory.
     #[error("{act} of {num_bytes} bytes failed")]

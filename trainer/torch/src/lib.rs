@@ -1,15 +1,14 @@
-//! The one place for C++ and unsafe code: fused kernels, attention over packed segments and paged caches, the
-//! chunked vocabulary head, and the services of libtorch that `tch` does not offer. There is no reinforcement
-//! learning here.
+//! All C++ and unsafe code of the trainer: fused kernels, attention over packed segments and paged caches,
+//! the chunked vocabulary head, and services of libtorch that `tch` lacks. This crate has no reinforcement
+//! learning.
 //!
-//! Every kernel exists for several instruction sets and is chosen at run time by what the CPU has; every
-//! function also takes tensors on other devices, where it composes ATen's operations to the same formula. A
-//! shape suffix names dims: t tokens, d hidden width, h query heads, k key/value heads, v vocabulary, b
-//! sequences; a head's width comes last.
+//! Every kernel is compiled for several instruction sets, one of which is selected at run time by the
+//! features of the CPU. Every function also takes tensors on other devices, where it computes the same
+//! formula by ATen's operations. The suffix of a tensor's name lists its dims: t tokens, d hidden width, h
+//! query heads, k key/value heads, v vocabulary, b sequences; a head's width comes last.
 //!
-//! Operations meant for the inside of a model (`rms_norm`, `varlen_attention`, ...) panic on shapes that
-//! cannot work, as tch's own do; what takes data from outside returns [`Error`]. A C++ exception never
-//! reaches Rust.
+//! Operations inside of a model (`rms_norm`, `varlen_attention`, ...) panic on invalid shapes, like those of
+//! tch; functions that take external data return [`Error`]. C++ exceptions are converted to errors.
 //!
 //! A binary that links this crate must find libtorch at run time; a build script's link arguments reach only
 //! its own package, so each such package repeats the two lines of `trainer/build.rs`.

@@ -1,9 +1,9 @@
-//! A head of which ranks have different rows, and so the logits of different tokens: their statistics are
-//! joined into those of the whole vocabulary, four numbers for each rank and position. No rank has the
-//! logits of another one.
+//! A vocabulary head whose rows are sharded over ranks, so that each rank has the logits of different tokens.
+//! Ranks exchange four statistics per position, from which each computes the statistics of the full
+//! vocabulary; logits are not exchanged.
 //!
-//! With the maximum m, s = log sum e^(u - m) and the mean w of u - m of each rank, for u = logit /
-//! temperature:
+//! Each rank computes u = logit / temperature, the maximum m of u, s = log sum e^(u - m), and the mean w of
+//! `u - m` under the softmax of its u:
 //!
 //! ```text
 //! M = max m        log S = log sum e^(m - M + s)        p = e^(m + s - M - log S)   the rank's share
@@ -16,17 +16,17 @@ use crate::Error;
 use crate::collectives::CollectiveError;
 use crate::head::Chunk;
 
-/// All-gathers `[4, n]` of every rank: `[ranks, 4, n]`.
+/// Function that all-gathers `[4, n]` of every rank to `[ranks, 4, n]`.
 pub type GatherStatistics<'a> = dyn Fn(&Tensor) -> Result<Tensor, CollectiveError> + 'a;
 
-/// This rank's part of a vocabulary.
+/// Shard of the vocabulary on this rank.
 #[derive(Clone, Copy)]
 pub struct VocabularyShard<'a> {
-    /// The first of its tokens.
+    /// First token id of the shard.
     pub first: usize,
-    /// Tokens of all ranks.
+    /// Number of tokens in the full vocabulary.
     pub vocab_size: usize,
-    /// Gathers the statistics of all ranks. Collective.
+    /// Function that all-gathers the statistics of all ranks. Collective.
     pub gather: &'a GatherStatistics<'a>,
 }
 
@@ -36,17 +36,17 @@ impl std::fmt::Debug for VocabularyShard<'_> {
     }
 }
 
-/// The weight of a head, `[V, D]`: all of it, or this rank's rows.
+/// Weight of a head, `[V, D]`: the full weight, or this rank's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadWeight<'a> {
-    /// The rows of the weight.
+    /// Rows of the weight.
     pub weight_vd: &'a Tensor,
-    /// Position of the rows in the vocabulary; `None` where they are all of it.
+    /// Shard of the vocabulary to which the rows belong; `None` for the full weight.
     pub shard: Option<VocabularyShard<'a>>,
 }
 
 impl<'a> From<&'a Tensor> for HeadWeight<'a> {
-    /// One that is all here.
+    /// Makes the weight of a full vocabulary.
     fn from(weight_vd: &'a Tensor) -> Self {
         Self { weight_vd, shard: None }
     }
@@ -58,7 +58,7 @@ impl HeadWeight<'_> {
         self.shard.map_or(own, |shard| shard.vocab_size as i64)
     }
 
-    /// The row of a token; -1 where another rank has it.
+    /// Row of a token in the shard; -1 if another rank has the token.
     pub(crate) fn own_target(&self, token: i64) -> i64 {
         let Some(shard) = self.shard else { return token };
         let own = token - shard.first as i64;
@@ -67,18 +67,18 @@ impl HeadWeight<'_> {
     }
 }
 
-/// A rank's statistics of one position's logits, in the order in which they are gathered.
+/// Statistics of the logits of one position on a rank, in the order in which they are gathered.
 #[derive(Clone, Copy)]
 struct Statistics {
     max: f64,
     log_sum: f64,
     mean: f64,
-    /// Logit of the target: 0 on all ranks but one.
+    /// Logit of the target token; 0 on ranks that do not have the token.
     target: f64,
 }
 
 impl VocabularyShard<'_> {
-    /// Replaces the statistics of a chunk's own logits by those of all ranks.
+    /// Replaces the statistics of a chunk, which are those of this rank's logits, by those of all ranks.
     pub(crate) fn complete(&self, chunk: &mut Chunk, temperature: f64) -> Result<(), Error> {
         let num_rows = chunk.targets.len();
         let means = chunk.log_sum.iter().zip(&chunk.entropies).map(|(log_sum, entropy)| log_sum - entropy);
@@ -147,7 +147,7 @@ impl VocabularyShard<'_> {
     }
 }
 
-/// The statistics of a position over the whole vocabulary.
+/// Statistics of a position over the full vocabulary.
 struct Joined {
     max: f64,
     log_sum: f64,
@@ -167,7 +167,7 @@ impl Joined {
     }
 }
 
-/// The targets' logits by the temperature, 0 of those of other ranks.
+/// Logits of the targets divided by the temperature; 0 for targets of other ranks.
 fn target_logits(chunk: &Chunk, temperature: f64) -> Vec<f32> {
     let targets = Tensor::from_slice(&chunk.targets).to_device(chunk.logits.device()).unsqueeze(1);
     let logits = chunk.logits.gather(1, &targets.clamp_min(0), false).to_kind(Kind::Float) / temperature;
@@ -176,11 +176,11 @@ fn target_logits(chunk: &Chunk, temperature: f64) -> Vec<f32> {
 }
 
 fn unreadable(error: &tch::TchError) -> Error {
-    Error::Libtorch { act: "reading the statistics of a vocabulary's parts", message: error.to_string() }
+    Error::Libtorch { act: "reading the statistics of a vocabulary's shards", message: error.to_string() }
 }
 
-/// The sum of the squared probabilities of the whole vocabulary at each position, f32 `[n]`, from this rank's
-/// logits by the temperature, f32 `[n, V]`.
+/// Computes the sum of squared probabilities over the full vocabulary at each position, f32 `[n]`, from this
+/// rank's logits divided by the temperature, f32 `[n, V]`.
 ///
 /// # Errors
 /// When a rank is lost.

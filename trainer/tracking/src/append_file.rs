@@ -1,4 +1,5 @@
-//! An append-only file of records, which never keeps half of one and is never replaced by a shorter one.
+//! An append-only file of records. It never contains a part of a record, and is never replaced by a shorter
+//! file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -6,30 +7,30 @@ use std::path::{Path, PathBuf};
 
 use crate::TrackingError;
 
-/// Records that wait for a full disk to be cleaned, at most.
+/// Maximum size of the records that wait while the disk is full, in bytes.
 const MAX_PENDING_BYTES: usize = 1 << 20;
-/// Bytes that are read at a time from a file's end.
+/// Number of bytes that are read at a time from the end of a file.
 const BLOCK_BYTES: u64 = 1 << 16;
-/// How files begin that are not written completely: `rlt-trainer` removes them.
+/// Prefix of the names of incomplete files, which `rlt-trainer` removes.
 const UNFINISHED: &str = ".new-";
 
-/// An append-only file of whole records.
+/// An append-only file of complete records.
 pub(super) struct AppendFile {
     path: PathBuf,
     file: File,
     len: u64,
-    /// Whole records that the disk has refused so far.
+    /// Complete records that the disk has refused so far.
     pending: Vec<u8>,
 }
 
 impl AppendFile {
-    /// Opens `path` at its end, creating it where missing.
+    /// Opens `path` at its end; creates the file if it does not exist.
     #[cfg(test)]
     pub(super) fn open(path: &Path) -> Result<Self, TrackingError> {
         Self::open_at(path, None).map_err(TrackingError::file("open", path))
     }
 
-    /// Opens `path`, cut off at byte `end`, which needs no room on the disk.
+    /// Opens `path` truncated to `end` bytes, which needs no free space on the disk.
     pub(super) fn open_cut(path: &Path, end: u64) -> Result<Self, TrackingError> {
         Self::open_at(path, Some(end)).map_err(TrackingError::file("cut", path))
     }
@@ -43,8 +44,8 @@ impl AppendFile {
         Ok(Self { path: path.to_path_buf(), file, len, pending: Vec::new() })
     }
 
-    /// Opens `path` so that it holds exactly the records that `write` puts into it. A file that begins with
-    /// them is cut in place; another one is replaced in one step, and stays as it is where that fails.
+    /// Opens `path` with exactly the records that `write` appends. A file that begins with them is truncated
+    /// in place. Any other file is replaced atomically, and stays unchanged if that fails.
     pub(super) fn restore(
         path: &Path,
         mut write: impl FnMut(&mut dyn RecordSink) -> Result<(), TrackingError>,
@@ -77,13 +78,13 @@ impl AppendFile {
         Ok(file)
     }
 
-    /// Makes everything survive a power loss.
+    /// Syncs the file, so that all records survive a power loss.
     pub(super) fn sync(&mut self) -> Result<(), TrackingError> {
         self.write_pending()?;
         self.file.sync_data().map_err(TrackingError::file("sync", &self.path))
     }
 
-    /// Continues with another descriptor, as if the disk had filled up or been cleaned.
+    /// Replaces the file descriptor, as if the disk had filled up or been cleaned up.
     #[cfg(test)]
     pub(super) fn replace_descriptor(&mut self, file: File) {
         self.file = file;
@@ -114,21 +115,21 @@ impl AppendFile {
     }
 }
 
-/// A sequence of records that grows at its end.
+/// A sequence of records to which records are appended.
 pub(super) trait RecordSink {
     /// Appends one record.
     ///
     /// # Errors
-    /// The record is not written, or not yet.
+    /// When the record could not be written; it may be written by a later call.
     fn append(&mut self, record: &[u8]) -> Result<(), TrackingError>;
 
-    /// Bytes of all records.
+    /// Total size of all records in bytes.
     fn len(&self) -> u64;
 }
 
 impl RecordSink for AppendFile {
-    /// Appends one record and everything the disk refused before it. After a failure the file ends with its
-    /// last whole record and this one waits for the next try, as long as not too many do.
+    /// Appends the records that the disk has refused so far, and then this one. After a failure the file ends
+    /// with its last complete record, and this record waits for the next call, unless too many wait already.
     fn append(&mut self, record: &[u8]) -> Result<(), TrackingError> {
         if self.pending.is_empty() || self.pending.len() + record.len() <= MAX_PENDING_BYTES {
             self.pending.extend_from_slice(record);
@@ -136,17 +137,17 @@ impl RecordSink for AppendFile {
         self.write_pending()
     }
 
-    /// Bytes of all whole records, those included that the disk has refused so far.
+    /// Total size of all complete records in bytes, including those that the disk has refused so far.
     fn len(&self) -> u64 {
         self.len + self.pending.len() as u64
     }
 }
 
-/// A file that is compared with the records that it should hold.
+/// A file that is compared with the records that it should contain.
 struct Present {
     file: Option<BufReader<File>>,
     len: u64,
-    /// Whether it does not begin with the records so far.
+    /// Whether the file differs from the records so far.
     differs: bool,
 }
 
@@ -175,8 +176,8 @@ impl RecordSink for Present {
     }
 }
 
-/// The byte after the last line of `path` that `stays`; 0 where none does or there is no file. Reads from the
-/// end, no further than to that line.
+/// Returns the offset after the last line of `path` that `stays`; 0 if there is none, or no file. Reads
+/// backwards from the end, only as far as that line.
 pub(super) fn end_of_lines(path: &Path, stays: impl Fn(&[u8]) -> bool) -> io::Result<u64> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
@@ -198,7 +199,7 @@ pub(super) fn end_of_lines(path: &Path, stays: impl Fn(&[u8]) -> bool) -> io::Re
     Ok(0)
 }
 
-/// The byte after the last newline before byte `end`; 0 where there is none.
+/// Returns the offset after the last newline before the offset `end`; 0 if there is none.
 fn end_of_last_line(file: &mut File, mut end: u64) -> io::Result<u64> {
     let mut block = Vec::new();
     while end > 0 {

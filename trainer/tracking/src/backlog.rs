@@ -111,7 +111,11 @@ impl<S: TrackingServer> Backlog<S> {
             Ok(()) => self.pause = Duration::from_secs(1),
             Err(error) => {
                 let error = error_chain(&error);
-                tracing::warn!(tracker = S::NAME, error, "steps wait for the server");
+                tracing::warn!(
+                    tracker = S::NAME,
+                    error,
+                    "failed to send steps to the server; they are kept and sent again later"
+                );
                 self.next_try = Instant::now() + self.pause;
                 self.pause = (2 * self.pause).min(MAX_PAUSE);
             }

@@ -1,5 +1,5 @@
-//! The rules of every request to a server that a user names: no redirect is followed, so that credentials and
-//! records reach the named origin alone, and an answer is read up to a limit of bytes and time.
+//! HTTP requests to servers that a user names. No redirect is followed, so that credentials and records reach
+//! only the named origin, and the size and the time of an answer are limited.
 
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use reqwest::blocking::{Client, ClientBuilder, Response};
 use reqwest::redirect::Policy;
 
-/// Bytes of an answer, at most: far more than any server that is asked here has to say.
+/// Maximum size of an answer in bytes, far above the needs of any tracking server.
 pub const MAX_ANSWER_BYTES: u64 = 8 << 20;
 
-/// Prepares a client that follows no redirect.
+/// Creates the builder of a client that follows no redirects.
 pub fn client(connect_timeout: Duration) -> ClientBuilder {
     Client::builder().redirect(Policy::none()).connect_timeout(connect_timeout)
 }
@@ -18,7 +18,7 @@ pub fn client(connect_timeout: Duration) -> ClientBuilder {
 /// Reads the text of an answer.
 ///
 /// # Errors
-/// The answer has more than [`MAX_ANSWER_BYTES`], takes longer than `timeout`, or breaks off.
+/// When the answer has more than [`MAX_ANSWER_BYTES`], takes longer than `timeout`, or ends early.
 pub fn text_of(answer: Response, timeout: Duration) -> io::Result<String> {
     read_text(answer, MAX_ANSWER_BYTES, timeout)
 }

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use super::waiting::{ByteBudget, Footprint as _, MAX_BYTES, ReservedBytes};
 use super::{CompletionRecord, RunEnd, StepMetrics, Tracker, TrackingError, error_chain};
 
-/// Items that may wait for a slow tracker, whose bytes are limited, too ([`MAX_BYTES`]).
+/// Maximum number of items that wait for a slow tracker; their bytes are limited, too ([`MAX_BYTES`]).
 const QUEUE_LEN: usize = 256;
 
 /// A message to a tracker's thread.
 pub(super) enum Item {
     Step(Arc<StepMetrics>),
     Completions(Arc<[CompletionRecord]>),
-    /// Answered once everything before it is safe.
+    /// Request for an answer once all earlier items would survive a power loss.
     Sync(SyncSender<()>),
-    /// Answered once the tracker has taken note of the run's end.
+    /// Request for an answer once the tracker has recorded the end of the run.
     End(RunEnd, SyncSender<()>),
 }
 
@@ -31,18 +31,18 @@ impl Item {
     }
 }
 
-/// An item in the queue, which counts until the tracker has taken it.
+/// An item in the queue, whose bytes count against the limit until the tracker has taken it.
 struct Queued {
     item: Item,
     _bytes: Option<ReservedBytes>,
 }
 
-/// How a tracker fared.
+/// Report about one tracker at the end of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrackerReport {
     /// Name of the tracker.
     pub name: &'static str,
-    /// Steps and lists of completions that it did not take, because it was too slow or failed.
+    /// Number of steps and lists of completions that were lost, because the tracker was too slow or failed.
     pub num_lost: u64,
     /// Last error of the tracker, with all its causes.
     pub last_error: Option<String>,
@@ -54,7 +54,7 @@ impl TrackerReport {
     }
 }
 
-/// The sending end of one tracker.
+/// Sending end of the queue of one tracker.
 pub(super) struct Lane {
     name: &'static str,
     sender: SyncSender<Queued>,
@@ -91,17 +91,17 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Whether the tracker does anything with completions.
+    /// Whether the tracker records completions.
     pub(super) fn takes_completions(&self) -> bool {
         self.takes_completions
     }
 
-    /// Whether a checkpoint waits for the tracker.
+    /// Whether checkpoints wait for the tracker, which is true for files of the run folder.
     pub(super) fn is_file(&self) -> bool {
         self.is_file
     }
 
-    /// Queues an item, or counts it as lost where the queue is full or has too many bytes.
+    /// Queues an item, or counts it as lost if the queue is full.
     pub(super) fn send(&self, item: Item) {
         let bytes = self.budget.reserve(item.num_bytes());
         let is_queued = bytes.is_some_and(|bytes| {
@@ -119,8 +119,8 @@ impl Lane {
     }
 }
 
-/// Sends each lane a question, and waits for all of them together, at most `timeout`. Returns whether each of
-/// them answered.
+/// Sends a request to each lane and waits for all answers, at most `timeout` in total. Returns whether all
+/// have answered.
 pub(super) fn ask_all(lanes: &[&Lane], timeout: Duration, question: impl Fn(SyncSender<()>) -> Item) -> bool {
     let deadline = Instant::now() + timeout;
     let answers: Vec<Option<Receiver<()>>> = lanes

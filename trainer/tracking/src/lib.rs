@@ -1,4 +1,4 @@
-//! The records of a run folder (`metrics.jsonl`, `completions.jsonl`), and the trackers that they go to:
+//! Records of a run folder (`metrics.jsonl`, `completions.jsonl`), and trackers to which they are sent:
 //! TensorBoard, Weights & Biases, MLflow, Trackio.
 //!
 //! ```text
@@ -6,9 +6,8 @@
 //!                        +- bounded queue -> thread -> events/
 //!                        +- bounded queue -> thread -> MLflow, Trackio
 //! ```
-//! The trainer logs through [`Trackers`] while it trains; [`replay`] sends the files of any run again.
-//! There are no tensors here, and what a metric means is not known; names and units are in
-//! `docs/metrics.md`.
+//! The trainer logs through [`Trackers`] while it trains; [`replay`] sends the files of any run again. This
+//! crate does not use tensors and does not interpret metrics; their names and units are in `docs/metrics.md`.
 
 mod append_file;
 mod backlog;
@@ -41,25 +40,25 @@ pub use secrets::Secrets;
 pub use step_log::{History, for_each_completion, for_each_step, read_completions, read_steps};
 pub use trackers::{RemoteTrackers, Trackers, TrackersOptions};
 
-/// An act of a tracker that failed.
+/// A failed operation of a tracker.
 #[derive(Debug, thiserror::Error)]
 pub enum TrackingError {
     /// A file or folder could not be opened, read or written.
     #[error("failed to {act} {}", path.display())]
     File {
-        /// The failed operation as a verb, such as `open`.
+        /// Failed operation as a verb, such as `open`.
         act: &'static str,
-        /// The file or folder that the operation failed on.
+        /// File or folder on which the operation failed.
         path: std::path::PathBuf,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// An endpoint could not listen, for example because the port is taken.
+    /// A port could not be listened on, for example because it is in use.
     #[error("failed to listen on {address} for Prometheus")]
     Listen {
-        /// The address to listen on.
+        /// Address of the port.
         address: SocketAddr,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// A thread could not be started.
@@ -67,59 +66,59 @@ pub enum TrackingError {
     Thread {
         /// Name of the tracker.
         tracker: &'static str,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// A server could not be reached or did not answer in time.
     #[error("failed to {act} at {url}")]
     Unreachable {
-        /// The failed request as a verb, such as `find an experiment`.
+        /// Failed request as a verb, such as `find an experiment`.
         act: &'static str,
-        /// The server's address.
+        /// Address of the server.
         url: String,
-        /// The error of the HTTP client.
+        /// Error of the HTTP client.
         source: reqwest::Error,
     },
-    /// The answer of a server is too long or too slow, or breaks off.
+    /// The answer of a server is too long or too slow, or ends early.
     #[error("failed to {act} at {url}")]
     Answer {
-        /// The request whose answer was read, as a verb.
+        /// Request whose answer was read, as a verb.
         act: &'static str,
-        /// The server's address.
+        /// Address of the server.
         url: String,
-        /// The error at which reading stopped.
+        /// Error at which reading stopped.
         source: std::io::Error,
     },
-    /// A server refused, or answered something else than expected.
+    /// A server rejected a request, or returned an unexpected answer.
     #[error("failed to {act} at {url}: it answered {status}: {answer}")]
     Refused {
-        /// The refused request as a verb.
+        /// Rejected request as a verb.
         act: &'static str,
-        /// The server's address.
+        /// Address of the server.
         url: String,
-        /// The HTTP status.
+        /// HTTP status of the answer.
         status: u16,
-        /// The beginning of the answer.
+        /// Beginning of the answer.
         answer: String,
     },
-    /// Steps that a server did not get until the run ended.
+    /// Some steps were not sent to a server before the run ended.
     #[error("{num_steps} steps were not logged")]
     Pending {
-        /// Number of steps that the server lacks.
+        /// Number of steps that the server does not have.
         num_steps: usize,
-        /// The error of the last try.
+        /// Error of the last attempt.
         source: Box<TrackingError>,
     },
-    /// The queue of a tracker has as many records, or bytes of records, as are kept.
+    /// The queue of a tracker has reached its maximum number of records or bytes.
     #[error("{num_waiting} records wait for the tracker, which is the limit: the newest is left out")]
     Full {
-        /// Number of records that wait.
+        /// Number of records in the queue.
         num_waiting: usize,
     },
-    /// The folder is none of a run.
+    /// The folder is not a run folder.
     #[error("{} is no run folder: it has no manifest.yaml with a name", path.display())]
     NoRun {
-        /// The folder that was read.
+        /// Folder that was read.
         path: std::path::PathBuf,
     },
 }
@@ -131,10 +130,10 @@ impl TrackingError {
     }
 }
 
-/// How a run ended.
+/// Outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd {
-    /// All steps are done.
+    /// The run has completed all steps.
     Complete,
     /// The run was asked to stop, and may be resumed.
     Stopped,
@@ -142,24 +141,24 @@ pub enum RunEnd {
     Failed,
 }
 
-/// One place that metrics go to. It is driven from a thread of its own and may take as long as it likes.
+/// A destination of metrics. It is called from a separate thread and may block.
 pub trait Tracker: Send {
-    /// Takes one finished step.
+    /// Logs one finished step.
     ///
     /// # Errors
-    /// The step is lost.
+    /// When the step could not be logged; it is then lost.
     fn log_step(&mut self, metrics: &StepMetrics) -> Result<(), TrackingError>;
 
-    /// Whether [`Self::log_completions`] does anything: completions of long runs are large, so they are
-    /// queued for no other tracker.
+    /// Whether the tracker records completions. Completions of long runs are large, so they are not queued
+    /// for other trackers.
     fn takes_completions(&self) -> bool {
         false
     }
 
-    /// Takes completions of one step or evaluation.
+    /// Logs completions of one step or evaluation.
     ///
     /// # Errors
-    /// They are lost.
+    /// When the completions could not be logged; they are then lost.
     fn log_completions(&mut self, _completions: &[CompletionRecord]) -> Result<(), TrackingError> {
         Ok(())
     }
@@ -169,24 +168,24 @@ pub trait Tracker: Send {
         true
     }
 
-    /// Makes everything so far survive a power loss.
+    /// Ensures that everything logged so far survives a power loss.
     ///
     /// # Errors
-    /// It might not.
+    /// When this could not be ensured.
     fn sync(&mut self) -> Result<(), TrackingError> {
         Ok(())
     }
 
-    /// Takes note that the run has ended.
+    /// Records the end of the run.
     ///
     /// # Errors
-    /// Something that was taken earlier is lost after all, or the end is.
+    /// When earlier records, or the end of the run, could not be written or sent.
     fn end(&mut self, _end: RunEnd) -> Result<(), TrackingError> {
         Ok(())
     }
 }
 
-/// An error with all its causes on one line.
+/// Formats an error with all its causes on one line.
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |&error| error.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))

@@ -1,29 +1,29 @@
-//! A tracker that could not be opened, for example because the disk was full for a second: it is tried again
-//! as records arrive, which wait for it.
+//! A tracker that could not be opened at first, for example because the disk was full for a moment. Records
+//! wait for it, and opening is retried as more of them arrive.
 
 use crate::waiting::{BoundedQueue, Footprint, MAX_BYTES};
 use crate::{CompletionRecord, RunEnd, StepMetrics, Tracker, TrackingError};
 
-/// Records that wait, at most; their bytes are limited, too ([`MAX_BYTES`]).
+/// Maximum number of waiting records; their bytes are limited, too ([`MAX_BYTES`]).
 const MAX_WAITING: usize = 1000;
-/// Records from one try to the next, at most.
+/// Maximum number of records between two attempts to open the tracker.
 const MAX_PAUSE: usize = 64;
 
-/// Opens a tracker.
+/// Function that opens a tracker.
 pub(super) type Open = Box<dyn FnMut() -> Result<Box<dyn Tracker>, TrackingError> + Send>;
 
-/// Records that a tracker takes; they are known before it is open.
+/// Kind of the records that a tracker takes, which is known before it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
-    /// A file of the run folder for steps.
+    /// Steps, in a file of the run folder.
     Steps,
-    /// A file of the run folder for completions.
+    /// Completions, in a file of the run folder.
     Completions,
-    /// A server that gets steps.
+    /// Steps, on a server.
     StepsElsewhere,
 }
 
-/// A record that waits.
+/// A record that waits for the tracker.
 enum Record {
     Step(StepMetrics),
     Completions(Vec<CompletionRecord>),
@@ -38,15 +38,15 @@ impl Footprint for Record {
     }
 }
 
-/// A tracker that is opened when that is possible.
+/// A tracker that is opened as soon as possible.
 pub(super) struct Reopening {
     open: Open,
     takes: Takes,
     opened: Option<Box<dyn Tracker>>,
     waiting: BoundedQueue<Record>,
-    /// Records until the next try.
+    /// Number of records until the next attempt.
     num_until_try: usize,
-    /// Records from the last try to the next; twice as many after each failure.
+    /// Number of records between the last attempt and the next; it doubles after each failure.
     pause: usize,
 }
 
@@ -79,7 +79,7 @@ impl Reopening {
         }
     }
 
-    /// Opens the tracker and hands it what waits.
+    /// Opens the tracker, and passes the waiting records to it.
     fn try_open(&mut self) -> Result<(), TrackingError> {
         if self.opened.is_none() {
             self.opened = Some((self.open)()?);

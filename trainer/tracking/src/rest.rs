@@ -9,13 +9,13 @@ use serde_json::Value;
 
 use crate::{Secrets, TrackingError, http};
 
-/// A request that takes longer is given up and sent again later.
+/// Timeout of a request, which is then sent again later.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Characters of an answer that an error quotes.
+/// Maximum number of characters of an answer that an error quotes.
 const MAX_QUOTED: usize = 300;
 
-/// A server that answers by JSON.
+/// A server with a JSON API.
 pub(crate) struct Rest {
     http: Client,
     url: String,
@@ -33,7 +33,7 @@ impl Rest {
         Ok(Self { http, url })
     }
 
-    /// The server's address, without a slash at its end.
+    /// Address of the server, without a trailing slash.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -42,13 +42,13 @@ impl Rest {
         self.http.get(url)
     }
 
-    /// A request with `body` for a path below the server's address.
+    /// Creates a request with `body` to a path below the server's address.
     pub(crate) fn post(&self, path: &str, body: &Value) -> RequestBuilder {
         let request = self.http.post(format!("{}/{path}", self.url));
         request.header(CONTENT_TYPE, "application/json").body(body.to_string())
     }
 
-    /// The answer to a request. `act` says what it is for.
+    /// Sends a request and returns its answer. `act` names the request in errors.
     pub(crate) fn send(&self, act: &'static str, request: RequestBuilder) -> Result<Value, TrackingError> {
         let unreachable = |source: reqwest::Error| TrackingError::Unreachable {
             act,
@@ -69,14 +69,15 @@ impl Rest {
         serde_json::from_str(&text).map(|answer| secrets.redact_json(answer)).map_err(|_| refused())
     }
 
-    /// An error with the beginning of an answer, in which no secret is left.
+    /// Creates the error of a rejected request, with the beginning of the answer, from which secrets are
+    /// removed.
     pub(crate) fn refused(&self, act: &'static str, status: u16, answer: &str) -> TrackingError {
         let answer = answer.chars().take(MAX_QUOTED).collect();
         TrackingError::Refused { act, url: self.url.clone(), status, answer }
     }
 }
 
-/// A variable of the environment that is set and not empty.
+/// Returns the value of an environment variable; `None` if it is unset or empty.
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }

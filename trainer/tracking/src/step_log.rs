@@ -24,13 +24,13 @@ pub(super) struct StepLog(AppendFile);
 pub(super) struct CompletionLog(AppendFile);
 
 impl StepLog {
-    /// Opens the log in `folder`, cut after the last step up to `resumed_after`, or empty.
+    /// Opens the log in `folder`, truncated after the last step up to `resumed_after`, or empty.
     pub(super) fn open(folder: &Path, resumed_after: Option<(Stage, u64)>) -> Result<Self, TrackingError> {
         Ok(Self(open_cut(&folder.join(METRICS), resumed_after, |line| is_until(line, resumed_after))?))
     }
 }
 
-/// Whether a line is that of a step up to `last`.
+/// Whether a line belongs to a step up to `last`.
 fn is_until(line: &[u8], last: Option<(Stage, u64)>) -> bool {
     let metrics = serde_json::from_slice::<StepMetrics>(line);
     metrics.is_ok_and(|metrics| last.is_some_and(|last| metrics.position() <= last))
@@ -47,7 +47,7 @@ impl Tracker for StepLog {
 }
 
 impl CompletionLog {
-    /// Opens the log in `folder`, cut after the last completion up to `resumed_after`, or empty.
+    /// Opens the log in `folder`, truncated after the last completion up to `resumed_after`, or empty.
     pub(super) fn open(folder: &Path, resumed_after: Option<(Stage, u64)>) -> Result<Self, TrackingError> {
         #[derive(Deserialize)]
         struct Position {
@@ -79,7 +79,7 @@ impl Tracker for CompletionLog {
     }
 }
 
-/// Opens a log, cut in place after the last line that `stays`. The log of a run that starts afresh is
+/// Opens a log, truncated after the last line that `stays`. The log of a run that starts from scratch is
 /// emptied.
 fn open_cut(
     path: &Path,
@@ -90,11 +90,11 @@ fn open_cut(
     AppendFile::open_cut(path, end.map_err(TrackingError::file("read", path))?)
 }
 
-/// The steps of the `metrics.jsonl` in `folder` up to `resumed_after`, in order; none for a run that starts
-/// afresh.
+/// Returns the steps of `metrics.jsonl` in `folder` up to `resumed_after`, in order; none for a run that
+/// starts from scratch.
 ///
 /// # Errors
-/// The file exists and cannot be read.
+/// When the file exists and cannot be read.
 pub(super) fn history(folder: &Path, resumed_after: Option<(Stage, u64)>) -> Result<History, TrackingError> {
     if resumed_after.is_none() {
         return Ok(History::default());
@@ -105,11 +105,12 @@ pub(super) fn history(folder: &Path, resumed_after: Option<(Stage, u64)>) -> Res
     Ok(History::of_log(path, end, resumed_after))
 }
 
-/// Calls `take` with each step of a `metrics.jsonl` in the order of the run, the first of those logged twice,
-/// one at a time. A missing file has none. Lines that a kill has torn are passed over.
+/// Calls `take` with each step of a `metrics.jsonl`, in the order of the run. Of steps that were logged
+/// twice, the first counts. A missing file has no steps, and incomplete lines of a killed process are
+/// skipped.
 ///
 /// # Errors
-/// The file exists and cannot be read.
+/// When the file exists and cannot be read.
 pub fn for_each_step(path: &Path, mut take: impl FnMut(&StepMetrics)) -> Result<(), TrackingError> {
     let history = History::of_log(path.to_path_buf(), u64::MAX, None);
     history.for_each(|metrics| {
@@ -118,11 +119,11 @@ pub fn for_each_step(path: &Path, mut take: impl FnMut(&StepMetrics)) -> Result<
     })
 }
 
-/// All steps of a `metrics.jsonl` in the order of the run, the last of those logged twice; none where the
-/// file is missing. Lines that a kill has torn are passed over.
+/// Reads all steps of a `metrics.jsonl`, in the order of the run. Of steps that were logged twice, the last
+/// counts. A missing file has no steps, and incomplete lines of a killed process are skipped.
 ///
 /// # Errors
-/// The file exists and cannot be read.
+/// When the file exists and cannot be read.
 pub fn read_steps(path: &Path) -> Result<Vec<StepMetrics>, TrackingError> {
     let mut steps: Vec<StepMetrics> = read_lines(path)?;
     // Stable, so that of two lines of one step the later stays behind the earlier.
@@ -137,12 +138,12 @@ pub fn read_steps(path: &Path) -> Result<Vec<StepMetrics>, TrackingError> {
     Ok(unique)
 }
 
-/// Calls `take` with each completion of a `completions.jsonl` in order, without the numbers of its tokens,
-/// one at a time: the file of a long run does not fit into memory. A missing file has none. Lines that a kill
-/// has torn are passed over.
+/// Calls `take` with each completion of a `completions.jsonl` in order, without the values of its tokens, one
+/// at a time, because the file of a long run does not fit into memory. A missing file has no completions, and
+/// incomplete lines of a killed process are skipped.
 ///
 /// # Errors
-/// The file exists and cannot be read.
+/// When the file exists and cannot be read.
 pub fn for_each_completion(path: &Path, mut take: impl FnMut(CompletionRecord)) -> Result<(), TrackingError> {
     let read = for_each_line(path, |line| {
         if let Ok(record) = serde_json::from_slice::<CompletionRecord>(line) {
@@ -153,17 +154,17 @@ pub fn for_each_completion(path: &Path, mut take: impl FnMut(CompletionRecord)) 
     read.map_err(TrackingError::file("read", path))
 }
 
-/// All completions of a `completions.jsonl`, as [`for_each_completion`] takes them.
+/// Reads all completions of a `completions.jsonl`, see [`for_each_completion`].
 ///
 /// # Errors
-/// The file exists and cannot be read.
+/// When the file exists and cannot be read.
 pub fn read_completions(path: &Path) -> Result<Vec<CompletionRecord>, TrackingError> {
     let mut records = Vec::new();
     for_each_completion(path, |record| records.push(record))?;
     Ok(records)
 }
 
-/// Every line of a file of JSON objects that parses; none where the file is missing.
+/// Reads all lines of a file of JSON objects that can be parsed; none if the file is missing.
 pub(super) fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, TrackingError> {
     let mut records = Vec::new();
     let read = for_each_line(path, |line| {
@@ -174,7 +175,7 @@ pub(super) fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, Tra
     Ok(records)
 }
 
-/// Calls `take` with each line of a file, its end left out; with none where the file is missing.
+/// Calls `take` with each line of a file, without its line break; never if the file is missing.
 fn for_each_line(path: &Path, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut file = match fs::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

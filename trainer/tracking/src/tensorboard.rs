@@ -4,8 +4,8 @@
 //! ```text
 //! u64 length | u32 masked crc32c(length) | bytes | u32 masked crc32c(bytes)        (all little-endian)
 //! ```
-//! When a run resumes the file is cut after the steps of `metrics.jsonl`, or written again from them where it
-//! does not begin with them, so that both always agree.
+//! When a run resumes, the file is truncated after the steps of `metrics.jsonl`, or rewritten if it does not
+//! begin with them, so that both files always agree.
 
 use std::fs;
 use std::io::Read as _;
@@ -15,14 +15,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::append_file::{AppendFile, RecordSink as _};
 use super::{History, Stage, StepMetrics, Tracker, TrackingError};
 
-/// How the names of event files begin.
+/// Prefix of the names of event files.
 const EVENT_FILE: &str = "events.out.tfevents.";
 
 /// Writes scalars into one event file.
 pub(super) struct EventLog(AppendFile);
 
 impl EventLog {
-    /// Opens the event file in `folder`, alone there, with all steps of `history` and no other ones.
+    /// Opens the only event file in `folder`, with exactly the steps of `history`.
     pub(super) fn open(folder: &Path, history: &History) -> Result<Self, TrackingError> {
         fs::create_dir_all(folder).map_err(TrackingError::file("create folder", folder))?;
         let mut present = event_files(folder).map_err(TrackingError::file("list", folder))?;
@@ -52,7 +52,7 @@ impl Tracker for EventLog {
     }
 }
 
-/// The first record of an event file, which says when it was begun; `None` where it is not one.
+/// Reads the first record of an event file, which contains the time of its creation; `None` for other files.
 fn version_record(path: &Path) -> Option<Vec<u8>> {
     let mut found = vec![0; record(&version_event(0.0)).len()];
     fs::File::open(path).ok()?.read_exact(&mut found).ok()?;
@@ -61,7 +61,7 @@ fn version_record(path: &Path) -> Option<Vec<u8>> {
     (record(&version_event(begun)) == found).then_some(found)
 }
 
-/// The event files of a folder, the newest last.
+/// Returns the event files of a folder, the newest last.
 fn event_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -90,13 +90,13 @@ fn record(event: &[u8]) -> Vec<u8> {
     record
 }
 
-/// The mask keeps a checksum of data that itself holds checksums meaningful
+/// Masks a CRC, because a CRC over data that contains CRCs detects fewer errors
 /// (`tensorflow/core/lib/hash/crc32c.h`).
 fn masked_crc32c(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// `Event { wall_time = 1, file_version = 3 }`: the first event of every file.
+/// Encodes `Event { wall_time = 1, file_version = 3 }`, the first event of every file.
 fn version_event(timestamp: f64) -> Vec<u8> {
     let mut event = Vec::new();
     put_double(&mut event, 1, timestamp);
@@ -104,7 +104,7 @@ fn version_event(timestamp: f64) -> Vec<u8> {
     event
 }
 
-/// `Event { wall_time = 1, step = 2, summary = 5 }` with one scalar per finite metric.
+/// Encodes `Event { wall_time = 1, step = 2, summary = 5 }` with one scalar per finite metric.
 fn scalar_event(metrics: &StepMetrics) -> Vec<u8> {
     let mut summary = Vec::new();
     for (name, &value) in metrics.values.iter().filter(|(_, value)| value.is_finite()) {

@@ -87,7 +87,7 @@ fn a_fresh_run_forgets_the_folder_s_past() {
 }
 
 #[test]
-fn cold_start_and_training_count_apart() {
+fn cold_start_and_training_count_their_steps_separately() {
     let dir = tempfile::tempdir().unwrap();
     let trackers = Trackers::open(&options(dir.path(), None));
     trackers.log(&step(Stage::ColdStart, 1, 0.0));
@@ -251,7 +251,7 @@ fn a_log_that_cannot_be_opened_for_a_moment_loses_nothing_and_no_tracker_begins_
 }
 
 #[test]
-fn what_a_log_loses_that_is_never_opened_is_counted() {
+fn records_lost_by_a_log_that_is_never_opened_are_counted() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("metrics.jsonl")).unwrap();
     let trackers = Trackers::open(&options(dir.path(), None));
@@ -290,7 +290,7 @@ impl AppendFileUnderTest {
 }
 
 #[test]
-fn a_record_longer_than_what_waits_for_a_full_disk_is_written() {
+fn a_record_above_the_limit_of_waiting_bytes_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let mut log = AppendFileUnderTest::new(dir.path());
     let long = "x".repeat(3 << 20);
@@ -299,7 +299,7 @@ fn a_record_longer_than_what_waits_for_a_full_disk_is_written() {
 }
 
 #[test]
-fn trackers_that_cannot_be_opened_are_named_and_the_others_go_on() {
+fn trackers_that_cannot_be_opened_are_named_and_the_others_continue() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("events"), "a file where a folder should be").unwrap();
     // Without a manifest a run has no name.

@@ -1,7 +1,7 @@
-//! All trackers of a run, each behind a queue and a thread of its own.
+//! All trackers of a run, each with a queue and a thread.
 //!
-//! A tracker that blocks, fails or was never there costs the training one failed `try_send` a step and is
-//! named in [`Trackers::finish`]; it never delays or ends the training.
+//! A tracker that blocks or fails costs the training one failed `try_send` per step, and is named by
+//! [`Trackers::finish`]. It never delays or ends the training.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,24 +18,25 @@ use crate::{
     TrackingError, error_chain, step_log, tensorboard,
 };
 
-/// How long the end of a run waits for slow trackers.
+/// Maximum time that the end of a run waits for slow trackers.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Trackers besides the files that every run has.
 #[derive(Clone, Debug, Default)]
 pub struct RemoteTrackers {
-    /// A tracking server of MLflow.
+    /// Options of an MLflow server; `None` without one.
     pub mlflow: Option<MlflowOptions>,
-    /// A server of Trackio.
+    /// Options of a Trackio server; `None` without one.
     pub trackio: Option<TrackioOptions>,
-    /// Files of Weights & Biases in the folder `wandb` of the run folder.
+    /// Options of Weights & Biases, whose files are in the folder `wandb` of the run folder; `None` without
+    /// them.
     pub wandb: Option<WandbOptions>,
 }
 
 /// Options of a run's trackers, and the step from which the run resumes.
 #[derive(Clone, Debug)]
 pub struct TrackersOptions<'a> {
-    /// The run folder; it exists.
+    /// Run folder, which exists.
     pub folder: &'a Path,
     /// The last finished step of the checkpoint from which the run resumes; steps logged after it are
     /// removed, because they are repeated. `None` starts a new log.
@@ -44,25 +45,26 @@ pub struct TrackersOptions<'a> {
     pub remote: RemoteTrackers,
 }
 
-/// All trackers of a run.
+/// Trackers of a run.
 #[derive(Default)]
 pub struct Trackers {
     pub(crate) lanes: Vec<Lane>,
     dead: Vec<TrackerReport>,
-    /// Steps that were logged, which the dead ones have lost.
+    /// Number of logged steps, all of which the trackers in `dead` have lost.
     num_steps: AtomicU64,
 }
 
-/// The steps of a run that resumes, which trackers follow.
+/// Earlier steps of a run that resumes, for its trackers.
 struct Followed {
     folder: PathBuf,
     resumed_after: Option<(Stage, u64)>,
-    /// `None` where they could not be read.
+    /// History of the run; `None` if it could not be read.
     history: Option<History>,
 }
 
 impl Followed {
-    /// Opens a tracker with the steps so far: those that are read already, or the file's at a later try.
+    /// Opens a tracker with the earlier steps: those that were read already, or those of the file in a later
+    /// attempt.
     fn by(
         &self,
         open: impl Fn(&History) -> Result<Box<dyn Tracker>, TrackingError> + Send + 'static,
@@ -77,9 +79,9 @@ impl Followed {
 }
 
 impl Trackers {
-    /// Opens every tracker that `options` ask for. One that cannot be opened is reported as a warning, tried
-    /// again as steps arrive, and named by [`finish`](Self::finish) with what it lost; the others continue
-    /// without it.
+    /// Opens every tracker of `options`. A tracker that cannot be opened is logged as a warning, and opening
+    /// is retried as steps arrive. [`finish`](Self::finish) names it with what it has lost. The other
+    /// trackers are not affected.
     pub fn open(options: &TrackersOptions<'_>) -> Self {
         let mut trackers = Self::default();
         let TrackersOptions { folder, resumed_after, .. } = *options;
@@ -121,52 +123,56 @@ impl Trackers {
         }
     }
 
-    /// Adds the tracker that `open` gives, now or later.
+    /// Adds the tracker that `open` returns, now or in a later attempt.
     fn open_or_wait(&mut self, name: &'static str, takes: Takes, mut open: Open) {
         let tracker = open().unwrap_or_else(|error| {
             let error = error_chain(&error);
-            tracing::warn!(tracker = name, error, "a tracker cannot be opened; it is tried again");
+            tracing::warn!(tracker = name, error, "failed to open a tracker; opening it is retried");
             Box::new(Reopening::new(takes, open))
         });
         self.add(name, Ok(tracker));
     }
 
-    /// Adds a tracker, or reports why there is none.
+    /// Adds a tracker, or logs why it cannot be opened.
     pub fn add(&mut self, name: &'static str, tracker: Result<Box<dyn Tracker>, TrackingError>) {
         match tracker.and_then(|tracker| Lane::start(name, tracker)) {
             Ok(lane) => self.lanes.push(lane),
             Err(error) => {
                 let error = error_chain(&error);
-                tracing::warn!(tracker = name, error, "the run continues without a tracker");
+                tracing::warn!(
+                    tracker = name,
+                    error,
+                    "failed to open a tracker; the run continues without it"
+                );
                 self.dead.push(TrackerReport { name, num_lost: 0, last_error: Some(error) });
             }
         }
     }
 
-    /// Hands one finished step to every tracker and returns at once.
+    /// Queues one finished step for every tracker, without blocking.
     pub fn log(&self, metrics: &StepMetrics) {
         self.num_steps.fetch_add(1, Ordering::Relaxed);
         let metrics = Arc::new(metrics.clone());
         self.lanes.iter().for_each(|lane| lane.send(Item::Step(metrics.clone())));
     }
 
-    /// Hands completions of one step or evaluation to the trackers that take them and returns at once.
+    /// Queues completions of one step or evaluation for the trackers that record them, without blocking.
     pub fn completions(&self, completions: Vec<CompletionRecord>) {
         let completions: Arc<[CompletionRecord]> = completions.into();
         let taking = self.lanes.iter().filter(|lane| lane.takes_completions());
         taking.for_each(|lane| lane.send(Item::Completions(completions.clone())));
     }
 
-    /// Waits until the files would survive a power loss, but never longer than `timeout`. To be called before
-    /// a checkpoint is committed, so that no step of the checkpoint is missing from the logs; what a server
-    /// has not got by then is sent again from the logs. Returns whether all files made it.
+    /// Waits at most `timeout` until the log files would survive a power loss; returns whether all of them
+    /// would. Call it before a checkpoint is committed, so that no step of the checkpoint is missing from the
+    /// logs. Steps that a server has not received by then are later sent again from the logs.
     pub fn sync(&self, timeout: Duration) -> bool {
         let files: Vec<&Lane> = self.lanes.iter().filter(|lane| lane.is_file()).collect();
         lane::ask_all(&files, timeout, Item::Sync)
     }
 
-    /// Waits a few seconds for the trackers to write what they have and that the run has ended, then lets
-    /// them go. Returns those that lost something or failed.
+    /// Waits a few seconds until the trackers have written their records and the end of the run, then drops
+    /// them. Returns those that lost something or failed.
     pub fn finish(self, end: RunEnd) -> Vec<TrackerReport> {
         let lanes: Vec<&Lane> = self.lanes.iter().collect();
         lane::ask_all(&lanes, FINISH_TIMEOUT, |answer| Item::End(end, answer));

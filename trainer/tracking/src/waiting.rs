@@ -8,10 +8,11 @@ use serde_json::Value;
 
 use crate::{CompletionRecord, StepMetrics, TrainedCompletion};
 
-/// Bytes of the records that may wait for one tracker: thousands of steps, or the completions of many.
+/// Maximum size of the records that wait for one tracker, in bytes: thousands of steps, or the completions of
+/// many.
 pub(crate) const MAX_BYTES: usize = 64 << 20;
 
-/// Bytes of memory that a record occupies, estimated from its lengths.
+/// A record whose size in memory, in bytes, is estimated from its lengths.
 pub(crate) trait Footprint {
     fn num_bytes(&self) -> usize;
 }
@@ -47,7 +48,7 @@ impl Footprint for [CompletionRecord] {
     }
 }
 
-/// Bytes of the vectors of a completion's training.
+/// Size of the vectors of a completion's training values, in bytes.
 fn trained_bytes(training: &TrainedCompletion) -> usize {
     let TrainedCompletion { advantages, actor_logprobs, old_logprobs, ref_logprobs, .. } = training;
     let TrainedCompletion { importance_weights, values, returns, loss_mask, .. } = training;
@@ -56,7 +57,7 @@ fn trained_bytes(training: &TrainedCompletion) -> usize {
     vectors.iter().map(|vector| size_of_val(&vector[..])).sum::<usize>() + loss_mask.len()
 }
 
-/// Bytes of a JSON value outside of the value itself.
+/// Size of a JSON value's heap memory, in bytes.
 fn json_bytes(value: &Value) -> usize {
     let of_item = |value: &Value| size_of::<Value>() + json_bytes(value);
     match value {
@@ -69,13 +70,13 @@ fn json_bytes(value: &Value) -> usize {
     }
 }
 
-/// Limit of the bytes of the records in a channel.
+/// Limit of the total size of the records in a channel.
 pub(crate) struct ByteBudget {
     used: Arc<AtomicUsize>,
     limit: usize,
 }
 
-/// Bytes of one record in a channel, which are free again when this is dropped.
+/// Bytes reserved for one record in a channel, which are released on drop.
 pub(crate) struct ReservedBytes {
     used: Arc<AtomicUsize>,
     num_bytes: usize,
@@ -86,8 +87,8 @@ impl ByteBudget {
         Self { used: Arc::default(), limit }
     }
 
-    /// Reserves the bytes of a record; `None` if there are too many. A record above the limit is admitted
-    /// where no other one waits, else it would never be.
+    /// Reserves the bytes of a record; `None` if the limit would be exceeded. A record above the limit is
+    /// admitted if no other one waits, since it could never be sent otherwise.
     pub(crate) fn reserve(&self, num_bytes: usize) -> Option<ReservedBytes> {
         let used = self.used.fetch_add(num_bytes, Ordering::Relaxed);
         let reserved = ReservedBytes { used: Arc::clone(&self.used), num_bytes };
@@ -124,12 +125,12 @@ impl<T: Footprint> BoundedQueue<T> {
         self.records.is_empty()
     }
 
-    /// Whether the next record would be too many. A single record may exceed the bytes.
+    /// Whether the next record would exceed the limits. A single record may exceed the limit of bytes.
     pub(crate) fn is_full(&self) -> bool {
         self.records.len() >= self.max_len || self.num_bytes >= self.max_bytes
     }
 
-    /// Appends a record, also to a full queue.
+    /// Appends a record, even to a full queue.
     pub(crate) fn push_back(&mut self, record: T) {
         self.num_bytes += record.num_bytes();
         self.records.push_back(record);
@@ -148,7 +149,7 @@ impl<T: Footprint> BoundedQueue<T> {
         }
     }
 
-    /// All records, in order.
+    /// Returns all records, in order.
     pub(crate) fn as_slice(&mut self) -> &[T] {
         self.records.make_contiguous()
     }

@@ -3,12 +3,12 @@
 //! ```text
 //! FOLDER/offline-run-<date>_<time>-<id>/run-<id>.wandb
 //! ```
-//! The file is a log in blocks (`log_file`) of messages (`messages`): header, run, then a history
-//! record and the summary for each step, and the exit once the run has ended. It follows from
-//! `metrics.jsonl` alone: when a run resumes it is cut after the steps that stay, or written again.
+//! The file is a log in blocks (`log_file`) of messages (`messages`): header, run, then a history record and
+//! the summary for each step, and the exit once the run has ended. Its content is derived only from
+//! `metrics.jsonl`. When a run resumes, the file is truncated after the steps that are kept, or rewritten.
 //!
-//! W&B has one step axis. `_step` is the step of the training, behind those of a cold start if there was
-//! one; metrics of a cold start begin with `cold_start/`.
+//! W&B has one step axis. `_step` counts the steps of the cold start, if there was one, and then those of the
+//! training. Metrics of a cold start begin with `cold_start/`.
 
 mod log_file;
 mod messages;
@@ -23,41 +23,42 @@ use serde_json::Value;
 use crate::append_file::{AppendFile, RecordSink};
 use crate::{History, RunDescription, RunEnd, Stage, StepMetrics, Tracker, TrackingError};
 
-/// How a run is named at Weights & Biases.
+/// Names of a run at Weights & Biases.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WandbOptions {
-    /// The project; by default the job's name.
+    /// Name of the project; by default the job's name.
     pub project: Option<String>,
-    /// The team or user; by default that of the account that uploads.
+    /// Name of the team or user; by default the account that uploads the run.
     pub entity: Option<String>,
-    /// The run's name; by default the job's.
+    /// Name of the run; by default the job's name.
     pub run_name: Option<String>,
 }
 
-/// The files of one offline run.
+/// Files of one offline run.
 pub struct OfflineRun {
     folder: PathBuf,
     options: WandbOptions,
     run: RunDescription,
-    /// The file, once the first step says when the run began.
+    /// Open file and position; `None` before the first step, which gives the start time of the run.
     log: Option<(AppendFile, Cursor)>,
 }
 
-/// The position in a log, which the next record depends on.
+/// Position in a log, from which the next record follows.
 struct Cursor {
-    /// Number of the latest record, from 1.
+    /// Number of the last record, from 1.
     num: i64,
     started: f64,
-    /// Seconds since 1970 of the latest step.
+    /// Time of the last step in seconds since 1970.
     last: f64,
     num_cold_start_steps: u64,
 }
 
 impl OfflineRun {
-    /// The run with all steps of `history`. The file of the same run in `folder` is cut after them.
+    /// Opens the run with all steps of `history`. An existing file of the same run in `folder` is truncated
+    /// after them.
     ///
     /// # Errors
-    /// [`TrackingError::File`]; the file is as it was.
+    /// [`TrackingError::File`]; the file is then unchanged.
     pub fn open(
         folder: &Path,
         options: &WandbOptions,
@@ -71,7 +72,8 @@ impl OfflineRun {
         Ok(opened)
     }
 
-    /// Opens the run as [`Self::open`] does, in a folder that is its alone: files of other runs are removed.
+    /// Opens the run as [`Self::open`] does, in a folder of its own, from which files of other runs are
+    /// removed.
     ///
     /// # Errors
     /// [`TrackingError::File`].
@@ -89,7 +91,7 @@ impl OfflineRun {
         Ok(opened)
     }
 
-    /// The run's id: W&B's own ids have eight characters.
+    /// Id of the run, which like W&B's own ids has eight characters.
     fn id(&self, first: &StepMetrics) -> String {
         self.run.id(first).chars().take(8).collect()
     }
@@ -99,7 +101,7 @@ impl OfflineRun {
         self.folder.join(format!("offline-run-{date}-{}", self.id(first)))
     }
 
-    /// The file with header, run and `history`. The first step says when the run began.
+    /// Creates the file with header, run and `history`. The start time of the run is that of its first step.
     fn begin(&self, first: &StepMetrics, history: &History) -> Result<(AppendFile, Cursor), TrackingError> {
         let folder = self.run_folder(first);
         let files = folder.join("files");
@@ -137,7 +139,7 @@ impl OfflineRun {
     }
 }
 
-/// When a step was finished.
+/// Time at which a step finished.
 fn moment(metrics: &StepMetrics) -> Timestamp {
     Timestamp::from_millisecond((metrics.timestamp * 1e3) as i64).unwrap_or_default()
 }
@@ -161,7 +163,7 @@ impl Cursor {
         )
     }
 
-    /// Position of a step on the run's one axis.
+    /// Index of a step on the run's only step axis.
     fn step_of(&mut self, metrics: &StepMetrics) -> u64 {
         match metrics.stage {
             Stage::ColdStart => {

@@ -20,7 +20,7 @@ const K3_BOUND: f64 = 10.0;
 /// Each has a value and the gradient that training uses for it. verl's names are in brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KlEstimator {
-    /// d.
+    /// The log-ratio d itself.
     ///
     /// Unbiased, of either sign (`kl`, `k1`). Its gradient has expectation 0, so it belongs in the reward.
     K1,
@@ -28,7 +28,7 @@ pub enum KlEstimator {
     ///
     /// Straight-through (`k1+`).
     K1StraightThrough,
-    /// |d|.
+    /// The absolute value of d.
     ///
     /// (`abs`)
     Abs,

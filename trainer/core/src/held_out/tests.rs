@@ -79,7 +79,7 @@ fn best_and_worst_of_two_are_those_of_all_pairs() {
 }
 
 #[test]
-fn of_several_numbers_drawn_only_the_whole_is_core() {
+fn only_metrics_over_all_samples_are_core_metrics() {
     let metrics = held_out_metrics(&[group("a", &scored(&[1.0, 0.0, 0.0, 0.0, 0.0, 1.0]))], 6);
     let has = |name: &str| metrics.contains_key(name);
     assert!(has("val-aux/a/reward/best@2/mean") && has("val-aux/a/reward/best@4/std"));

@@ -153,7 +153,7 @@ mod tests {
         }
 
         #[test]
-        fn a_group_is_split_where_it_must_and_then_into_few_parts(
+        fn a_group_is_split_only_above_the_budget_and_into_few_units(
             groups in groups(), max_tokens in 24_usize..40,
         ) {
             for group in &groups {

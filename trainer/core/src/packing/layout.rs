@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sequence_starts_at_position_zero_and_a_branch_behind_its_prefix() {
+    fn a_sequence_starts_at_position_zero_and_a_branch_after_its_prefix() {
         let branch = |len| Segment { len, prefix: Some(1) };
         let got = PackedLayout::of([Segment::alone(1), Segment::alone(3), branch(2), branch(0), branch(1)]);
         assert_eq!(got.cu_seqlens, [0, 1, 4, 6, 6, 7]);

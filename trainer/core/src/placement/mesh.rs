@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_eight_ranks_are_those_of_the_pictures() {
+    fn groups_of_eight_ranks_are_those_of_the_documentation() {
         let degrees = Degrees { dp_shard: 2, sp: 2, tp: 1 };
         let mesh = Mesh::new(8, degrees).unwrap().with_experts(2).unwrap();
         assert_eq!(mesh.members(0, &[Axis::Sp]), [0, 1]);

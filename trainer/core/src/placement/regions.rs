@@ -81,7 +81,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn its_regions_are_a_range_in_order(
+        fn the_regions_of_a_range_are_its_elements_in_order(
             shape in prop::collection::vec(1_i64..6, 0..5),
             (one, other) in (0.0..=1.0, 0.0..=1.0),
         ) {

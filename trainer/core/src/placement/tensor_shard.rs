@@ -156,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_touched_rows_contain_it_and_no_row_is_superfluous(
+        fn the_rows_of_a_shard_contain_it_and_no_row_is_superfluous(
             shape in prop::collection::vec(1_i64..6, 0..4),
             (one, other) in (0.0..=1.0, 0.0..=1.0),
         ) {
@@ -204,7 +204,7 @@ mod tests {
         }
 
         #[test]
-        fn its_chunks_are_it(start in 0_usize..20, len in 0_usize..20, max_len in 1_usize..9) {
+        fn chunks_cover_the_shard_in_order(start in 0_usize..20, len in 0_usize..20, max_len in 1_usize..9) {
             let tensor_shard = TensorShard { name: "a", shape: &[40], range: start..start + len };
             let chunks: Vec<_> = tensor_shard.chunks(max_len).map(|chunk| chunk.range).collect();
             prop_assert!(chunks.iter().all(|chunk| !chunk.is_empty() && chunk.len() <= max_len));

@@ -1,8 +1,8 @@
-//! The cost of a decoding step: the difference of two lengths of `rlt-trainer generate`, and of two depths of
-//! a model.
+//! Measures the cost of a decoding step as the difference between two completion lengths of `rlt-trainer
+//! generate`, and between two depths of a model.
 //!
-//! Copies, launches and waits are counted where the device counts them, which those of tests do. A GPU has no
-//! such counters, so this check is skipped there, and `decode-speed` measures.
+//! Copies, launches and waits are counted by the emulated devices of tests. A GPU has no such counters, so
+//! this check is skipped there; `decode-speed` measures times instead.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,12 +13,12 @@ use super::trainings::{job, train};
 use super::{Failure, Finding, Report, Status, is_stand_in, map};
 
 const BATCHES: [usize; 3] = [1, 16, 256];
-/// Layers of the two models.
+/// Numbers of layers of the two models.
 const DEPTHS: [u32; 2] = [1, 2];
-/// Completion tokens of the two runs.
+/// Numbers of completion tokens of the two runs.
 const LENGTHS: [usize; 2] = [4, 6];
 
-/// The bounds of a step's cost.
+/// Upper bounds of a step's counts.
 const BOUNDS: [(&str, f64); 6] = [
     ("host_to_device", 2.0),
     ("device_to_host", 1.0),
@@ -28,7 +28,7 @@ const BOUNDS: [(&str, f64); 6] = [
     ("graph_launches", 1.0),
 ];
 
-/// Counts of one process, or of one step.
+/// Counts of copies, launches and waits of one process, or of one step.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cost {
     host_to_device: f64,
@@ -50,7 +50,7 @@ impl Cost {
         }
     }
 
-    /// The cost of one of the steps that `longer` has more.
+    /// Returns the counts per step, from the additional steps of `longer`.
     fn of_step(shorter: Self, longer: Self) -> Self {
         let steps = (LENGTHS[1] - LENGTHS[0]) as f64;
         let each = |of: fn(&Self) -> f64| (of(&longer) - of(&shorter)) / steps;
@@ -84,7 +84,8 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Launches from the steps of two depths, everything else from a step that is one graph.
+/// Makes the finding of a batch size. Launches are compared between two depths; all other counts are those of
+/// a step that is one graph.
 fn finding(batch: usize, [shallow, deep]: [Cost; 2], captured: Cost) -> Finding {
     let per_layer = (deep.launches - shallow.launches) / f64::from(DEPTHS[1] - DEPTHS[0]);
     let figures = map([
@@ -101,16 +102,16 @@ fn finding(batch: usize, [shallow, deep]: [Cost; 2], captured: Cost) -> Finding 
     Finding { status: if holds { Status::Passed } else { Status::Failed }, figures }
 }
 
-/// How the operations of a step reach the device.
+/// Way in which the operations of a step are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Launched one by one.
+    /// Operations are launched one by one.
     Launched,
-    /// All of them as one graph.
+    /// All operations are launched as one graph.
     Captured,
 }
 
-/// The cost of a step of a batch, from two lengths.
+/// Measures the counts of a step of a batch from two completion lengths.
 fn step_cost(folder: &Path, batch: usize, mode: Mode) -> Result<Cost, Failure> {
     let [shorter, longer] = LENGTHS;
     Ok(Cost::of_step(generate(folder, batch, shorter, mode)?, generate(folder, batch, longer, mode)?))

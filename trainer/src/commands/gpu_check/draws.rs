@@ -1,4 +1,5 @@
-//! The sampling kernel draws the very tokens that the CPU draws from the same logits with the same seeds.
+//! Checks that the sampling kernel draws the same tokens as the CPU, from the same logits with the same
+//! seeds.
 
 use rlt_core::sampling::{SamplingParams, apply_repetition_penalty, argmax, draw, sample};
 use rlt_torch::cuda::{Kernels, MarkSeen, SAMPLING_ROW_WORDS, Sample, SamplingRow, sampling_workspace_bytes};
@@ -9,11 +10,12 @@ use super::shapes::on_device;
 use super::{Failure, Finding, Report, worse};
 
 const GPU: Device = Device::Cuda(0);
-/// Noise of a sum of probabilities in fp32: a draw so near to the boundary of two tokens may give either.
+/// Tolerance of a sum of probabilities in fp32: a draw this close to the boundary between two tokens may
+/// return either.
 const NOISE: f64 = 1e-5;
-/// Largest difference of a log-prob: roundings of fp32 over a vocabulary.
+/// Largest allowed difference of a log-prob: rounding of fp32 over a vocabulary.
 const TOLERANCE: f64 = 1e-4;
-/// Rows of each setting on a GPU, and on a device of CPU memory.
+/// Number of rows of each setting on a GPU, and on an emulated device.
 const ROWS: [i64; 2] = [64, 8];
 
 pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
@@ -91,7 +93,7 @@ fn seed(row: i64) -> u64 {
     77 + row as u64
 }
 
-/// Tokens and log-probs as the device draws them, one of each row, with the row as its step.
+/// Draws one token per row on the device, with the row's index as its step; returns tokens and log-probs.
 fn drawn(
     kernels: &Kernels,
     logits: &Tensor,
@@ -134,13 +136,13 @@ fn drawn(
     Ok((tokens, rlt_torch::f32_slice(&logprobs)?.to_vec()))
 }
 
-/// The CPU's draw from one row of logits.
+/// One row of logits, as the CPU draws from it.
 struct Row {
-    /// Logits with the penalty.
+    /// Logits with the repetition penalty.
     logits: Vec<f32>,
-    /// Probabilities of the penalised logits at the temperature.
+    /// Probabilities of the penalised logits at the row's temperature.
     probs: Vec<f32>,
-    /// Log-probs to report: without the penalty.
+    /// Log-probs without the penalty, which are reported.
     logprobs: Tensor,
 }
 
@@ -160,7 +162,7 @@ impl Row {
         row
     }
 
-    /// The token of the draw `u`.
+    /// Returns the token that is drawn at `u`.
     fn token(&self, params: &SamplingParams, u: f64) -> Result<u32, Failure> {
         Ok(if params.is_greedy() { argmax(&self.logits) } else { sample(&self.probs, params, u.max(0.0)) })
     }

@@ -12,14 +12,14 @@ use super::{Failure, Finding, Report, shapes, worse};
 use crate::model::{Decoder, LoadOptions};
 use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 
-/// Requests and samples of each, on a GPU and on a device of CPU memory.
+/// Numbers of requests, and of samples of each, on a GPU and on an emulated device.
 const SIZES: [(u64, u64); 2] = [(24, 8), (5, 2)];
-/// Tokens that prompts have; every vocabulary is larger.
+/// Number of tokens from which prompts are drawn; every vocabulary is larger.
 const FIRST_TOKENS: u64 = 150;
-/// Samples of a hundred that may differ from the CPU's: draws within rounding noise of a boundary, and all
-/// tokens after them.
+/// Maximum percentage of samples that may differ from the CPU's: a draw within rounding noise of a boundary
+/// changes all tokens after it.
 const DIFFERENT_PERCENT: usize = 5;
-/// Largest difference of a log-prob to the CPU's in fp32.
+/// Largest allowed difference of a log-prob from the CPU's in fp32.
 const TOLERANCE: f64 = 1e-4;
 
 /// Requests of a comparison.

@@ -1,4 +1,4 @@
-//! Memory that is allocated and freed 200 times: the device's free memory afterwards is that of before.
+//! Checks that memory which is allocated and freed 200 times does not change the device's free memory.
 
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -6,9 +6,9 @@ use tch::{Device, Kind, Tensor};
 use super::{Failure, Finding, Report};
 
 const NUM_CYCLES: usize = 200;
-/// Cycles after which libtorch has cached a cycle's memory.
+/// Number of cycles after which libtorch has cached the memory of a cycle.
 const NUM_WARM: usize = 3;
-/// Numbers of the tensors of a cycle: of the cache, of packed weights, of a step's activations.
+/// Numbers of elements of a cycle's tensors: of the cache, of packed weights, and of a step's activations.
 const SIZES: [i64; 3] = [1 << 20, 1 << 18, 3 << 16];
 
 fn free_bytes() -> Result<u64, Failure> {

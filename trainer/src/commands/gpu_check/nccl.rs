@@ -1,5 +1,5 @@
-//! Collectives between this machine's GPUs: one process each, every operation against its definition, and the
-//! bandwidth of the links.
+//! Checks collectives between this machine's GPUs, with one process per GPU: compares every operation with
+//! its definition, and measures the bandwidth of the links.
 //!
 //! Values are small integers in every dtype, so that sums are exact in any order.
 
@@ -16,7 +16,7 @@ use super::{Failure, Finding, Report};
 use crate::commands::measure::wait;
 use crate::parallel::RankEnvironment;
 
-/// How long ranks wait for each other.
+/// Maximum time that ranks wait for each other.
 const PATIENCE: Duration = Duration::from_secs(20);
 const REPEATS: u32 = 10;
 const KINDS: [(&str, Kind); 3] = [("fp32", Kind::Float), ("bf16", Kind::BFloat16), ("int64", Kind::Int64)];
@@ -51,7 +51,7 @@ fn start(first: &RankEnvironment, rank: usize) -> std::io::Result<Child> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()
 }
 
-/// A failed line for each other rank that failed, with its own words.
+/// Returns a failed finding for each other rank that failed, with the rank's error.
 fn ends(others: Vec<Child>) -> std::io::Result<Vec<Finding>> {
     let mut failed = Vec::new();
     for (idx, child) in others.into_iter().enumerate() {
@@ -65,7 +65,7 @@ fn ends(others: Vec<Child>) -> std::io::Result<Vec<Finding>> {
     Ok(failed)
 }
 
-/// The checks of one rank; only the first one's findings are shown.
+/// Runs the checks of one rank; only the first rank reports its findings.
 fn ranks_part(environment: &RankEnvironment, report: &mut Report<'_>) -> Result<(), Failure> {
     let membership = Membership {
         host: environment.master_address.clone(),
@@ -92,7 +92,7 @@ fn ranks_part(environment: &RankEnvironment, report: &mut Report<'_>) -> Result<
     Ok(group.barrier()?)
 }
 
-/// The input of a rank, which any rank can compute.
+/// Returns the input of a rank, which any rank can compute.
 fn of(rank: usize, size: &[i64], kind: Kind) -> Tensor {
     let numbers = Tensor::arange(size.iter().product::<i64>(), (Kind::Int64, Device::Cpu));
     ((numbers * 7 + 3 * rank as i64).remainder(17) - 8).view(size).to_kind(kind)
@@ -144,8 +144,8 @@ fn operations(
     ])
 }
 
-/// Bytes that every GPU sends and receives in a second of an all-reduce, as nccl-tests count them (bus
-/// bandwidth): 2 (n - 1) / n of the buffer.
+/// Measures the bus bandwidth of an all-reduce as nccl-tests define it: 2 (n - 1) / n of the buffer, divided
+/// by the time.
 fn rate(group: &mut dyn Collectives, gpu: Device) -> Result<Finding, Failure> {
     let buffer = Tensor::zeros([on_device(64 << 20, 1 << 10)], (Kind::BFloat16, gpu));
     let mut reduce = || -> Result<(), Failure> { Ok(group.all_reduce(&buffer, Reduction::Sum)?.wait()?) };

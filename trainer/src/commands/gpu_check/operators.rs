@@ -1,4 +1,4 @@
-//! Operators on the GPU against the CPU's in fp64.
+//! Compares operators on the GPU with those of the CPU in fp64.
 
 use rlt_torch::{Activation, apply_rope, gated_activation, rms_norm};
 use serde_json::json;
@@ -6,15 +6,15 @@ use tch::{Device, Kind, Tensor};
 
 use super::{Failure, Finding, Report, experts};
 
-/// Largest error that an fp32 operator may have, relative to the largest number of the result: sums of a few
+/// Largest allowed error of an fp32 operator, relative to the largest value of the result: sums of a few
 /// hundred products, in any order.
 pub(super) const FP32_TOLERANCE: f64 = 2e-5;
-/// Largest error in bf16, which rounds inputs and results to 8 bits: a few roundings of 2^-9.
+/// Largest allowed error in bf16, which rounds inputs and results to 8 bits: a few roundings of 2^-9.
 pub(super) const BF16_TOLERANCE: f64 = 3e-2;
 
 type Operator = fn(&Tensor, &Tensor) -> Tensor;
 
-/// Each takes `x` and `y` of `[24, 64]`.
+/// Operators of libtorch, each of which takes `x` and `y` of `[24, 64]`.
 const OPERATORS: [(&str, Operator); 14] = [
     ("matmul", |x, y| x.matmul(&y.tr())),
     ("add", |x, y| x + y),
@@ -50,7 +50,7 @@ const OPERATORS: [(&str, Operator); 14] = [
     }),
 ];
 
-/// Our own operators, each with its formula.
+/// Our own operators, each with a reference formula.
 const OWN: [(&str, Operator, Operator); 9] = [
     (
         "own experts",
@@ -79,7 +79,7 @@ const OWN: [(&str, Operator, Operator); 9] = [
     ("own apply_rope, gradient", |x, y| gradients(own::rope, x, y), |x, y| gradients(formula::rope, x, y)),
 ];
 
-/// Our row operations of a decoder layer.
+/// Our row operations of a decoder layer, as operators of `x` and `y`.
 mod own {
     use super::{Activation, Tensor, angles, apply_rope, gated_activation, rms_norm};
 
@@ -96,7 +96,7 @@ mod own {
     }
 }
 
-/// Row operations by operators of libtorch, to compare ours with.
+/// Reference formulas of the row operations, by operators of libtorch.
 mod formula {
     use super::{Kind, Tensor, angles};
 
@@ -118,8 +118,8 @@ mod formula {
     }
 }
 
-/// The gradients of an operator's output, weighed by other numbers, by `x` and by `y` where it has one:
-/// `[48, 64]`.
+/// Returns the gradients with respect to `x` and `y` of an operator's weighted output: `[48, 64]`. They are 0
+/// for `y` if the operator does not use it.
 fn gradients(of: Operator, x: &Tensor, y: &Tensor) -> Tensor {
     let [x, y] = [x, y].map(|input| input.detach().copy().set_requires_grad(true));
     (of(&x, &y) * y.detach().flip([0])).sum(None::<Kind>).backward();
@@ -127,7 +127,7 @@ fn gradients(of: Operator, x: &Tensor, y: &Tensor) -> Tensor {
     tch::no_grad(|| Tensor::cat(&[gradient(&x), gradient(&y)], 0))
 }
 
-/// An angle for each position and pair of a head's numbers, the same for both halves: `[24, 16]`.
+/// Returns an angle for each position and pair of a head's values, the same for both halves: `[24, 16]`.
 fn angles(y: &Tensor) -> Tensor {
     let half = y.detach().narrow(-1, 0, 8);
     Tensor::cat(&[&half, &half], -1)
@@ -153,8 +153,7 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The largest difference to the formula in fp64 on the very numbers that the operator got, relative to its
-/// largest.
+/// Returns the largest difference from the formula in fp64 on the same inputs, relative to its largest value.
 fn error(operator: Operator, formula: Operator, x: &Tensor, y: &Tensor, kind: Kind) -> f64 {
     let (x, y) = (x.to_kind(kind), y.to_kind(kind));
     let truth = formula(&x.to_kind(Kind::Double), &y.to_kind(Kind::Double));

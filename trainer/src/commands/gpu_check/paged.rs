@@ -1,4 +1,5 @@
-//! Attention over a paged cache is dense attention over the tokens that the pages hold, in fp64 on the CPU.
+//! Compares attention over a paged cache with dense attention over the tokens in its pages, in fp64 on the
+//! CPU.
 
 use rlt_torch::cuda::driver::{Attribute, Driver};
 use rlt_torch::cuda::{Kernels, PagedDecodeAttention, attention_splits, attention_workspace_bytes};
@@ -10,9 +11,10 @@ use super::{Failure, Finding, Report};
 
 const GPU: Device = Device::Cuda(0);
 const BLOCK_SIZE: i64 = 16;
-/// Cached tokens of each sequence: one block, its end, many blocks.
+/// Number of cached tokens of each sequence: one token, a full block, many blocks.
 const LENS: [i32; 4] = [1, 16, 150, 700];
-/// Query heads, key heads and their width: grouped as the 135M Llama, Qwen2.5 0.5B and 1.5B, and not grouped.
+/// Query heads, KV heads and head dimension: grouped as in the 135M Llama, Qwen2.5 0.5B and 1.5B, and not
+/// grouped.
 const HEADS: [[i64; 3]; 4] = [[9, 3, 64], [14, 2, 64], [12, 2, 128], [4, 4, 80]];
 
 pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
@@ -38,13 +40,13 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Queries and a cache on the CPU; blocks of the sequences are scattered.
+/// Queries and a cache on the CPU, in which the blocks of a sequence are scattered.
 pub(super) struct Batch {
     lens: Vec<i32>,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    /// `[rows, blocks of the longest]`.
+    /// Block tables of the rows, `[rows, blocks of the longest sequence]`.
     tables: Vec<i32>,
     max_blocks: i64,
 }
@@ -65,7 +67,7 @@ impl Batch {
         Self { lens: lens.to_vec(), q, k_cache: cache(), v_cache: cache(), tables, max_blocks }
     }
 
-    /// The largest difference, relative to the largest number.
+    /// Returns the largest difference, relative to the largest value.
     fn error(&self, kernels: &Kernels, window: Option<i64>) -> Result<f64, Failure> {
         let on_device = self.on_device()?;
         on_device.launch(kernels, window)?;
@@ -78,13 +80,13 @@ impl Batch {
         (self.q.size()[2] as f64).powf(-0.5)
     }
 
-    /// Attention of every row in fp64 on the CPU.
+    /// Computes the attention of every row in fp64 on the CPU.
     pub(super) fn truth(&self, window: Option<i64>) -> Tensor {
         let rows: Vec<Tensor> = (0..self.lens.len()).map(|row| self.dense(row, window)).collect();
         Tensor::stack(&rows, 0)
     }
 
-    /// The operands of a launch.
+    /// Copies the batch to the GPU.
     pub(super) fn on_device(&self) -> Result<OnDevice, Failure> {
         let [rows, heads, head_dim] = self.q.size()[..] else { return Err("queries have three dims".into()) };
         let kv_heads = self.k_cache.size()[2];
@@ -106,7 +108,7 @@ impl Batch {
         })
     }
 
-    /// One row's attention over its tokens laid end to end: `[heads, head_dim]` in fp64.
+    /// Computes the attention of one row over its contiguous tokens: `[heads, head_dim]` in fp64.
     fn dense(&self, row: usize, window: Option<i64>) -> Tensor {
         let len = i64::from(self.lens[row]);
         let blocks = &self.tables[row * self.max_blocks as usize..][..self.max_blocks as usize];

@@ -1,5 +1,5 @@
-//! Weights of 4 and 8 bits: the GPU's numbers are the CPU's to the bit, and its products of few rows those of
-//! the numbers in fp64.
+//! Compares weights of 4 and 8 bits on the GPU with those on the CPU: dequantized values bit for bit, and
+//! products of few rows with those in fp64.
 
 use rlt_torch::cuda::{Dequantize, Kernels, QuantizedLinear, QuantizedRows};
 use rlt_torch::{QuantFormat, QuantLayout, QuantizedMatrix};
@@ -10,7 +10,7 @@ use super::operators::{BF16_TOLERANCE, FP32_TOLERANCE};
 use super::{Failure, Finding, Report, worse};
 
 const GPU: Device = Device::Cuda(0);
-/// Inputs of whole blocks, and of rows that end within one.
+/// Sizes of weights: with inputs of full blocks, and with rows that end within a block.
 const SIZES: [[i64; 2]; 2] = [[96, 576], [40, 330]];
 
 pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
@@ -41,7 +41,8 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Numbers that differ from the CPU's, and the largest error of a product, relative to its largest number.
+/// Returns the number of values that differ from the CPU's, and the largest error of a product, relative to
+/// its largest value.
 fn compared(kernels: &Kernels, matrix: &QuantizedMatrix, kind: Kind) -> Result<(i64, f64), Failure> {
     let numbers = matrix.dequantize(kind);
     let on_device = matrix.map(|tensor| tensor.to_device(GPU));

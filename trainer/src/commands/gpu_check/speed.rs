@@ -26,12 +26,12 @@ use crate::roles::optim::{AdamW, AdamWOptions};
 
 const GPU: Device = Device::Cuda(0);
 
-/// The first GPU's data sheet; `None` if the table has no such product.
+/// Data sheet of the first GPU; `None` if the table has no such product.
 pub(super) fn peak() -> Option<Machine> {
     Machine::of_product(&device_name()?).ok()
 }
 
-/// A line of rates, each a number of which nothing holds that it is right but that it is one.
+/// Makes a finding of measured rates, which passes if all of them are positive and finite.
 pub(super) fn measured<const N: usize, const M: usize>(
     rates: [(&str, f64); N],
     others: [(&str, Value); M],
@@ -42,7 +42,7 @@ pub(super) fn measured<const N: usize, const M: usize>(
     if let Some(note) = note { finding.with([("note", json!(note))]) } else { finding }
 }
 
-/// An actor with random weights: fp32 masters, products in bf16.
+/// Creates an actor with random weights in fp32, which computes in bf16.
 fn actor(config: &ModelConfig) -> Result<Actor, Failure> {
     let options = LoadOptions { device: GPU, storage: Kind::Float, compute: Kind::BFloat16, trainable: true };
     let decoder = Decoder::from_config(config, 0, &options)?;
@@ -56,14 +56,14 @@ fn actor(config: &ModelConfig) -> Result<Actor, Failure> {
     Ok(Actor::new(decoder, optimizer, options, Ranks::alone()))
 }
 
-/// Weights of all products but the head's, and those of the head.
+/// Number of weights in all products except the head's, and in the head.
 fn weights(config: &ModelConfig) -> [f64; 2] {
     let of_layers = config.matrices_of_layers();
     [of_layers as f64, (config.vocab_size * config.hidden_size) as f64]
 }
 
-/// FLOP of a forward and a backward pass over `computed` tokens, `predicted` of which pass the head, each
-/// looking at `context` tokens on average: three times 2 W t + 2 H c + 4 L q l t.
+/// Number of FLOP of a forward and a backward pass over `computed` tokens, of which `predicted` pass the
+/// head, and each attends to `context` tokens on average: three times 2 W t + 2 H c + 4 L q l t.
 fn model_flop(config: &ModelConfig, [computed, predicted, context]: [f64; 3]) -> f64 {
     let [body, head] = weights(config);
     let attention = 4.0 * (config.num_layers * config.num_heads * config.head_dim) as f64 * context;

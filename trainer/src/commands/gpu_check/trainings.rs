@@ -1,4 +1,5 @@
-//! Whole trainings of a tiny job, on the GPU and on the CPU, in separate processes.
+//! Runs full trainings of a tiny job on the GPU and on the CPU, in separate processes, and compares their
+//! metrics.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,23 +8,24 @@ use serde_json::{Value, json};
 
 use super::{Failure, Finding, Report};
 
-/// Largest difference of any metric, relative above 1: roundings of fp32, enlarged by the optimizer's
-/// division by small gradients.
+/// Largest allowed difference of a metric, relative for values above 1: rounding of fp32, amplified where the
+/// optimizer divides by small gradients.
 const TOLERANCE: f64 = 1e-3;
 /// Learning rate of the trainings. AdamW turns the rounding of a gradient near 0 into a step of up to this
 /// size, so a larger rate would bring sound trainings to [`TOLERANCE`]. Sound steps still change metrics by
 /// more than that.
 const LEARNING_RATE: f64 = 1e-3;
 
-/// Largest difference of a token's probability between rollout and actor in bf16: a few roundings of logits.
+/// Largest allowed difference of a token's probability between rollout and actor in bf16: a few roundings of
+/// logits.
 const PROBABILITY_TOLERANCE: f64 = 3e-2;
-/// The metric of that difference.
+/// Name of the metric with that difference.
 const PROBABILITY_DIFFERENCE: &str = "training/rollout_probs_diff_max";
 
-/// A job that learns little and fast, which tests train too.
+/// Manifest of a job that learns a little in a short time, which tests use, too.
 const JOB: &str = include_str!("tiny_job.json");
 
-/// That job, of so many layers and steps.
+/// Returns the job with this number of layers and steps.
 pub(super) fn job(num_layers: u32, steps: u32, device: &str) -> Result<Value, Failure> {
     let mut job: Value = serde_json::from_str(JOB)?;
     let spec = &mut job["spec"];
@@ -35,7 +37,7 @@ pub(super) fn job(num_layers: u32, steps: u32, device: &str) -> Result<Value, Fa
     Ok(job)
 }
 
-/// Trains `job` in the run folder `folder/run`, going on where a run ended.
+/// Trains `job` in the run folder `folder/run`, which may continue an earlier run.
 pub(super) fn train(folder: &Path, job: &Value) -> Result<(), Failure> {
     let manifest = folder.join("job.yaml");
     std::fs::write(&manifest, job.to_string())?;
@@ -48,7 +50,7 @@ pub(super) fn train(folder: &Path, job: &Value) -> Result<(), Failure> {
     Err(format!("a training ended by {}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into())
 }
 
-/// The metrics of each step that do not depend on the machine.
+/// Returns the metrics of each step that do not depend on the machine.
 fn steps(folder: &Path) -> Result<Vec<Value>, Failure> {
     let text = std::fs::read_to_string(folder.join("run/metrics.jsonl"))?;
     Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
@@ -59,7 +61,8 @@ fn is_own(name: &str) -> bool {
     ["timing_s/", "perf/", "timestamp"].iter().any(|own| name.starts_with(own))
 }
 
-/// The largest difference of a step's metrics, relative above 1, and the metric that has it.
+/// Returns the largest difference of a step's metrics, relative for values above 1, and the name of that
+/// metric.
 fn difference(one: &Value, other: &Value) -> (f64, String) {
     let mut largest = (0.0, String::new());
     for (name, value) in one.as_object().into_iter().flatten().filter(|(name, _)| !is_own(name)) {
@@ -74,7 +77,7 @@ fn difference(one: &Value, other: &Value) -> (f64, String) {
     largest
 }
 
-/// Trains on each device of `plan` up to its step, one after the other, in one run folder.
+/// Trains on each device of `plan` up to its step, one after the other, in the same run folder.
 fn trained(plan: &[(&str, u32)]) -> Result<Vec<Value>, Failure> {
     let folder = tempfile::tempdir()?;
     for (device, steps) in plan {
@@ -152,7 +155,7 @@ fn repeated(first: &[Value], second: &[Value]) -> Finding {
     Finding::new(are_equal && first.len() == second.len() && !first.is_empty(), figures)
 }
 
-/// Trainings that are resumed on the other device.
+/// Checks trainings that are resumed on the other device.
 pub(super) fn across(report: &mut Report<'_>) -> Result<(), Failure> {
     let truth = trained(&[("Cpu", 3)])?;
     for (name, plan) in [

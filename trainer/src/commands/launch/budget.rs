@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_checkpoint_refills_what_failures_have_used() {
+    fn a_new_checkpoint_resets_the_budgets_of_retries() {
         let mut restarts = Restarts::new(&RetriesSpec { crash: 1, ..RetriesSpec::default() });
         for progress in [Progress::None, Progress::Saved, Progress::Saved] {
             seconds(restarts.after(FailureCause::Signalled, progress));

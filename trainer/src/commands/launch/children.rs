@@ -173,7 +173,7 @@ impl Children {
         if let (Some(store), Some(end)) = (store, self.ends.iter().find(|end| end.is_cause()))
             && let Err(error) = report_failure(store, end.rank, &end.how())
         {
-            tracing::debug!(%error, "ranks that still join notice a failure later");
+            tracing::debug!(%error, "failed to report the failure to ranks still joining; they notice it later");
         }
     }
 

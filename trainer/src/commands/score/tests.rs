@@ -85,7 +85,7 @@ fn close(got: &[f32], expected: &[f32]) -> bool {
 }
 
 #[test]
-fn scores_are_those_of_each_sequence_alone_in_the_order_of_the_lines() {
+fn sequences_are_scored_independently_in_the_order_of_the_lines() {
     let setting = Setting::new();
     let sequences: [&[TokenId]; 4] = [&[3, 1, 4, 1, 5, 9, 2, 6], &[7], &[2, 7, 1, 8], &[1, 1]];
     let lines: Vec<String> = sequences

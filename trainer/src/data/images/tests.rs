@@ -197,7 +197,7 @@ fn an_image_of_too_many_pixels_is_refused_before_it_is_decoded() {
 }
 
 #[test]
-fn what_is_wrong_with_an_image_is_said_with_its_row_and_its_number() {
+fn errors_of_an_image_name_its_row_and_number() {
     let truncated = &fs::read(fixtures().join("200x201.png")).unwrap()[..2000];
     // A header of 60,000 x 60,000 pixels, and nothing behind it.
     let mut huge = fs::read(fixtures().join("56x56.png")).unwrap();

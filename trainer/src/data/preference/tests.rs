@@ -79,7 +79,7 @@ fn pairs_are_read_plain_and_as_chat_with_explicit_and_implicit_prompts() {
 }
 
 #[test]
-fn a_margin_is_read_where_a_reward_model_wants_it() {
+fn a_margin_is_read_for_reward_models() {
     let rows = [1.5, 0.0].map(|margin| {
         let margin = if margin == 0.0 { Value::Null } else { json!(margin) };
         json!({"prompt": "1+1=", "chosen": "2", "rejected": "3", "margin": margin})

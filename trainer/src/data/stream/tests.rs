@@ -116,7 +116,7 @@ fn no_more_items_are_in_memory_than_a_block() {
 }
 
 #[test]
-fn a_stream_goes_on_from_any_place_as_if_it_had_never_stopped() {
+fn a_stream_resumes_from_any_position_with_the_same_items() {
     let dir = TempDir::new().unwrap();
     let mut spec = files(dir.path());
     let parquet = format!("{}/tests/fixtures/data/verl.parquet", env!("CARGO_MANIFEST_DIR"));
@@ -221,7 +221,7 @@ fn rows_that_are_left_out_do_not_end_a_pass_and_a_stream_without_rows_is_an_erro
 }
 
 #[test]
-fn what_cannot_be_streamed_is_named() {
+fn data_that_cannot_be_streamed_is_named() {
     let dir = TempDir::new().unwrap();
     let error = |name: &str, content: &str| {
         let path = dir.path().join(name);

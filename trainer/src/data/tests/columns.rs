@@ -44,7 +44,7 @@ fn a_conversation_is_a_prompt_up_to_the_assistants_last_turn() {
 }
 
 #[test]
-fn a_completion_of_messages_teaches_what_the_same_conversation_teaches() {
+fn a_completion_of_messages_gives_the_same_demonstration_as_its_conversation() {
     let user = json!({"role": "user", "content": "1"});
     let assistant = json!({"role": "assistant", "content": "2"});
     let of = |row: Value| Files::rows(&[row]).demonstrations(99).unwrap().items()[0].clone();
@@ -80,7 +80,7 @@ fn a_system_prompt_and_variables_reach_every_conversation() {
 }
 
 #[test]
-fn a_preview_shows_what_the_training_sees_and_why_it_does_not_see_the_rest() {
+fn a_preview_shows_the_rows_of_a_training_and_why_others_are_left_out() {
     let rows = [
         json!({"prompt": "1+1="}),
         json!({"prompt": "123456789"}),

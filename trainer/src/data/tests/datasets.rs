@@ -103,7 +103,7 @@ fn a_data_set_with_a_weight_and_no_rows_is_named() {
 }
 
 #[test]
-fn a_stream_gives_what_memory_gives_and_is_checked_row_by_row() {
+fn streamed_rows_equal_rows_in_memory_and_are_checked_one_by_one() {
     let sets = sets(&[("a", 5, None), ("b", 3, None)]);
     let options = StreamOptions { block_rows: 2, seed: None };
     let stream = |check| Loader::stream(&sets.spec, options, prompt_reader(&tokenizer()), check).unwrap();

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_character_is_one_token_and_comes_back() {
+    fn every_character_is_one_token_and_decodes_to_itself() {
         let tokenizer = Tokenizer::characters("0123456789+= é").unwrap();
         assert_eq!(tokenizer.encode("1+2 =").unwrap(), [1, 5, 14, 6, 16, 15]);
         assert_eq!(tokenizer.encode_rendered("").unwrap(), [0u32; 0]);

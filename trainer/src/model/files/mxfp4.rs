@@ -75,8 +75,8 @@ fn sizes(shape: &[usize]) -> [usize; 3] {
     [0, 1, 2].map(|dim| shape.get(dim).copied().unwrap_or(1))
 }
 
-/// Writes the shard `tensor_shard` of a parameter `[e, in, out]` into `values`, `[len]`. Beside `values` at
-/// most one expert is in memory.
+/// Writes the shard `tensor_shard` of a parameter `[e, in, out]` into `values`, `[len]`. In addition to
+/// `values`, at most one expert is in memory.
 ///
 /// # Errors
 /// [`ModelError`], with file and tensor, when a file cannot be read, or holds scales that are not finite.

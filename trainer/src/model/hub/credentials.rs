@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_goes_to_the_public_hub_and_the_users_own_mirror_only() {
+    fn a_token_is_sent_only_to_the_public_hub_and_the_users_own_mirror() {
         let mirror = Some("https://mirror.example:8443/hub");
         for trusted in
             ["https://huggingface.co", "https://huggingface.co:443/", "https://mirror.example:8443"]

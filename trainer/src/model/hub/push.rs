@@ -1,4 +1,5 @@
-//! A folder as a commit of a model repository of the Hugging Face hub, or of a mirror with its protocol.
+//! Pushes a folder as a commit to a model repository of the Hugging Face hub, or of a mirror with the same
+//! protocol.
 //!
 //! ```text
 //! POST api/repos/create               the repository, private, where it is missing
@@ -7,8 +8,8 @@
 //! PUT  (there, whole or in parts)
 //! POST api/models/R/commit/main       all files as one commit: small ones by content, large ones by digest
 //! ```
-//! A commit that fails leaves the repository as it was. The token is sent to the hub only, never to the
-//! storage that it names.
+//! A failed commit leaves the repository unchanged. The token is sent only to the hub, never to the storage
+//! to which files are uploaded.
 
 mod large;
 
@@ -28,15 +29,15 @@ use rlt_tracking::{Secrets, http};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// The hub, where `HF_ENDPOINT` says no other place.
+/// URL of the hub, unless `HF_ENDPOINT` is set.
 const HUB: &str = "https://huggingface.co";
-/// The branch that is pushed to.
+/// Branch to which the commit is pushed.
 const BRANCH: &str = "main";
-/// Bytes by which the hub judges a file.
+/// Number of a file's first bytes that are sent to the hub, which decides by them how the file is uploaded.
 const SAMPLE_BYTES: usize = 512;
-/// Bytes of the hub's answer that an error shows.
+/// Maximum number of bytes of the hub's answer that an error quotes.
 const MAX_SHOWN_BYTES: usize = 500;
-/// How long the hub may take to connect, and to answer where no file is sent.
+/// Timeout for connecting to the hub, and for answers to requests without a file.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -48,7 +49,7 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// Parses `OWNER/NAME`; `None` where that is no name of the hub.
+    /// Parses `OWNER/NAME`; `None` if the hub allows no such name.
     pub fn new(text: &str) -> Option<Self> {
         let (owner, name) = text.split_once('/')?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -65,60 +66,60 @@ impl fmt::Display for Repository {
     }
 }
 
-/// An error while a folder is pushed to the hub.
+/// An error of pushing a folder to the hub.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
-    /// No token is given.
+    /// The environment has no token.
     #[error("HF_TOKEN: expected a token of the hub with write access, got none")]
     NoToken,
-    /// The token cannot be sent.
+    /// The token is not a valid header value.
     #[error("HF_TOKEN: expected printable ASCII without spaces")]
     BadToken,
-    /// The client could not be set up.
+    /// The HTTP client could not be created.
     #[error("failed to set up a client")]
     Client(#[source] reqwest::Error),
-    /// The hub cannot be reached, or gave no answer.
+    /// The hub cannot be reached, or did not answer.
     #[error("{act}: no answer")]
     NoAnswer {
-        /// The failed operation, such as `uploading model.safetensors`.
+        /// Failed operation, such as `uploading model.safetensors`.
         act: String,
-        /// The error; it contains no address, which may hold a signature.
+        /// Error of the HTTP client, without the address, which may contain a signature.
         source: reqwest::Error,
     },
-    /// An answer is too long or too slow, or breaks off.
+    /// An answer is too long or too slow, or ends early.
     #[error("{act}: the answer was not read to its end")]
     CutOff {
-        /// The operation whose answer was read.
+        /// Operation whose answer was read.
         act: String,
-        /// The error at which reading stopped.
+        /// Error at which reading stopped.
         source: io::Error,
     },
-    /// The hub refuses.
+    /// The hub rejects a request.
     #[error("{act}: the answer is {status}: {text}")]
     Refused {
-        /// The operation that the hub refuses.
+        /// Operation that the hub rejects.
         act: String,
-        /// HTTP status of the answer, none of 2xx.
+        /// HTTP status of the answer, other than 2xx.
         status: StatusCode,
-        /// The answer's text.
+        /// Text of the answer.
         text: String,
     },
-    /// An answer violates the protocol.
+    /// An answer of the hub violates the protocol.
     #[error("{act}: expected {expected}, got {got}")]
     BadAnswer {
-        /// The operation whose answer is wrong.
+        /// Operation whose answer is invalid.
         act: String,
-        /// The expected value.
+        /// Expected content of the answer.
         expected: &'static str,
-        /// The actual value.
+        /// Content of the answer.
         got: String,
     },
-    /// A file cannot be read.
+    /// A file or folder cannot be read.
     #[error("failed to read {path}", path = path.display())]
     Read {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -135,7 +136,7 @@ impl PushError {
         }
     }
 
-    /// The exit code of a process that ends with this.
+    /// Exit code of a process that ends with this error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::NoToken | Self::BadToken => ExitCode::Usage,
@@ -150,11 +151,11 @@ impl PushError {
     }
 }
 
-/// The hub with the user's token.
+/// Client of the hub, with the user's token.
 #[derive(Debug)]
 pub struct Hub {
     endpoint: String,
-    /// Sends the token, to the hub alone.
+    /// Authorization header with the token, which is sent only to the hub.
     authorization: HeaderValue,
     client: Client,
 }
@@ -168,12 +169,12 @@ struct Upload {
     num_bytes: u64,
     /// SHA-256 of the file, hexadecimal.
     digest: String,
-    /// First bytes of the file, by which the hub tells whether it is to be uploaded as a large one.
+    /// First bytes of the file, by which the hub decides how the file is uploaded.
     sample: Vec<u8>,
 }
 
 impl Hub {
-    /// The hub of `HF_ENDPOINT`, with the token of `HF_TOKEN`.
+    /// Creates a client for the hub of `HF_ENDPOINT`, with the token of `HF_TOKEN`.
     ///
     /// # Errors
     /// [`PushError::NoToken`], [`PushError::BadToken`].
@@ -192,10 +193,10 @@ impl Hub {
         Ok(Self { endpoint: endpoint.trim_end_matches('/').to_owned(), authorization, client })
     }
 
-    /// Commits the files of `folder` to the branch `main` of `repository`; the commit.
+    /// Commits the files of `folder` to the branch `main` of `repository`, and returns the commit.
     ///
     /// # Errors
-    /// [`PushError`]; the repository has all of the files then, or is as it was.
+    /// [`PushError`]; the repository is then unchanged, or has all files if only the answer was lost.
     pub fn push(&self, repository: &Repository, folder: &Path, message: &str) -> Result<String, PushError> {
         let pushed = self.push_files(repository, folder, message);
         pushed.map_err(|error| error.without(&Secrets::new(self.authorization.to_str().ok())))
@@ -220,7 +221,7 @@ impl Hub {
         commit.ok_or_else(|| bad_answer(&act, "commitOid", &answer.to_string()))
     }
 
-    /// Makes the repository where it is missing.
+    /// Creates the repository if it does not exist.
     fn create(&self, repository: &Repository) -> Result<(), PushError> {
         let act = format!("creating the repository {repository}");
         let body = json!({"name": repository.name, "organization": repository.owner, "private": true});
@@ -233,7 +234,7 @@ impl Hub {
         }
     }
 
-    /// The files that the hub wants by their digest.
+    /// Asks the hub which files are uploaded by Git LFS.
     fn large_files<'a>(
         &self,
         repository: &Repository,
@@ -254,12 +255,12 @@ impl Hub {
         Ok(files.iter().filter(|file| file.num_bytes > 0).filter(is_large).collect())
     }
 
-    /// A request to the hub, with the token.
+    /// Creates a request to the hub, with the token.
     fn post(&self, path: &str) -> RequestBuilder {
         self.post_to(&format!("{}/{path}", self.endpoint)).timeout(ANSWER_TIMEOUT)
     }
 
-    /// A request to an address that the hub has named: with the token where that is the hub.
+    /// Creates a request to a URL that the hub returned, with the token if the URL is on the hub.
     fn post_to(&self, url: &str) -> RequestBuilder {
         let request = self.client.post(url);
         if url.starts_with(&format!("{}/", self.endpoint)) {
@@ -273,7 +274,7 @@ fn json_body(request: RequestBuilder, body: &Value) -> RequestBuilder {
     request.header(CONTENT_TYPE, "application/json").body(body.to_string())
 }
 
-/// Sends a request; its answer where that is a good one.
+/// Sends a request, and returns the answer if its status is 2xx.
 fn answered(act: &str, request: RequestBuilder) -> Result<Response, PushError> {
     let no_answer =
         |source: reqwest::Error| PushError::NoAnswer { act: act.to_owned(), source: source.without_url() };
@@ -303,7 +304,7 @@ fn bad_answer(act: &str, expected: &'static str, got: &str) -> PushError {
     PushError::BadAnswer { act: act.to_owned(), expected, got: got[..end].to_owned() }
 }
 
-/// The line of a file in a commit.
+/// Returns the line of a file in the request for a commit.
 fn line_of(file: &Upload, is_large: bool) -> Result<Value, PushError> {
     if is_large {
         let value = json!({"path": file.name, "algo": "sha256", "oid": file.digest, "size": file.num_bytes});
@@ -314,7 +315,7 @@ fn line_of(file: &Upload, is_large: bool) -> Result<Value, PushError> {
     Ok(json!({"key": "file", "value": value}))
 }
 
-/// The files at the top of an export, by name.
+/// Lists the files at the top level of an export, by name.
 fn files_of(folder: &Path) -> Result<Vec<Upload>, PushError> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(unread(folder))? {
@@ -328,7 +329,7 @@ fn files_of(folder: &Path) -> Result<Vec<Upload>, PushError> {
     Ok(files)
 }
 
-/// Reads a file once.
+/// Reads a file once, for its size, digest and first bytes.
 fn described(name: String, path: PathBuf) -> Result<Upload, PushError> {
     let (mut sha256, mut num_bytes, mut sample) = (Sha256::new(), 0, Vec::new());
     let mut file = File::open(&path).map_err(unread(&path))?;
@@ -351,7 +352,7 @@ fn unread(path: &Path) -> impl FnOnce(io::Error) -> PushError {
     move |source| PushError::Read { path, source }
 }
 
-/// The headers that an answer of the hub requests.
+/// Returns the HTTP headers that an answer of the hub requests.
 fn headers_of(action: &Value) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, value) in action["header"].as_object().into_iter().flatten() {
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_goes_to_the_hub_alone() {
+    fn the_token_is_sent_only_to_the_hub() {
         let hub = Hub::new("https://hub.example/", "secret").unwrap();
         let sends = |url: &str| hub.post_to(url).build().unwrap().headers().contains_key("authorization");
         assert!(sends("https://hub.example/api/x"));

@@ -1,8 +1,8 @@
-//! The files of one commit, in the hub's ordinary cache. The names are those of an untrusted server: none of
-//! them may leave the snapshot's folder.
+//! Files of one commit in the hub's cache. File names come from an untrusted server, so none of them may lead
+//! outside of the snapshot's folder.
 //!
-//! Only names and contents of files are used, not the server's entity tags, from which other clients build
-//! paths: files are in the snapshot itself and not behind links.
+//! Files are stored in the snapshot itself, not behind links: other clients build the paths of links from the
+//! server's entity tags, which are not used here.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,8 +13,8 @@ use hf_hub::repository::{RepoTreeEntry, RepoType};
 use hf_hub::{HFError, HFRepositorySync};
 use serde::{Deserialize, Serialize};
 
-/// The files of a model: weights, configuration, tokenizer, chat templates and image processor, but no code
-/// and no other formats. A star matches any letters but `/`.
+/// Names of the files that belong to a model: weights, configuration, tokenizer, chat templates and image
+/// processor, but no code and no other formats. A star matches any characters except `/`.
 const WANTED: [&str; 13] = [
     "config.json",
     "generation_config.json",
@@ -30,59 +30,59 @@ const WANTED: [&str; 13] = [
     "additional_chat_templates/*.jinja",
     "*processor_config.json",
 ];
-/// In the snapshot's folder: the list of the commit's files, as the hub gave it.
+/// Name of the file in the snapshot's folder that lists the files of the commit.
 const LISTING: &str = ".listing.json";
-/// Files that a repository may list.
+/// Maximum number of files that a repository may list.
 const MAX_FILES: usize = 100_000;
-/// Files that are fetched at the same time.
+/// Maximum number of concurrent downloads.
 const NUM_CONCURRENT: usize = 4;
 
-/// An error while the files of a commit are listed or fetched.
+/// An error of listing or fetching the files of a commit.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// The server lists a file that would be elsewhere.
+    /// The server lists a file whose name leads outside of the snapshot.
     #[error("file name {name:?}: expected names below the repository's folder, without `.` and `..`")]
     BadName {
-        /// The file name as the server lists it.
+        /// File name in the server's list.
         name: String,
     },
     /// The server lists too many files.
     #[error("expected at most {MAX_FILES} files")]
     TooMany,
-    /// The server refuses, or gives no answer.
+    /// The server rejects a request, or does not answer.
     #[error("{act}")]
     Hub {
-        /// The failed request, such as `listing the files`.
+        /// Failed request, such as `listing the files`.
         act: String,
-        /// The hub's error.
+        /// Error of the hub's client.
         source: Box<HFError>,
     },
-    /// A file's length differs from the list.
+    /// The length of a file differs from the server's list.
     #[error("file {name}: expected {expected} bytes, got {got}")]
     Length {
         /// Name of the file in the repository.
         name: String,
-        /// The listed length.
+        /// Length in the server's list, in bytes.
         expected: u64,
-        /// The received length.
+        /// Length of the received file, in bytes.
         got: u64,
     },
     /// The cache cannot be written.
     #[error("{act} {path}", path = path.display())]
     Cache {
-        /// The failed operation on the cache, such as `renaming`.
+        /// Failed operation on the cache, such as `renaming`.
         act: &'static str,
-        /// The file or folder that the operation failed on.
+        /// File or folder on which the operation failed.
         path: PathBuf,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
 
-/// A file of a repository.
+/// A file in the server's list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listed {
-    /// Path in the repository, which stays below the folder that it is joined to.
+    /// Path in the repository, which was checked to stay below the folder that it is joined to.
     pub(super) name: String,
     pub(super) num_bytes: u64,
 }
@@ -120,10 +120,10 @@ pub(super) fn fetch<'a, T: RepoType + Sync>(
     })
 }
 
-/// All files of a commit.
+/// Lists all files of a commit.
 ///
 /// # Errors
-/// [`SnapshotError`]; a name that leads elsewhere makes the whole list bad.
+/// [`SnapshotError`]; a name that leads outside of the snapshot makes the list invalid.
 pub(super) fn list<T: RepoType>(
     repository: &HFRepositorySync<T>,
     commit: &str,
@@ -147,8 +147,8 @@ pub(super) fn list<T: RepoType>(
     Ok(listed)
 }
 
-/// Fetches one file of the snapshot `dir`, and gives it its name once it is whole. Pods may share the folder,
-/// and processes of different pods have the same ids: until then it is in a folder of its own.
+/// Fetches one file of the snapshot `dir` into a temporary folder, and renames it once it is complete. Pods
+/// may share the cache, and processes of different pods may have the same id.
 fn fetch_file<T: RepoType>(
     repository: &HFRepositorySync<T>,
     commit: &str,
@@ -165,8 +165,8 @@ fn fetch_file<T: RepoType>(
         .and_then(|_| keep(&beside.path().join(name), &dir.join(name), file))
 }
 
-/// Keeps the list of the files of a commit, which never changes, in its snapshot. A cache that cannot be
-/// written may still be read.
+/// Writes the list of a commit's files, which never changes, into its snapshot. Errors are ignored, because a
+/// read-only cache can still be used.
 pub(super) fn keep_listing(dir: &Path, listed: &[Listed]) {
     if kept_listing(dir).as_deref() == Some(listed) {
         return;
@@ -186,7 +186,7 @@ pub(super) fn keep_listing(dir: &Path, listed: &[Listed]) {
     }
 }
 
-/// The kept list; `None` where there is none, or one that no hub could have given.
+/// Reads the cached list; `None` if there is none, or if it is invalid.
 pub(super) fn kept_listing(dir: &Path) -> Option<Vec<Listed>> {
     let listed: Vec<Listed> = serde_json::from_slice(&fs::read(dir.join(LISTING)).ok()?).ok()?;
     (listed.len() <= MAX_FILES && listed.iter().all(|file| is_below(&file.name))).then_some(listed)
@@ -213,12 +213,12 @@ fn failed(act: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Snap
     move |source| SnapshotError::Cache { act, path, source }
 }
 
-/// Whether a path, whose parts are divided by `/`, leads to a place below the folder that it is joined to.
+/// Whether a path, whose components are separated by `/`, stays below the folder that it is joined to.
 fn is_below(path: &str) -> bool {
     !path.contains(['\\', '\0']) && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
-/// Whether a model is read from the file of this name.
+/// Whether the file with this name belongs to a model.
 pub(crate) fn is_of_model(name: &str) -> bool {
     let fits = |pattern: &str| match pattern.split_once('*') {
         Some((begin, end)) => {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_repository_only_what_a_model_is_read_from_is_wanted() {
+    fn only_the_files_of_a_model_are_fetched_from_a_repository() {
         for name in [
             "config.json",
             "model.safetensors",

@@ -119,7 +119,7 @@ fn a_server_that_lists_files_elsewhere_gets_nothing_written_and_nothing_removed(
 const MIRROR: &str = "RLT_TEST_MIRROR";
 
 #[test]
-fn the_users_token_reaches_their_own_mirror_and_not_that_of_a_manifest() {
+fn the_users_token_is_sent_to_their_own_mirror_but_not_to_that_of_a_manifest() {
     if let Ok(endpoint) = std::env::var(MIRROR) {
         let revision = "main".to_owned();
         let spec = HubSpec { repo: REPO.to_owned(), revision, endpoint: Some(endpoint) };
@@ -132,7 +132,8 @@ fn the_users_token_reaches_their_own_mirror_and_not_that_of_a_manifest() {
     let authorizations = |variable: &str, value: &std::ffi::OsStr, is_own_mirror: bool| {
         let hub = HubServer::start(tiny_model().1).unwrap();
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        let test = "model::hub::tests::the_users_token_reaches_their_own_mirror_and_not_that_of_a_manifest";
+        let test =
+            "model::hub::tests::the_users_token_is_sent_to_their_own_mirror_but_not_to_that_of_a_manifest";
         child.args([test, "--exact"]).env(MIRROR, hub.endpoint());
         for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HUB_DISABLE_IMPLICIT_TOKEN"] {
             child.env_remove(name);
@@ -174,7 +175,7 @@ fn an_unavailable_repository_or_revision_is_named() {
 }
 
 #[test]
-fn what_the_hub_refuses_for_good_is_not_worth_another_try() {
+fn requests_that_the_hub_rejects_permanently_are_not_retried() {
     let (_, files) = tiny_model();
     let hub = HubServer::start(files).unwrap();
     let cache = tempfile::tempdir().unwrap();

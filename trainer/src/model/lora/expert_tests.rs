@@ -69,7 +69,7 @@ fn a_fresh_adapter_of_experts_is_the_base_bitwise_and_alone_trains() {
 }
 
 #[test]
-fn one_tensor_alone_lies_in_the_outer_wrapper() {
+fn a_single_adapted_tensor_is_in_the_outer_wrapper() {
     let mut adapted = decoder(10);
     adapted.attach_lora(&lora(&["q_proj"], &["layers.0.mlp.experts.gate_up_proj"]), 1).unwrap();
     let names: Vec<String> = adapted.trainable_parameters().into_iter().map(|(name, _)| name).collect();
@@ -78,7 +78,7 @@ fn one_tensor_alone_lies_in_the_outer_wrapper() {
 }
 
 #[test]
-fn merged_experts_compute_what_their_adapter_computes_beside_them() {
+fn merged_experts_compute_the_same_as_an_unmerged_adapter() {
     let decoder = adapted(10, &lora(&["o_proj"], &ALL));
     let dir = tempfile::tempdir().unwrap();
     decoder.export(dir.path(), &ExportOptions { merge_lora: true, dtype: tch::Kind::Float }).unwrap();
@@ -123,7 +123,7 @@ fn save_in_old_layout(decoder: &Decoder, dir: &Path, change: impl Fn(&mut Value)
 }
 
 #[test]
-fn the_layout_of_peft_0_18_is_told_by_shape_or_by_version_and_refused_where_neither_tells() {
+fn the_layout_of_peft_0_18_is_recognized_by_shape_or_version_and_refused_if_ambiguous() {
     let dir = tempfile::tempdir().unwrap();
     let config = lora(&["q_proj"], &ALL);
     let loaded = |width: u64| {

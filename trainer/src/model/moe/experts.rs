@@ -21,7 +21,7 @@ use super::super::ops;
 use super::super::projection::{Adapter, LoraPair};
 use super::expert_lora::{ExpertLora, ExpertTensor};
 
-/// Added to the sum by which sigmoid scores are normalised, as in transformers.
+/// Constant that is added to the sum of sigmoid scores before they are divided by it, as in transformers.
 const SIGMOID_SUM_EPS: f64 = 1e-20;
 
 /// Rule by which a layer's router chooses experts and weights them.

@@ -133,7 +133,7 @@ fn refuses_tensors_that_are_missing_left_over_or_misshapen() {
 }
 
 #[test]
-fn refuses_numbers_that_are_none() {
+fn refuses_values_that_are_not_finite() {
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let mut folder = Folder::new(true);
         let mut norm = zeros(&[12]);
@@ -217,7 +217,7 @@ fn refuses_an_index_whose_shards_do_not_hold_what_it_says() {
 /// Equal tensors are one, and different ones are not tied, whether or not the configuration ties them, as in
 /// transformers.
 #[test]
-fn a_head_stored_beside_a_tied_embedding_counts_when_it_differs() {
+fn a_stored_head_that_differs_from_a_tied_embedding_is_used() {
     let mut folder = Folder::new(true);
     let embedding = folder.tensors[0].1.copy();
     folder.set("lm_head.weight", embedding.copy());
@@ -263,7 +263,7 @@ fn bf16_compute_stays_near_f32_and_keeps_gradients_in_storage() {
 
 /// Tensors have the names of published files, then those that transformers 5 writes.
 #[test]
-fn a_text_model_is_read_without_the_tower_beside_it() {
+fn a_text_model_is_read_without_its_vision_tower() {
     let text = json!({
         "vocab_size": 19, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8

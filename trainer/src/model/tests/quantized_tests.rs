@@ -184,7 +184,7 @@ fn dense(decoder: &Decoder) -> Decoder {
 }
 
 #[test]
-fn an_adapter_learns_to_the_bit_what_it_learns_on_the_dequantized_model() {
+fn an_adapter_learns_bitwise_the_same_as_on_the_dequantized_model() {
     for name in ALL {
         let mut quantized = quantized(name);
         let mut dense = dense(&quantized);

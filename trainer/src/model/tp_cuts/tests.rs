@@ -63,7 +63,7 @@ fn experts_are_split_by_the_width_of_each() {
 }
 
 #[test]
-fn what_scales_a_summand_has_a_summand_of_its_gradient() {
+fn a_parameter_that_scales_a_summand_has_a_partial_gradient() {
     let cuts = cuts(2);
     let layer = |idx: usize, name: &str| format!("model.layers.{idx}.{name}");
     let adapter = |name: &str| format!("base_model.model.model.layers.0.{name}.weight");

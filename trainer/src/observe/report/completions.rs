@@ -7,14 +7,14 @@ use super::html::{escape, number, shortened};
 use super::run::Run;
 use crate::observe::tracking::CompletionRecord;
 
-/// Pairs shown at most.
+/// Maximum number of pairs that are shown.
 const MAX_PAIRS: usize = 6;
-/// Completions of one step that are looked through for pairs.
+/// Maximum number of completions of one step that are searched for pairs.
 const MAX_OF_STEP: usize = 64;
-/// Characters shown of a prompt or a completion.
+/// Maximum number of characters shown of a prompt or a completion.
 const MAX_CHARACTERS: usize = 1500;
 
-/// The section, empty where no completion was recorded.
+/// Renders the section; empty if no completion was recorded.
 pub(super) fn render(run: &Run) -> String {
     let pairs = pairs(&run.completions);
     if pairs.is_empty() {
@@ -24,8 +24,8 @@ pub(super) fn render(run: &Run) -> String {
     format!("<section><h2>Early and late</h2><div class=\"pairs\">{rows}</div></section>\n")
 }
 
-/// The completions that the page may show: those of the first and of the last step, held-out ones apart,
-/// because they are sampled repeatedly and are shown first.
+/// Completions that the page may show: those of the first and of the last step. Held-out completions are
+/// separate, because their prompts are sampled repeatedly; they are shown first.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     held_out: OfKind,
@@ -39,7 +39,7 @@ struct OfKind {
 }
 
 impl Ends {
-    /// Takes the next completion of a run.
+    /// Adds the next completion of a run.
     pub(super) fn take(&mut self, record: CompletionRecord) {
         // One of each group, so that several prompts are seen.
         if record.sample > 0 {
@@ -58,7 +58,8 @@ impl Ends {
     }
 }
 
-/// Keeps the completions of one step: that which `replaces` all others.
+/// Adds a completion to `kept`, which has completions of one step. If the step of `record` replaces that
+/// step, the others are dropped; records of any other step are ignored.
 fn keep(kept: &mut Vec<CompletionRecord>, record: &CompletionRecord, replaces: fn(u64, u64) -> bool) {
     match kept.first().map(|first| first.step) {
         Some(step) if replaces(record.step, step) => kept.clear(),
@@ -72,7 +73,7 @@ fn keep(kept: &mut Vec<CompletionRecord>, record: &CompletionRecord, replaces: f
 
 type Pair<'a> = (&'a CompletionRecord, Option<&'a CompletionRecord>);
 
-/// The first step's completions beside the last step's, to the same prompt where one was asked at both.
+/// Pairs completions of the first step with those of the last step, of the same prompt if both steps have it.
 fn pairs(ends: &Ends) -> Vec<Pair<'_>> {
     let mut pairs = Vec::new();
     for OfKind { first, last } in [&ends.held_out, &ends.trained] {

@@ -28,7 +28,7 @@ pub(super) fn render(run: &Run) -> String {
     )
 }
 
-/// Algorithm, model and adapter in a few words.
+/// Describes algorithm, model and adapter in a few words.
 fn kind(run: &Run) -> String {
     let algorithm = run.setting("/spec/algorithm/kind").map(str::to_owned);
     let model = run.setting("/spec/model/hub/repo").or_else(|| run.setting("/spec/model/path"));
@@ -43,7 +43,8 @@ fn kind(run: &Run) -> String {
     }
 }
 
-/// Mean reward before and after: on held-out problems if there are any, else in training.
+/// Mean reward at the start and at the end of the run: on held-out prompts if there are any, else in
+/// training.
 struct Gain {
     held_out: bool,
     before: f64,
@@ -94,7 +95,7 @@ fn lede(run: &Run) -> String {
     format!("After {steps} the mean reward {what} {path}{factor}.")
 }
 
-/// Label, value (as HTML) and note of each figure.
+/// Returns label, value (as HTML) and note of each figure.
 fn figures(run: &Run) -> Vec<(String, String, String)> {
     let mut figures = Vec::new();
     if let Some(Gain { held_out, before, after }) = gain(run) {

@@ -1,7 +1,7 @@
 //! Plots as inline SVG.
 //!
-//! The drawing stretches with its frame while strokes keep their width, and labels are HTML beside it, so a
-//! plot is as sharp and its text as large on a phone as on a desk.
+//! A drawing stretches with its frame, strokes keep their width, and labels are HTML next to it. So a plot is
+//! equally sharp, and its text equally large, on a phone and on a desktop.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,25 +10,25 @@ use super::html::{escape, number};
 use super::run::Points;
 use super::scale::Scale;
 
-/// Points drawn per line at most; more cannot be distinguished.
+/// Maximum number of points drawn per line; more cannot be distinguished.
 const MAX_POINTS: usize = 600;
-/// From this many points on a noisy line is drawn faintly behind its moving average.
+/// Number of points from which a noisy line is drawn faintly behind its moving average.
 const MIN_SMOOTHED: usize = 30;
 /// Length of either side of a drawing, in its own units.
 const SIDE: f64 = 1000.0;
 
-/// How a series is drawn.
+/// Style in which a series is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
-    /// A line, smoothed where it is long and noisy.
+    /// A line, which is smoothed if it is long and noisy.
     Line,
     /// A line with a dot at each value, for occasional measurements.
     Dots,
-    /// A layer on top of the series before it; each value fills the width of its step.
+    /// A layer on top of the previous series; each value fills the width of its step.
     Layer,
 }
 
-/// One named curve.
+/// A named curve of a plot.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub(super) label: String,
@@ -38,16 +38,16 @@ pub(super) struct Series {
     pub(super) color: usize,
 }
 
-/// One figure: curves with a title and a caption.
+/// A plot: curves with a title and a caption.
 #[derive(Clone, Debug)]
 pub(super) struct Plot {
     pub(super) title: &'static str,
-    /// The quantity and its unit.
+    /// Name of the quantity with its unit.
     pub(super) caption: &'static str,
     pub(super) series: Vec<Series>,
-    /// Whether values spread over decades.
+    /// Whether the value axis is logarithmic, for values that span decades.
     pub(super) logarithmic: bool,
-    /// Whether it spans the whole page.
+    /// Whether the plot spans the full width of the page.
     pub(super) wide: bool,
 }
 
@@ -65,7 +65,7 @@ impl Plot {
         Self { wide: true, ..self }
     }
 
-    /// The figure as HTML; `None` where there is nothing to draw.
+    /// Renders the plot as HTML; `None` if there is nothing to draw.
     pub(super) fn to_html(&self) -> Option<String> {
         if self.series.is_empty() {
             return None;
@@ -95,7 +95,7 @@ impl Plot {
         Some(html)
     }
 
-    /// Names of the curves, each with its last value.
+    /// Renders the names of the curves, each with its last value.
     fn legend(&self) -> String {
         let item = |series: &Series| {
             let last = series.points.last().map_or(0.0, |&(_, value)| value);
@@ -105,7 +105,7 @@ impl Plot {
         format!("<ul>{}</ul>", self.series.iter().map(item).collect::<String>())
     }
 
-    /// The plot in words, for screen readers.
+    /// Describes the plot in words, for screen readers.
     fn description(&self) -> String {
         let in_words = |series: &Series| {
             let [(first_step, first), .., (last_step, last)] = series.points[..] else {
@@ -118,7 +118,7 @@ impl Plot {
         self.series.iter().map(in_words).collect::<Vec<_>>().join(" ")
     }
 
-    /// The script's data for its read-outs: positions and values of each curve.
+    /// Returns the data that the script shows under the pointer: positions and values of each curve.
     fn data(&self, axes: &Axes) -> String {
         let curve = |series: &Series| {
             let points = thinned(&series.points);
@@ -146,7 +146,7 @@ impl Plot {
     }
 }
 
-/// Both axes of a plot.
+/// The two axes of a plot.
 struct Axes {
     x: Scale,
     y: Scale,
@@ -167,7 +167,7 @@ impl Axes {
         Self { x: Scale::of_steps(low - margin, high + margin), y }
     }
 
-    /// `x,y` in the drawing's units, which grow downwards.
+    /// Formats a point as `x,y` in units of the drawing, whose y grows downwards.
     fn point(&self, step: f64, value: f64) -> String {
         format!("{:.1},{:.1}", SIDE * self.x.place(step), SIDE * (1.0 - self.y.place(value)))
     }
@@ -224,7 +224,7 @@ fn dots(series: &Series, axes: &Axes) -> String {
     format!("{line}<path class=\"dot c{color}\" d=\"{dots}\"/>")
 }
 
-/// One layer over `base`, and its tops, which are the base of the next one.
+/// Draws one layer on top of `base`; also returns its upper edge, which is the base of the next layer.
 fn layer(series: &Series, base: &Points, axes: &Axes) -> (String, Points) {
     let height_at = |points: &Points, step: f64| {
         points.binary_search_by(|(other, _)| other.total_cmp(&step)).map_or(0.0, |idx| points[idx].1)
@@ -245,7 +245,7 @@ fn layer(series: &Series, base: &Points, axes: &Axes) -> (String, Points) {
     (format!("<path class=\"layer c{}\" d=\"{}Z\"/>", series.color, axes.path(&outline)), top)
 }
 
-/// The sum of all series at each step.
+/// Returns the sum of all series at each step.
 pub(super) fn stack_heights<'a>(series: impl IntoIterator<Item = &'a Series>) -> BTreeMap<u64, f64> {
     let mut heights = BTreeMap::new();
     for &(step, value) in series.into_iter().flat_map(|series| &series.points) {
@@ -254,12 +254,12 @@ pub(super) fn stack_heights<'a>(series: impl IntoIterator<Item = &'a Series>) ->
     heights
 }
 
-/// How many neighbouring points are drawn as one.
+/// Number of adjacent points that are drawn as one.
 fn stride(points: &Points) -> usize {
     points.len().div_ceil(MAX_POINTS).max(1)
 }
 
-/// Means of neighbouring points, so that a long series stays small.
+/// Returns means of adjacent points, so that a long series stays small.
 fn thinned(points: &Points) -> Points {
     let mean = |chunk: &[(f64, f64)]| {
         let (steps, values) =
@@ -272,8 +272,8 @@ fn thinned(points: &Points) -> Points {
     }
 }
 
-/// The trend: at each step the value of the straight line that fits its neighbourhood best (local linear
-/// regression), which lags behind nowhere and leans inwards at neither end.
+/// Smooths a series by local linear regression: each value is that of the line which fits its neighbourhood
+/// best. Unlike a moving average, the result does not lag, and is not biased at the ends.
 fn smoothed(points: &Points) -> Points {
     let reach = (points.len() / 16).max(3);
     let around = |idx: usize| {
@@ -283,7 +283,7 @@ fn smoothed(points: &Points) -> Points {
     (0..points.len()).map(around).collect()
 }
 
-/// The least-squares line through `points`, at `step`.
+/// Value at `step` of the least-squares line through `points`.
 fn fit(points: &[(f64, f64)], step: f64) -> f64 {
     let num = points.len() as f64;
     let mean_step = points.iter().map(|&(step, _)| step).sum::<f64>() / num;
@@ -297,7 +297,7 @@ fn fit(points: &[(f64, f64)], step: f64) -> f64 {
     mean_value + slope * (step - mean_step)
 }
 
-/// Whether a line goes up and down too often to be read as it is.
+/// Whether a line changes its direction too often to be readable.
 fn is_noisy(points: &Points) -> bool {
     let turns = points.windows(3).filter(|three| {
         let (first, second) = (three[1].1 - three[0].1, three[2].1 - three[1].1);

@@ -11,26 +11,26 @@ use super::sampled::SampledSteps;
 use crate::observe::tracking::{Stage, StepMetrics, for_each_completion, for_each_step};
 use crate::storage::run_folder::WARNINGS;
 
-/// A run as the report sees it.
+/// Contents of a run folder that the report shows.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// Name of the job, else of the folder.
+    /// Name of the job, or of the folder if the manifest has none.
     pub(super) name: String,
-    /// The resolved manifest; null where it is missing or unreadable.
+    /// Resolved manifest; null if it is missing or unreadable.
     pub(super) manifest: Value,
-    /// Steps in order: all of a short run, evenly spaced ones of a long run.
+    /// Steps in order: all steps of a short run, evenly spaced ones of a long run.
     pub(super) steps: Vec<StepMetrics>,
     /// Seconds spent in steps and evaluations, over all attempts that the logs keep.
     pub(super) seconds: f64,
     /// Completions of the first and the last step.
     pub(super) completions: Ends,
-    /// The warnings of the run.
+    /// Warnings of the run.
     pub(super) warnings: Vec<String>,
-    /// Processor and memory of this machine, in a few words.
+    /// Processor, memory and GPUs of this machine, in a few words.
     pub(super) hardware: Vec<String>,
 }
 
-/// Reads the warnings about rows that are left out, cut or repeated, which `result.json` has.
+/// Reads the warnings about rows that are left out, cut or repeated from `result.json`.
 fn data_warnings(folder: &Path) -> Vec<String> {
     let result = fs::read_to_string(folder.join("result.json")).unwrap_or_default();
     let result: Value = serde_json::from_str(&result).unwrap_or_default();
@@ -64,18 +64,18 @@ impl Run {
         Ok(Self { name, manifest, steps, seconds, completions, warnings, hardware: hardware() })
     }
 
-    /// Every value of a metric during one stage.
+    /// Returns the values of a metric in one stage.
     pub(super) fn points(&self, stage: Stage, metric: &str) -> Points {
         let of_stage = self.steps.iter().filter(|step| step.stage == stage);
         of_stage.filter_map(|step| Some((step.step as f64, *step.values.get(metric)?))).collect()
     }
 
-    /// Every value of a metric during the training that the job is named after.
+    /// Returns the values of a metric in the training stage.
     pub(super) fn training(&self, metric: &str) -> Points {
         self.points(Stage::Training, metric)
     }
 
-    /// Names of held-out rewards, `val-core/<source>/reward/mean@<n>`, each with its data source.
+    /// Returns the names of held-out rewards, `val-core/<source>/reward/mean@<n>`, each with its data source.
     pub(super) fn held_out_rewards(&self) -> Vec<(String, String)> {
         let mut names: Vec<(String, String)> = self
             .steps
@@ -92,12 +92,12 @@ impl Run {
         names
     }
 
-    /// A string of the manifest by its JSON pointer.
+    /// Returns a text of the manifest, given its JSON pointer.
     pub(super) fn setting(&self, pointer: &str) -> Option<&str> {
         self.manifest.pointer(pointer).and_then(Value::as_str)
     }
 
-    /// Finished steps of a stage.
+    /// Number of finished steps of a stage.
     pub(super) fn num_steps(&self, stage: Stage) -> u64 {
         self.steps.iter().filter(|step| step.stage == stage).map(|step| step.step).max().unwrap_or(0)
     }
@@ -117,7 +117,7 @@ fn read_manifest(path: &Path) -> Value {
     rlt_api::read_yaml(&text).unwrap_or_default()
 }
 
-/// Processor, memory and GPUs as Linux describes them; unknown parts are left out.
+/// Describes processor, memory and GPUs by what Linux reports; unknown parts are left out.
 fn hardware() -> Vec<String> {
     let field = |text: &str, name: &str| -> Option<String> {
         let line = text.lines().find(|line| line.starts_with(name))?;

@@ -1,33 +1,34 @@
-//! Steps of a run for its page: all of a short run, evenly spaced ones of a long run, so that memory does not
-//! grow with the run.
+//! Steps that the report shows: all steps of a short run, evenly spaced ones of a long run, so that memory is
+//! bounded.
 
 use crate::observe::tracking::StepMetrics;
 
-/// Steps that are in memory, at most, of those with an evaluation and of the others. It is even.
+/// Maximum number of steps in memory, counted separately for steps with and without an evaluation. It is
+/// even.
 const MAX_STEPS: usize = 8192;
 
-/// Steps of a run. Those with an evaluation are sampled apart: they are rare, and the first and the last of
-/// them are the result of a run.
+/// Steps of a run. Those with an evaluation are sampled separately, because they are rare, and because the
+/// first and the last of them are the result of the run.
 #[derive(Debug, Default)]
 pub(super) struct SampledSteps {
     evaluated: Evenly,
     others: Evenly,
 }
 
-/// Every step of a sequence whose index is a multiple of a power of two, and the last one.
+/// Evenly spaced steps of a sequence: those whose index is a multiple of a power of two, and the last one.
 #[derive(Debug, Default)]
 struct Evenly {
     steps: Vec<StepMetrics>,
-    /// The step that was taken last, if it is not one of `steps`.
+    /// Last step of the sequence, if it is not one of `steps`.
     last: Option<StepMetrics>,
-    /// Number of steps that were taken.
+    /// Number of steps in the sequence so far.
     num_taken: u64,
-    /// Binary logarithm of the distance between two steps.
+    /// Binary logarithm of the distance between two kept steps.
     log_stride: u32,
 }
 
 impl SampledSteps {
-    /// Takes the next step of a run.
+    /// Adds the next step of a run.
     pub(super) fn take(&mut self, step: &StepMetrics) {
         let is_evaluated = step.values.keys().any(|name| name.starts_with("val-core/"));
         let kind = if is_evaluated { &mut self.evaluated } else { &mut self.others };

@@ -162,7 +162,7 @@ fn long_runs_make_small_pages() {
 }
 
 #[test]
-fn of_many_completions_only_those_of_both_ends_are_held_in_memory() {
+fn only_completions_of_the_first_and_the_last_step_are_in_memory() {
     use super::completions::Ends;
     let mut ends = Ends::default();
     for step in 1..=1000 {

@@ -469,7 +469,7 @@ fn a_critic_s_adapter_uses_the_actor_s_shards() {
 }
 
 #[test]
-fn layers_in_bf16_round_alike_on_shards_and_on_the_whole() {
+fn layers_in_bf16_round_equally_with_and_without_sharding() {
     // The very same products are summed in another order in fp32; AdamW's first steps turn on a gradient's
     // sign.
     let case = Case { compute: Kind::BFloat16, max_tokens: 64, ..FULL };

@@ -381,7 +381,7 @@ fn every_pass_has_a_degree_of_its_own() {
 }
 
 #[test]
-fn layers_in_bf16_round_alike_on_streams_and_on_one_rank() {
+fn layers_in_bf16_round_equally_with_and_without_sequence_parallelism() {
     // The products are the same, of fewer rows each: at most the last of 8 bits differs.
     let case = Case { compute: Kind::BFloat16, kv_heads: 1, ..FULL };
     assert_as_one_rank(2, &[case], scores, 0.05);

@@ -1,6 +1,7 @@
-//! Passes without gradients over completion tokens: log-probs and entropies, squared probabilities, a
-//! critic's values. The caller supplies the head; layers are scheduled in [`super::layer_schedule`]. Results
-//! of a GPU are copied while the next micro-batch computes, with one wait for all.
+//! Passes without gradients over completion tokens: log-probs and entropies, sums of squared probabilities,
+//! and a critic's values. The caller supplies the head; layers are scheduled in [`super::layer_schedule`]. On
+//! a GPU, results are copied to the host while the next micro-batch is computed, and the host waits once for
+//! all of them.
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size, v vocabulary.
 
@@ -15,22 +16,22 @@ use crate::model::Adapter;
 use crate::parallel::Ranks;
 use crate::roles::reference::FrozenPolicy;
 
-/// `N` numbers for each of the c tokens of a micro-batch.
+/// `N` values for each of the c tokens of a micro-batch.
 pub(crate) enum TokenNumbers<const N: usize> {
     Here([Vec<f32>; N]),
-    /// f32 `[N, c]` on a GPU.
+    /// Values on a GPU, f32 `[N, c]`.
     OnDevice(Tensor),
 }
 
-/// `N` numbers a token, or an asynchronous copy of them from a GPU.
+/// `N` values per token, or an asynchronous copy of them from a GPU.
 enum Arriving<const N: usize> {
     Here([Vec<f32>; N]),
-    /// f32 `[N * c]` in pinned memory.
+    /// Copy in pinned memory, f32 `[N * c]`.
     Fetched(Tensor),
 }
 
 impl TokenNumbers<1> {
-    /// One number a token, f32 `[c]`.
+    /// Takes one value per token, f32 `[c]`.
     pub(crate) fn of(numbers_c: &Tensor) -> Result<Self, rlt_torch::Error> {
         match numbers_c.device() {
             Device::Cpu => Ok(Self::Here([rlt_torch::f32_slice(numbers_c)?.to_vec()])),
@@ -40,7 +41,7 @@ impl TokenNumbers<1> {
 }
 
 impl<const N: usize> TokenNumbers<N> {
-    /// f32 `[N, c]`.
+    /// Takes `N` values per token, f32 `[N, c]`.
     pub(crate) fn of_rows(numbers_nc: &Tensor) -> Result<Self, rlt_torch::Error> {
         if numbers_nc.device() != Device::Cpu {
             return Ok(Self::OnDevice(numbers_nc.shallow_clone()));
@@ -60,8 +61,8 @@ impl<const N: usize> TokenNumbers<N> {
 }
 
 impl<const N: usize> Arriving<N> {
-    /// The numbers of tokens predicted from this rank's tokens, once the stream has passed them; 0 for other
-    /// completion tokens of the micro-batch.
+    /// Returns the values of tokens that are predicted from this rank's tokens, once the copy is complete; 0
+    /// for other completion tokens of the micro-batch.
     fn spread(&self, micro_batch: &MicroBatch) -> Result<[Vec<f64>; N], rlt_torch::Error> {
         match self {
             Self::Here(numbers) => Ok(numbers.each_ref().map(|numbers| micro_batch.spread(numbers))),
@@ -74,9 +75,9 @@ impl<const N: usize> Arriving<N> {
     }
 }
 
-/// `N` numbers for each completion token of `batch`, on every rank, computed by `of_hidden` from the hidden
-/// states `[c, d]` that predict a micro-batch's tokens, one number a token. Micro-batches have at most
-/// `max_tokens` tokens for each rank of a sequence-parallel group.
+/// Computes `N` values for each completion token of `batch`, the same on every rank. `of_hidden` gets the
+/// hidden states `[c, d]` that predict the tokens of a micro-batch. Micro-batches have at most `max_tokens`
+/// tokens for each rank of a sequence-parallel group.
 ///
 /// # Errors
 /// When a sequence alone is longer than a micro-batch may be, a kernel refuses its input, or a rank is lost.
@@ -103,8 +104,8 @@ pub(crate) fn of_batch<const N: usize>(
     Ok(all)
 }
 
-/// The numbers of tokens predicted from this rank's tokens, for each of its micro-batches; 0 for its other
-/// completion tokens.
+/// Returns the values of tokens that are predicted from this rank's tokens, for each of its micro-batches; 0
+/// for their other completion tokens.
 fn of_passes<const N: usize>(
     model: Model<'_>,
     passes: &[Option<MicroBatch>],
@@ -149,7 +150,8 @@ fn of_micro_batch<const N: usize>(
 
 impl Actor {
     /// Scores every completion token of `batch` under the actor (`Adapter::On`) or the reference
-    /// (`Adapter::Off`), in micro-batches of at most `max_tokens` tokens for each rank of a stream.
+    /// (`Adapter::Off`), in micro-batches of at most `max_tokens` tokens for each rank of a sequence-parallel
+    /// group.
     ///
     /// # Errors
     /// When a sequence alone is longer than a micro-batch may be, or a rank is lost.
@@ -168,7 +170,7 @@ impl Actor {
         self.score_through(model, batch, ranks, adapter, routes.as_deref(), max_tokens)
     }
 
-    /// Scores a batch under another policy: a frozen reference, without an adapter.
+    /// Scores a batch under a frozen reference policy without an adapter.
     ///
     /// # Errors
     /// When a sequence alone is longer than `max_tokens`, a kernel refuses its input, or a rank is lost.
@@ -197,8 +199,8 @@ impl Actor {
         Ok(TokenScores { logprobs, entropies })
     }
 
-    /// Scores the micro-batches of `passes` that this rank has, without gradients: all completion
-    /// tokens of each on every rank of its stream.
+    /// Scores this rank's micro-batches of `passes` without gradients. Every rank of the sequence-parallel
+    /// group gets all completion tokens of each micro-batch.
     ///
     /// # Errors
     /// When a kernel refuses its input, or a rank is lost.
@@ -243,7 +245,7 @@ impl Actor {
         }
     }
 
-    /// Sum of the squared probabilities of the whole vocabulary at every completion token of `batch`.
+    /// Computes the sum of squared probabilities over the vocabulary at every completion token of `batch`.
     ///
     /// # Errors
     /// When a sequence alone is longer than `max_tokens`.

@@ -11,13 +11,13 @@ use crate::parallel::{RankError, Ranks};
 use crate::roles::actor::{ActorError, MicroBatch};
 use crate::roles::learner::{Portions, UpdateCounts, update_once};
 
-/// The critic could not learn.
+/// An error of updating the critic.
 #[derive(Debug, thiserror::Error)]
 pub enum CriticError {
     /// The batch has no values or no returns.
     #[error("the batch has no {0} for the critic")]
     Missing(&'static str),
-    /// The batch can not be split under the token budget.
+    /// The batch cannot be split under the token budget.
     #[error("failed to split the batch into the critic's micro-batches")]
     Packing(#[from] PackingError),
     /// The loss does not fit the batch.

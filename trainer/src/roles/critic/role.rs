@@ -29,7 +29,7 @@ pub struct CriticRole {
     pub(crate) context: Rc<StepContext>,
 }
 
-/// Settings of a critic, which is initialized from the actor.
+/// Settings of a critic that is initialized from the actor.
 #[derive(Clone, Debug)]
 pub(crate) struct CriticPlan {
     pub options: CriticOptions,

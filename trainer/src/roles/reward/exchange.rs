@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn where_one_rank_was_asked_to_stop_none_has_samples() {
+    fn no_rank_has_samples_if_one_was_asked_to_stop() {
         let results =
             on_ranks(2, |ranks| all_gather(&ranks, ranks.is_leader().then(|| own(0, &[1]))).unwrap());
         assert!(results.iter().all(Option::is_none));

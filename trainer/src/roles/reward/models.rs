@@ -146,10 +146,10 @@ pub enum RewardModelError {
     #[error("split a batch into passes of a reward model")]
     Packing(#[from] PackingError),
     /// The model's scores could not be read back from the device.
-    #[error("read the numbers of a reward model")]
+    #[error("read the scores of a reward model")]
     Torch(#[from] rlt_torch::Error),
     /// A rank was lost, or the model could not be sharded.
-    #[error("share a reward model with the other ranks")]
+    #[error("shard a reward model over the ranks")]
     Ranks(#[from] RankError),
 }
 

@@ -1,9 +1,9 @@
 //! Threads that judge a batch, under a time limit for every single call.
 //!
-//! A thread cannot be stopped from outside. So a thread that exceeds its limit is abandoned: its sample
-//! counts as timed out, a later result is discarded, and another thread replaces it. Abandoned threads that
-//! never return are counted; beyond [`MAX_ABANDONED`] none is replaced, and samples without a thread fail at
-//! once. A step therefore ends in bounded time with any functions.
+//! A thread cannot be stopped from outside, so a thread that exceeds its limit is abandoned: its sample
+//! counts as timed out, its later result is discarded, and another thread replaces it. If [`MAX_ABANDONED`]
+//! threads hang at the same time, no further thread is started, and samples without a thread fail at once. A
+//! step therefore ends in bounded time, whatever the functions do.
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,15 +19,15 @@ use rlt_core::types::{Completion, Prompt, Reward, RewardStatus};
 use super::RewardFunctions;
 use crate::panics;
 
-/// Threads that may hang at the same time before no more are started.
+/// Maximum number of threads that may hang at the same time before no more threads are started.
 const MAX_ABANDONED: usize = 64;
 
-/// Limits of a pool.
+/// Number of threads and time limit of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PoolOptions {
-    /// Threads that judge at the same time, at least 1.
+    /// Number of threads that judge at the same time, at least 1.
     pub num_workers: usize,
-    /// Longest time of one function on one completion.
+    /// Time limit of one function on one completion.
     pub timeout: Duration,
 }
 
@@ -39,25 +39,25 @@ pub struct RewardPool {
     clock: Box<CallClock>,
 }
 
-/// Returns for how long a call of a function has run.
+/// Returns the time for which a call of a function has run.
 type CallClock = dyn Fn(&Call) -> Duration + Send + Sync;
 
 impl RewardPool {
-    /// A pool without threads yet: they live as long as a call of [`RewardPool::score`].
+    /// Creates a pool. Its threads exist only during a call of [`RewardPool::score`].
     pub fn new(functions: RewardFunctions, options: PoolOptions) -> Self {
         let clock = Box::new(|call: &Call| call.started.elapsed());
         Self { functions: Arc::new(functions), options, num_abandoned: Arc::default(), clock }
     }
 
-    /// The pool with `clock` in place of the time since a call began: a test decides which calls hang.
+    /// Replaces the measured duration of calls by `clock`, so that a test decides which calls hang.
     #[cfg(test)]
     pub(super) fn with_clock(self, clock: impl Fn(&Call) -> Duration + Send + Sync + 'static) -> Self {
         Self { clock: Box::new(clock), ..self }
     }
 
-    /// One reward for each sample, with its external verdicts, in the order of the samples.
+    /// Computes the reward of each sample, given its external verdicts, in the order of the samples.
     ///
-    /// A sample without a verdict of every function has value 0, no parts, and says so in its status.
+    /// A sample that lacks the verdict of a function has value 0, no parts, and a status that is no verdict.
     pub fn score<'a>(
         &self,
         samples: impl IntoIterator<Item = ((&'a Arc<Prompt>, &'a Completion), Verdicts)>,
@@ -78,7 +78,7 @@ impl RewardPool {
         batch.rewards()
     }
 
-    /// Functions that hang now, in threads of this and earlier calls.
+    /// Number of threads of this and earlier calls that hang in a function now.
     pub fn num_abandoned(&self) -> usize {
         self.num_abandoned.load(Ordering::Acquire)
     }
@@ -98,7 +98,7 @@ impl RewardPool {
     }
 }
 
-/// A thread's input for a sample.
+/// Input of a thread for one sample.
 struct Job {
     prompt: Arc<Prompt>,
     text: String,
@@ -124,7 +124,7 @@ impl Job {
     }
 }
 
-/// One call's samples, shared with its threads.
+/// Samples of one call, shared with its threads.
 struct Batch {
     jobs: Vec<Job>,
     rewards: Vec<OnceLock<Reward>>,
@@ -143,7 +143,7 @@ impl Batch {
         Self { jobs, rewards, next_job, num_unfinished, finished, functions, num_abandoned }
     }
 
-    /// Waits for the last reward; false when the interval passed first.
+    /// Waits for the last reward; returns false if `interval` passes first.
     fn wait(&self, interval: Duration) -> bool {
         let unfinished = locked(&self.num_unfinished);
         let waited = self.finished.wait_timeout_while(unfinished, interval, |num| *num > 0);
@@ -173,7 +173,7 @@ impl Batch {
         }
     }
 
-    /// No thread is left and none can be started: samples that no thread has started fail.
+    /// Fails the samples that no thread has started, once no thread is left and none can be started.
     fn fail_unclaimed(&self) {
         let message = "no thread is left to judge it: the others hang in reward functions or could not start";
         while let Some(idx) = self.claim() {
@@ -187,7 +187,7 @@ impl Batch {
     }
 }
 
-/// One thread, seen from outside.
+/// Handle of one thread.
 #[derive(Default)]
 struct Worker {
     state: Mutex<WorkerState>,
@@ -202,13 +202,13 @@ struct WorkerState {
 /// A call of a function that has not returned.
 #[derive(Clone)]
 pub(super) struct Call {
-    /// Index of the sample within its batch.
+    /// Index of the sample in its batch.
     pub(super) job_idx: usize,
     function: String,
     started: Instant,
 }
 
-/// The thread was given up while a function ran; its sample is settled.
+/// Signal that the thread was abandoned while a function ran, so its sample already has a result.
 struct Abandoned;
 
 impl Worker {
@@ -269,8 +269,8 @@ impl Worker {
         if state.is_abandoned { Err(Abandoned) } else { Ok(()) }
     }
 
-    /// Settles the sample of a call that is past its limit. Holding the state's lock, so that the thread
-    /// learns of it before it could write a reward of its own.
+    /// Abandons the thread if its call exceeds the time limit, and settles the call's sample. The lock on the
+    /// state is held, so that the thread learns of it before it could write a reward.
     fn abandon_if_hung(&self, batch: &Batch, timeout: Duration, clock: &CallClock) -> bool {
         let mut state = locked(&self.state);
         let Some(call) = state.running.clone().filter(|call| clock(call) > timeout) else {
@@ -288,7 +288,7 @@ fn without_value(status: RewardStatus, message: String) -> Reward {
     Reward { score: 0.0, value: 0.0, parts: Default::default(), answer: None, status, message: Some(message) }
 }
 
-/// Nothing behind these locks can be left half-changed by a panic.
+/// Locks a mutex, also after a panic: no value behind these locks can be left half changed.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,17 +1,18 @@
-//! Decoding on a GPU: the batch's state lives there and is changed in place, and a step is launched before
-//! the tokens of the one before are read.
+//! Decoding on a GPU: the state of the batch is on the device and changed in place, and a step is launched
+//! before the tokens of the previous step are read.
 //!
 //! ```text
 //! host     plan n+1, write what changes    read the tokens of n     plan n+2 ...
 //! device   ... step n                      step n+1                 ...
 //! ```
-//! A step is one copy of what changed to the device, launches, and one copy of tokens and log-probs to
-//! pinned memory, for which the host waits while the next step runs. The launches of a number of rows (1, 2,
-//! 4, 8 and so on) are captured as a graph when they come for the second time. [`rows`] decides what is
-//! written where, [`layers`] launches, [`runner`] starts and reads steps. There is no scheduling policy here.
+//! A step consists of one copy of the changed state to the device, kernel launches, and one copy of tokens
+//! and log-probs to pinned memory, for which the host waits while the next step runs. The launches for a
+//! number of rows (1, 2, 4, 8 and so on) are captured as a CUDA graph when they are needed for the second
+//! time. [`rows`] assigns sequences to rows, [`layers`] launches kernels, [`runner`] starts and reads steps.
+//! Sequences are scheduled in `rlt_core::engine`.
 //!
 //! Ranks of a tensor-parallel group launch the same steps, whose collectives run on the same stream. The
-//! tokens that each has drawn are gathered after them, so that a step needs no other wait of the host.
+//! tokens of all ranks are gathered at the end of a step, so the host waits only once.
 
 mod experts;
 mod layers;
@@ -58,18 +59,18 @@ pub(super) struct CudaRunner<'a> {
     images: RequestImages,
     /// Tokens that are never drawn.
     banned: Vec<TokenId>,
-    /// i32 words, see [`BatchStateLayout`].
+    /// State of the batch in i32 words, see [`BatchStateLayout`].
     state: Tensor,
-    /// i32, what [`ApplyChanges`] takes.
+    /// Changes of the state in i32 words, the input of [`ApplyChanges`].
     changes: Tensor,
     /// Copies of `changes` in pinned memory, one for each step in flight.
     staged_changes: Vec<Tensor>,
-    /// i32: what all ranks have drawn, one after the other ([`BatchStateLayout::drawn`]).
+    /// Tokens and log-probs of all ranks, concatenated, in i32 words ([`BatchStateLayout::drawn`]).
     drawn: Tensor,
     /// Copies of `drawn` in pinned memory, one for each step in flight.
     read_back: Vec<Tensor>,
     is_read: Vec<Event>,
-    /// Pinned memory from which prompts are copied, with the number of the step that they come before.
+    /// Pinned memory from which prompts are copied, with the number of the step that follows the copy.
     staged: VecDeque<(usize, Tensor)>,
     buffers: Buffers,
     scores: Scores,
@@ -83,13 +84,13 @@ pub(super) struct CudaRunner<'a> {
     sequence: u64,
     /// Steps that are launched and not read, oldest first.
     launched: VecDeque<Launched>,
-    /// Whether this rank wants to stop.
+    /// Whether this rank was asked to stop.
     wants_stop: bool,
-    /// Whether a rank wanted to stop in the last step read.
+    /// Whether any rank wanted to stop in the last step read.
     is_stop_wanted: bool,
 }
 
-/// The decode of a number of rows.
+/// The decode of a fixed number of rows.
 struct Pass {
     inputs: Inputs,
     context_lens: Tensor,
@@ -102,7 +103,7 @@ struct Pass {
     tokens: Tensor,
     logprobs: Tensor,
     graph: Option<Graph>,
-    /// Whether it has run, so that libraries have what they allocate.
+    /// Whether the pass has run before, so that libraries have allocated their workspaces.
     has_run: bool,
     /// Bytes that this rank exchanges in one run of the pass.
     traffic: Traffic,
@@ -152,7 +153,8 @@ impl From<CudaError> for RolloutError {
     }
 }
 
-/// The index of the GPU that holds `weights`, whose heads kernels must be able to read.
+/// Returns the index of the GPU that holds `weights`. Fails if kernels do not support the width of their
+/// heads.
 fn gpu_of(weights: &RolloutWeights) -> Result<usize, CudaError> {
     let Device::Cuda(device) = weights.frame.device() else {
         let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
@@ -166,11 +168,11 @@ fn gpu_of(weights: &RolloutWeights) -> Result<usize, CudaError> {
     Ok(device)
 }
 
-/// Limits of the runner, by the requests of one run.
+/// Limits of the runner, which follow from the requests of a run.
 pub(super) struct RunnerLimits {
     pub(super) max_rows: usize,
     pub(super) max_blocks: usize,
-    /// Whether a request penalises tokens that occurred.
+    /// Whether any request has a repetition penalty.
     pub(super) has_penalty: bool,
     pub(super) uses_graphs: bool,
 }
@@ -189,8 +191,8 @@ impl RunnerLimits {
 }
 
 impl<'a> CudaRunner<'a> {
-    /// Takes the memory of a decoder on the device of `weights`; work of this thread's present stream is done
-    /// before its own begins.
+    /// Allocates the buffers of a decoder on the device of `weights`. The decoder's work begins after that of
+    /// this thread's current stream.
     pub(super) fn new(
         weights: &'a RolloutWeights,
         cache: &'a mut KvCache,
@@ -248,7 +250,7 @@ impl<'a> CudaRunner<'a> {
         })
     }
 
-    /// One step of the first `rows` rows: as a graph where it has run before.
+    /// Runs one step of the first `rows` rows, as a CUDA graph if the pass has run before.
     fn decode(&mut self, rows: usize) -> Result<(), CudaError> {
         let mut pass = match self.passes.remove(&rows) {
             Some(pass) => pass,
@@ -369,7 +371,7 @@ impl<'a> CudaRunner<'a> {
         }
     }
 
-    /// Waits for all that was launched here.
+    /// Waits for all work that was launched by this runner.
     fn settle(&self) -> Result<(), CudaError> {
         let Some(peers) = &self.model.peers else { return Ok(self.stream.synchronize()?) };
         let end = Event::new(self.stream.device())?;
@@ -389,7 +391,7 @@ impl Drop for CudaRunner<'_> {
     }
 }
 
-/// Lets what comes later in `stream` wait for all that `other` was given so far.
+/// Makes later work of `stream` wait for all work that `other` has so far.
 fn follow(stream: &Stream, other: &Stream) -> Result<(), Error> {
     let event = Event::new(other.device())?;
     event.record(other)?;

@@ -63,7 +63,8 @@ impl WeightDigest {
         })
     }
 
-    /// Whether both have parameters of the same names, and equal digests of all that are not `trained`.
+    /// Whether both have parameters of the same names and equal digests of those that `trained` does not
+    /// select.
     pub(super) fn equals_beside(&self, other: &Self, trained: impl Fn(&str) -> bool) -> bool {
         let same = |((name, own), (theirs, other)): (&(String, u64), &(String, u64))| {
             name == theirs && (own == other || trained(name))

@@ -1,4 +1,4 @@
-//! The engine: sync of weights, generation, runs by commands, and release of memory.
+//! The engine: weight sync, generation, runs by commands, and release of memory.
 
 mod bounds;
 mod capacity;
@@ -31,26 +31,26 @@ pub use commands::{
 use inbox::Inbox;
 use run_loop::{Client, RunLoop};
 
-/// Rows beyond which a packed weight's layout no longer depends on their number.
+/// Number of rows above which the layout of a packed weight no longer depends on their number.
 const MAX_ROWS_HINT: usize = 64;
 
-/// Generates with packed copies of a decoder's linear layers and a paged key-value cache.
+/// Samples completions with packed copies of a decoder's linear layers and a paged key-value cache.
 #[derive(Debug)]
 pub struct RolloutEngine {
     options: RolloutOptions,
-    /// The tensor-parallel group of this rank.
+    /// Tensor-parallel group of this rank; `None` without one.
     ranks: Option<Arc<TpGroup>>,
     weights: Option<RolloutWeights>,
-    /// Packed base weights that a sleeping engine keeps where the adapter is unmerged.
+    /// Packed base weights that a sleeping engine keeps if adapters are unmerged.
     frozen_base: Option<RolloutWeights>,
     cache: Option<KvCache>,
-    /// Digests of what no sync needs to read again.
+    /// Cache of the digests of frozen parameters, which no sync needs to read again.
     digest_cache: KnownDigests,
-    /// Calls of [`Self::sync_weights`].
+    /// Number of calls of [`Self::sync_weights`].
     num_syncs: u64,
-    /// Bytes that the last of them brought.
+    /// Number of bytes that the last sync read from the trainer.
     synced_bytes: usize,
-    /// Number of captures of decoding steps that have failed since the engine was made.
+    /// Number of captures of decoding steps that have failed since the engine was created.
     num_failed_captures: u64,
     stats: RolloutStats,
     /// The routers' choices for the first sample of each request of the last call.
@@ -58,7 +58,7 @@ pub struct RolloutEngine {
 }
 
 impl RolloutEngine {
-    /// An engine without weights; it takes memory with the first [`Self::sync_weights`].
+    /// Creates an engine without weights, which takes memory with the first [`Self::sync_weights`].
     pub fn new(options: RolloutOptions) -> Self {
         Self {
             options,
@@ -75,22 +75,22 @@ impl RolloutEngine {
         }
     }
 
-    /// Lets this rank pack a shard, as one of `ranks`. All of them make the same calls with the
-    /// same requests, and get the same completions.
+    /// Makes this rank pack its shard of the weights as a member of the tensor-parallel group `ranks`. All
+    /// members must make the same calls with the same requests, and get the same completions.
     pub fn with_tp_group(self, ranks: Option<Arc<TpGroup>>) -> Self {
         Self { ranks, ..self }
     }
 
-    /// The size of the tensor-parallel group.
+    /// Number of ranks in the tensor-parallel group; 1 without one.
     pub fn num_shards(&self) -> usize {
         self.ranks.as_ref().map_or(AxisPlace::ALONE, |ranks| ranks.place()).size
     }
 
-    /// Packs the policy's weights, adapters folded in, as those of `policy_version`; returns what
-    /// [`WeightDigest::of`] gives for them. Nothing of earlier weights stays: no key or value outlives a call
-    /// of [`Self::generate`]. Where adapters are not folded in, a base that has not changed does stay, and
-    /// the adapter is copied. Where ranks share the policy all of them do so together; no more than two parts
-    /// of it are whole at once.
+    /// Packs the weights of `policy`, with merged adapters, as policy version `policy_version`, and returns
+    /// what [`WeightDigest::of`] returns for them. Cached keys and values are dropped after each call of
+    /// [`Self::generate`], so none were computed under earlier weights. If adapters are unmerged, an
+    /// unchanged base is kept and only the adapter is copied. Collective if the policy is sharded; at most
+    /// two FSDP units are unsharded at a time.
     ///
     /// # Errors
     /// [`RolloutError::OlderWeights`] when the engine already has a later version, [`RolloutError::Tensor`]
@@ -104,7 +104,7 @@ impl RolloutEngine {
         if let Some(current) = self.policy_version().filter(|&current| current > policy_version) {
             return Err(RolloutError::OlderWeights { current, offered: policy_version });
         }
-        // Old and new packed weights never exist together, and what an update has freed goes first.
+        // Frees old packed weights before new ones exist, and first memory that an update no longer needs.
         let policy: DecoderUnits<'_> = policy.into();
         let packing = self.packing(policy);
         let is_kept =
@@ -137,8 +137,8 @@ impl RolloutEngine {
         }
     }
 
-    /// Drops packed weights and the cache, whose memory goes back to the kernel, but a base without its
-    /// adapter; the next rollout needs [`Self::sync_weights`] first.
+    /// Frees the packed weights and the cache, and returns their memory to the kernel. A base with unmerged
+    /// adapters is kept, without the adapter. The next rollout needs [`Self::sync_weights`] first.
     pub fn sleep(&mut self) {
         if let Some(mut base) = self.weights.take().filter(|weights| weights.is_unmerged) {
             base.drop_adapter();
@@ -148,53 +148,53 @@ impl RolloutEngine {
         rlt_torch::release_free_memory();
     }
 
-    /// Drops the cache alone: the next rollout under the same weights packs nothing.
+    /// Frees only the cache: the next rollout under the same weights packs nothing.
     pub fn free_cache(&mut self) {
         self.cache = None;
         rlt_torch::release_free_memory();
     }
 
-    /// How often weights were synchronised so far.
+    /// Number of weight syncs so far.
     pub fn num_syncs(&self) -> u64 {
         self.num_syncs
     }
 
-    /// Bytes that the last [`Self::sync_weights`] brought from the trainer: what was packed, or the matrices
-    /// of the adapter as the trainer has them.
+    /// Number of bytes that the last [`Self::sync_weights`] read from the trainer: those of the packed
+    /// weights, or of the adapter's matrices in the trainer's dtype.
     pub fn synced_bytes(&self) -> usize {
         self.synced_bytes
     }
 
-    /// Number of captures of decoding steps as CUDA graphs that have failed since the engine was made.
+    /// Number of captures of decoding steps as CUDA graphs that have failed since the engine was created.
     pub fn num_failed_captures(&self) -> u64 {
         self.num_failed_captures
     }
 
-    /// Version of the weights that the engine holds.
+    /// Policy version of the weights that the engine holds; `None` without weights.
     pub fn policy_version(&self) -> Option<u64> {
         self.weights.as_ref().map(|weights| weights.policy_version)
     }
 
-    /// Counts of the last call of [`Self::generate`] or [`Self::run`].
+    /// Counters and times of the last call of [`Self::generate`] or [`Self::run`].
     pub fn stats(&self) -> RolloutStats {
         self.stats
     }
 
-    /// Takes the routers' choices of the last [`Self::generate`] for the first sample of each request: for
-    /// each of its tokens a digest of the experts in each layer that has some, of the pass that the token was
-    /// sampled from. Empty without experts.
+    /// Takes the routers' choices that the last [`Self::generate`] recorded for the first sample of each
+    /// request. There is one digest of the chosen experts for each token and each layer with experts, from
+    /// the pass in which the token was sampled. Empty for models without experts.
     pub fn take_routes(&mut self) -> Vec<Vec<u16>> {
         std::mem::take(&mut self.routes)
     }
 
-    /// Writes all samples of all requests; one list a request, in the order of its seeds.
+    /// Samples all completions of all requests; returns one list per request, in the order of its seeds.
     ///
-    /// `progress` is called after each step and may end the generation there, on all ranks that sample as
-    /// one.
+    /// `progress` is called after each step and may end the generation there, on all ranks of the
+    /// tensor-parallel group.
     ///
     /// # Errors
-    /// [`RolloutError`]; in particular [`RolloutError::StaleWeights`] when a parameter of `policy` differs
-    /// from what was synchronised.
+    /// [`RolloutError`]; in particular [`RolloutError::StaleWeights`] when a parameter of `policy` has
+    /// changed since the last sync.
     pub fn generate<'a>(
         &mut self,
         policy: impl Into<DecoderUnits<'a>>,
@@ -205,8 +205,8 @@ impl RolloutEngine {
         self.generate_streaming(policy, requests, detokenizer, progress, &mut |_, _| {})
     }
 
-    /// Writes samples as [`Self::generate`] does; `on_finish` is called with every completion as soon as its
-    /// last token is drawn, with the positions of its request and of its sample.
+    /// Samples as [`Self::generate`] does, and calls `on_finish` with each completion as soon as its last
+    /// token is sampled, with the indices of its request and of its sample.
     ///
     /// # Errors
     /// As [`Self::generate`].
@@ -233,18 +233,18 @@ impl RolloutEngine {
         Ok(completions.into_iter().map(|samples| samples.into_iter().flatten().collect()).collect())
     }
 
-    /// Works on what `commands` says, until nothing runs and no command can come any more. Sequences that are
-    /// paused or kept open then are dropped. Cache and rows have the size of the options:
-    /// [`RolloutOptions::max_concurrent`] sequences of the model's context, within the options' memory.
+    /// Executes `commands` until no sequence runs and the source of commands has ended. Sequences that are
+    /// then paused or kept open are dropped. The sizes of cache and batch follow from the options:
+    /// [`RolloutOptions::max_concurrent`] sequences of the model's context, within the options' memory limit.
     ///
-    /// `progress` is called after each step and may end the run there. `on_event` hears of every token and
-    /// completion, and of commands that could not be applied.
+    /// `progress` is called after each step and may end the run there. `on_event` gets every token and
+    /// completion, and commands that could not be applied.
     ///
     /// In a tensor-parallel group all ranks make this call. The source of the first rank gives the commands,
     /// the others' sources are not asked, and all ranks get the same events.
     ///
     /// # Errors
-    /// [`RolloutError::StaleWeights`] when a parameter of `policy` differs from what was synchronised,
+    /// [`RolloutError::StaleWeights`] when a parameter of `policy` has changed since the last sync,
     /// [`RolloutError::Ranks`] when a rank of the group is lost, or the error of a step.
     pub fn run<'a>(
         &mut self,
@@ -260,7 +260,7 @@ impl RolloutEngine {
         self.drive(policy.into(), detokenizer, Work::Commands, client)
     }
 
-    /// Runs the loop with the capacity that the work needs.
+    /// Runs the loop with a cache and a batch of the size that `work` needs.
     fn drive(
         &mut self,
         policy: DecoderUnits<'_>,
@@ -304,17 +304,17 @@ impl RolloutEngine {
     }
 }
 
-/// The work of a run.
+/// The work of a run: given requests, or commands.
 #[derive(Clone, Copy)]
 enum Work<'a> {
-    /// Samples of these requests.
+    /// Samples the completions of these requests.
     Requests(&'a [RolloutRequest]),
-    /// Whatever commands say.
+    /// Executes the commands of a source.
     Commands,
 }
 
 impl<'a> Work<'a> {
-    /// The requests that are known at the begin.
+    /// Requests that are known when the run begins.
     fn requests(self) -> &'a [RolloutRequest] {
         match self {
             Self::Requests(requests) => requests,
@@ -323,7 +323,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Returns the runner of the device that holds `weights`.
+/// Creates the runner of the device that holds `weights`.
 fn runner_on<'a>(
     weights: &'a RolloutWeights,
     cache: &'a mut KvCache,

@@ -1,7 +1,7 @@
-//! The rollout as a role: prompts in, this rank's share of the completions out.
+//! The rollout role: samples completions of prompts and returns those that this rank judges.
 //!
-//! Prompts are assigned to tensor-parallel groups, whose ranks sample them together. Nothing is exchanged
-//! here; the rewards role gathers all judged samples.
+//! Prompts are assigned to tensor-parallel groups, whose ranks sample them together. The rewards role gathers
+//! the judged samples of all ranks.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -25,41 +25,42 @@ use crate::roles::actor::ActorRole;
 use crate::roles::reward::{ExternalFunctions, Judging};
 use crate::roles::step_context::StepContext;
 
-/// Samples completions with the actor's weights.
+/// Role that samples completions with the actor's weights.
 pub struct RolloutRole {
-    /// Shared with the hook that frees its memory when sampling ends.
+    /// Rollout engine, shared with the hook that frees its memory when sampling ends.
     engine: Rc<RefCell<RolloutEngine>>,
     pub(crate) tokenizer: Tokenizer,
     spec: RolloutSpec,
     ranks: Ranks,
-    /// External functions, which judge completions while others are still sampled.
+    /// External reward functions, which judge completions while others are still being sampled.
     external: ExternalFunctions,
     context: Rc<StepContext>,
-    /// Policy version that sampled the latest batch.
+    /// Policy version that sampled the last batch.
     last_version: u64,
-    /// Number of batches that this version has sampled.
+    /// Number of batches that this policy version has sampled.
     num_batches: u64,
 }
 
-/// How a set of prompts is sampled.
+/// Sampling parameters of a set of prompts.
 #[derive(Clone, Debug)]
 struct SamplingPlan {
     phase: Phase,
     usage: SeedUse,
-    /// Position of the samples' seeds, before prompt and sample.
+    /// Numbers from which the samples' seeds are derived, before the indices of prompt and sample.
     seed_parts: Vec<u64>,
     params: SamplingParams,
     num_samples: u32,
 }
 
-/// Completions of a set of prompts: on each rank those that it is to judge.
+/// Completions of a set of prompts that this rank judges.
 #[derive(Debug)]
 pub struct Sampled {
-    /// All prompts of the set, also those that other ranks sample.
+    /// All prompts of the set, including those that other ranks sample.
     pub prompts: Vec<Arc<Prompt>>,
-    /// The completions to judge here, with their prompt's place; `None` where this rank was asked to stop.
+    /// Completions that this rank judges, each group with the index of its prompt; `None` if this rank was
+    /// asked to stop.
     pub(crate) own: Option<Vec<(usize, Vec<Completion>)>>,
-    /// The completions on their way to functions that are computed elsewhere; `None` without any.
+    /// Requests of external reward functions in flight; `None` if there are no such functions.
     pub(crate) judging: Option<Judging>,
     pub(crate) assignment: SampleAssignment,
     pub(crate) policy_version: u64,
@@ -70,9 +71,9 @@ pub struct Sampled {
 /// Sampling cost, of one engine or summed over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SamplingCost {
-    /// Sequences that found no room in the cache and were computed again.
+    /// Number of preemptions: sequences that ran out of cache blocks and were computed again.
     pub num_preemptions: u64,
-    /// The largest of the caches.
+    /// Size of the largest cache in bytes.
     pub cache_bytes: u64,
 }
 
@@ -86,7 +87,7 @@ impl SamplingCost {
         self.cache_bytes = self.cache_bytes.max(other.cache_bytes);
     }
 
-    /// `rollout/num_preemptions` and `rollout/kv_cache_gb`.
+    /// Returns the metrics `rollout/num_preemptions` and `rollout/kv_cache_gb`.
     pub(crate) fn metrics(self) -> Metrics {
         Metrics::from([
             ("rollout/num_preemptions".to_owned(), self.num_preemptions as f64),
@@ -96,7 +97,7 @@ impl SamplingCost {
 }
 
 impl RolloutRole {
-    /// The role of `engine`, which frees its memory when sampling ends.
+    /// Creates the role of `engine`, which frees its memory when sampling ends.
     pub(crate) fn new(
         engine: RolloutEngine,
         tokenizer: Tokenizer,
@@ -115,8 +116,8 @@ impl RolloutRole {
         Self { engine, tokenizer, spec, ranks, external, context, last_version: 0, num_batches: 0 }
     }
 
-    /// Samples a group of completions of each prompt, as `spec.rollout` says. A further call in the same step
-    /// draws other samples.
+    /// Samples a group of completions for each prompt, with the settings of `spec.rollout`. A second call in
+    /// the same step returns different samples.
     ///
     /// # Errors
     /// [`StepError::Rollout`], [`StepError::Ranks`].
@@ -134,7 +135,7 @@ impl RolloutRole {
         self.sample_by(policy, prompts, &plan)
     }
 
-    /// The greedy completion of each prompt.
+    /// Returns the greedy completion of each prompt.
     ///
     /// # Errors
     /// As [`Self::sample`].
@@ -153,8 +154,8 @@ impl RolloutRole {
         self.sample_by(policy, prompts, &plan)
     }
 
-    /// Samples held-out prompts as `spec.rollout.heldOut` says: with the same seeds at every evaluation, so
-    /// that two evaluations differ by the weights alone.
+    /// Samples held-out prompts with the settings of `spec.rollout.heldOut`. Every evaluation uses the same
+    /// seeds, so that two evaluations differ only by the weights.
     ///
     /// # Errors
     /// As [`Self::sample`].
@@ -178,13 +179,13 @@ impl RolloutRole {
         self.engine.borrow_mut().sleep();
     }
 
-    /// Frees the cache. Packed weights stay for the next sampling under the same policy; whichever role
-    /// computes before it frees them.
+    /// Frees the cache and keeps the packed weights for the next sampling under the same policy. A role that
+    /// computes before then frees the weights.
     pub(crate) fn free_cache(&self) {
         self.engine.borrow_mut().free_cache();
     }
 
-    /// How often weights were packed so far.
+    /// Number of weight syncs so far.
     pub fn num_weight_syncs(&self) -> u64 {
         self.engine.borrow().num_syncs()
     }
@@ -269,8 +270,8 @@ impl RolloutRole {
         Ok(())
     }
 
-    /// Lets the engine hold the actor's weights of `policy_version`, if it does not yet. Where ranks share
-    /// the model all of them take part.
+    /// Packs the actor's weights of `policy_version` unless the engine has them. Collective if the model is
+    /// sharded.
     fn sync_weights(&self, policy: &ActorRole, policy_version: u64) -> Result<(), RolloutError> {
         let mut engine = self.engine.borrow_mut();
         if engine.policy_version() != Some(policy_version) {
@@ -293,7 +294,7 @@ impl RolloutRole {
         }
     }
 
-    /// The completions of all requests; `None` where this rank was asked to stop.
+    /// Samples the completions of all requests; `None` if this rank was asked to stop.
     fn generate(
         &self,
         policy: &ActorRole,

@@ -55,7 +55,8 @@ pub(super) trait Runner {
     /// a rank of its tensor-parallel group is known to. Fails on all ranks that sampled different tokens.
     fn agrees_to_stop(&mut self, wants_stop: bool, step: usize) -> Result<bool, RolloutError>;
 
-    /// Ends the run after its last step. Returns whether a rank wants to stop that no step could tell.
+    /// Ends the run after its last step. Returns whether a rank has made a stop request that no step
+    /// reported.
     fn finish(&mut self) -> Result<bool, RolloutError>;
 }
 

@@ -135,7 +135,7 @@ fn has_base(
 }
 
 impl PackedLayer {
-    /// Packs a layer by its projections, with unmerged adapters: in full, or this rank's shard by `cut`.
+    /// Packs the projections of a layer, with unmerged adapters: in full, or this rank's shard by `cut`.
     pub(super) fn of_projections(
         layer: &DecoderLayer,
         cut: &TpCut<'_>,

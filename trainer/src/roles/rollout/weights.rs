@@ -135,7 +135,8 @@ impl RolloutWeights {
         TpProjections { layer: &self.layers[layer_idx], ranks: self.ranks.as_deref(), routes }
     }
 
-    /// Tokens that are never sampled: image placeholders, which would have no image in a completion.
+    /// Returns the tokens that are never sampled: image placeholders, which would have no image in a
+    /// completion.
     pub(super) fn banned(&self) -> Vec<TokenId> {
         let vision = self.frame.config.vision.as_ref();
         vision.map_or_else(Vec::new, |vision| {
@@ -158,8 +159,8 @@ impl RolloutWeights {
         &self.layers[layer_idx]
     }
 
-    /// The largest value of `of` for products on a device with unmerged adapters; `None` if it is 0, or there
-    /// are no such products.
+    /// Returns the largest value of `of` over the device products with unmerged adapters; `None` if it is 0,
+    /// or if there are no such products.
     pub(super) fn largest_beside(&self, of: impl Fn(&DeviceProduct) -> usize) -> Option<usize> {
         let products = self.layers.iter().flat_map(|layer| {
             let block = match &layer.feed_forward {

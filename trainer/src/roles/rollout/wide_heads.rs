@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_and_heads_that_fit_are_left_alone() {
+    fn heads_on_a_cpu_and_heads_that_fit_are_not_padded() {
         for (device, own) in [(Device::Cpu, 6), (Device::Cuda(0), 64)] {
             assert_eq!(HeadLayout::on(device, own, None).filled, own);
         }

@@ -68,7 +68,7 @@ fn a_rank_that_cannot_write_costs_that_checkpoint_on_all_ranks_and_no_other() {
 
 /// The file of rank 1 is cut off while it is completed.
 #[test]
-fn a_file_that_is_not_what_was_written_is_never_committed() {
+fn a_file_that_differs_from_what_was_written_is_never_committed() {
     let dir = tempfile::tempdir().unwrap();
     let said = on_ranks(SIZE, |ranks| {
         let mut store = store(&ranks, dir.path());

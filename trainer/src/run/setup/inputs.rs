@@ -63,7 +63,7 @@ impl Inputs {
     /// Finds and opens the inputs of a job that runs on `device`.
     ///
     /// # Errors
-    /// [`TrainError`], which names what does not fit.
+    /// [`TrainError`], which names the mismatch.
     pub(super) fn load(
         spec: &ResolvedSpec,
         device: Device,

@@ -1,4 +1,4 @@
-//! The roles of a run, made of the manifest's settings.
+//! Creates the roles of a run from the manifest's settings.
 
 use std::rc::Rc;
 
@@ -25,28 +25,28 @@ use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
 use crate::storage::run_folder::RunFolder;
 
-/// The part of the seed of weights that is the critic's adapter.
+/// Number from which the seed of the critic's adapter is derived.
 const CRITIC_ADAPTER: u64 = 1;
 
-/// Settings and objects that all roles of a run are made of.
+/// Settings and objects from which all roles of a run are created.
 pub(super) struct RoleSetup<'a> {
-    /// The manifest, with all choices made.
+    /// Manifest with all choices resolved.
     pub(super) spec: &'a ResolvedSpec,
-    /// The run folder.
+    /// Run folder of the job.
     pub(super) folder: &'a RunFolder,
-    /// The ranks of the actor's updates.
+    /// Ranks in updates of the actor.
     pub(super) ranks: &'a Ranks,
     /// FSDP meshes of the roles other than the actor.
     pub(super) meshes: &'a RoleMeshes,
-    /// The context to which roles report.
+    /// Shared state of the steps, to which roles report.
     pub(super) context: &'a Rc<StepContext>,
 }
 
 impl RoleSetup<'_> {
-    /// The rollout, whose engine samples on `device`.
+    /// Creates the rollout role, whose engine samples on `device`.
     ///
     /// # Errors
-    /// [`TrainError`] if the engine's share of memory is not known, or a rank is lost.
+    /// [`TrainError`] if the memory limit of the engine cannot be determined, or a rank is lost.
     pub(super) fn rollout(
         &self,
         tokenizer: Tokenizer,
@@ -59,7 +59,7 @@ impl RoleSetup<'_> {
         Ok(RolloutRole::new(engine, tokenizer, spec.rollout.clone(), ranks.clone(), external, context))
     }
 
-    /// The rewards, scored by the functions of `pool` and by `models`.
+    /// Creates the rewards role, which scores by the functions of `pool` and by `models`.
     pub(super) fn rewards(&self, pool: RewardPool, models: RewardModels) -> RewardsRole {
         RewardsRole {
             pool,
@@ -70,7 +70,7 @@ impl RoleSetup<'_> {
         }
     }
 
-    /// The actor, which is trained in `num_steps` steps.
+    /// Creates the actor's role, which is trained for `num_steps` steps.
     pub(super) fn actor(&self, actor: Actor, num_steps: u64) -> ActorRole {
         let spec = self.spec;
         ActorRole {
@@ -83,7 +83,7 @@ impl RoleSetup<'_> {
         }
     }
 
-    /// The reference policy with the KL term that reads it.
+    /// Creates the reference's role with the KL term that reads it.
     pub(super) fn reference(&self, policy: Reference) -> ReferenceRole {
         let Self { spec, folder, meshes, .. } = *self;
         let kl = spec.algorithm.policy_gradient.as_ref().map_or(Kl::None, |algorithm| algorithm.kl.clone());
@@ -102,7 +102,7 @@ impl RoleSetup<'_> {
         }
     }
 
-    /// The critic, which `ranks` compute once it is copied from the actor.
+    /// Creates the critic's role, computed by `ranks` once the critic is copied from the actor.
     pub(super) fn critic(&self, ranks: Ranks) -> CriticRole {
         let Self { spec, folder, meshes, .. } = *self;
         let critic = spec.algorithm.policy_gradient.as_ref().and_then(|algorithm| algorithm.critic.clone());
@@ -138,7 +138,7 @@ fn portions(spec: &ResolvedSpec, max_tokens: u32) -> Portions {
     }
 }
 
-/// The statuses that are masked from the loss.
+/// Returns the reward statuses whose samples are masked out of the loss.
 fn masked_statuses(rewards: &spec::RewardsSpec) -> Vec<RewardStatus> {
     let policies = [(RewardStatus::Timeout, rewards.on_timeout), (RewardStatus::Infra, rewards.on_error)];
     let is_masked = |(_, policy): &(_, _)| *policy == spec::RewardErrorPolicy::Mask;
@@ -184,7 +184,7 @@ fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
     }
 }
 
-/// The learning rate rises over a tenth of the steps and then stays.
+/// Learning rates of the cold start: a warm-up over a tenth of the steps, then constant.
 fn cold_start_schedule(spec: &ResolvedColdStart) -> Schedule {
     Schedule {
         learning_rate: spec.learning_rate,

@@ -54,7 +54,7 @@ pub enum CheckpointError {
         /// SHA-256 now, hexadecimal.
         got: String,
     },
-    /// An offloaded tensor, into which a checkpoint is loaded, could not be read or written back.
+    /// An offloaded tensor, into which a checkpoint is loaded, could not be fetched or written back.
     #[error("failed to load tensors into offload storage")]
     Rest(#[from] rlt_torch::Error),
     /// A JSON file of a checkpoint does not parse.
@@ -139,7 +139,7 @@ pub enum CheckpointError {
         cause: String,
     },
     /// The thread that saves could not be started, or ended early.
-    #[error("failed to save beside the training")]
+    #[error("failed to run the thread that saves a checkpoint")]
     Thread {
         /// Error of the operating system.
         source: io::Error,

@@ -1,29 +1,29 @@
 //! The identity of the run that a checkpoint belongs to.
 //!
-//! It is in the state of every checkpoint, and in the file `run.json` of a prefix of copies. Checkpoints and
-//! prefixes of releases that wrote no identity have none, and belong to whoever names them.
+//! The state of every checkpoint contains the identity, and so does the file `run.json` of a prefix with
+//! copies. Checkpoints and prefixes of older releases have no identity, and any run may use them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Checkpoint, CheckpointError};
 
-/// The field of a checkpoint's state with the identity of its run.
+/// Field of a checkpoint's state that contains the identity of its run.
 const STATE_FIELD: &str = "run";
-/// Characters of a value that an error quotes.
+/// Maximum number of characters of a value that an error quotes.
 const MAX_QUOTED: usize = 100;
 
-/// The identity of a run.
+/// Identity of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunIdentity {
-    /// Namespace and name of the job, `default/math`, or the name alone outside of a cluster.
+    /// Namespace and name of the job, such as `default/math`; outside of a cluster only the name.
     pub run: String,
-    /// The resolved `spec` without the fields that a continuation of the run may change.
+    /// Resolved `spec` without the fields that a continuation of the run may change.
     pub spec: Value,
 }
 
 impl RunIdentity {
-    /// Says how the run `other` differs from this one, in words that continue a sentence; `None` for the same
+    /// Describes how the run `other` differs from this one, as the end of a sentence; `None` for the same
     /// run.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
         if self.run != other.run {
@@ -36,16 +36,16 @@ impl RunIdentity {
         ))
     }
 
-    /// The first setting below the JSON pointer `at` that `saved` and this run have with different values:
-    /// its path, the saved value, and this run's.
+    /// Returns the first setting below the JSON pointer `at` that differs between `saved` and this run: its
+    /// path, the saved value, and this run's value.
     pub(crate) fn differing_setting(&self, saved: &Self, at: &str) -> Option<(String, String, String)> {
         let root = format!("spec{}", at.replace('/', "."));
         first_difference(root, saved.spec.pointer(at)?, self.spec.pointer(at)?)
     }
 }
 
-/// The first leaf that differs, with its path. A field that only one side has is no difference: releases add
-/// and remove fields, with defaults that act as before.
+/// Returns the first leaf that differs, with its path. A field that only one side has is not a difference,
+/// because releases add and remove fields whose defaults change nothing.
 fn first_difference(path: String, there: &Value, here: &Value) -> Option<(String, String, String)> {
     if let (Value::Object(there), Value::Object(here)) = (there, here) {
         return there
@@ -63,10 +63,11 @@ fn first_difference(path: String, there: &Value, here: &Value) -> Option<(String
 }
 
 impl Checkpoint {
-    /// The identity of the run that saved the checkpoint; `None` for one of a release that wrote none.
+    /// Returns the identity of the run that saved the checkpoint; `None` for a checkpoint of a release that
+    /// wrote no identity.
     ///
     /// # Errors
-    /// [`CheckpointError::Parse`] for an identity of another form.
+    /// [`CheckpointError::Parse`] if the identity cannot be parsed.
     pub fn identity(&self) -> Result<Option<RunIdentity>, CheckpointError> {
         self.state_field(STATE_FIELD)
     }

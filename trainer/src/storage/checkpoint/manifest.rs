@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn names_holes_overlaps_and_bytes_out_of_range() {
+    fn gaps_overlaps_and_bytes_out_of_range_are_named() {
         assert!(problem(&[4], vec![piece(&[0], &[3], 0)]).contains("do not fill shape [4]"));
         let twice = vec![piece(&[0], &[2], 0), piece(&[1], &[2], 8)];
         assert!(problem(&[4], twice).contains("overlaps"));

@@ -85,7 +85,7 @@ fn a_checkpoint_of_many_writers_is_complete() {
 }
 
 #[test]
-fn a_rank_reads_no_file_but_those_that_hold_what_it_needs() {
+fn a_rank_reads_only_the_files_that_contain_its_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let folder = save(dir.path(), 5);
     let digest = Checkpoint::open(&folder).unwrap().manifest().sha256.clone();

@@ -1,6 +1,6 @@
 //! The folder of all checkpoints of a run: commit, choice of the newest complete one, retention.
 //!
-//! The folder itself is the only record; a list kept in memory would be forgotten by a restart.
+//! The folder itself is the only list of checkpoints, because a list in memory would not survive a restart.
 
 use std::fs;
 use std::io;
@@ -16,22 +16,22 @@ use super::save::{self, UnsyncedShard, WrittenShard};
 use super::storage::{FileSystem, Storage};
 use super::{CheckpointContent, CheckpointError};
 
-/// A folder being written.
+/// Prefix of a temporary folder into which a checkpoint is written.
 const SAVING: &str = ".saving-";
-/// A sign by which processes see that they share the folder.
+/// Prefix of a marker file by which processes find out that they share the folder.
 const SIGN: &str = ".shared-";
-/// A folder that lost its place to a newer one of the same step.
+/// Prefix of a folder that a newer checkpoint of the same step has replaced.
 const REPLACED: &str = ".replaced-";
-/// A folder being removed.
+/// Prefix of a folder that is being removed.
 const REMOVING: &str = ".removing-";
 
-/// The checkpoints of one run.
+/// Folder of the checkpoints of one run.
 pub struct CheckpointStore {
     dir: PathBuf,
     keep: usize,
     storage: Box<dyn Storage>,
     resumed_from: Option<PathBuf>,
-    /// The step whose checkpoint stays however old it is.
+    /// Step whose checkpoint is never removed.
     protected: Option<u64>,
     copies: Option<Copies>,
 }
@@ -39,56 +39,56 @@ pub struct CheckpointStore {
 /// Uploads of committed checkpoints to another address.
 struct Copies {
     uri: String,
-    /// The run to which they belong.
+    /// Run to which the copies belong.
     run: RunIdentity,
     uploads: Uploads,
 }
 
-/// The result of a save.
+/// A checkpoint that was saved by this process.
 #[derive(Debug)]
 pub struct Saved {
-    /// The committed folder.
+    /// Path of the committed folder.
     pub path: PathBuf,
-    /// Bytes of all its files.
+    /// Total size of its files in bytes.
     pub num_bytes: u64,
 }
 
-/// The newest checkpoint that is complete, and why newer ones are not it.
+/// The newest complete checkpoint, and the reasons why newer ones were skipped.
 #[derive(Debug)]
 pub struct Latest {
-    /// None where no checkpoint is complete.
+    /// Newest complete checkpoint; `None` if there is none.
     pub checkpoint: Option<Checkpoint>,
-    /// One error for every damaged checkpoint that was passed over, each naming the file.
+    /// Error of every damaged checkpoint that was skipped, each naming the file.
     pub skipped: Vec<CheckpointError>,
 }
 
-/// A checkpoint that exists, as its manifest describes it; its bytes were not read again.
+/// A committed checkpoint, described by its manifest. Its files were not verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommittedCheckpoint {
     /// Number of finished steps, which names the checkpoint.
     pub step: u64,
-    /// The committed folder.
+    /// Path of the committed folder.
     pub path: PathBuf,
     /// SHA-256 of its manifest, hexadecimal.
     pub digest: String,
-    /// Files of tensors, one of each rank that has written.
+    /// Number of files with tensors, one for each rank that wrote.
     pub num_shards: u32,
-    /// Time at which it was written.
+    /// Time at which the checkpoint was written.
     pub time: SystemTime,
 }
 
 impl CheckpointStore {
-    /// Opens the folder `dir`, creating it where missing, and removes leftovers of a crash. After
-    /// each save the newest `keep` checkpoints stay, at least one.
+    /// Opens the folder `dir`, creates it if it does not exist, and removes leftovers of a crash. After each
+    /// save the newest `keep` checkpoints are kept, at least one.
     ///
     /// # Errors
-    /// The folder cannot be created, listed or cleaned.
+    /// When the folder cannot be created, listed or cleaned.
     pub fn open(dir: &Path, keep: usize) -> Result<Self, CheckpointError> {
         Self::with_storage(dir, keep, Box::new(FileSystem))
     }
 
-    /// The folder `dir` as a rank sees it whose leader has opened it: it writes shards there, and removes
-    /// nothing.
+    /// Returns a view of the folder `dir` for a rank whose leader has opened it. It writes shards there and
+    /// removes nothing.
     pub fn follow(dir: &Path) -> Self {
         Self {
             dir: dir.to_path_buf(),
@@ -100,10 +100,10 @@ impl CheckpointStore {
         }
     }
 
-    /// Leaves a sign in the folder by which other processes see that theirs is the same one; its name.
+    /// Creates a marker file, by which other processes see that they use the same folder; returns its name.
     ///
     /// # Errors
-    /// The sign cannot be left.
+    /// When the marker file cannot be created.
     pub fn leave_sign(&self) -> Result<String, CheckpointError> {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let name = format!("{SIGN}{}-{}", std::process::id(), since.as_nanos());
@@ -112,12 +112,12 @@ impl CheckpointStore {
         Ok(name)
     }
 
-    /// Whether process `writer_idx` finds the sign `name` in its folder and may write there.
+    /// Whether process `writer_idx` finds the marker file `name` in its folder and may write there.
     pub fn sees_sign(&self, name: &str, writer_idx: usize) -> bool {
         self.storage.create_dir(&self.dir.join(name).join(writer_idx.to_string())).is_ok()
     }
 
-    /// Removes the sign, as far as that is possible.
+    /// Removes the marker file; errors are ignored.
     pub fn remove_sign(&self, name: &str) {
         // Leftovers are removed at the next open.
         let _ = self.storage.remove_dir_all(&self.dir.join(name));
@@ -141,18 +141,18 @@ impl CheckpointStore {
         Ok(store)
     }
 
-    /// Copies later checkpoints of `run` to `uri`, beside the training, and keeps as many there.
+    /// Copies later checkpoints of `run` to `uri` on a separate thread, and keeps the same number of copies.
     ///
     /// # Errors
-    /// [`CopyError`] for an address that cannot work.
+    /// [`CopyError`] for an invalid address.
     pub fn copied_to(self, uri: &str, run: &RunIdentity) -> Result<Self, CopyError> {
         let uploads = Uploads::start(uri, self.keep, run)?;
         let copies = Copies { uri: uri.to_owned(), run: run.clone(), uploads };
         Ok(Self { copies: Some(copies), ..self })
     }
 
-    /// Protects the committed checkpoint of `step` from removal, and that of an earlier call no more. Of
-    /// copies, that of the earlier call is protected until `step` has its own.
+    /// Protects the committed checkpoint of `step` from removal, instead of that of an earlier call. The copy
+    /// of the earlier checkpoint stays protected until `step` has a copy.
     pub fn protect(&mut self, step: Option<u64>) {
         self.protected = step;
         if let (Some(copies), Some(step)) = (&self.copies, step) {
@@ -164,32 +164,34 @@ impl CheckpointStore {
     /// user.
     ///
     /// # Errors
-    /// The store cannot be reached or refuses, or the copies belong to another run.
+    /// When the object store cannot be reached or rejects the credentials, or the copies belong to another
+    /// run.
     pub fn fetch_newer(&self) -> Result<Vec<String>, CopyError> {
         let Some(Copies { uri, run, .. }) = &self.copies else { return Ok(Vec::new()) };
         let here = self.newest_first()?.into_iter().find_map(|(_, order)| order.ok());
         copies::fetch_newer(uri.as_str(), run, &self.dir, here.map(|(save_index, _)| save_index))
     }
 
-    /// The newest step that has a copy; `None` where there is no such place, or nothing in it yet.
+    /// Newest step that has a complete copy; `None` without copies.
     pub fn copied_step(&self) -> Option<u64> {
         self.copies.as_ref().and_then(|copies| copies.uploads.copied_step())
     }
 
-    /// Waits for the copy of the newest checkpoint for as long as it advances, and `patience` longer.
+    /// Waits for the copy of the newest checkpoint. Gives up `patience` after the object store has last
+    /// received bytes.
     ///
     /// # Errors
-    /// [`CopyError::NotCopied`]; the checkpoint itself is as it was.
+    /// [`CopyError::NotCopied`]; the checkpoint itself is unchanged.
     pub fn finish_copies(&self, patience: Duration) -> Result<(), CopyError> {
         self.copies.as_ref().map_or(Ok(()), |copies| copies.uploads.finish(patience))
     }
 
-    /// Writes a checkpoint of `step` finished steps that this process has all of, and commits it; see
+    /// Writes and commits a checkpoint of `step` finished steps whose tensors this process has in full; see
     /// [`Self::commit`].
     ///
     /// # Errors
-    /// As [`Self::begin`], [`Self::write`], [`UnsyncedShard::complete`] and [`Self::commit`]; nothing is left
-    /// of it then.
+    /// As [`Self::begin`], [`Self::write`], [`UnsyncedShard::complete`] and [`Self::commit`]; the incomplete
+    /// checkpoint is then removed.
     pub fn save(&mut self, step: u64, content: &CheckpointContent) -> Result<Saved, CheckpointError> {
         let tensors = content.tensors.iter();
         let parts: Vec<TensorPart> =
@@ -205,10 +207,11 @@ impl CheckpointStore {
         }
     }
 
-    /// Makes room for a checkpoint of `step` finished steps: only then may processes write their shards.
+    /// Creates the temporary folder of a checkpoint of `step` finished steps, into which processes then write
+    /// their shards.
     ///
     /// # Errors
-    /// Leftovers of an earlier save cannot be removed, or the folder not be created.
+    /// When leftovers of an earlier save cannot be removed, or the folder cannot be created.
     pub fn begin(&self, step: u64) -> Result<(), CheckpointError> {
         let (storage, temporary) = (&*self.storage, self.temporary(step));
         if temporary.exists() {
@@ -219,12 +222,12 @@ impl CheckpointStore {
         storage.create_dir(&temporary).map_err(CheckpointError::folder("create folder", &temporary))
     }
 
-    /// Writes the pieces of process `writer_idx` into the page cache: syncing can wait
-    /// ([`UnsyncedShard::complete`]), and the tensors may change.
+    /// Writes the pieces of process `writer_idx` into the page cache. The tensors may change afterwards; the
+    /// file is synced later by [`UnsyncedShard::complete`].
     ///
     /// # Errors
-    /// The file cannot be written, for example because the disk is full; a tensor has no storable dtype; two
-    /// tensors share a name.
+    /// When the file cannot be written, for example because the disk is full, when a tensor's dtype cannot be
+    /// stored, or when two tensors share a name.
     pub fn write(
         &self,
         step: u64,
@@ -235,12 +238,12 @@ impl CheckpointStore {
         UnsyncedShard::write(&*self.storage, &self.temporary(step), name, parts)
     }
 
-    /// Commits the checkpoint of `step` that all processes have written; then removes the oldest ones beyond
-    /// `keep`. A checkpoint of the same step is replaced. On an error the temporary folder is removed as far
-    /// as possible, every earlier checkpoint is as it was, and the store can be used again.
+    /// Commits the checkpoint of `step` that all processes have written, then removes the oldest checkpoints
+    /// beyond `keep`. A checkpoint of the same step is replaced. After an error the temporary folder is
+    /// removed if possible, all earlier checkpoints are unchanged, and the store can be used again.
     ///
     /// # Errors
-    /// A file or folder cannot be written; a piece of a tensor is missing.
+    /// When a file or folder cannot be written, or a piece of a tensor is missing.
     pub fn commit(
         &mut self,
         step: u64,
@@ -262,7 +265,7 @@ impl CheckpointStore {
         Ok(saved)
     }
 
-    /// Removes an uncommitted save of `step`, as far as possible.
+    /// Removes an uncommitted save of `step`; errors are ignored.
     pub fn abandon(&self, step: u64) {
         let temporary = self.temporary(step);
         if temporary.exists() {
@@ -271,11 +274,11 @@ impl CheckpointStore {
         }
     }
 
-    /// The newest checkpoint whose every byte is right. From now on this store never removes it, because the
-    /// run needs it until it has saved one of its own.
+    /// Returns the newest checkpoint whose files are all verified. This store never removes it from now on,
+    /// because the run needs it until it has saved a checkpoint of its own.
     ///
     /// # Errors
-    /// The folder cannot be listed. Damaged checkpoints are no error here: they are in [`Latest::skipped`].
+    /// When the folder cannot be listed. Damaged checkpoints are reported in [`Latest::skipped`] instead.
     pub fn latest_complete(&mut self) -> Result<Latest, CheckpointError> {
         let mut skipped = Vec::new();
         for (path, order) in self.newest_first()? {
@@ -294,19 +297,19 @@ impl CheckpointStore {
         Ok(Latest { checkpoint: None, skipped })
     }
 
-    /// Every checkpoint that exists and has a manifest that can be read, in the order in which they were
-    /// saved: the last one is the one that a restart continues from.
+    /// Returns every committed checkpoint with a readable manifest, in the order in which they were saved. A
+    /// restart continues from the last one.
     ///
     /// # Errors
-    /// The folder cannot be listed.
+    /// When the folder cannot be listed.
     pub fn committed(&self) -> Result<Vec<CommittedCheckpoint>, CheckpointError> {
         let candidates = self.newest_first()?;
         let readable = candidates.into_iter().rev().filter(|(_, order)| order.is_ok());
         Ok(readable.filter_map(|(path, _)| committed_checkpoint(path).ok()).collect())
     }
 
-    /// Opens and verifies one checkpoint by its folder, inside or outside of this store. From now on this
-    /// store never removes it.
+    /// Opens and verifies the checkpoint in the folder `path`, inside or outside of this store, which never
+    /// removes it from now on.
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
@@ -331,7 +334,7 @@ impl CheckpointStore {
         Ok(num_bytes)
     }
 
-    /// Gives the finished folder its name.
+    /// Renames the finished folder to its final name.
     fn rename(&self, temporary: &Path, path: &Path) -> Result<(), CheckpointError> {
         let storage = &*self.storage;
         if !path.exists() {
@@ -398,7 +401,7 @@ impl CheckpointStore {
         Ok(newest.map_or(0, |(save_index, _)| save_index) + 1)
     }
 
-    /// All committed folders, unreadable ones first, then by save index and step from the newest on.
+    /// Returns all committed folders: unreadable ones first, then by save index and step, newest first.
     fn newest_first(&self) -> Result<Vec<Candidate>, CheckpointError> {
         let folders = self.entries()?.into_iter().filter_map(|(path, name)| Some((path, step_of(&name)?)));
         let mut ordered: Vec<_> = folders.map(|(path, step)| (save_order(&path, step), path)).collect();
@@ -418,7 +421,7 @@ impl CheckpointStore {
         Ok(entries.into_iter().filter_map(|(path, name)| Some((path, name.into_string().ok()?))).collect())
     }
 
-    /// The folder in which a checkpoint is written.
+    /// Temporary folder into which a checkpoint is written.
     fn temporary(&self, step: u64) -> PathBuf {
         self.dir.join(format!("{SAVING}{}", folder_name(step)))
     }
@@ -429,10 +432,10 @@ impl CheckpointStore {
     }
 }
 
-/// A committed folder and its place in the order, or why its manifest cannot be read.
+/// A committed folder with its sort key, or the error of reading its manifest.
 type Candidate = (PathBuf, Result<SaveOrder, CheckpointError>);
 
-/// Save index and step: the order of checkpoints.
+/// Save index and step, by which checkpoints are ordered.
 pub(super) type SaveOrder = (u64, u64);
 
 fn committed_checkpoint(path: PathBuf) -> Result<CommittedCheckpoint, CheckpointError> {
@@ -449,7 +452,7 @@ fn save_order(folder: &Path, step: u64) -> Result<SaveOrder, CheckpointError> {
     order_of(&load::read_manifest(folder)?, step, folder)
 }
 
-/// The place in the order of a checkpoint in `folder`, whose name says `step`.
+/// Sort key of a checkpoint in `folder`, whose name says `step`.
 pub(super) fn order_of(manifest: &Manifest, step: u64, folder: &Path) -> Result<SaveOrder, CheckpointError> {
     if manifest.step != step {
         let problem = format!("it is of step {}, its folder's name says {step}", manifest.step);
@@ -462,7 +465,7 @@ fn folder_name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-/// The step that a checkpoint's folder is named after; none of any other name.
+/// Returns the step in the name of a checkpoint's folder; `None` for any other name.
 pub(super) fn step_of(folder_name: &str) -> Option<u64> {
     let step = folder_name.strip_prefix("step-")?.parse().ok()?;
     (self::folder_name(step) == folder_name).then_some(step)

@@ -243,7 +243,7 @@ fn a_checkpoint_of_a_later_format_is_refused_by_its_version() {
 }
 
 #[test]
-fn misfits_are_refused_with_both_sides() {
+fn tensors_that_do_not_fit_are_refused_with_both_shapes() {
     let dir = temporary();
     let mut store = save(dir.path(), 1, &[1]);
     let checkpoint = store.latest_complete().expect("lists").checkpoint.expect("complete");
@@ -272,7 +272,7 @@ fn state_numbers_are_loaded_bit_by_bit() {
 }
 
 #[test]
-fn the_ledger_lists_what_exists_in_the_order_of_saving_and_passes_over_what_is_damaged() {
+fn committed_checkpoints_are_listed_in_the_order_of_saving_without_damaged_ones() {
     let dir = temporary();
     // Step 20 is saved again after the run went back behind it.
     let store = save(dir.path(), 3, &[10, 20, 30, 20]);

@@ -1,4 +1,4 @@
-//! The rendezvous of ranks: one of them (or their launcher) serves a store, all join it, and create their
+//! The rendezvous of ranks: one rank or its launcher serves a store, all ranks join it, and they create their
 //! process groups through it.
 //!
 //! The store has the attempt's number. A rank of an earlier attempt finds a higher number and is refused, so
@@ -19,43 +19,43 @@ use super::{Alone, Collectives, RendezvousError, Traffic};
 
 const RETRY: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(20);
-/// The key of the first rank's failure.
+/// Key under which the first rank that fails stores its error.
 const FAILURE: &str = "failure";
 
-/// A rank's membership of a job: the store's address, the rank and the number of ranks, attempt, timeouts.
+/// Settings of a rank in a job: the store's address, rank and number of ranks, attempt, and timeouts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
-    /// Host of the store: a name, which may take a while to resolve, or an address.
+    /// Host of the store: an IP address, or a name, whose resolution may take a while.
     pub host: String,
-    /// Port of the store.
+    /// Port of the store on its host.
     pub port: u16,
     /// Rank of this process, below `world_size`.
     pub rank: usize,
-    /// Ranks in all.
+    /// Number of ranks of the job.
     pub world_size: usize,
-    /// The how many-th start of the job this is.
+    /// Number of the job's attempt, from 1.
     pub attempt: u64,
-    /// Key of the attempt; `None` if the store has none.
+    /// Key of the attempt; `None` if the store has no key.
     pub key: Option<RendezvousKey>,
-    /// How long to wait for the store and for all ranks; names of a cluster can take minutes to appear.
+    /// Timeout for the store and for all ranks to appear; names of a cluster may need minutes.
     pub join_timeout: Duration,
-    /// How long an operation may take before the ranks it waits for count as lost.
+    /// Timeout of an operation, after which the ranks that it waits for count as lost.
     pub operation_timeout: Duration,
 }
 
 /// Serves the store of `attempt` for `world_size` ranks of this machine at `port` (0 for any free one) until
-/// it is dropped: on loopback, without a key.
+/// the returned store is dropped. It listens on loopback, and has no key.
 ///
 /// # Errors
-/// When the port is taken.
+/// When the port is in use.
 pub fn serve_store(port: u16, attempt: u64, world_size: usize) -> Result<Store, StoreError> {
     serve_store_with(&StoreSettings { port, is_local: true, attempt, world_size, key: None })
 }
 
-/// Serves the store of an attempt until it is dropped.
+/// Serves the store of an attempt until the returned store is dropped.
 ///
 /// # Errors
-/// When the port is taken.
+/// When the port is in use.
 pub fn serve_store_with(settings: &StoreSettings) -> Result<Store, StoreError> {
     let store = Store::serve(settings)?;
     store.set("world_size", &settings.world_size.to_string())?;
@@ -64,16 +64,16 @@ pub fn serve_store_with(settings: &StoreSettings) -> Result<Store, StoreError> {
     Ok(store)
 }
 
-/// Reports through the store why `rank` failed, unless a failure was reported before. Ranks that still join
-/// get the first report, and so does every caller.
+/// Reports the error of `rank` through the store, unless a failure was reported before. Returns the first
+/// report, which ranks that join later get, too.
 ///
 /// # Errors
-/// When the store is gone.
+/// When the store does not answer.
 pub fn report_failure(store: &Store, rank: usize, cause: &str) -> Result<String, StoreError> {
     store.set_first(FAILURE, &format!("rank {rank}: {cause}"))
 }
 
-/// A place among all ranks, from which groups are made.
+/// Membership of this rank in a job, by which groups of ranks are created.
 #[derive(Debug)]
 pub struct Rendezvous {
     store: Store,
@@ -84,7 +84,7 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Joins, and returns when all ranks have.
+    /// Joins the job, and returns once all ranks have joined.
     ///
     /// # Errors
     /// [`RendezvousError`], naming the ranks that did not join.
@@ -92,7 +92,7 @@ impl Rendezvous {
         Self::join_with(membership, &mut || sleep(RETRY))
     }
 
-    /// Joins with `pause` between two tries to reach the store of this attempt.
+    /// Joins the job as [`Self::join`] does, with `pause` between two attempts to reach the store.
     ///
     /// # Errors
     /// As [`Self::join`].
@@ -117,18 +117,18 @@ impl Rendezvous {
         Ok(Self { store, pulse, meter: Arc::default(), membership, address })
     }
 
-    /// The rank of this process.
+    /// Index of this rank among all ranks.
     pub fn rank(&self) -> usize {
         self.membership.rank
     }
 
-    /// Ranks in all.
+    /// Number of ranks of the job.
     pub fn world_size(&self) -> usize {
         self.membership.world_size
     }
 
-    /// Connects the ranks `members` (ascending) to a group; `None` for ranks that are not among them. Every
-    /// member makes the same groups, under names that are used once.
+    /// Connects the ranks `members` (ascending) to a group; returns `None` on other ranks. All members must
+    /// create the same groups, each with a unique name.
     ///
     /// # Errors
     /// When the members do not connect in time.
@@ -156,12 +156,12 @@ impl Rendezvous {
         Ok(Some(Box::new(group)))
     }
 
-    /// Traffic of this rank in all of its groups so far.
+    /// Number of bytes that this rank has exchanged so far, in all of its groups.
     pub fn traffic(&self) -> Traffic {
         self.meter.total()
     }
 
-    /// This rank's seat at `place` among `members`.
+    /// Creates the membership of this rank, which is at index `place` among `members`.
     pub(super) fn seat(&self, name: &str, members: &[usize], place: usize) -> Seat {
         Seat {
             name: name.to_owned(),
@@ -178,18 +178,18 @@ impl Rendezvous {
         &self.store
     }
 
-    /// Reports why this rank fails; every rank gets the first report back.
+    /// Reports the error of this rank, and returns the first report of any rank.
     ///
     /// # Errors
-    /// When the store is gone.
+    /// When the store does not answer.
     pub fn report_failure(&self, cause: &str) -> Result<String, RendezvousError> {
         Ok(report_failure(&self.store, self.rank(), cause)?)
     }
 }
 
-/// Connects to the store of this attempt, and returns it with this machine's address on the way to it. Where
-/// the pod of rank 0 is started again in place, the store of the attempt before may answer until that pod has
-/// ended its ranks.
+/// Connects to the store of this attempt; also returns this machine's address on the route to it. If the pod
+/// of rank 0 is restarted in place, the store of the previous attempt may answer until that pod has ended its
+/// ranks.
 fn store_of_attempt(
     membership: &Membership,
     deadline: Instant,
@@ -211,7 +211,7 @@ fn connect(server: SocketAddr, membership: &Membership, deadline: Instant) -> Re
     Ok(store)
 }
 
-/// The store's address, and this machine's address on the way to it.
+/// Returns the store's address, and this machine's address on the route to it.
 fn reach(
     membership: &Membership,
     deadline: Instant,
@@ -241,7 +241,7 @@ fn try_reach(host: &str, port: u16) -> std::io::Result<(SocketAddr, IpAddr)> {
     Err(last)
 }
 
-/// Addresses of a host. `localhost` needs no resolver.
+/// Resolves a host to addresses; `localhost` needs no resolver.
 fn addresses(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
     if host == "localhost" {
         return Ok(vec![(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]);
@@ -261,7 +261,7 @@ fn check_attempt(store: &Store, membership: &Membership, deadline: Instant) -> R
     Ok(())
 }
 
-/// A number that the server writes right after its start.
+/// Waits for a number that the server writes right after its start.
 fn await_number(
     store: &Store,
     name: &'static str,

@@ -10,7 +10,8 @@ use crate::cuda::{HeadBackward, HeadForward, Kernels};
 use crate::host_calls::HostCalls;
 use crate::vocabulary_shard::HeadWeight;
 
-/// The loss of one chunk: gets log-probs and entropies of its tokens and writes the derivatives by either.
+/// Loss of one chunk: gets log-probs and entropies of the chunk's tokens, and writes the derivatives with
+/// respect to both.
 pub type ChunkLoss = Box<dyn FnOnce([&[f32]; 2], [&mut [f32]; 2]) + Send>;
 
 /// Inputs of the head for one micro-batch.
@@ -18,24 +19,24 @@ pub type ChunkLoss = Box<dyn FnOnce([&[f32]; 2], [&mut [f32]; 2]) + Send>;
 pub struct DeviceHead<'a> {
     /// Hidden states after the final norm, `[c, d]`.
     pub hidden_cd: &'a Tensor,
-    /// Weight of the head in the dtype of hidden states, `[v, d]`: all of it, or this rank's rows. With a
-    /// shard the calls are collective, and ranks exchange statistics in each chunk.
+    /// Weight of the head in the dtype of the hidden states, `[v, d]`: the full weight, or this rank's rows.
+    /// With a shard the calls are collective, because ranks exchange statistics for each chunk.
     pub weight: HeadWeight<'a>,
     /// Predicted tokens, i64 `[c]` on the device, as ids of the full vocabulary.
     pub targets_c: &'a Tensor,
-    /// Divides the logits.
+    /// Divisor of the logits.
     pub temperature: f64,
-    /// Tokens whose logits exist at once.
+    /// Number of tokens whose logits exist at the same time.
     pub chunk: usize,
 }
 
-/// The rows of one chunk, and the kernels' numbers of each: log-prob, entropy, maximum, log of the sum.
+/// Rows of one chunk, with four statistics per row: log-prob, entropy, maximum, and log of the sum.
 struct Chunk {
     tokens: Range<i64>,
     logits: Tensor,
-    /// Columns of the targets in `logits`, out of range if another rank has the target's logit.
+    /// Column of each target in `logits`; out of range if another rank has the target's logit.
     targets: Tensor,
-    /// f32 `[4, rows]`.
+    /// Statistics, f32 `[4, rows]`.
     numbers: Tensor,
 }
 
@@ -48,7 +49,7 @@ impl Chunk {
 }
 
 impl DeviceHead<'_> {
-    /// Log-probs of the targets and entropies, f32 `[2, c]` on the device; nothing waits for them.
+    /// Computes log-probs of the targets and entropies, f32 `[2, c]` on the device, without waiting for it.
     ///
     /// # Errors
     /// When shapes do not fit, memory is short, or the kernels cannot be launched.
@@ -63,10 +64,10 @@ impl DeviceHead<'_> {
         Ok(no_grad(|| Tensor::cat(&numbers, 1)))
     }
 
-    /// The forward pass and its backward in one: each chunk's numbers are copied to the host, where the
-    /// stream calls the function that `loss_of` returns for it, and the derivatives are copied back. Returns
-    /// the gradient of the hidden states; that of the weight is added to `grad_weight` unless the head is
-    /// frozen.
+    /// Computes the forward and the backward pass together. The statistics of each chunk are copied to the
+    /// host, where the stream calls the function that `loss_of` returns for the chunk, and the derivatives
+    /// are copied back. Returns the gradient of the hidden states; that of the weight is added to
+    /// `grad_weight` unless the head is frozen.
     ///
     /// # Errors
     /// As of [`Self::forward`], and of [`HostCalls::compute`].
@@ -110,7 +111,7 @@ impl DeviceHead<'_> {
         }
     }
 
-    /// Room for the logits of one chunk.
+    /// Allocates a buffer for the logits of one chunk.
     fn logits(&self) -> Result<Tensor, Error> {
         let rows = self.hidden_cd.size()[0].min(self.chunk.max(1) as i64);
         empty(&[rows, self.weight.weight_vd.size()[0]], self.hidden_cd.kind(), self.hidden_cd)
@@ -141,7 +142,7 @@ impl DeviceHead<'_> {
         Ok(chunk)
     }
 
-    /// The products of the logits' gradient with weight and hidden states.
+    /// Computes the products of the logits' gradient with the weight and with the hidden states.
     fn products(
         &self,
         chunk: &Chunk,

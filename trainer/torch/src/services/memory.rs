@@ -1,5 +1,4 @@
-//! The process's memory: what it uses, its peak on host and device, and how the allocator treats large
-//! buffers.
+//! Memory of this process: its use and peaks on host and device, and how the allocator treats large buffers.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -14,9 +13,9 @@ const STATUS: &str = "/proc/self/status";
 const MEMINFO: &str = "/proc/meminfo";
 const CLEAR_REFS: &str = "/proc/self/clear_refs";
 
-/// Shapes of products whose code stays, of oneDNN and of what is between it and libtorch; both begin with
-/// 1024. An update of an adapter has 25, each 0.7 MiB of code with AVX-512; batches of other lengths have
-/// others, so that more are seldom of use again.
+/// Number of shapes for which oneDNN and ideep keep the generated code of matrix products; their default is
+/// 1024. An update of an adapter has 25 shapes, each with 0.7 MiB of code for AVX-512. Batches of other
+/// lengths have other shapes, so that more of them are rarely used again.
 const KEPT_SHAPES: &str = "32";
 const KEPT_SHAPES_VARIABLES: [&str; 2] = ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"];
 
@@ -24,7 +23,7 @@ fn status_bytes(field: &str) -> Result<u64, Error> {
     field_bytes(STATUS, field)
 }
 
-/// The number of a line `field: number kB` of a file.
+/// Reads the number in a line `field: number kB` of a file, in bytes.
 fn field_bytes(path: &'static str, field: &str) -> Result<u64, Error> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::Process {
         act: "reading memory use",
@@ -42,22 +41,22 @@ fn field_bytes(path: &'static str, field: &str) -> Result<u64, Error> {
     })
 }
 
-/// Peaks since the last [`reset_peak_rss`], up to the last [`settle_peak_memory`].
+/// Peaks from the last [`reset_peak_rss`] up to the last [`settle_peak_memory`].
 static SETTLED: Mutex<Settled> = Mutex::new(Settled { rss: 0, own: 0, file: 0 });
 
-/// Peak memory of this process up to some time, in bytes.
+/// Memory peaks of this process up to some time, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Settled {
-    /// Peak resident memory.
+    /// Peak of resident memory.
     rss: u64,
-    /// Peak resident memory without file-backed pages, which are those of program and libraries.
+    /// Peak of resident memory without file-backed pages, which belong to the program and its libraries.
     own: u64,
-    /// File-backed pages at that time.
+    /// Size of file-backed pages at that time.
     file: u64,
 }
 
 impl Settled {
-    /// Brings the peaks up to now.
+    /// Returns the peaks up to now.
     fn up_to_now(self) -> Result<Self, Error> {
         let file = status_bytes("RssFile")?;
         let (peak, present) = (status_bytes("VmHWM")?, status_bytes("VmRSS")?);
@@ -70,7 +69,7 @@ fn settled() -> MutexGuard<'static, Settled> {
     SETTLED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The highest resident memory of this process since its start or the last [`reset_peak_rss`], in bytes.
+/// Peak resident memory of this process since its start or the last [`reset_peak_rss`], in bytes.
 ///
 /// # Errors
 /// When /proc cannot be read.
@@ -78,14 +77,13 @@ pub fn peak_rss_bytes() -> Result<u64, Error> {
     Ok(settled().up_to_now()?.rss)
 }
 
-/// The highest memory of this process's own since its start or the last [`reset_peak_rss`], in bytes:
-/// resident memory without the pages of program and libraries, whose number depends on the machine's spare
-/// memory.
+/// Peak memory of this process since its start or the last [`reset_peak_rss`], in bytes, without file-backed
+/// pages of program and libraries, whose number depends on the machine's free memory.
 ///
-/// The kernel keeps a peak of all resident memory, but only the present number of file-backed pages, and it
-/// reclaims such pages when memory is scarce. Between two calls of [`settle_peak_memory`] the peak is taken
-/// to have as many of them as the larger of the numbers at both calls, so it is too low by at most their
-/// change.
+/// The kernel reports the peak of all resident memory, but only the present number of file-backed pages,
+/// which it reclaims when memory is scarce. This function assumes that the peak between two calls of
+/// [`settle_peak_memory`] had the larger number of file-backed pages of both calls, so its result is too low
+/// by at most their difference.
 ///
 /// # Errors
 /// When /proc cannot be read.
@@ -93,7 +91,7 @@ pub fn peak_own_bytes() -> Result<u64, Error> {
     Ok(settled().up_to_now()?.own)
 }
 
-/// Records the peaks of this process's memory so far and restarts the kernel's counter at the present use.
+/// Records the memory peaks of this process so far, and resets the kernel's counter to the present use.
 ///
 /// # Errors
 /// When /proc cannot be read or the kernel does not allow a reset.
@@ -103,7 +101,7 @@ pub fn settle_peak_memory() -> Result<(), Error> {
     reset_kernel_peak()
 }
 
-/// The resident memory of this process now, in bytes (`VmRSS`).
+/// Present resident memory of this process, in bytes (`VmRSS`).
 ///
 /// # Errors
 /// When /proc cannot be read.
@@ -111,8 +109,8 @@ pub fn rss_bytes() -> Result<u64, Error> {
     status_bytes("VmRSS")
 }
 
-/// The most bytes that tensors have held on a GPU at once, as `torch.cuda.max_memory_allocated` counts them;
-/// `None` for the CPU, whose tensors are in [`peak_own_bytes`].
+/// Peak memory of tensors on a GPU in bytes, as counted by `torch.cuda.max_memory_allocated`; `None` for the
+/// CPU, whose tensors are in [`peak_own_bytes`].
 ///
 /// # Errors
 /// When CUDA was not loaded.
@@ -120,8 +118,8 @@ pub fn peak_device_bytes(device: Device) -> Result<Option<u64>, Error> {
     Ok(peaks(device)?.map(|[allocated, _]| allocated))
 }
 
-/// [`peak_device_bytes`] with the freed blocks that libtorch's allocator kept, as
-/// `torch.cuda.max_memory_reserved` counts them.
+/// [`peak_device_bytes`] including the freed blocks that libtorch's allocator caches, as counted by
+/// `torch.cuda.max_memory_reserved`.
 ///
 /// # Errors
 /// When CUDA was not loaded.
@@ -129,7 +127,7 @@ pub fn peak_reserved_device_bytes(device: Device) -> Result<Option<u64>, Error> 
     Ok(peaks(device)?.map(|[_, reserved]| reserved))
 }
 
-/// The most bytes that were allocated and that were reserved.
+/// Peaks of allocated and of reserved memory, in bytes.
 fn peaks(device: Device) -> Result<Option<[u64; 2]>, Error> {
     let Device::Cuda(index) = device else { return Ok(None) };
     let (mut allocated, mut reserved) = (0, 0);
@@ -139,8 +137,8 @@ fn peaks(device: Device) -> Result<Option<[u64; 2]>, Error> {
     Ok(Some([allocated, reserved].map(i64::unsigned_abs)))
 }
 
-/// Starts new peaks of [`peak_device_bytes`] and [`peak_reserved_device_bytes`] from what is held now;
-/// nothing on the CPU.
+/// Resets [`peak_device_bytes`] and [`peak_reserved_device_bytes`] to the present use; does nothing on the
+/// CPU.
 ///
 /// # Errors
 /// When CUDA was not loaded.
@@ -150,16 +148,16 @@ pub fn reset_peak_device_bytes(device: Device) -> Result<(), Error> {
     check("starting a new peak of the device's memory", unsafe { rlt_reset_peak_cuda_bytes(index as i64) })
 }
 
-/// The memory of a GPU, used by any process.
+/// Memory of a GPU, whichever processes use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Bytes that are free on the GPU.
+    /// Free memory of the GPU, in bytes.
     pub free_bytes: u64,
-    /// Bytes in all.
+    /// Total memory of the GPU, in bytes.
     pub total_bytes: u64,
 }
 
-/// The memory of `device`, as its driver says; `None` for the CPU.
+/// Memory of `device`, as reported by its driver; `None` for the CPU.
 ///
 /// # Errors
 /// When there is no driver or no such device.
@@ -168,7 +166,7 @@ pub fn device_memory(device: Device) -> Result<Option<DeviceMemory>, Error> {
     gpu_memory(index).map(Some)
 }
 
-/// The memory of this machine, in bytes (`MemTotal`).
+/// Total memory of this machine, in bytes (`MemTotal`).
 ///
 /// # Errors
 /// When /proc cannot be read.
@@ -176,10 +174,10 @@ pub fn machine_memory_bytes() -> Result<u64, Error> {
     field_bytes(MEMINFO, "MemTotal")
 }
 
-/// Starts a new peak from the present use.
+/// Resets the memory peaks of this process to the present use.
 ///
 /// # Errors
-/// When the kernel does not allow it (some sandboxes).
+/// When the kernel does not allow it, as in some sandboxes.
 pub fn reset_peak_rss() -> Result<(), Error> {
     let mut settled = settled();
     *settled = Settled { rss: 0, own: 0, file: status_bytes("RssFile")? };
@@ -196,12 +194,11 @@ fn reset_kernel_peak() -> Result<(), Error> {
 }
 
 /// Makes the allocator keep and reuse freed buffers of up to 32 MiB instead of returning them to the kernel,
-/// which would hand them back as fresh pages to be zeroed one by one at the next use (measured: 0.2 ms a MiB,
-/// against 0.04 for writing it). Call once, before the first tensor; [`release_free_memory`] returns the kept
-/// buffers.
+/// which would have to zero new pages at the next use (measured: 0.2 ms per MiB, against 0.04 ms for writing
+/// it). Call it once, before the first tensor is created; [`release_free_memory`] returns the cached buffers.
 ///
-/// The library of matrix products keeps, for every shape that it has met, the code it made for it: as many as
-/// a step has shapes are enough, not as many as there are batches of different lengths.
+/// Also limits the generated code of matrix products that oneDNN caches, one for each shape, to about the
+/// number of shapes in a step.
 pub fn reuse_large_buffers() {
     for variable in KEPT_SHAPES_VARIABLES.into_iter().filter(|name| std::env::var_os(name).is_none()) {
         // SAFETY: before the first tensor no other thread asks C for the environment.
@@ -211,9 +208,9 @@ pub fn reuse_large_buffers() {
     unsafe { rlt_reuse_large_buffers() }
 }
 
-/// Returns free pages inside the heap to the kernel, and the freed blocks that libtorch's allocator keeps to
-/// their GPUs: for the moment between two phases of different memory need. A kept block serves only the CUDA
-/// stream that it was allocated on, so that without it each phase adds its own to those of the others.
+/// Returns free pages of the heap to the kernel, and cached blocks of libtorch's allocator to their GPUs.
+/// Call it between two phases with different memory needs: a cached block serves only the CUDA stream on
+/// which it was allocated, so that otherwise the blocks of all phases add up.
 pub fn release_free_memory() {
     // SAFETY: asks the C allocator to trim; live allocations stay where they are.
     unsafe { rlt_release_free_memory() }

@@ -111,19 +111,19 @@ pub fn cpu_has_amx() -> bool {
     }
 }
 
-/// Sets the number of threads per operation, for the whole process.
+/// Sets the number of threads per operation for the whole process.
 pub fn set_num_threads(num_threads: usize) {
     tch::set_num_threads(i32::try_from(num_threads.max(1)).unwrap_or(i32::MAX));
 }
 
-/// The instruction set of the kernels in use: `amx` and `avx512_bf16` (both with AVX-512), `avx512`, `avx2`
-/// or `baseline`.
+/// Instruction set of the kernels in use: `amx` and `avx512_bf16` (both with AVX-512), `avx512`, `avx2` or
+/// `baseline`.
 pub fn kernel_isa() -> String {
     // SAFETY: a constant NUL-terminated name of a static table.
     unsafe { CStr::from_ptr(rlt_kernels_isa()) }.to_string_lossy().into_owned()
 }
 
-/// Uses the kernels of one instruction set from now on; false where the CPU lacks it.
+/// Uses the kernels of one instruction set from now on; returns false if the CPU does not support it.
 #[cfg(test)]
 pub(crate) fn select_kernels(isa: &str) -> bool {
     let name = std::ffi::CString::new(isa).expect("a name without NUL");

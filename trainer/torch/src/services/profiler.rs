@@ -13,7 +13,8 @@ use crate::border::{check, rlt_end_profiler, rlt_start_profiler};
 #[derive(Debug)]
 pub struct Profile {
     is_recording: bool,
-    /// libtorch ends a recording on the thread that has started it.
+    /// Marker that keeps the value on its thread, because libtorch ends a recording on the thread that
+    /// started it.
     of_this_thread: PhantomData<*const ()>,
 }
 

@@ -46,7 +46,7 @@ mod tests {
     /// SIGWINCH, which has no handler here and ends no process.
     const SIGNALS: &[c_int] = &[28];
 
-    /// Whether the kernel's account of a thread of this process has it take the signal.
+    /// Whether a thread of this process receives the signal, by the kernel's report about the thread.
     fn takes(thread: &str) -> bool {
         let status = std::fs::read_to_string(format!("{thread}/status")).unwrap();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();

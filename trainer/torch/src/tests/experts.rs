@@ -51,7 +51,7 @@ fn experts_compute_what_a_loop_over_tokens_computes() {
 }
 
 #[test]
-fn a_token_has_the_same_sum_beside_others_and_alone() {
+fn the_sum_of_a_token_does_not_depend_on_other_tokens() {
     let (x, weights) = (randn(&[9, 6], 5), randn(&[9, 2], 6));
     let choices = choices(9);
     let together = ExpertRows::new(&choices, 2, EXPERTS as usize, Device::Cpu);

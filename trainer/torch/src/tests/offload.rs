@@ -51,7 +51,7 @@ fn tensors_offloaded_to_pinned_memory_are_prefetched_unchanged() {
 }
 
 #[test]
-fn a_tensor_of_another_size_or_with_gaps_is_not_laid_down() {
+fn a_tensor_of_another_size_or_with_gaps_is_not_written() {
     let folder = tempfile::tempdir().unwrap();
     let offloaded =
         OffloadStorage::new(folder.path(), Device::Cpu).unwrap().offload(&randn(&[2, 3], 1)).unwrap();

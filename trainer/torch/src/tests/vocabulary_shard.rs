@@ -65,7 +65,7 @@ fn targets(vocab_size: usize) -> Vec<i64> {
 }
 
 #[test]
-fn values_and_gradients_equal_those_of_the_whole_head() {
+fn values_and_gradients_equal_those_of_the_full_head() {
     on_every_isa(|| {
         for (num_ranks, vocab_size, softcap, chunk) in
             [(2, 4200, None, 4), (3, 1000, None, 100), (4, 81, Some(5.0), 3)]

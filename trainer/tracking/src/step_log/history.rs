@@ -1,5 +1,5 @@
-//! Steps of a run that a tracker follows, read from the run's log when they are needed: memory does not grow
-//! with the run.
+//! Steps of a run from before a tracker was opened, read from the run's log when they are needed, so that
+//! memory does not grow with the run.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use crate::{Stage, StepMetrics, TrackingError};
 
-/// Steps that are in memory at once.
+/// Maximum number of steps that are in memory at once.
 const CHUNK_STEPS: usize = 256;
 
-/// Steps of a run that a tracker follows, in the order of the run.
+/// Steps of a run from before a tracker was opened, in the order of the run.
 #[derive(Clone, Debug, Default)]
 pub struct History(Source);
 
@@ -32,9 +32,9 @@ impl Default for Source {
 /// Position of a reader in a history.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HistoryPosition {
-    /// Number of steps in memory that were read, or of bytes of the log.
+    /// Number of steps that were read, or of bytes of the log.
     offset: u64,
-    /// The step that was read last.
+    /// Last step that was read.
     latest: Option<(Stage, u64)>,
 }
 
@@ -45,8 +45,8 @@ impl From<Vec<StepMetrics>> for History {
 }
 
 impl History {
-    /// The steps of the log at `path` before the byte `end`, up to the step `last` if there is one. Torn
-    /// lines are passed over, and so are lines that repeat a step.
+    /// Returns the steps of the log at `path` before the byte `end`, up to the step `last` if it is given.
+    /// Incomplete lines, and lines that repeat a step, are skipped.
     pub(crate) fn of_log(path: PathBuf, end: u64, last: Option<(Stage, u64)>) -> Self {
         Self(Source::Log { path, end, last })
     }
@@ -71,8 +71,8 @@ impl History {
         }
     }
 
-    /// Returns the next steps after a position, at most [`CHUNK_STEPS`]; none at the end. The position stays
-    /// where that fails.
+    /// Returns the next steps after a position, at most [`CHUNK_STEPS`]; none at the end. If reading fails,
+    /// the position is unchanged.
     pub(crate) fn read(&self, position: &mut HistoryPosition) -> Result<Vec<StepMetrics>, TrackingError> {
         match &self.0 {
             Source::Steps(steps) => {
@@ -103,7 +103,7 @@ impl History {
     }
 }
 
-/// The bytes of a file between two offsets; `None` where it is missing.
+/// Reads the bytes of a file between two offsets; `None` if the file is missing.
 fn lines(path: &Path, offset: u64, end: u64) -> io::Result<Option<io::Take<BufReader<File>>>> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

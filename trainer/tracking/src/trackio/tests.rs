@@ -80,7 +80,7 @@ fn a_server_refuses_a_run_without_its_write_token_and_the_error_says_so() {
 }
 
 #[test]
-fn the_token_of_the_hub_goes_to_spaces_alone() {
+fn the_token_of_the_hub_is_sent_only_to_spaces() {
     for (url, expected) in [
         ("https://team-board.hf.space", true),
         ("http://team-board.hf.space", false),

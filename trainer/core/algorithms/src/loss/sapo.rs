@@ -24,9 +24,9 @@ formula! {
     ///
     /// -A sigmoid(tau (r - 1)) 4 / tau (verl's `sapo`, arXiv 2511.20347).
     pub struct Sapo {
-        /// Temperature where A > 0.
+        /// Temperature of the gate for positive advantages.
         pub tau_positive: f64 = TAU_POSITIVE, 1.0;
-        /// Temperature elsewhere.
+        /// Temperature of the gate for advantages of 0 and below.
         pub tau_negative: f64 = TAU_NEGATIVE, 1.05;
     }
 }

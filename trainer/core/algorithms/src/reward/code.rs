@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_assertion_runs_behind_the_code() {
+    fn an_assertion_runs_after_the_code() {
         let tests = CodeTests::parse(&json!(["assert f() == 1", "assert f() == 2"])).unwrap();
         let programs = tests.programs("def f(): return 1", 5);
         let whole: Vec<String> = programs.iter().map(Program::whole).collect();

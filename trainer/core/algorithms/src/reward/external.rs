@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_own_verdict_counts_and_no_other() {
+    fn only_the_verdict_of_the_same_name_counts() {
         let verdicts = Verdicts::from([
             ("taste".to_owned(), Verdict::ok(-2.5)),
             ("tests".to_owned(), Verdict::wrong(0.25, "3 of 4 fail")),

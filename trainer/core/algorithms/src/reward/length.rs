@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_free_then_linear_then_full() {
+    fn the_penalty_is_zero_then_linear_then_full() {
         assert_eq!([0, 10, 15, 20, 1000].map(penalty), [0.0, 0.0, -0.5, -1.0, -1.0]);
     }
 

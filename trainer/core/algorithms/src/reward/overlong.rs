@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_zero_before_the_buffer_and_the_factor_at_its_end() {
+    fn the_penalty_is_zero_before_the_buffer_and_the_factor_at_its_end() {
         let overlong = Overlong::new(100, 20, 2.0).unwrap();
         assert_eq!([0, 80, 90, 100].map(|n| overlong.penalty(n)), [0.0, 0.0, -1.0, -2.0]);
     }

@@ -293,7 +293,7 @@ fn preemption_computes_the_youngest_again() {
 }
 
 #[test]
-fn one_step_ahead_only_what_a_token_ends_takes_a_step_more() {
+fn with_a_step_in_flight_only_a_sequence_that_a_token_ends_runs_a_step_more() {
     let steps = |stop_after: usize| {
         let simulation = || Simulation::new(limits(64, 4, 2), &[request(4, 1, 6)]);
         let (now, ahead) = (simulation().run(&|_| stop_after), simulation().ahead().run(&|_| stop_after));

@@ -1,4 +1,5 @@
-//! Tokens a second of the rollout, by batch size, compared with the time to read the weights and the cache.
+//! Measures tokens per second of the rollout by batch size, compared with the time to read the weights and
+//! the cache.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -32,7 +33,8 @@ pub(in super::super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     BATCHES.into_iter().try_for_each(|batch| report(finding(&config, &decoder, batch)?))
 }
 
-/// New tokens of two runs, whose difference is decoding steps and nothing else; tokens of the prompt.
+/// Numbers of new tokens of two runs, whose difference consists of decoding steps only, and number of prompt
+/// tokens.
 fn lengths() -> ([usize; 2], usize) {
     on_device(([32, 160], 128), ([1, 2], 4))
 }
@@ -67,7 +69,7 @@ fn finding(config: &ModelConfig, decoder: &Decoder, batch: usize) -> Result<Find
     Ok(with_prediction(measured(rates, others), |machine| prediction::of_decoding(config, &load, machine)))
 }
 
-/// Bytes that a step has to read: every weight once, and the keys and values of each sequence.
+/// Number of bytes that a step has to read: every weight once, and the keys and values of each sequence.
 pub(super) fn bytes_of_step(config: &ModelConfig, batch: usize, context: f64) -> f64 {
     let of_token = (2 * config.num_layers * config.num_kv_heads * config.head_dim) as f64;
     BYTES_PER_NUMBER * (weights(config).iter().sum::<f64>() + batch as f64 * context * of_token)

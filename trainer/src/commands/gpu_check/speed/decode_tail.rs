@@ -19,17 +19,17 @@ use super::{GPU, measured, peak};
 use crate::model::{Decoder, LoadOptions};
 use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 
-/// Sequences per batch, and prompt tokens of each.
+/// Number of sequences per batch and of prompt tokens of each, on a GPU.
 const SHAPES: [[usize; 2]; 6] = [[1, 128], [16, 128], [64, 128], [256, 128], [1, 16_000], [8, 16_000]];
-/// The same on an emulated device.
+/// Number of sequences per batch and of prompt tokens of each, on an emulated device.
 const TINY: [[usize; 2]; 6] = [[1, 4], [2, 4], [3, 4], [4, 4], [1, 40], [2, 40]];
 /// Number of calls after which free memory is compared with that after the first [`WARM_CALLS`], on a GPU
 /// and on an emulated device.
 const CALLS: [usize; 2] = [40, 12];
 /// Number of calls that reserve the memory which later calls reuse.
 const WARM_CALLS: usize = 3;
-/// Most bytes that later calls may reserve in addition, as fragments of the allocator's blocks, and at most
-/// half of what the first calls have reserved.
+/// Maximum number of bytes that later calls may reserve in addition, as fragments of the allocator's blocks;
+/// at most half of what the first calls have reserved.
 const GROWTH_BYTES: i64 = 512 << 20;
 
 pub(in super::super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {

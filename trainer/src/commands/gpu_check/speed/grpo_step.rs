@@ -1,4 +1,4 @@
-//! A whole GRPO step in bf16, and the same work by transformers in Python where that is found.
+//! Measures a full GRPO step in bf16, and the same work by transformers if Python has it.
 
 use std::time::Duration;
 
@@ -13,11 +13,12 @@ use super::prediction::{self, with_prediction};
 use super::{GPU, actor, measured, model_flop, peak};
 use crate::roles::reference::{Copying, FrozenPolicy};
 
-/// Steps that are measured behind one that is not; the fastest counts.
+/// Number of measured steps, after one that is not measured; the fastest counts.
 const ROUNDS: usize = 2;
-/// The bytes of a parameter: fp32 weight, gradient and two moments, and bf16 copies of reference and rollout.
+/// Number of bytes per parameter: fp32 weight, gradient and two moments, and bf16 copies of reference and
+/// rollout.
 const BYTES_PER_PARAMETER: u64 = 4 * 4 + 2 * 2;
-/// Room for activations, logits and the cache of either contestant.
+/// Number of bytes for activations, logits and cache, of our step or of the peer's.
 const BYTES_BESIDES: u64 = 24 << 30;
 
 pub(in super::super) fn check(size: Size, has_peer: bool, report: &mut Report<'_>) -> Result<(), Failure> {
@@ -35,7 +36,7 @@ pub(in super::super) fn check(size: Size, has_peer: bool, report: &mut Report<'_
     peer.map_or(Ok(()), |peer| report(peer_line(size, peer, Some(&times))))
 }
 
-/// Measures the peer's step alone.
+/// Measures only the peer's step.
 pub(in super::super) fn peer_alone(size: Size, report: &mut Report<'_>) -> Result<(), Failure> {
     report(peer_line(size, peer::times(&size.document(), load(), ROUNDS, peer_limit(size)), None))
 }

@@ -1,4 +1,4 @@
-//! The GPU's measured limits: matrix products, and copies.
+//! Measures the GPU's limits: matrix products, and copies.
 
 use rlt_torch::cuda::{Stream, pinned};
 use serde_json::json;
@@ -9,7 +9,7 @@ use super::super::{Failure, Report};
 use super::{GPU, measured, peak};
 use crate::commands::measure::fastest;
 
-/// Products in a row before a wait, which hides launch overhead.
+/// Number of consecutive products before a wait, which hides launch overhead.
 const IN_A_ROW: usize = 8;
 
 pub(in super::super) fn products(report: &mut Report<'_>) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! The peer of a GRPO step: a script inside the binary, run by a Python with torch and transformers.
+//! The peer of a GRPO step: a Python script inside this binary, which needs torch and transformers.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
@@ -13,10 +13,10 @@ use super::super::workload::GrpoLoad;
 use super::super::{Failure, is_stand_in};
 
 const SCRIPT: &str = include_str!("../../../../benches/peers/gpu_grpo_step.py");
-/// Names the Python; `python3` by default.
+/// Environment variable with the Python to use; `python3` by default.
 const PYTHON_VARIABLE: &str = "RLT_PEER_PYTHON";
 
-/// The fastest step of the peer.
+/// Times of the peer's fastest step.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct PeerTimes {
     /// Names and versions of the peer's packages.
@@ -35,13 +35,13 @@ impl PeerTimes {
 /// The reason why the peer has no times.
 #[derive(Clone, Debug)]
 pub(super) enum Unmeasured {
-    /// The machine has no Python, or packages are missing.
+    /// This machine has no Python, or lacks packages.
     Missing(String),
-    /// The machine has them, and the script failed.
+    /// The script failed although its packages are installed.
     Failed(String),
 }
 
-/// The script's answer.
+/// Output of the script.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Answer {
@@ -49,7 +49,7 @@ enum Answer {
     Missing { missing: String },
 }
 
-/// Steps of the peer on a model of this `config.json`.
+/// Measures steps of the peer on a model with this `config.json`.
 ///
 /// # Errors
 /// [`Unmeasured`].
@@ -104,7 +104,7 @@ pub(super) fn times(
     }
 }
 
-/// Waits for the child. Returns `None` if it was killed at its time limit.
+/// Waits for the child; returns `None` if it was killed at its time limit.
 fn wait_for(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     const POLL: Duration = Duration::from_millis(20);
     let until = Instant::now() + limit;

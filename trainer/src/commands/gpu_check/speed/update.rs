@@ -1,4 +1,4 @@
-//! The MFU of one update: its FLOP a second as a fraction of the GPU's measured maximum.
+//! Measures the MFU of an update: its FLOP/s as a fraction of the GPU's measured maximum.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::commands::measure::wait;
 use crate::roles::objective::supervised_objective;
 use crate::roles::update::{UpdatePlan, update};
 
-/// Updates that are measured behind one that is not; the fastest counts.
+/// Number of measured updates, after one that is not measured; the fastest counts.
 const ROUNDS: usize = 4;
 
 pub(in super::super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {

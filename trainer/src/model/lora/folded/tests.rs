@@ -100,7 +100,7 @@ fn every_shard_of_the_sum_has_the_bits_of_the_whole() {
 }
 
 #[test]
-fn what_is_quantized_is_the_sum() {
+fn the_sum_of_weight_and_adapter_is_quantized() {
     let place = tempfile::tempdir().unwrap();
     let base = model(place.path(), Kind::Float);
     let [adapter, merged] = adapter(&base, "one", &LoraSpec { rank: 4, ..LoraSpec::default() }, 3);

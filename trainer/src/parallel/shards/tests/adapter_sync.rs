@@ -29,7 +29,7 @@ fn before_and_after(actor: &Actor) -> [Vec<Sampled>; 2] {
 }
 
 #[test]
-fn an_adapter_beside_its_base_comes_from_shards_as_from_the_whole() {
+fn an_unmerged_adapter_is_gathered_from_shards_like_a_full_one() {
     let adapter = Case { lora: true, ..FULL };
     let quantized = Case { quantized: Some((QuantizationFormat::Nf4, false)), ..adapter };
     for case in [adapter, Case { compute: Kind::BFloat16, tied: true, ..adapter }, quantized] {

@@ -38,7 +38,7 @@ fn assert_trains_as_one(case: Case, layouts: &[(Layout, usize)]) {
 }
 
 #[test]
-fn ranks_with_different_experts_train_as_one_rank_beside_fsdp_and_sequence_parallelism() {
+fn ranks_with_different_experts_train_as_one_rank_with_fsdp_and_sequence_parallelism() {
     let layouts = [((2, 2, 1), 2), ((2, 1, 2), 2), ((4, 2, 1), 2), ((4, 2, 2), 2), ((4, 4, 1), 4)];
     assert_trains_as_one(EXPERTS, &layouts);
 }
@@ -77,7 +77,7 @@ fn recomputed_layers_exchange_rows_again() {
 }
 
 #[test]
-fn a_shared_expert_is_computed_where_the_token_is() {
+fn a_shared_expert_is_computed_on_the_rank_of_the_token() {
     assert_trains_as_one(SHARED, &[((2, 2, 1), 2), ((4, 2, 2), 2), ((3, 3, 1), 3)]);
 }
 
@@ -177,7 +177,7 @@ fn a_rank_reads_and_keeps_the_weights_of_its_own_experts_alone() {
 }
 
 #[test]
-fn gathered_experts_are_verified_and_leave_with_their_unit() {
+fn gathered_experts_are_verified_and_freed_with_their_unit() {
     let case = Case { ep: 2, ..EXPERTS };
     on_ranks(2, |ranks| {
         let actor = actor(case, &ranks, 2);

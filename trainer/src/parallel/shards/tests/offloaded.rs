@@ -111,7 +111,7 @@ fn any_number_of_ranks_resumes_from_a_checkpoint_saved_with_offload() {
 }
 
 #[test]
-fn offloaded_parameters_take_no_memory_between_passes_and_that_of_two_layers_in_one() {
+fn offloaded_parameters_take_no_memory_between_passes_and_that_of_two_layers_within_one() {
     let folder = tempfile::tempdir().unwrap();
     let mut actor = offloaded_actor(TIED, &Ranks::alone(), 1, ALL, folder.path());
     let num_bytes = |actor: &Actor| actor.shards().unwrap().num_bytes();

@@ -65,7 +65,7 @@ fn assert_trains_as_one(case: Case, layouts: &[TpLayout]) {
 }
 
 #[test]
-fn ranks_with_parts_of_every_weight_train_as_one_rank_beside_fsdp_and_sequence_parallelism() {
+fn ranks_with_shards_of_every_weight_train_as_one_rank_with_fsdp_and_sequence_parallelism() {
     assert_trains_as_one(CUT, &[(2, 2, 1, 1), (4, 2, 2, 1), (4, 2, 1, 2), (4, 2, 1, 1)]);
     assert_trains_as_one(Case { kv_heads: 4, ..CUT }, &[(4, 4, 1, 1)]);
 }
@@ -254,7 +254,7 @@ fn a_rank_reads_and_keeps_its_part_of_a_weight_alone() {
 }
 
 #[test]
-fn gathered_weights_are_verified_and_leave_with_their_unit() {
+fn gathered_weights_are_verified_and_freed_with_their_unit() {
     on_layout((2, 2, 1, 1), |ranks| {
         let actor = actor(CUT, ranks, 1);
         let shards = actor.shards().unwrap();

@@ -2,10 +2,10 @@
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Ends a batch when it is dropped.
+/// Guard that ends a batch when it is dropped.
 pub(super) struct BatchGuard(DropGuard);
 
-/// The end of a batch, as one of its tasks sees it.
+/// Signal of the end of a batch, as held by one of its tasks.
 pub(super) struct BatchEnd(CancellationToken);
 
 impl BatchGuard {
@@ -14,14 +14,14 @@ impl BatchGuard {
         Self(CancellationToken::new().drop_guard())
     }
 
-    /// The end of the batch, for one more task.
+    /// Returns the signal of the batch's end for another task.
     pub(super) fn end(&self) -> BatchEnd {
         BatchEnd(self.0.token().clone())
     }
 }
 
 impl BatchEnd {
-    /// The result of `work`; `None` if the batch ends before.
+    /// Returns the result of `work`; `None` if the batch ends first.
     ///
     /// The token is read at every poll. A task that gets the permit of an ended one sees the end before it
     /// uses the permit, whichever of them is woken first.

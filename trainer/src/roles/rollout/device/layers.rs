@@ -1,15 +1,15 @@
-//! The decoder on a device as kernels into given buffers: nine launches a layer, whatever the number of rows;
-//! with experts thirteen, and four more for a block beside them.
+//! The decoder on a GPU, as kernels that write into preallocated buffers. A layer takes nine launches for any
+//! number of rows, with experts thirteen, and four more with a shared expert.
 //!
 //! ```text
 //! norm with residual, q k v, rope and cache, attention, output, norm with residual, gate and up, gate, down
 //! ```
-//! A norm behind a block is one more, those over all heads of queries and of keys six; adapters beside their
-//! bases are two more for each of the four products, and quantized bases one more each for more than a few
-//! rows. With tensor parallelism there are two all-reduces more, after output and down, on the same stream.
+//! A norm after a block is one more launch, and norms over all heads of queries and keys are six more. An
+//! unmerged adapter is two more for each of the four products, and a quantized base one more for more than a
+//! few rows. Tensor parallelism adds two all-reduces on the same stream, after output and down.
 //!
-//! Rows are the tokens of a decode, one a sequence, which read the paged cache; or those of a prefill, for
-//! which keys and values are gathered from there, once for all rows.
+//! Rows are the tokens of a decode, one per sequence, which read the paged cache, or the tokens of a prefill,
+//! whose keys and values are gathered from the cache once for all rows.
 
 use rlt_api::plan::model_config::{ModelConfig, QkNorm};
 use rlt_torch::cuda::{EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu};
@@ -25,7 +25,7 @@ use crate::roles::rollout::kv_cache::KvCache;
 use crate::roles::rollout::product::{DeviceProduct, Scratch};
 use crate::roles::rollout::weights::{PackedBlock, RolloutWeights};
 
-/// A layer's norms, cast; see [`crate::model`] for their places.
+/// Norm weights of a layer in the compute dtype; [`crate::model`] documents their positions.
 #[derive(Debug)]
 struct Norms {
     before_attention: Option<Tensor>,
@@ -47,30 +47,30 @@ fn failed(source: TchError) -> Error {
     Error::Libtorch { act: "a pass of the decoder", message: source.to_string() }
 }
 
-/// A rotary embedding: angles per position, f32, and the factor of cosines and sines.
+/// A rotary embedding: angle per position of each pair, f32, and the factor of cosines and sines.
 type Turning = (Tensor, f64);
 
-/// Norms, embedding and frequencies as the kernels take them.
+/// Norms, embedding and rotary frequencies in the form that kernels take.
 #[derive(Debug)]
 pub(super) struct Model<'a> {
     pub(super) kernels: Kernels,
     pub(super) weights: &'a RolloutWeights,
-    /// The ranks that have the other shards of the weights.
+    /// Ranks that hold the other tensor-parallel shards of the weights; `None` without tensor parallelism.
     pub(super) peers: Option<StreamTensorParallel>,
     embedding: Tensor,
     embedding_scale: f64,
     activation: Activation,
     norms: Vec<Norms>,
     final_norm: Tensor,
-    /// One for each rotary embedding of the model.
+    /// Angles and factor of each rotary embedding of the model.
     turnings: Vec<Turning>,
-    /// The rotary embedding of layers that have none: it turns nothing.
+    /// Angles of zero, for layers without a rotary embedding.
     no_turning: Turning,
-    /// Index of the position, 0 to 2, that turns each pair of a head, i32; `None` where tokens have one
-    /// position.
+    /// Index of the position axis, 0 to 2, that rotates each pair of a head, i32; `None` if positions have
+    /// one axis.
     axes: Option<Tensor>,
     multiprocessors: usize,
-    /// Memory in which quantized weights are dequantized.
+    /// Buffer for dequantized weights; `None` if no weight is quantized.
     dequantized: Option<Tensor>,
 }
 
@@ -78,60 +78,60 @@ pub(super) struct Model<'a> {
 pub(super) struct Inputs {
     /// Token ids, i32 `[rows]`.
     pub(super) tokens: Tensor,
-    /// Positions, i32 `[rows]`, or `[3, rows]` by three axes.
+    /// Positions, i32 `[rows]`, or `[3, rows]` if positions have three axes.
     pub(super) positions: Tensor,
-    /// Features of images among the rows.
+    /// Features of images among the rows; `None` without images.
     pub(super) images: Option<PlacedFeatures>,
-    /// Whether positions are by three axes.
+    /// Whether positions have three axes.
     pub(super) has_axes: bool,
     /// Cache slots that the rows' keys and values are written to, i32 `[rows]`.
     pub(super) slots: Tensor,
     pub(super) seen: Seen,
-    /// Outputs for digests of the routers' choices, i32 `[rows]` for each layer with experts; empty
-    /// where they are not logged.
+    /// Outputs for digests of the routers' choices, i32 `[rows]` for each layer with experts; empty if they
+    /// are not recorded.
     pub(super) routes: Vec<Tensor>,
 }
 
 /// The cached keys and values to which the rows of a pass attend.
 pub(super) enum Seen {
-    /// Each row to its own sequence, one row a sequence.
+    /// Each row attends to its own sequence, and a sequence has one row.
     Paged {
         /// Number of tokens to which each row attends, i32 `[rows]`.
         context_lens: Tensor,
         /// Cache blocks of each row's sequence, i32 `[rows, max_blocks]`.
         block_tables: Tensor,
     },
-    /// Many rows to the same sequence.
+    /// Many rows attend to the same sequence.
     Gathered(CachedSegments),
 }
 
-/// Outputs of the layers, for a number of rows.
+/// Output buffers of the layers for a number of rows.
 pub(super) struct Buffers {
     residual: Tensor,
     added: Tensor,
     normed: Tensor,
     qkv: Tensor,
     queries: Tensor,
-    /// For norms over all heads.
+    /// Buffer for norms over all heads; `None` if the model has none.
     keys: Option<Tensor>,
     gate_up: Tensor,
     activated: Tensor,
-    /// For products whose adapters are beside them.
+    /// Buffers of products with quantized weights or unmerged adapters.
     scratch: Scratch,
     experts: Option<ExpertBuffers>,
-    /// For rows that read the paged cache.
+    /// Outputs and workspace of paged attention; `None` for a prefill.
     paged: Option<Paged>,
 }
 
 struct Paged {
     attended: Tensor,
-    /// Workspace that is large enough for every number of rows.
+    /// Workspace that suffices for any number of rows.
     workspace: Tensor,
     splits: Splits,
 }
 
 impl<'a> Model<'a> {
-    /// Casts the norms once, and fills up what heads share where they are filled up.
+    /// Casts the norms to the compute dtype, and pads those of heads if heads are padded.
     pub(super) fn new(
         kernels: Kernels,
         weights: &'a RolloutWeights,
@@ -225,8 +225,8 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Runs all layers and writes keys and values of the rows into the cache; their hidden states behind the
-    /// final norm are in what is returned.
+    /// Runs all layers and writes the keys and values of the rows to the cache. Returns the hidden states
+    /// after the final norm.
     pub(super) fn run<'b>(
         &self,
         inputs: &Inputs,
@@ -248,7 +248,7 @@ impl<'a> Model<'a> {
         for layer_idx in 0..self.norms.len() {
             self.layer(layer_idx, inputs, cache, buffers)?;
             if let Some(images) = &inputs.images {
-                // What is added behind a layer is added to what its last block made.
+                // Features that belong after a layer are added to the output of its last block.
                 let added = images.added_after(layer_idx, buffers.added.shallow_clone());
                 copy_into(&buffers.added, &added)?;
             }
@@ -258,7 +258,7 @@ impl<'a> Model<'a> {
         Ok(&buffers.normed)
     }
 
-    /// Adds to the residual stream what the last block made, and normalises it.
+    /// Adds the output of the last block to the residual stream, and normalises the sum.
     fn norm(&self, added: Option<&Tensor>, weight: &Tensor, buffers: &Buffers) -> Result<(), Error> {
         let config = self.config();
         let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
@@ -312,13 +312,13 @@ impl<'a> Model<'a> {
         block.down.forward_into(&buffers.activated, &buffers.added, kernels, scratch)
     }
 
-    /// How many layers before this one have experts.
+    /// Number of layers with experts before this one.
     fn place_among_experts(&self, layer_idx: usize) -> usize {
         (0..layer_idx).filter(|before| self.config().experts_of(*before).is_some()).count()
     }
 
-    /// Returns a block's input: the residual stream with the output of the block before, behind this block's
-    /// norm where it has one.
+    /// Returns the input of a block: the residual stream plus the output of the previous block, after this
+    /// block's norm if it has one.
     fn block_input<'b>(
         &self,
         added: Option<&Tensor>,
@@ -335,7 +335,7 @@ impl<'a> Model<'a> {
         Ok(&buffers.residual)
     }
 
-    /// Completes a block's output: sums it over ranks, and applies the norm behind it where it has one.
+    /// Completes the output of a block: all-reduces it, and applies the norm after the block if there is one.
     fn block_output(&self, norm: Option<&Tensor>, buffers: &Buffers) -> Result<(), CudaError> {
         self.sum(&buffers.added)?;
         norm.map_or(Ok(()), |weight| {
@@ -348,11 +348,11 @@ impl<'a> Model<'a> {
         RmsNormResidual { x: None, residual: x, weight, eps, offset, out: x }.launch(&self.kernels)
     }
 
-    /// Norms that queries and keys pass over all heads, in the output of their product.
+    /// Applies the norms of queries and keys over all heads, in the output of their product.
     fn norm_over_heads(&self, norms: &Norms, buffers: &Buffers) -> Result<(), Error> {
         let (Some([q_norm, k_norm]), Some(keys)) = (&norms.heads, &buffers.keys) else { return Ok(()) };
         let layout = &self.weights.head_layout;
-        // Heads are filled up with zeros, over which the kernel takes its mean, too.
+        // Padded heads contain zeros, which the mean of the kernel includes.
         let eps = self.config().rms_norm_eps * layout.own as f64 / layout.filled as f64;
         let queries = buffers.queries.flatten(1, 2);
         let mut start = 0;
@@ -367,7 +367,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Adds up what all ranks have.
+    /// All-reduces `own` over the tensor-parallel group, in place.
     fn sum(&self, own: &Tensor) -> Result<(), CudaError> {
         self.peers.as_ref().map_or(Ok(()), |peers| Ok(peers.all_reduce(own)?))
     }
@@ -447,7 +447,7 @@ impl Norms {
     fn of(layer: &DecoderLayer, weights: &RolloutWeights, cast: impl Fn(&Tensor) -> Tensor) -> Self {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(|norm| cast(&norm.weight));
         let (layout, config) = (&weights.head_layout, &weights.frame.config);
-        // A mean over heads that are filled up is smaller; see `norm_over_heads`.
+        // A mean over padded heads is smaller; see `norm_over_heads`.
         let factor = match config.qk_norm {
             QkNorm::AllHeads => (layout.own as f64 / layout.filled as f64).sqrt(),
             _ => 1.0,
@@ -465,14 +465,14 @@ impl Norms {
     }
 }
 
-/// The weight of a norm whose output is `factor` times as large.
+/// Returns the weight of a norm whose output is `factor` times as large.
 fn times(weight: &Tensor, offset: f64, factor: f64) -> Tensor {
     let weight = weight.detach();
     if factor == 1.0 { weight } else { (weight.to_kind(Kind::Float) + offset) * factor - offset }
 }
 
 impl Buffers {
-    /// Returns the first `rows` rows of the same memory.
+    /// Returns views of the first `rows` rows.
     pub(super) fn of_rows(&self, rows: usize) -> Self {
         let first = |tensor: &Tensor| tensor.narrow(0, 0, rows as i64);
         Self {

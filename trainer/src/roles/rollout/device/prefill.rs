@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_piece_sees_what_the_cache_has_of_its_prompt_and_itself() {
+    fn a_prefill_chunk_attends_to_the_cached_tokens_of_its_prompt_and_to_itself() {
         let whole = Prefill {
             request_idx: 0,
             first_position: 0,

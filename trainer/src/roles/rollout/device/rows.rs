@@ -118,7 +118,7 @@ impl StateUpdates {
         self.words.extend([-1 - at as i32, from as i32]);
     }
 
-    /// Tells all ranks, with the tokens of this step, that this rank wants to end.
+    /// Requests the end of the run: this step's results tell all ranks that this rank wants to stop.
     pub(super) fn ask_for_end(&mut self, layout: &BatchStateLayout) {
         self.write(layout.drawn() + layout.end_word(), 1);
     }
@@ -131,12 +131,13 @@ impl StateUpdates {
 /// The sequence in a row.
 #[derive(Clone, Copy, Debug)]
 struct RowSequence {
-    /// Admission by which it runs, since a sequence that ran before has a row of its own each time.
+    /// Number of the admission by which the sequence runs. A preempted sequence has another row after each
+    /// admission.
     admission: u64,
     num_blocks: usize,
 }
 
-/// Rows of the batch as they are on the device after the changes so far.
+/// Rows of the batch as they are on the device once the pending changes are applied.
 #[derive(Debug)]
 pub(super) struct BatchState {
     layout: BatchStateLayout,
@@ -145,7 +146,7 @@ pub(super) struct BatchState {
     row_of: HashMap<u64, usize>,
 }
 
-/// Settings of a row that follow from its sequence's request.
+/// Settings of a row that follow from the request of its sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OfRequest {
     /// Sampling parameters, as words.

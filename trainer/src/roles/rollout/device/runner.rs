@@ -11,7 +11,7 @@ use crate::roles::rollout::runner::{Runner, StepInput, StepOutput, timed};
 use crate::roles::rollout::sampler::SampledToken;
 use crate::roles::rollout::{RolloutError, RolloutRequest, RolloutStats};
 
-/// What a step wrote to pinned memory.
+/// Results of a step, copied to pinned memory.
 struct ReadBack {
     output: StepOutput,
     /// Whether all ranks have sampled the same tokens.
@@ -51,8 +51,8 @@ impl Runner for CudaRunner<'_> {
         Ok(read.output)
     }
 
-    /// A rank that samples alone stops at once. Ranks of a group stop as soon as all know, by the next step
-    /// that is launched.
+    /// Returns whether the run stops. A rank without a group stops at once; ranks of a group stop once all of
+    /// them know of the request, from the results of the next step.
     fn agrees_to_stop(&mut self, wants_stop: bool, _: usize) -> Result<bool, RolloutError> {
         self.wants_stop |= wants_stop;
         Ok(if self.model.peers.is_some() { self.is_stop_wanted } else { wants_stop })
@@ -64,8 +64,8 @@ impl Runner for CudaRunner<'_> {
 }
 
 impl CudaRunner<'_> {
-    /// Lets work of this thread's present stream wait for what was launched here. Returns whether a rank
-    /// wants to stop, which it may have said too late for a step.
+    /// Makes later work of this thread's current stream wait for the work launched here. Returns whether a
+    /// rank wants to stop, including a request that came too late for a step.
     fn rejoin(&self) -> Result<bool, CudaError> {
         follow(&Stream::current(self.stream.device())?, &self.stream)?;
         let Some(ranks) = self.model.weights.ranks() else { return Ok(self.wants_stop) };
@@ -88,7 +88,7 @@ impl CudaRunner<'_> {
         if self.wants_stop {
             changes.ask_for_end(&self.layout);
         }
-        // The step that was launched from here before has been read, so its copy is over.
+        // The last step that used this buffer has been read, so its copy is complete.
         let mut staged = self.staged_changes[place].narrow(0, 0, changes.words().len() as i64);
         rlt_torch::i32_slice_mut(&mut staged)?.copy_from_slice(changes.words());
         self.stream.copy_to_device(&self.changes.narrow(0, 0, staged.size()[0]), &staged)?;
@@ -98,7 +98,7 @@ impl CudaRunner<'_> {
         Ok(Launched { place, rows: self.rows.rows_of(input.running), sequence: self.sequence })
     }
 
-    /// Waits for what a step has sampled.
+    /// Waits for the results of a step.
     fn read_back(&self, launched: &Launched) -> Result<ReadBack, CudaError> {
         let is_read = &self.is_read[launched.place];
         match &self.model.peers {

@@ -6,13 +6,13 @@ use rlt_torch::cuda::{attention_splits, attention_workspace_bytes};
 /// with few splits would leave most multiprocessors idle.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Splits {
-    /// Query heads.
+    /// Number of query heads.
     pub(super) heads: usize,
-    /// KV heads.
+    /// Number of KV heads.
     pub(super) kv_heads: usize,
-    /// Width of a head.
+    /// Width of a head in dimensions.
     pub(super) head_dim: usize,
-    /// Multiprocessors of the device.
+    /// Number of multiprocessors of the device.
     pub(super) multiprocessors: usize,
 }
 

@@ -87,7 +87,7 @@ pub(super) fn allocate_cache<'a>(
     }
     let num_blocks = wanted.min(allowed).clamp(1, u32::MAX as usize) as u32;
     if cache.as_ref().is_some_and(|cache| cache.num_blocks() < num_blocks) {
-        // The old one goes before the new one comes.
+        // The old cache is freed before the new one is allocated.
         *cache = None;
     }
     Ok(cache.get_or_insert_with(|| {

@@ -33,7 +33,7 @@ pub(in crate::roles::rollout) struct CpuRunner<'a> {
 /// One pass over packed tokens.
 struct Batch {
     tokens: Vec<i64>,
-    /// Request and position of each run of consecutive tokens.
+    /// Runs of consecutive tokens, each with its request and first position.
     stretches: Vec<Stretch>,
     position_ids: Vec<i64>,
     /// Index of each token's slot in the cache.
@@ -150,7 +150,7 @@ impl Runner for CpuRunner<'_> {
     }
 
     fn finish(&mut self) -> Result<bool, RolloutError> {
-        // The last step told.
+        // The last step has exchanged all stop requests.
         Ok(false)
     }
 }

@@ -7,60 +7,60 @@ use std::path::{Path, PathBuf};
 /// The stores' messages for a missing bucket.
 const NO_BUCKET: [&str; 3] = ["NoSuchBucket", "ContainerNotFound", "specified bucket does not exist"];
 
-/// An act on a copy that failed.
+/// A failed operation on the copies of a run's checkpoints.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// The address cannot be one.
+    /// The address is not one of a supported object store.
     #[error(
         "spec.checkpoint.uri: expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or \
          file:///FOLDER, got `{uri}`"
     )]
     Address {
-        /// The given address.
+        /// Address in the manifest.
         uri: String,
     },
     /// The environment lacks a variable of the store, such as an account's name.
-    #[error("spec.checkpoint.uri: failed to prepare for `{uri}` by the variables of the environment")]
+    #[error("spec.checkpoint.uri: failed to configure a client for `{uri}` from the environment")]
     Prepare {
-        /// The address of the copies.
+        /// Address of the copies.
         uri: String,
-        /// The error of the object store's client.
+        /// Error of the object store's client.
         source: object_store::Error,
     },
-    /// There is no such bucket.
+    /// The bucket of the address does not exist.
     #[error("spec.checkpoint.uri: the bucket of `{uri}` does not exist")]
     NoBucket {
-        /// The address whose bucket is missing.
+        /// Address whose bucket is missing.
         uri: String,
-        /// The store's error.
+        /// Error of the object store.
         source: object_store::Error,
     },
-    /// The store refuses the credentials, or there are none.
-    #[error("spec.checkpoint.uri: `{uri}` is refused: are the credentials in the environment right?")]
+    /// The object store rejects the credentials, or there are none.
+    #[error("spec.checkpoint.uri: access to `{uri}` was denied; check the credentials in the environment")]
     Refused {
-        /// The address that is refused.
+        /// Address that was rejected.
         uri: String,
-        /// The store's error.
+        /// Error of the object store.
         source: object_store::Error,
     },
-    /// A request failed in a way that may pass.
+    /// A request failed for a reason that may be temporary.
     #[error("failed to {act} `{place}`")]
     Request {
-        /// The failed operation as a verb, such as `read`.
+        /// Failed operation as a verb, such as `read`.
         act: &'static str,
-        /// The object or folder of the store that the operation failed on.
+        /// Object or folder of the store on which the operation failed.
         place: String,
-        /// The client's error.
+        /// Error of the object store's client.
         source: object_store::Error,
     },
     /// A local file could not be read or written.
     #[error("failed to {act} {}", path.display())]
     Local {
-        /// The failed operation as a verb, such as `sync`.
+        /// Failed operation as a verb, such as `sync`.
         act: &'static str,
-        /// The file or folder that the operation failed on.
+        /// File or folder on which the operation failed.
         path: PathBuf,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The local checkpoint does not match its manifest: it was replaced while it was copied, or is
@@ -73,7 +73,7 @@ pub enum CopyError {
     /// The local checkpoint, or the downloaded one, cannot be opened.
     #[error("the checkpoint does not fit its manifest")]
     Checkpoint(#[from] super::super::CheckpointError),
-    /// The thread that copies could not be started.
+    /// The uploading thread could not be started.
     #[error("failed to start the thread that copies checkpoints")]
     Thread(#[source] io::Error),
     /// The prefix, or a copy in it, belongs to another run.
@@ -82,35 +82,35 @@ pub enum CopyError {
          there yourself"
     )]
     OtherRun {
-        /// The address that belongs to another run.
+        /// Address that belongs to another run.
         uri: String,
-        /// The owner of the copies, and how it differs from this run.
+        /// Description of how the owner of the copies differs from this run.
         difference: String,
     },
-    /// The file that says whose copies are in a prefix is not one.
+    /// The file that names the owner of a prefix cannot be parsed.
     #[error(
         "spec.checkpoint.uri: `run.json` at `{uri}` does not say whose copies are there: restore or remove it"
     )]
     Owner {
-        /// The address that has the file.
+        /// Address of the prefix with the file.
         uri: String,
-        /// The error of the JSON parser, with line and column.
+        /// Error of the JSON parser, with line and column.
         source: serde_json::Error,
     },
     /// The run ended before the copy was complete.
     #[error("the checkpoint of step {step} is not copied to `{uri}` yet: {reason}")]
     NotCopied {
-        /// Step of the checkpoint.
+        /// Step of the checkpoint that was not copied.
         step: u64,
-        /// The address to which the checkpoint is copied.
+        /// Address to which the checkpoint is copied.
         uri: String,
-        /// The last failure, or how long it was waited for.
+        /// Last failure, or the time that was waited.
         reason: String,
     },
 }
 
 impl CopyError {
-    /// Whether trying again cannot help.
+    /// Whether a retry cannot help.
     pub fn is_permanent(&self) -> bool {
         matches!(
             self,
@@ -150,7 +150,7 @@ impl CopyError {
     }
 }
 
-/// An error with all its causes on one line.
+/// Formats an error with all its causes on one line.
 pub(super) fn with_causes(error: &dyn Error) -> String {
     crate::storage::error_chain(error)
 }

@@ -13,22 +13,21 @@ use super::CopyError;
 use super::error::with_causes;
 use super::place::Place;
 
-/// A folder being fetched.
+/// Prefix of a temporary folder into which a copy is downloaded.
 pub(in super::super) const FETCHING: &str = ".fetching-";
-/// How often a fetch is tried in all.
+/// Maximum number of attempts to fetch a copy.
 const NUM_TRIES: u32 = 2;
-/// Between two tries.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Messages about a fetch for the user: one line for the fetched copy, one for every damaged copy.
 pub(in super::super) type Notes = Vec<String>;
 
-/// Brings the newest whole copy at `uri` into `folder`, where it was saved after the save number
-/// `newer_than`.
+/// Downloads the newest complete copy at `uri` into `folder`, if its save index is above `newer_than`.
 ///
 /// # Errors
-/// The store cannot be reached or refuses. A damaged copy is no error, it is in the notes, and an older one
-/// is tried.
+/// When the object store cannot be reached or rejects the credentials. A damaged copy is not an error: it is
+/// reported in the notes, and an older copy is tried.
 pub(in super::super) fn fetch_newer(
     uri: &str,
     run: &RunIdentity,
@@ -39,10 +38,12 @@ pub(in super::super) fn fetch_newer(
     tried_again(|| runtime.block_on(fetch_from(&place, run, folder, newer_than)))
 }
 
-/// Removes every copy at `uri`, which then belongs to `run`. Before it may belong to the run `earlier` too.
+/// Removes all copies at `uri`, which belongs to `run` afterwards. Before, it may also belong to the run
+/// `earlier`.
 ///
 /// # Errors
-/// The store cannot be reached or refuses, or the copies belong to a third run, and all of them stay.
+/// When the object store cannot be reached or rejects the credentials, or when the copies belong to another
+/// run; then no copy is removed.
 pub fn clear(uri: &str, run: &RunIdentity, earlier: Option<&RunIdentity>) -> Result<(), CopyError> {
     let (runtime, place) = (runtime()?, Place::open(uri)?);
     tried_again(|| runtime.block_on(clear_at(&place, run, earlier)))
@@ -106,7 +107,7 @@ pub(super) async fn fetch_from(
     Ok(notes)
 }
 
-/// The copies that have a manifest, by save index and step from the newest on.
+/// Returns the copies that have a manifest, by save index and step, newest first.
 async fn newest_first(place: &Place, notes: &mut Notes) -> Result<Vec<(u64, String)>, CopyError> {
     let mut found = Vec::new();
     for name in place.folders().await? {
@@ -125,7 +126,7 @@ fn damaged(place: &Place, name: &str, error: &CheckpointError) -> String {
     format!("passed over a damaged copy of checkpoint {name} at {}: {error}", place.uri())
 }
 
-/// Fetches one copy beside its place, verifies every byte, and gives it its name.
+/// Downloads one copy into a temporary folder, verifies every byte, and renames the folder.
 async fn fetch_one(place: &Place, run: &RunIdentity, folder: &Path, name: &str) -> Result<(), CopyError> {
     // A process's own: several may fetch on one machine.
     let temporary = folder.join(format!("{FETCHING}{name}-{}", std::process::id()));
@@ -143,7 +144,7 @@ async fn fetch_one(place: &Place, run: &RunIdentity, folder: &Path, name: &str) 
     fetched
 }
 
-/// A copy whose state names another run is not this run's, whatever the prefix says.
+/// Refuses a copy whose state names another run, whatever the owner of the prefix.
 fn check_run(place: &Place, run: &RunIdentity, checkpoint: &Checkpoint) -> Result<(), CopyError> {
     let saved = checkpoint.identity()?;
     let difference = saved.and_then(|saved| run.difference(&saved));
@@ -162,7 +163,7 @@ async fn fetch_files(place: &Place, temporary: &Path, name: &str) -> Result<Chec
     Ok(Checkpoint::open(temporary)?)
 }
 
-/// Gives the verified folder its name. A damaged local one of that name makes room.
+/// Renames the verified folder to its final name. A damaged local checkpoint of that name is removed first.
 fn commit(temporary: &Path, path: &Path) -> Result<(), CopyError> {
     if path.exists() {
         fs::remove_dir_all(path).map_err(CopyError::local("remove folder", path))?;

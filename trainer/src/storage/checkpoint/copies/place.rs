@@ -1,5 +1,5 @@
-//! One run's prefix in an object store: reads and writes files of checkpoints. Whether a checkpoint is
-//! complete is not known here.
+//! One run's prefix in an object store: reads and writes files of checkpoints. Completeness of checkpoints is
+//! checked elsewhere.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -22,18 +22,17 @@ use super::super::manifest::{self, FileEntry};
 use super::super::store::step_of;
 use super::CopyError;
 
-/// Bytes of one request: small enough to be repeated, large enough for the stores' limits (5 MiB
-/// at least, 10,000 parts at most).
+/// Size of one part of an upload in bytes: small enough to be repeated, and large enough for the stores'
+/// limits (at least 5 MiB, at most 10,000 parts).
 const PART_BYTES: u64 = 8 << 20;
-/// Parts of one file at most; longer files have longer parts.
+/// Maximum number of parts of a file; longer files have longer parts.
 const MAX_PARTS: u64 = 9000;
-/// Concurrent uploads of parts.
+/// Maximum number of concurrent uploads of parts.
 const NUM_CONCURRENT: usize = 4;
-/// The file of a prefix that says to which run its copies belong.
+/// Name of the file of a prefix that names the run to which its copies belong.
 const OWNER: &str = "run.json";
 
-/// Prefix of an object store that holds the copies of one run. All of its calls belong to one thread's
-/// runtime.
+/// Prefix of an object store with the copies of one run. All calls must come from the thread of one runtime.
 pub(super) struct Place {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
@@ -43,8 +42,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Prepares to reach `uri` with credentials, region and endpoint of the environment. Sends no request
-    /// yet.
+    /// Creates a client for `uri`, with credentials, region and endpoint from the environment. Sends no
+    /// request.
     pub(super) fn open(uri: &str) -> Result<Self, CopyError> {
         let (store, prefix) = store_of(uri)?;
         Ok(Self::on(store, prefix, uri))
@@ -54,31 +53,31 @@ impl Place {
         Self { store, prefix, uri: uri.to_owned(), sent: Arc::default(), part_bytes: PART_BYTES }
     }
 
-    /// Sets the length of parts, so that a test can upload several.
+    /// Sets the size of parts, so that a test can upload several.
     #[cfg(test)]
     pub(super) fn with_part_bytes(self, part_bytes: u64) -> Self {
         Self { part_bytes, ..self }
     }
 
-    /// The address of the prefix.
+    /// Address of the prefix.
     pub(super) fn uri(&self) -> &str {
         &self.uri
     }
 
-    /// Bytes that the store has taken so far; grows while a copy advances.
+    /// Number of bytes that the object store has received so far, as a counter that grows during an upload.
     pub(super) fn sent(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.sent)
     }
 
-    /// The run to which the prefix belongs; `None` for an empty one, and for one of a release that wrote
-    /// none.
+    /// Returns the run to which the prefix belongs; `None` for an empty prefix, and for one of a release that
+    /// wrote no owner.
     pub(super) async fn owner(&self) -> Result<Option<RunIdentity>, CopyError> {
         let Some(json) = self.read(&self.prefix.clone().join(OWNER)).await? else { return Ok(None) };
         let owner = serde_json::from_slice(&json);
         owner.map(Some).map_err(|source| CopyError::Owner { uri: self.uri.clone(), source })
     }
 
-    /// Fails where the prefix belongs to another run than `run`; returns whether it belongs to any.
+    /// Fails if the prefix belongs to another run than `run`; returns whether it belongs to any run.
     pub(super) async fn check_owner(&self, run: &RunIdentity) -> Result<bool, CopyError> {
         let Some(owner) = self.owner().await? else { return Ok(false) };
         match run.difference(&owner) {
@@ -87,8 +86,8 @@ impl Place {
         }
     }
 
-    /// Makes the prefix that of `run`, unless it belongs to another one: of two runs that begin at the same
-    /// time, one gets it.
+    /// Makes `run` the owner of the prefix unless another run is. If two runs begin at the same time, only
+    /// one becomes the owner.
     pub(super) async fn claim(&self, run: &RunIdentity) -> Result<(), CopyError> {
         if self.check_owner(run).await? {
             return Ok(());
@@ -102,14 +101,15 @@ impl Place {
         self.give_to(run).await
     }
 
-    /// Makes the prefix that of `run`, whoever has it.
+    /// Makes `run` the owner of the prefix, whoever was the owner before.
     pub(super) async fn give_to(&self, run: &RunIdentity) -> Result<(), CopyError> {
         let path = self.prefix.clone().join(OWNER);
         let written = self.store.put(&path, identity_json(run).into()).await;
         written.map(drop).map_err(CopyError::request(&self.uri, "write", &path))
     }
 
-    /// The folders of checkpoints, complete or not. Other objects there are neither fetched nor removed.
+    /// Returns the names of all checkpoint folders, complete or not. Other objects are neither fetched nor
+    /// removed.
     pub(super) async fn folders(&self) -> Result<BTreeSet<String>, CopyError> {
         let listed = self.store.list_with_delimiter(Some(&self.prefix)).await;
         let listed = listed.map_err(CopyError::request(&self.uri, "list", &self.prefix))?;
@@ -117,7 +117,7 @@ impl Place {
         Ok(names.filter(|name| step_of(name).is_some()).collect())
     }
 
-    /// The manifest of a folder; none where the folder is no checkpoint.
+    /// Reads the manifest of a folder; `None` if the folder is not a checkpoint.
     pub(super) async fn manifest(&self, folder: &str) -> Result<Option<Vec<u8>>, CopyError> {
         self.read(&self.path(folder, manifest::FILE_NAME)).await
     }
@@ -138,8 +138,8 @@ impl Place {
         Ok(())
     }
 
-    /// Uploads a local file, and fails unless it matches `entry`. An upload before that error is no part of a
-    /// checkpoint, because the manifest is uploaded last.
+    /// Uploads a local file, and fails if it does not match `entry`. What was uploaded before the failure is
+    /// not part of a checkpoint, because the manifest is uploaded last.
     pub(super) async fn put_file(
         &self,
         folder: &str,
@@ -190,7 +190,7 @@ impl Place {
         }
     }
 
-    /// Copies a file out, `num_bytes` long.
+    /// Downloads a file of `num_bytes` bytes.
     pub(super) async fn get_file(
         &self,
         folder: &str,
@@ -210,7 +210,7 @@ impl Place {
         file.sync_all().map_err(CopyError::local("sync", local))
     }
 
-    /// Removes a folder: its manifest first, so that a half-removed one is no checkpoint.
+    /// Removes a folder, its manifest first, so that a partly removed folder is not a checkpoint.
     pub(super) async fn remove(&self, folder: &str) -> Result<(), CopyError> {
         let path = self.prefix.clone().join(folder);
         self.delete(&path.clone().join(manifest::FILE_NAME)).await?;
@@ -222,7 +222,7 @@ impl Place {
         Ok(())
     }
 
-    /// Makes a folder no checkpoint any more.
+    /// Removes the manifest of a folder, after which the folder is not a checkpoint.
     pub(super) async fn remove_manifest(&self, folder: &str) -> Result<(), CopyError> {
         self.delete(&self.path(folder, manifest::FILE_NAME)).await
     }
@@ -244,7 +244,7 @@ fn identity_json(run: &RunIdentity) -> Vec<u8> {
     serde_json::to_vec_pretty(run).unwrap_or_default()
 }
 
-/// A local file that is uploaded, digested as it is read.
+/// A local file that is digested while it is uploaded.
 struct Reading<'a> {
     local: &'a FilePath,
     digest: Sha256,
@@ -253,7 +253,7 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// The next part; empty at the end.
+    /// Reads the next part; empty at the end.
     fn next(&mut self, file: &mut File) -> Result<Vec<u8>, CopyError> {
         let mut bytes = Vec::new();
         file.take(self.part_bytes).read_to_end(&mut bytes).map_err(CopyError::local("read", self.local))?;
@@ -271,7 +271,7 @@ impl Reading<'_> {
     }
 }
 
-/// The client for the address, and the folder within it.
+/// Returns the client for the address, and the folder within the store.
 fn store_of(uri: &str) -> Result<(Arc<dyn ObjectStore>, Path), CopyError> {
     let address = || CopyError::Address { uri: uri.to_owned() };
     let prepare = |source| CopyError::Prepare { uri: uri.to_owned(), source };
@@ -306,7 +306,8 @@ fn store_of(uri: &str) -> Result<(Arc<dyn ObjectStore>, Path), CopyError> {
     Ok((store, path))
 }
 
-/// One request is tried again for some seconds; a whole copy is tried again for as long as the run continues.
+/// Returns the retry settings of one request, which is repeated for some seconds. The upload of a full copy
+/// is repeated for as long as the run continues.
 fn retries() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {

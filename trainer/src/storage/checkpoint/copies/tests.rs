@@ -129,7 +129,7 @@ fn a_damaged_copy_is_skipped_with_a_warning_and_copied_again() {
 /// Names in the store are untrusted. The one below would leave the run's folder on a system with `\\` as its
 /// separator, and elsewhere would be preferred to the newest checkpoint without being one.
 #[test]
-fn a_folder_of_another_name_than_its_step_is_passed_over_and_what_is_not_ours_stays() {
+fn a_folder_whose_name_is_not_its_step_is_skipped_and_foreign_files_are_kept() {
     let (store, here, there) =
         (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     save_and_copy(&store, here.path(), 3, &[1, 2]);

@@ -1,7 +1,8 @@
 //! Uploads the newest checkpoint to the store, on a separate thread, with retries.
 //!
-//! A store that is slower than the training gets fewer checkpoints, always the newest; a failing one is
-//! retried. The only cost is a local checkpoint folder that is kept until its copy is complete.
+//! If the object store is slower than the training, it gets fewer checkpoints, always the newest. Failed
+//! uploads are retried. The only cost for the training is a local checkpoint folder that is kept until its
+//! copy is complete.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,17 +19,17 @@ use super::error::with_causes;
 use super::fetch::runtime;
 use super::place::Place;
 
-/// Between the first failure and the next try; twice as long after each further one.
+/// Pause before the first retry; it doubles with every further failure.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
-/// The longest such wait.
+/// Longest pause between two retries.
 const MAX_DELAY: Duration = Duration::from_secs(60);
-/// The interval of polls of the last copy's progress.
+/// Interval of polls for the progress of the last copy.
 const POLL: Duration = Duration::from_millis(20);
 
-/// The save index of a folder without a manifest; real indices begin at 1.
+/// Save index of a folder without a manifest; real save indices begin at 1.
 const CUT_OFF: u64 = 0;
 
-/// The copying thread, and its progress.
+/// The uploading thread and its progress.
 pub(in super::super) struct Uploads {
     shared: Arc<Shared>,
     sent: Arc<AtomicU64>,
@@ -43,41 +44,41 @@ struct Shared {
 
 #[derive(Clone, Default)]
 struct State {
-    /// The newest checkpoint that has no copy yet.
+    /// Newest checkpoint without a copy; `None` if there is none.
     wanted: Option<Offer>,
-    /// The checkpoint that is being copied.
+    /// Checkpoint that is being copied.
     current: Option<Offer>,
-    /// The newest step that has a copy.
+    /// Newest step that has a complete copy.
     copied: Option<u64>,
-    /// The last failure, until a copy is whole.
+    /// Last failure since the last complete copy.
     failure: Option<String>,
-    /// How the run that has taken the prefix meanwhile differs from this one.
+    /// Description of how the run that now owns the prefix differs from this one.
     other_run: Option<String>,
-    /// The run is at its end and waits: no pause grows any more.
+    /// Whether the run is ending and waits for the last copy, so that pauses no longer grow.
     is_ending: bool,
-    /// The step whose copy stays however old it is.
+    /// Step whose copy is never removed.
     protected: Option<u64>,
-    /// The checkpoint whose copy shall be protected once there is one.
+    /// Checkpoint whose copy is protected from removal once it is complete.
     best: Option<Offer>,
-    /// Number of offers so far.
+    /// Number of checkpoints offered so far.
     num_offers: u64,
-    /// Number of the newest offer that has a copy.
+    /// Number of the newest offer that has a complete copy.
     copied_offer: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Offer {
-    /// Position among the offers, from 1; 0 for one that was made before this process.
+    /// Number of the offer, from 1; 0 for a checkpoint of an earlier process.
     number: u64,
     step: u64,
     folder: PathBuf,
 }
 
 impl Uploads {
-    /// Starts the thread; the newest `keep` copies stay in the store.
+    /// Starts the thread. The newest `keep` copies are kept in the object store.
     ///
     /// # Errors
-    /// [`CopyError`] for an address that cannot work; no request is sent yet.
+    /// [`CopyError`] for an invalid address; no request is sent yet.
     pub(in super::super) fn start(uri: &str, keep: usize, run: &RunIdentity) -> Result<Self, CopyError> {
         Self::to(Place::open(uri)?, keep, run)
     }
@@ -93,7 +94,7 @@ impl Uploads {
         Ok(uploads)
     }
 
-    /// Wants the committed checkpoint in `folder` copied, and none that is older any more.
+    /// Requests a copy of the committed checkpoint in `folder`, instead of any older one that waits.
     pub(in super::super) fn offer(&self, step: u64, folder: &Path) {
         let mut state = self.shared.lock();
         state.num_offers += 1;
@@ -101,8 +102,8 @@ impl Uploads {
         self.shared.changed.notify_all();
     }
 
-    /// Never removes the copy of `step`, whose checkpoint in `folder` is copied even if newer ones are
-    /// offered meanwhile. Until it has its copy, the one that was protected before is.
+    /// Protects the copy of `step` from removal. Its checkpoint in `folder` is copied even if newer ones are
+    /// offered meanwhile. Until the copy is complete, the copy that was protected before stays protected.
     pub(in super::super) fn protect(&self, step: u64, folder: &Path) {
         let mut state = self.shared.lock();
         if state.copied == Some(step) || !folder.exists() {
@@ -117,20 +118,20 @@ impl Uploads {
         self.shared.changed.notify_all();
     }
 
-    /// Whether a folder must stay because its copy is not whole.
+    /// Whether a folder must be kept because its copy is not complete.
     pub(in super::super) fn needs(&self, folder: &Path) -> bool {
         let state = self.shared.lock();
         let mut missing = [&state.wanted, &state.current, &state.best].into_iter().flatten();
         missing.any(|offer| offer.folder == folder && state.copied != Some(offer.step))
     }
 
-    /// The newest step that has a copy.
+    /// Newest step that has a complete copy.
     pub(in super::super) fn copied_step(&self) -> Option<u64> {
         self.shared.lock().copied
     }
 
-    /// Waits until the newest checkpoint has its copy and older ones are removed, for as long as the store
-    /// takes bytes, and `patience` longer. The next run removes the rest.
+    /// Waits until the newest checkpoint is copied and older copies are removed. Gives up `patience` after
+    /// the object store has last received bytes; the next run then removes the older copies.
     ///
     /// # Errors
     /// [`CopyError::NotCopied`] with the last failure.
@@ -197,7 +198,7 @@ impl Shared {
         self.lock().current = None;
     }
 
-    /// Wants `offer` again, unless there is a newer one, and waits at most `delay` for one.
+    /// Requests `offer` again unless there is a newer one, and waits at most `delay` for a newer one.
     fn failed(&self, offer: Offer, failure: &CopyError, delay: Duration) {
         let mut state = self.lock();
         state.current = None;
@@ -221,12 +222,12 @@ impl Shared {
     }
 }
 
-/// The state of the thread.
+/// State of the uploading thread.
 struct Copier {
     place: Place,
     run: RunIdentity,
     keep: usize,
-    /// Save index of every copy that is whole, by its folder.
+    /// Save index of every complete copy, by the name of its folder.
     known: BTreeMap<String, u64>,
 }
 
@@ -257,7 +258,7 @@ impl Copier {
         }
     }
 
-    /// Copies a checkpoint, its manifest last. One that has its copy already is skipped.
+    /// Uploads a checkpoint, its manifest last. Does nothing if the checkpoint has a complete copy.
     async fn copy(&mut self, folder: &Path) -> Result<(), CopyError> {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let path = folder.join(manifest::FILE_NAME);
@@ -279,8 +280,8 @@ impl Copier {
         Ok(())
     }
 
-    /// Removes all but the newest copies and that of the step `protected`, and leftovers of interrupted
-    /// copies.
+    /// Removes all copies except the newest ones and that of the step `protected`, and leftovers of
+    /// interrupted uploads.
     async fn remove_old(&mut self, protected: Option<u64>) -> Result<(), CopyError> {
         let folders = self.place.folders().await?;
         for name in &folders {

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_was_replaced_or_exceeds_the_limit_is_told_so() {
+    fn a_client_gets_the_reason_if_its_connection_is_replaced_or_exceeds_the_limit() {
         let mut clients = Clients::new(Limits { greeting: 1, admitted: 1, ..Limits::of(1) });
         let (first, _) = clients.enter(RANK, 1);
         let (second, evicted) = clients.enter(RANK, 2);

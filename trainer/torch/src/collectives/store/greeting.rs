@@ -20,7 +20,7 @@ use super::{RendezvousKey, StoreError};
 /// Largest number of bytes that a refused client may still send.
 const MAX_DRAINED_BYTES: u64 = 64 << 10;
 
-/// What a client and a server must agree about.
+/// Attempt and key on which a client and a server must agree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Admission {
     pub(super) attempt: u64,
@@ -31,7 +31,7 @@ pub(super) struct Admission {
 type Greeted = Result<[u8; PROOF_BYTES], String>;
 
 impl Admission {
-    /// Greets a server, as a client.
+    /// Greets a server and verifies its proof, as a client.
     pub(super) fn greet(&self, stream: &TcpStream) -> Result<(), StoreError> {
         let mut stream = stream;
         let hello = stream.write_all(&GREETING).and_then(|()| Hello::read(&mut stream));
@@ -48,7 +48,7 @@ impl Admission {
         }
     }
 
-    /// Checks what a server says of itself, which it has not proven yet.
+    /// Checks the server's attempt, and whether it has a key, before the server has proven anything.
     fn check(&self, hello: &Hello) -> Result<(), StoreError> {
         if hello.attempt != self.attempt {
             return Err(StoreError::OtherAttempt { ours: self.attempt, theirs: hello.attempt });

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_their_bytes_are_bounded_and_what_is_replaced_makes_room() {
+    fn the_number_and_bytes_of_values_are_limited_and_replacing_one_frees_its_bytes() {
         let mut values = Values::new(Limits { values: 2, bytes: 100, ..Limits::of(1) });
         set(&mut values, "a", 60).unwrap();
         assert_eq!(set(&mut values, "b", 60).unwrap_err(), "it would hold 122 bytes, of at most 100");

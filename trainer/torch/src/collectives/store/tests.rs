@@ -62,7 +62,7 @@ fn all_clients_see_one_content() {
 }
 
 #[test]
-fn numbers_that_many_add_to_at_once_lose_nothing() {
+fn concurrent_additions_to_a_number_lose_nothing() {
     let server = Store::serve(&local()).unwrap();
     thread::scope(|scope| {
         for _ in 0..4 {

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_library_needs_is_read_from_its_file() {
+    fn the_dependencies_of_a_library_are_read_from_its_file() {
         let libtorch = loaded_from(NEIGHBOUR).unwrap();
         let dynamic = Dynamic::of(&libtorch).unwrap();
         assert!(dynamic.needed.iter().any(|name| name == "libc10.so"), "{dynamic:?}");

@@ -250,7 +250,7 @@ fn paged_attention_is_the_cpus_for_every_group_and_width() {
 }
 
 #[test]
-fn a_context_in_parts_is_the_context_whole_windows_included() {
+fn a_split_context_gives_the_same_attention_also_with_windows() {
     in_every_order(|kernels| {
         for (splits, window, block_size) in
             [(2, None, 16), (7, None, 5), (4, Some(9), 16), (3, Some(700), 64)]
@@ -339,7 +339,7 @@ fn a_launch_with_more_rows_than_counters_is_refused() {
 }
 
 #[test]
-fn queries_of_one_sequence_see_what_was_before_them() {
+fn queries_of_a_sequence_attend_to_the_tokens_before_them() {
     in_every_order(|kernels| {
         // Rows with one table and rising lengths, as a prompt in pieces has them.
         let batch = Batch { lens: vec![60, 61, 62, 63, 64, 65], window: Some(40), splits: 2, block_size: 32 };

@@ -204,7 +204,7 @@ fn grouped_products_and_their_gradients_are_those_of_the_cpu() {
 }
 
 #[test]
-fn a_row_has_the_same_product_beside_others_and_alone_and_tokens_are_read_in_place() {
+fn a_row_has_the_same_product_in_any_batch_and_tokens_are_read_in_place() {
     in_every_order(|kernels| {
         for kind in KINDS {
             let (tokens, per_token, experts) = (37, 3, 6);
@@ -243,7 +243,7 @@ fn a_row_has_the_same_product_beside_others_and_alone_and_tokens_are_read_in_pla
 }
 
 #[test]
-fn weighed_sums_are_those_of_the_cpu_with_what_stands_beside_them() {
+fn weighted_sums_with_a_shared_expert_equal_the_cpus() {
     in_every_order(|kernels| {
         for (tokens, per_token, width) in [(1, 1, 8), (5, 2, 24), (3, 4, 7), (2, 8, 520), (256, 2, 8)] {
             for kind in KINDS {

@@ -121,7 +121,7 @@ fn parts_are_side_by_side_with_rows_in_any_order() {
 }
 
 #[test]
-fn a_product_of_few_rows_is_that_of_the_dequantized_weight_beside_any_other_rows() {
+fn a_product_of_few_rows_equals_that_of_the_dequantized_weight_in_any_batch() {
     let matrices = matrices();
     in_every_order(|kernels| {
         for matrix in &matrices {

@@ -161,7 +161,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// The same chain from its last side to its first.
+    /// Returns the equivalent chain in reverse order, from the last side to the first.
     fn reversed(&self) -> Self {
         Self {
             sides: self.sides.iter().rev().copied().collect(),
