@@ -395,9 +395,11 @@ fn deadlines_end_a_job_and_report_what_it_waited_for() {
 #[test]
 fn a_trainer_without_a_new_step_is_started_again_and_one_that_never_reported_is_left_alone() {
     let policy = json!({"stallDeadlineSeconds": 30});
+    // The clock of the rank is late by an hour.
     let report = |attempt, seconds| Report {
         attempt,
-        progress: Some(Progress { step: 7, step_time: Some(ago(seconds)), ..Progress::default() }),
+        progress: Some(Progress { step: 7, step_time: Some(ago(3600)), ..Progress::default() }),
+        without_step: Some(Duration::from_secs(seconds)),
         ..Report::default()
     };
     let workers = || vec![runs(0), runs(1)];
@@ -408,6 +410,8 @@ fn a_trainer_without_a_new_step_is_started_again_and_one_that_never_reported_is_
     let fresh = reported(policy.clone(), &running(1, 999), workers(), Some(&report(1, 10)));
     assert_eq!(condition(&fresh, ConditionType::Progressing), (ConditionStatus::True, "StepsAdvancing"));
     assert_eq!(fresh.requeue_after, Some(Duration::from_secs(20)));
+    let begun = reported(policy.clone(), &running(1, 5), workers(), Some(&report(1, 40)));
+    assert_eq!((begun.state, begun.requeue_after), (JobState::Running, Some(Duration::from_secs(25))));
     let stuck = reported(policy, &running(1, 999), workers(), Some(&report(1, 30)));
     assert_eq!(stuck.status.last_failure.unwrap().cause, FailureCause::NoProgress);
 }
