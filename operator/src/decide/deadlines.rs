@@ -45,9 +45,11 @@ pub(super) fn start_delay(reconcile: &Reconcile<'_>) -> Option<JobState> {
     Some(JobState::StartDelayed(cause, format!("{}: {why}", worker.name)))
 }
 
-/// Seconds since the attempt began; `None` once all of its pods have run.
+/// Seconds since the attempt began; `None` once all of its pods have run. They may have started while no
+/// operator ran, and the next one writes into the status that they run only after this.
 fn seconds_starting(reconcile: &Reconcile<'_>) -> Option<u64> {
-    let is_starting = reconcile.status.attempt_running_time.is_none();
+    let runs = || reconcile.pods.state(&reconcile.status) == JobState::Running;
+    let is_starting = reconcile.status.attempt_running_time.is_none() && !runs();
     let since = reconcile.time(reconcile.status.attempt_start_time.as_deref()).filter(|_| is_starting)?;
     Some(clock::seconds_between(since, reconcile.input.now))
 }

@@ -122,6 +122,15 @@ fn a_delayed_start_reports_what_it_waits_for() {
 }
 
 #[test]
+fn workers_that_started_while_no_operator_ran_have_not_started_late() {
+    let policy = json!({"startupDeadlineSeconds": 60});
+    let decision = decided(policy.clone(), &starting(600), vec![runs(0), runs(1)]);
+    assert_eq!((decision.state, decision.status.last_failure), (JobState::Running, None));
+    let waits = decided(policy, &starting(600), vec![runs(0), worker(1, 1)]);
+    assert_eq!(waits.status.last_failure.unwrap().cause, FailureCause::StartFailed);
+}
+
+#[test]
 fn a_trainer_that_is_not_heard_is_judged_neither_by_an_earlier_report_nor_by_the_status() {
     let policy = json!({"stallDeadlineSeconds": 30});
     let progress = Some(Progress { step: 7, step_time: Some(ago(400)), ..Progress::default() });
