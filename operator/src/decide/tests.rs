@@ -182,6 +182,33 @@ fn each_symptom_of_a_training_is_a_reason_of_its_own_in_status_and_events() {
 }
 
 #[test]
+fn checkpoints_are_not_healthy_from_one_that_is_not_saved_to_the_next_that_is() {
+    let healthy = |decision: &Decision| {
+        let (status, reason) = condition(decision, ConditionType::CheckpointHealthy);
+        (status, reason.to_owned())
+    };
+    let with_warning = |warning: Option<&str>, before: &RLTrainingJobStatus| {
+        let progress = Progress {
+            step: 30,
+            warning: warning.map(|reason| format!("{reason}: the disk is full")),
+            warning_reasons: warning.map(str::to_owned).into_iter().collect(),
+            ..Progress::default()
+        };
+        let report = Report { attempt: 1, progress: Some(progress), ..Report::default() };
+        reported(json!({}), before, vec![runs(0), runs(1)], Some(&report))
+    };
+    let unsaved = with_warning(Some("CheckpointNotSaved"), &running(1, 60));
+    assert_eq!(healthy(&unsaved), (ConditionStatus::False, "CheckpointNotSaved".to_owned()));
+    for warning in [None, Some("EntropyCollapse")] {
+        let saved = with_warning(warning, &unsaved.status);
+        assert_eq!(healthy(&saved), (ConditionStatus::Unknown, "NoCheckpoint".to_owned()));
+    }
+    // The last checkpoint of a complete job is saved, also where its last report was lost.
+    let complete = decided(json!({}), &unsaved.status, vec![succeeded(0), succeeded(1)]);
+    assert_eq!(healthy(&complete).0, ConditionStatus::Unknown);
+}
+
+#[test]
 fn a_job_without_storage_is_warned_of_once_as_it_begins() {
     let started = |changes: Value| {
         let mut job = super::fixtures::job(&json!({}));
