@@ -91,6 +91,9 @@ pub struct Report {
     pub restarts: BTreeMap<FailureCause, u32>,
     /// The commits at which models from the hub were read; empty where they are not known.
     pub commits: Vec<CommitStatus>,
+    /// Time since the training was heard to advance, by the operator's monotonic clock; `None` while its rank
+    /// is silent.
+    pub without_step: Option<Duration>,
 }
 
 /// The actions of a reconcile, in this order: delete, assign, create, write the status.

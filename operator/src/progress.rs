@@ -29,6 +29,7 @@ mod secret;
 mod server;
 mod service;
 mod shares;
+mod stalls;
 mod status;
 mod token;
 

@@ -6,6 +6,8 @@
 mod health;
 #[path = "chart/helm.rs"]
 mod helm;
+#[path = "chart/network.rs"]
+mod network;
 #[path = "chart/olm.rs"]
 mod olm;
 

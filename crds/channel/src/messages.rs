@@ -7,9 +7,9 @@ pub struct ReportRequest {
     /// The sender of a report.
     #[prost(message, optional, tag = "1")]
     pub source: ::core::option::Option<Source>,
-    /// Grows with every report of a rank. It begins with the start of the process in microseconds since
-    /// 1970, so that a process goes on above its predecessor. A report that is not above the last one of
-    /// its attempt and rank changes nothing.
+    /// Grows with every report of a rank. It begins with the microseconds between the start of the
+    /// machine and that of the process, so that a process goes on above its predecessor. A report that is
+    /// not above the last one of its attempt and rank changes nothing.
     #[prost(uint64, tag = "2")]
     pub sequence: u64,
     /// How far the training is; absent until it is known.

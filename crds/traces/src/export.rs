@@ -14,6 +14,7 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData};
 use reqwest::blocking::Client;
+use reqwest::redirect::Policy;
 use tracing::level_filters::LevelFilter;
 use tracing::{Metadata, Subscriber};
 use tracing_subscriber::filter::{FilterExt as _, Targets, filter_fn};
@@ -140,7 +141,8 @@ fn client(
     let milliseconds = |name| variable(name)?.parse().ok().map(Duration::from_millis);
     let limit = milliseconds("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT");
     let limit = limit.or_else(|| milliseconds("OTEL_EXPORTER_OTLP_TIMEOUT")).unwrap_or(ANSWER);
-    let builder = Client::builder().timeout(limit);
+    // Headers of the environment, such as a key, are for this collector alone.
+    let builder = Client::builder().redirect(Policy::none()).timeout(limit);
     // Certificate authorities are loaded only for https; an image need not have any.
     let is_secret = address.starts_with("https:");
     let builder = if is_secret { builder } else { builder.tls_certs_only([]) };
@@ -217,5 +219,37 @@ impl opentelemetry_sdk::trace::SpanExporter for Unhurried {
 
     fn set_resource(&mut self, resource: &Resource) {
         self.exporter.set_resource(resource);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_collector_that_redirects_sends_neither_spans_nor_headers_elsewhere() {
+        let [collector, elsewhere] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let address_of = |server: &TcpListener| format!("http://{}/v1/traces", server.local_addr().unwrap());
+        let (address, location) = (address_of(&collector), address_of(&elsewhere));
+        elsewhere.set_nonblocking(true).unwrap();
+        let answer = std::thread::spawn(move || {
+            let (mut stream, _) = collector.accept().unwrap();
+            let (mut request, mut buffer) = (Vec::new(), [0; 1024]);
+            while !request.ends_with(b"spans") {
+                let num_read = stream.read(&mut buffer).unwrap();
+                assert!(num_read > 0, "the request broke off");
+                request.extend_from_slice(&buffer[..num_read]);
+            }
+            let head = "HTTP/1.1 307 Temporary Redirect\r\nContent-Length: 0\r\nConnection: close\r\n";
+            write!(stream, "{head}Location: {location}\r\n\r\n").unwrap();
+        });
+        let client = client(&address, |_| None)().unwrap();
+        let answered = client.post(&address).header("x-api-key", "secret").body("spans").send().unwrap();
+        assert_eq!(answered.status().as_u16(), 307);
+        answer.join().unwrap();
+        assert!(elsewhere.accept().is_err(), "nothing was sent there");
     }
 }

@@ -26,13 +26,27 @@ pub struct SeenPod {
     pub status: PodStatus,
 }
 
-/// Fields of a pod's specification that are set after its creation.
+/// Fields of a pod's specification that are read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SeenPodSpec {
     /// Node on which the pod is scheduled.
     #[serde(default)]
     pub node_name: Option<String>,
+    /// Containers of the pod, sidecars included.
+    #[serde(default)]
+    pub containers: Vec<SeenContainer>,
+}
+
+/// Fields of a container's specification that are read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct SeenContainer {
+    /// Name of the container.
+    #[serde(default)]
+    pub name: String,
+    /// Image of the container, as the API server stores it.
+    #[serde(default)]
+    pub image: Option<String>,
 }
 
 /// Metadata of a `K`; nothing else is requested.
@@ -138,13 +152,15 @@ mod tests {
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Job", "name": "o", "uid": "u"}],
                 "managedFields": [{"manager": "m", "fieldsV1": {"f:spec": {"f:nodeName": {}}}}],
             },
-            "spec": {"nodeName": "n", "containers": [{"name": "main"}]},
+            "spec": {"nodeName": "n", "containers": [{"name": "main", "image": "i", "tty": true}]},
             "status": {"phase": "Running", "podIP": "10.0.0.1"},
         });
         let lean: SeenPod = serde_json::from_value(sent.clone()).unwrap();
         let whole: Pod = serde_json::from_value(sent).unwrap();
         assert_eq!(lean.metadata, ObjectMeta { managed_fields: None, ..whole.metadata });
         assert_eq!(Some(lean.status), whole.status);
+        let image = Some("i".to_owned());
+        assert_eq!(lean.spec.containers, [SeenContainer { name: "main".into(), image }]);
         assert_eq!(lean.spec.node_name, whole.spec.unwrap().node_name);
     }
 

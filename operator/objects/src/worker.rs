@@ -1,5 +1,6 @@
 //! A worker: what the operator caches of a pod, a few hundred bytes.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
@@ -8,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::plan::SPARE_GROUP;
 
 use crate::labels;
-use crate::seen::{SeenPod, version};
+use crate::seen::{SeenPod, SeenPodSpec, version};
 use crate::worker_id::{GroupName, WorkerId};
 
 /// A pod of a job; by default one without a status.
@@ -26,6 +27,8 @@ pub struct Worker {
     pub idx: u32,
     /// Number of the attempt that the pod belongs to, from 1.
     pub attempt: u32,
+    /// Digest of the image of its container `trainer`, by which pods are compared; 0 where it is unknown.
+    pub image: u64,
     /// Phase of the worker.
     pub phase: WorkerPhase,
     /// Whether the pod is ready.
@@ -143,6 +146,7 @@ impl Worker {
             group: label(labels::WORKER_GROUP).map(|name| name.as_str().into()).unwrap_or_default(),
             idx,
             attempt: label(labels::ATTEMPT)?.parse().ok()?,
+            image: image_digest(&pod.spec),
             phase,
             is_ready: container.is_some_and(|container| container.ready),
             has_live_sidecars: is_finished && status.phase.as_deref() == Some("Running"),
@@ -208,6 +212,15 @@ impl Worker {
         self.phase == WorkerPhase::Succeeded
             || self.phase == WorkerPhase::Running && self.is_ready && !self.is_deleting
     }
+}
+
+fn image_digest(spec: &SeenPodSpec) -> u64 {
+    let trainer = spec.containers.iter().find(|container| container.name == TRAINER_CONTAINER);
+    trainer.and_then(|trainer| trainer.image.as_ref()).map_or(0, |image| {
+        let mut hasher = DefaultHasher::new();
+        image.hash(&mut hasher);
+        hasher.finish()
+    })
 }
 
 /// The group of an API version such as `rltraining.dev/v1alpha1`.
@@ -307,6 +320,30 @@ mod tests {
             },
         });
         Worker::read(&serde_json::from_value(pod).unwrap()).unwrap().1
+    }
+
+    #[test]
+    fn pods_are_compared_by_the_image_of_the_trainer_and_not_of_sidecars() {
+        let image = |containers: Value| {
+            let pod = json!({
+                "metadata": {
+                    "name": "job-trainer-0", "namespace": "team", "uid": "p",
+                    "ownerReferences": [
+                        {"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "job", "uid": "u"}
+                    ],
+                    "labels": {labels::WORKER_IDX: "0", labels::ATTEMPT: "1"},
+                },
+                "spec": {"containers": containers},
+            });
+            Worker::read(&serde_json::from_value(pod).unwrap()).unwrap().1.image
+        };
+        let trainer = |image: &str| json!({"name": "trainer", "image": image});
+        let sidecar = |image: &str| json!({"name": "log", "image": image});
+        let alone = image(json!([trainer("rlt:1")]));
+        assert_eq!(image(json!([sidecar("log:1"), trainer("rlt:1")])), alone);
+        assert_eq!(image(json!([trainer("rlt:1"), sidecar("log:2")])), alone);
+        assert_ne!(image(json!([trainer("rlt:2")])), alone);
+        assert_eq!(image(json!([sidecar("rlt:1")])), 0);
     }
 
     fn runs() -> Value {

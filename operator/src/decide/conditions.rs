@@ -173,10 +173,7 @@ fn entry_of(type_: ConditionType, state: &JobState, status: &RLTrainingJobStatus
         ConditionType::Admitted => admitted(state, status),
         ConditionType::PodsReady => pods_ready(state, status),
         ConditionType::Progressing => progressing(state, status),
-        ConditionType::CheckpointHealthy => match status.checkpoints.last() {
-            Some(_) => entry(True, Reason::CheckpointComplete, "the newest checkpoint is complete"),
-            None => entry(Unknown, Reason::NoCheckpoint, "no checkpoint was reported yet"),
-        },
+        ConditionType::CheckpointHealthy => checkpoint_healthy(state, status),
         ConditionType::Reconciling => reconciling(state, status),
         ConditionType::Stalled => stalled(state, status),
     }
@@ -227,6 +224,19 @@ fn progressing(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
         (JobState::Running, Some(warning)) if has_steps => (True, reason, warning.clone()),
         (JobState::Running, Some(warning)) => (Unknown, reason, warning.clone()),
         (state, _) => progressing_unhindered(state, has_steps),
+    }
+}
+
+/// A complete job has saved its last checkpoint, whatever failed before.
+fn checkpoint_healthy(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
+    let is_unsaved = warning_reasons(status).contains(&Reason::CheckpointNotSaved);
+    if is_unsaved && *state != JobState::Complete {
+        let warning = status.progress.as_ref().and_then(|progress| progress.warning.clone());
+        return (False, Reason::CheckpointNotSaved, warning.unwrap_or_default());
+    }
+    match status.checkpoints.last() {
+        Some(_) => entry(True, Reason::CheckpointComplete, "the newest checkpoint is complete"),
+        None => entry(Unknown, Reason::NoCheckpoint, "no checkpoint was reported yet"),
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) fn next(reconcile: &Reconcile<'_>) -> Option<Duration> {
     let active = policy.active_deadline_seconds.map(|limit| limit.saturating_sub(reconcile.active_seconds()));
     let held_up = seconds_starting(reconcile).map(|seconds| HELD_UP_AFTER_SECONDS.saturating_sub(seconds));
     let held_up = held_up.filter(|left| *left > 0 && held_up_worker(reconcile).is_some());
-    let seconds = [active, startup_seconds_left(reconcile), stall_seconds_left(reconcile), held_up];
+    let seconds = [active, startup_seconds_left(reconcile), stall_check_seconds(reconcile), held_up];
     let next = seconds.into_iter().flatten().min().map(|seconds| Duration::from_secs(seconds.max(1)));
     [next, deletion::next(reconcile)].into_iter().flatten().min()
 }
@@ -45,9 +45,11 @@ pub(super) fn start_delay(reconcile: &Reconcile<'_>) -> Option<JobState> {
     Some(JobState::StartDelayed(cause, format!("{}: {why}", worker.name)))
 }
 
-/// Seconds since the attempt began; `None` once all of its pods have run.
+/// Seconds since the attempt began; `None` once all of its pods have run. They may have started while no
+/// operator ran, and the next one writes into the status that they run only after this.
 fn seconds_starting(reconcile: &Reconcile<'_>) -> Option<u64> {
-    let is_starting = reconcile.status.attempt_running_time.is_none();
+    let runs = || reconcile.pods.state(&reconcile.status) == JobState::Running;
+    let is_starting = reconcile.status.attempt_running_time.is_none() && !runs();
     let since = reconcile.time(reconcile.status.attempt_start_time.as_deref()).filter(|_| is_starting)?;
     Some(clock::seconds_between(since, reconcile.input.now))
 }
@@ -57,21 +59,21 @@ fn startup_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
     seconds_starting(reconcile).map(|seconds| limit.saturating_sub(seconds))
 }
 
-/// Seconds until the next step must be finished; `None` without such a limit, or without a report.
+/// Seconds until the next step must be finished; `None` without such a limit, and for a trainer that is not
+/// heard, which may train. Times that a rank or an earlier operator wrote are those of other clocks.
 fn stall_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
     let limit = reconcile.input.prepared.job.spec().run_policy.stall_deadline_seconds?;
     let ran_at = reconcile.time(reconcile.status.attempt_running_time.as_deref())?;
-    let report = reconcile.input.report.filter(|report| report.attempt == reconcile.attempt());
-    let reported = report.and_then(|report| report.progress.as_ref());
-    // An operator that has just started has no report yet. The status has the last one, which belongs to this
-    // attempt if it is newer than the attempt's start.
-    let step_time = |step: Option<&rlt_api::status::Progress>| reconcile.time(step?.step_time.as_deref());
-    let written = step_time(reconcile.status.progress.as_ref()).filter(|at| *at >= ran_at);
-    let step_at = match reported {
-        Some(progress) => step_time(Some(progress)).unwrap_or(ran_at),
-        None => written?,
-    };
-    Some(limit.saturating_sub(clock::seconds_between(step_at.max(ran_at), reconcile.input.now)))
+    let report = reconcile.input.report.filter(|report| report.attempt == reconcile.attempt())?;
+    let running = clock::seconds_between(ran_at, reconcile.input.now);
+    Some(limit.saturating_sub(report.without_step?.as_secs().min(running)))
+}
+
+/// Seconds until a stall is looked for again. No other event need follow once a trainer is heard again.
+fn stall_check_seconds(reconcile: &Reconcile<'_>) -> Option<u64> {
+    reconcile.status.attempt_running_time.as_ref()?;
+    let limit = reconcile.input.prepared.job.spec().run_policy.stall_deadline_seconds?;
+    Some(stall_seconds_left(reconcile).unwrap_or(limit))
 }
 
 /// Returns the failure of a start that took too long, with the reason why a pod waits.

@@ -47,6 +47,8 @@ enum ModelEvent {
     SetSuspend(bool),
     /// The operator dies after so many further calls; the next one has heard no launcher.
     OperatorCrashes(usize),
+    /// The chart is upgraded: pods that are created from now on run another image.
+    Upgraded,
 }
 
 fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
@@ -64,6 +66,7 @@ fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
         2 => (1..100i64).prop_map(ModelEvent::TimePasses),
         1 => any::<bool>().prop_map(ModelEvent::SetSuspend),
         1 => (0..6usize).prop_map(ModelEvent::OperatorCrashes),
+        1 => Just(ModelEvent::Upgraded),
     ];
     prop::collection::vec(one, 0..80)
 }
@@ -97,6 +100,8 @@ struct World {
     nodes: NodeStates,
     now: Timestamp,
     num_pods_made: u32,
+    /// Image of new pods.
+    image: u64,
 }
 
 impl World {
@@ -109,6 +114,7 @@ impl World {
             nodes: NodeStates::new(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             num_pods_made: 0,
+            image: 1,
         }
     }
 
@@ -166,6 +172,7 @@ impl World {
 
     fn assign(&mut self, assignment: &Assignment) {
         assert_eq!(Some(assignment.attempt), self.status.attempt, "ranks of an attempt that is not written");
+        self.check_image(assignment);
         let pod = self.pods.get_mut(&*assignment.name).unwrap();
         assert_eq!(pod.worker.uid, assignment.uid);
         let WorkerId { group, idx } = assignment.worker.clone();
@@ -178,6 +185,15 @@ impl World {
         (pod.worker.group, pod.worker.idx, pod.worker.attempt) = (group, idx, assignment.attempt);
     }
 
+    /// Ranks of two images refuse each other.
+    fn check_image(&self, assignment: &Assignment) {
+        let image = self.pods[&*assignment.name].worker.image;
+        let workers = self.pods.values().map(|pod| &pod.worker).filter(|worker| !worker.is_spare());
+        let mut of_attempt = workers.filter(|worker| worker.attempt == assignment.attempt);
+        let other = of_attempt.find(|worker| worker.image != image);
+        assert!(other.is_none(), "{assignment:?} has not the image of {other:?}");
+    }
+
     fn make(&mut self, id: &WorkerId, attempt: u32) {
         assert_eq!(
             attempt,
@@ -188,8 +204,8 @@ impl World {
         self.num_pods_made += 1;
         let name = format!("quickstart-{}-{}", &*id.group, id.idx);
         let uid = self.num_pods_made.to_string().as_str().into();
-        let worker =
-            Worker { name: name.as_str().into(), uid, group: id.group.clone(), ..worker(id.idx, attempt) };
+        let (group, image) = (id.group.clone(), self.image);
+        let worker = Worker { name: name.as_str().into(), uid, group, image, ..worker(id.idx, attempt) };
         let pod = Pod { worker, is_alive: false, ranks: None, started: 0, ended: None, heard: None };
         assert!(self.pods.insert(name, pod).is_none(), "two pods of one name");
     }
@@ -240,6 +256,7 @@ impl World {
     fn happen(&mut self, event: &ModelEvent) {
         match *event {
             ModelEvent::TimePasses(seconds) => self.now += SignedDuration::from_secs(seconds),
+            ModelEvent::Upgraded => self.image += 1,
             ModelEvent::SetSuspend(suspend) => {
                 self.prepared = &JOB[usize::from(suspend)];
                 self.generation += 1;

@@ -9,6 +9,9 @@
 //! worker only once no process of that worker can run. An attempt in place creates no worker's pod, so that
 //! no partial gang waits. If a pod is lost before it has joined, the attempt fails, and the next one is
 //! decided again.
+//!
+//! All pods of an attempt run one image, because ranks of two releases refuse each other. After an upgrade of
+//! the chart, new spares have another image than the workers, and take no ranks of theirs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,7 +20,7 @@ use rlt_api::FailureCause;
 use rlt_api::plan::{SPARE_GROUP, TRAINER_GROUP, WorkerGroup};
 use rlt_api::status::PromotedSpareStatus;
 use rlt_objects::worker::{Worker, WorkerPhase};
-use rlt_objects::worker_id::WorkerId;
+use rlt_objects::worker_id::{GroupName, WorkerId};
 
 use super::failure::{self, Failure};
 use super::{Deletion, JobState, Reconcile, deletion};
@@ -55,10 +58,16 @@ pub(super) fn start_afresh(reconcile: &mut Reconcile<'_>) {
 /// Returns the promoted spares of the next attempt; `None` where it needs new pods.
 fn promotions(reconcile: &Reconcile<'_>, failure: &Failure) -> Option<Vec<PromotedSpareStatus>> {
     group(reconcile)?;
-    let mut free = free_spares(reconcile).into_iter();
+    let places = reconcile.pods.places();
+    let places: Vec<_> =
+        places.map(|(id, place)| (id, place.filter(|worker| may_stay(reconcile, worker, failure)))).collect();
+    let kept: Vec<_> = places.iter().filter_map(|(_, kept)| *kept).collect();
+    if !have_one_image(&kept) {
+        return None;
+    }
+    let mut free = with_image_of(kept.first().copied(), free_spares(reconcile)).into_iter();
     let mut promoted = Vec::new();
-    for (id, place) in reconcile.pods.places() {
-        let kept = place.filter(|worker| may_stay(reconcile, worker, failure));
+    for (id, kept) in places {
         let worker = match kept {
             Some(worker) if *worker.name == *own_name(reconcile, id.idx)? => continue,
             Some(promoted_before) => promoted_before,
@@ -67,6 +76,18 @@ fn promotions(reconcile: &Reconcile<'_>, failure: &Failure) -> Option<Vec<Promot
         promoted.push(PromotedSpareStatus { worker: id.idx, pod: worker.name.to_string() });
     }
     (promoted.len() <= MAX_PROMOTED).then_some(promoted)
+}
+
+/// Whether all of these pods run one image.
+fn have_one_image(pods: &[&Worker]) -> bool {
+    pods.first().is_none_or(|first| pods.iter().all(|pod| pod.image == first.image))
+}
+
+/// Returns the spares that run the image of a worker that stays, or of the first spare if none stays.
+fn with_image_of<'a>(kept: Option<&'a Worker>, mut spares: Vec<&'a Worker>) -> Vec<&'a Worker> {
+    let image = kept.or(spares.first().copied()).map(|pod| pod.image);
+    spares.retain(|spare| Some(spare.image) == image);
+    spares
 }
 
 /// Returns the name of the pod that is created for a worker.
@@ -173,8 +194,9 @@ pub(super) fn surplus_of_earlier<'a>(reconcile: &Reconcile<'a>) -> Vec<&'a Worke
     previous.filter(|worker| !stays.contains(&worker.uid)).collect()
 }
 
-/// Returns the spares to delete: those that ended, those beyond the job's number, and, while workers wait for
-/// nodes, those without a node, so that no spare gets a node that a worker needs.
+/// Returns the spares to delete: those that ended, those beyond the job's number, those of an older image
+/// than the workers, and, while workers wait for nodes, those without a node, so that no spare gets a node
+/// that a worker needs.
 pub(super) fn deletions(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<Deletion> {
     let has_room = *state == JobState::Running;
     let num_wanted = group(reconcile).map_or(0, |group| group.num_workers as usize);
@@ -182,10 +204,19 @@ pub(super) fn deletions(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<Dele
         unpromoted(reconcile).into_iter().partition(|spare| spare.is_finished() || spare.is_deleting);
     waiting.sort_by_key(|spare| (spare.node.is_none(), spare.idx));
     let beyond = waiting.iter().enumerate().filter(|(place, spare)| {
-        *place >= num_wanted || (!has_room && spare.phase == WorkerPhase::Pending && spare.node.is_none())
+        let needs_node = spare.phase == WorkerPhase::Pending && spare.node.is_none();
+        *place >= num_wanted || if has_room { is_outdated(reconcile, spare) } else { needs_node }
     });
     let beyond = beyond.map(|(_, spare)| *spare);
     deletion::deletions(reconcile, ended.iter().copied().chain(beyond), None)
+}
+
+/// Whether a spare is older than the workers and runs another image, so that it can take no ranks of theirs.
+fn is_outdated(reconcile: &Reconcile<'_>, spare: &Worker) -> bool {
+    let is_older = !reconcile.status.attempt_in_place && spare.attempt < reconcile.attempt();
+    let is_trainer = |worker: &&Worker| worker.group == GroupName::default();
+    let mut workers = reconcile.pods.present().filter(is_trainer);
+    is_older && workers.any(|worker| worker.image != spare.image)
 }
 
 /// Returns the spares to create, once all workers run. A name is free if no pod has it.

@@ -182,6 +182,33 @@ fn each_symptom_of_a_training_is_a_reason_of_its_own_in_status_and_events() {
 }
 
 #[test]
+fn checkpoints_are_not_healthy_from_one_that_is_not_saved_to_the_next_that_is() {
+    let healthy = |decision: &Decision| {
+        let (status, reason) = condition(decision, ConditionType::CheckpointHealthy);
+        (status, reason.to_owned())
+    };
+    let with_warning = |warning: Option<&str>, before: &RLTrainingJobStatus| {
+        let progress = Progress {
+            step: 30,
+            warning: warning.map(|reason| format!("{reason}: the disk is full")),
+            warning_reasons: warning.map(str::to_owned).into_iter().collect(),
+            ..Progress::default()
+        };
+        let report = Report { attempt: 1, progress: Some(progress), ..Report::default() };
+        reported(json!({}), before, vec![runs(0), runs(1)], Some(&report))
+    };
+    let unsaved = with_warning(Some("CheckpointNotSaved"), &running(1, 60));
+    assert_eq!(healthy(&unsaved), (ConditionStatus::False, "CheckpointNotSaved".to_owned()));
+    for warning in [None, Some("EntropyCollapse")] {
+        let saved = with_warning(warning, &unsaved.status);
+        assert_eq!(healthy(&saved), (ConditionStatus::Unknown, "NoCheckpoint".to_owned()));
+    }
+    // The last checkpoint of a complete job is saved, also where its last report was lost.
+    let complete = decided(json!({}), &unsaved.status, vec![succeeded(0), succeeded(1)]);
+    assert_eq!(healthy(&complete).0, ConditionStatus::Unknown);
+}
+
+#[test]
 fn a_job_without_storage_is_warned_of_once_as_it_begins() {
     let started = |changes: Value| {
         let mut job = super::fixtures::job(&json!({}));
@@ -395,9 +422,11 @@ fn deadlines_end_a_job_and_report_what_it_waited_for() {
 #[test]
 fn a_trainer_without_a_new_step_is_started_again_and_one_that_never_reported_is_left_alone() {
     let policy = json!({"stallDeadlineSeconds": 30});
+    // The clock of the rank is late by an hour.
     let report = |attempt, seconds| Report {
         attempt,
-        progress: Some(Progress { step: 7, step_time: Some(ago(seconds)), ..Progress::default() }),
+        progress: Some(Progress { step: 7, step_time: Some(ago(3600)), ..Progress::default() }),
+        without_step: Some(Duration::from_secs(seconds)),
         ..Report::default()
     };
     let workers = || vec![runs(0), runs(1)];
@@ -408,6 +437,8 @@ fn a_trainer_without_a_new_step_is_started_again_and_one_that_never_reported_is_
     let fresh = reported(policy.clone(), &running(1, 999), workers(), Some(&report(1, 10)));
     assert_eq!(condition(&fresh, ConditionType::Progressing), (ConditionStatus::True, "StepsAdvancing"));
     assert_eq!(fresh.requeue_after, Some(Duration::from_secs(20)));
+    let begun = reported(policy.clone(), &running(1, 5), workers(), Some(&report(1, 40)));
+    assert_eq!((begun.state, begun.requeue_after), (JobState::Running, Some(Duration::from_secs(25))));
     let stuck = reported(policy, &running(1, 999), workers(), Some(&report(1, 30)));
     assert_eq!(stuck.status.last_failure.unwrap().cause, FailureCause::NoProgress);
 }

@@ -17,6 +17,20 @@ const MAX_RESTARTS: u32 = 1_000_000;
 /// The longest time of one process, in seconds: 30,000 years.
 const MAX_SECONDS: f64 = 1e12;
 
+/// Removes metrics with names that are too long, and those beyond the largest number. A trainer of another
+/// release may send them, and the rest of its report counts.
+pub(super) fn drop_metrics(report: &mut ReportRequest) {
+    report.metrics.retain(|name, _| name.len() <= limits::MAX_NAME_BYTES);
+    let num_surplus = report.metrics.len().saturating_sub(limits::MAX_METRICS);
+    if num_surplus > 0 {
+        let mut names: Vec<String> = report.metrics.keys().cloned().collect();
+        names.sort_unstable();
+        for name in names.iter().rev().take(num_surplus) {
+            report.metrics.remove(name);
+        }
+    }
+}
+
 /// Refuses reports that no trainer of ours sends.
 ///
 /// # Errors

@@ -3,7 +3,17 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Reports per second that the ranks of all jobs together are asked not to exceed.
+pub(super) const REPORTS_PER_SECOND: usize = 200;
+/// Shortest reporting interval of a rank in seconds.
+const REPORT_EVERY_SECONDS: usize = 5;
+
+/// Returns the interval at which each of `num_ranks` ranks is asked to report.
+pub(super) fn report_every(num_ranks: usize) -> Duration {
+    Duration::from_secs(num_ranks.div_ceil(REPORTS_PER_SECOND).max(REPORT_EVERY_SECONDS) as u64)
+}
 
 /// Rate limit of one client.
 #[derive(Clone, Copy, Debug)]

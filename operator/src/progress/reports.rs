@@ -5,6 +5,7 @@
 //! lost when the operator restarts: each rank's next report contains everything.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use rlt_objects::worker::{JobKey, Launcher};
 
 use super::launchers::{Launchers, Taken};
 use super::release::{Release, release};
+use super::stalls::{self, StepWatch};
 
 /// Time without a new report after which the reports of a job are dropped.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3600);
@@ -48,6 +50,8 @@ pub struct Reports {
 #[derive(Debug)]
 struct Shared {
     jobs: Mutex<HashMap<JobKey, Entry>>,
+    /// Number of ranks of all jobs that report.
+    num_ranks: AtomicUsize,
     launchers: Launchers,
     /// Jobs to requeue: at most one for each release of a report, which is rare, and each change of a
     /// launcher.
@@ -60,6 +64,8 @@ struct Entry {
     job: ObjectRef<Job>,
     newest: JobReport,
     heard_at: Instant,
+    /// The steps of the newest attempt; `None` until rank 0 has reported its progress.
+    steps: Option<StepWatch>,
     /// Last sequence number of each rank of the newest attempt.
     sequences: HashMap<u32, u64>,
     released: Option<(Arc<JobReport>, Instant)>,
@@ -79,6 +85,7 @@ impl Reports {
         Self {
             shared: Arc::new(Shared {
                 jobs: Mutex::default(),
+                num_ranks: AtomicUsize::new(0),
                 launchers: Launchers::default(),
                 changes,
                 receiver: Mutex::new(Some(receiver)),
@@ -99,6 +106,13 @@ impl Reports {
     /// Time of the last report of any of the job's ranks, with or without changes.
     pub fn heard_at(&self, job: &JobKey) -> Option<Instant> {
         Some(self.shared.lock().get(job)?.heard_at)
+    }
+
+    /// Time, by this operator's clock, since the training of the newest attempt was heard to advance; `None`
+    /// while its rank 0 is silent.
+    pub fn without_step(&self, job: &JobKey) -> Option<Duration> {
+        let silent_after = self.shared.silent_after();
+        self.shared.lock().get(job)?.steps.as_ref()?.without_step(Instant::now(), silent_after)
     }
 
     /// Returns the last reports of the launchers of a job's pods, by the UID of their pods.
@@ -157,15 +171,17 @@ impl Reports {
     /// Stores a report of an authenticated rank; an outdated one changes nothing. Returns the number of
     /// reporting ranks of all jobs. Must be called within a tokio runtime.
     pub fn take(&self, source: &Source, report: ReportRequest) -> usize {
-        let now = Instant::now();
+        let (now, silent_after) = (Instant::now(), self.shared.silent_after());
         let mut jobs = self.shared.lock();
         jobs.retain(|_, entry| now.duration_since(entry.heard_at) < FORGOTTEN_AFTER);
         let key = job(source);
         let entry = jobs.entry(key.clone()).or_insert_with(|| Entry::new(source, now));
-        if entry.take(source, report, now) {
+        if entry.take(source, report, now, silent_after) {
             self.shared.judge(entry, &key, now);
         }
-        jobs.values().map(Entry::num_ranks).sum()
+        let num_ranks = jobs.values().map(Entry::num_ranks).sum();
+        self.shared.num_ranks.store(num_ranks, Ordering::Relaxed);
+        num_ranks
     }
 }
 
@@ -185,6 +201,10 @@ fn object(source: &Source) -> ObjectRef<Job> {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, Entry>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn silent_after(&self) -> Duration {
+        stalls::silent_after(self.num_ranks.load(Ordering::Relaxed))
     }
 
     fn judge(self: &Arc<Self>, entry: &mut Entry, job: &JobKey, now: Instant) {
@@ -223,6 +243,7 @@ impl Entry {
             job: object(source),
             newest: JobReport { attempt: source.attempt, ..JobReport::default() },
             heard_at: now,
+            steps: None,
             sequences: HashMap::new(),
             released: None,
             is_timer_set: false,
@@ -235,7 +256,7 @@ impl Entry {
     }
 
     /// Merges a report; returns false if it is outdated.
-    fn take(&mut self, source: &Source, report: ReportRequest, now: Instant) -> bool {
+    fn take(&mut self, source: &Source, report: ReportRequest, now: Instant, silent_after: Duration) -> bool {
         if source.attempt < self.newest.attempt {
             return false;
         }
@@ -244,6 +265,7 @@ impl Entry {
             let checkpoints = self.newest.checkpoints.take();
             self.newest = JobReport { attempt: source.attempt, checkpoints, ..JobReport::default() };
             self.sequences.clear();
+            self.steps = None;
         }
         let sequence = self.sequences.entry(source.rank).or_default();
         if report.sequence <= *sequence {
@@ -270,6 +292,7 @@ impl Entry {
             *known = count.max(*known);
         }
         if source.rank == 0 {
+            self.watch_steps(progress.as_ref(), now, silent_after);
             self.newest.progress = progress;
             self.newest.metrics = metrics;
             self.newest.commits = commits;
@@ -278,6 +301,15 @@ impl Entry {
             }
         }
         true
+    }
+
+    fn watch_steps(&mut self, progress: Option<&Progress>, now: Instant, silent_after: Duration) {
+        let Some(progress) = progress else { return };
+        let heard = StepWatch::new(progress, self.newest.restarts.values().sum(), now);
+        match &mut self.steps {
+            Some(steps) => steps.hear(heard, silent_after),
+            steps @ None => *steps = Some(heard),
+        }
     }
 }
 

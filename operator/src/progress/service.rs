@@ -21,10 +21,6 @@ use super::reports::{self, Reports};
 use super::{bounds, token};
 use crate::metrics::Metrics;
 
-/// Reports per second that the ranks of all jobs together are asked not to exceed.
-const REPORTS_PER_SECOND: usize = 200;
-/// Shortest reporting interval of a rank in seconds.
-const REPORT_EVERY_SECONDS: usize = 5;
 /// Shortest polling intervals in seconds, of a launcher whose processes run, and of one that waits for ranks.
 const ASK_EVERY_SECONDS: [usize; 2] = [5, 1];
 
@@ -116,10 +112,10 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         if !self.of_ranks.allows((pod.uid, source.rank), Instant::now()) {
             return Err(Status::resource_exhausted("the rank reports too often"));
         }
-        let report = request.into_inner();
+        let mut report = request.into_inner();
+        bounds::drop_metrics(&mut report);
         bounds::check(&report).map_err(Status::invalid_argument)?;
-        let num_ranks = self.reports.take(&source, report);
-        let seconds = num_ranks.div_ceil(REPORTS_PER_SECOND).max(REPORT_EVERY_SECONDS);
+        let seconds = rate::report_every(self.reports.take(&source, report)).as_secs();
         Ok(ReportResponse { report_every_seconds: u32::try_from(seconds).unwrap_or(u32::MAX) })
     }
 
@@ -152,7 +148,7 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         let launcher = Launcher { attempt: source.attempt, ended: ending.map(exit), is_loaded };
         let taken = self.reports.take_launcher(&source, &pod.uid, launcher);
         let every = ASK_EVERY_SECONDS[usize::from(has_none)];
-        let seconds = taken.num_launchers.div_ceil(REPORTS_PER_SECOND).max(every);
+        let seconds = taken.num_launchers.div_ceil(rate::REPORTS_PER_SECOND).max(every);
         Ok(FollowResponse {
             attempt,
             assignment: assignment.filter(|new| has_none && new.attempt > source.attempt),

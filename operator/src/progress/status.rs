@@ -24,7 +24,8 @@ use crate::progress::{FollowingPod, ReportingWorker, UnknownWorker, Workers};
 
 impl observe::Reports for Reports {
     fn latest(&self, job: &JobKey) -> Option<Report> {
-        self.of(job).map(|report| read(&report))
+        let without_step = self.without_step(job);
+        self.of(job).map(|report| Report { without_step, ..read(&report) })
     }
 
     fn changes(&self) -> BoxStream<'static, ObjectRef<Job>> {
@@ -96,6 +97,7 @@ pub(super) fn read(report: &JobReport) -> Report {
             .filter_map(|(cause, count)| Some((FailureCause::from_name(cause)?, *count)))
             .collect(),
         commits: report.commits.iter().map(commit).collect(),
+        without_step: None,
     }
 }
 

@@ -6,7 +6,8 @@
 //! estimates the best and the worst from 1000 draws; this module uses the closed forms that these draws
 //! approach. A majority has no closed form and is drawn 1000 times, as in verl, from fixed seeds.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::metrics::Metrics;
 use crate::sampling::{derive_seed, draw};
@@ -14,6 +15,11 @@ use crate::types::{Reward, RolloutGroup};
 
 const NUM_DRAWS: usize = 1000;
 const SEED: u64 = 42;
+/// Maximum number of data sources with metrics of their own. Each is a plot of the report and of trackers,
+/// and a data set may name one in each row.
+const MAX_SOURCES: usize = 100;
+/// Longest name of such a source in bytes.
+const MAX_SOURCE_BYTES: usize = 256;
 
 /// Mean and population standard deviation.
 type Moments = (f64, f64);
@@ -21,7 +27,8 @@ type Moments = (f64, f64);
 /// Metrics of held-out prompts with `num_samples` samples each: `val-core/reward/mean`,
 /// `val-core/<source>/reward/..`, `val-aux/<source>/reward/..` and `val-aux/response_length/mean`.
 ///
-/// Samples whose reward status is no verdict are left out, and so are prompts without any other sample.
+/// Samples whose reward status is no verdict are left out, and so are prompts without any other sample. Of
+/// many sources, those with the most prompts have metrics of their own.
 /// Majorities are reported if a reward function extracts answers to vote with.
 pub fn held_out_metrics(groups: &[RolloutGroup], num_samples: u32) -> Metrics {
     let mut by_source: BTreeMap<&str, Vec<Vec<&Reward>>> = BTreeMap::new();
@@ -38,8 +45,9 @@ pub fn held_out_metrics(groups: &[RolloutGroup], num_samples: u32) -> Metrics {
         "val-core/reward/mean",
         by_source.values().flatten().flatten().map(|r| r.score),
     );
-    for (source, prompts) in by_source {
-        for (name, value) in source_metrics(&prompts, num_samples) {
+    let reported = reported_sources(&by_source);
+    for (source, prompts) in by_source.iter().filter(|(source, _)| reported.contains(*source)) {
+        for (name, value) in source_metrics(prompts, num_samples) {
             let room = if is_core(&name, num_samples) { "val-core" } else { "val-aux" };
             metrics.insert(format!("{room}/{source}/reward/{name}"), value);
         }
@@ -48,6 +56,15 @@ pub fn held_out_metrics(groups: &[RolloutGroup], num_samples: u32) -> Metrics {
     let lens = rollouts.map(|rollout| rollout.completion.tokens.len() as f64);
     insert_mean(&mut metrics, "val-aux/response_length/mean", lens);
     metrics
+}
+
+/// Returns the sources with metrics of their own: those with the most prompts, of equal ones the first by
+/// name.
+fn reported_sources<'a>(by_source: &BTreeMap<&'a str, Vec<Vec<&Reward>>>) -> BTreeSet<&'a str> {
+    let sources = by_source.iter().filter(|(source, _)| source.len() <= MAX_SOURCE_BYTES);
+    let mut sources: Vec<_> = sources.map(|(source, prompts)| (Reverse(prompts.len()), *source)).collect();
+    sources.sort_unstable();
+    sources.into_iter().take(MAX_SOURCES).map(|(_, source)| source).collect()
 }
 
 /// Whether verl counts a metric among the core metrics: those over all samples.

@@ -42,7 +42,7 @@ struct RunResult<'a> {
 }
 
 /// Exports the model if the run is complete. Then the leader writes the result, closes the trackers and
-/// renders the report.
+/// renders the report, unless a signal has stopped the run.
 ///
 /// # Errors
 /// [`TrainError`]; the checkpoint of the last step is already committed.
@@ -64,6 +64,10 @@ pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainErr
         Outcome::Complete => RunEnd::Complete,
         Outcome::Stopped(_) => RunEnd::Stopped,
     });
+    // A process that was asked to stop is soon killed, and the time of the page grows with the logs.
+    if outcome == Outcome::Stopped(StopReason::Signal) {
+        return Ok(());
+    }
     // The page can be drawn again at any time from the files, which are whole: it decides nothing.
     if let Err(error) = report::render(run.folder.root()) {
         let error = &error as &dyn std::error::Error;

@@ -1,9 +1,10 @@
 //! The newest state of a process, between the threads that change it and the thread that sends it.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use prost::Message as _;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Notify;
 
 use super::Urgency;
@@ -52,9 +53,8 @@ pub(super) struct Standing {
 
 impl Mailbox {
     pub(super) fn new(source: Source) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let sequence = u64::try_from(now.as_micros()).unwrap_or(0);
-        let report = ReportRequest { source: Some(source), sequence, ..ReportRequest::default() };
+        let report =
+            ReportRequest { source: Some(source), sequence: boot_micros(), ..ReportRequest::default() };
         let state =
             State { report, version: 1, urgent_version: 1, acknowledged_version: 0, life: Life::Open };
         Self { state: Mutex::new(state), changed: Notify::new(), acknowledged: Condvar::new() }
@@ -111,6 +111,14 @@ impl Mailbox {
     }
 }
 
+/// Microseconds since the machine started. All processes of a rank in one attempt run on one machine, whose
+/// wall clock may be set back between two of them.
+fn boot_micros() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let micros = now.tv_sec.saturating_mul(1_000_000).saturating_add(now.tv_nsec / 1000);
+    u64::try_from(micros).unwrap_or(0)
+}
+
 /// Keeps a report within the operator's limits: the newest checkpoints, the beginnings of long messages.
 fn bound(report: &mut ReportRequest) {
     let num_surplus = report.checkpoints.len().saturating_sub(limits::MAX_CHECKPOINTS);
@@ -144,6 +152,19 @@ fn bound_metrics(report: &mut ReportRequest) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The wall clock is far above, and may be set back.
+    #[test]
+    fn a_process_numbers_its_reports_above_those_of_its_predecessor_by_the_age_of_the_machine() {
+        let before = boot_micros();
+        let first = Mailbox::new(Source::default());
+        let [_, last_of_first] = [first.take(), first.take()].map(|(report, _)| report.sequence);
+        // Far shorter than the start of a process.
+        std::thread::sleep(Duration::from_millis(1));
+        let second = Mailbox::new(Source::default()).take().0.sequence;
+        assert!(before < last_of_first && last_of_first < second, "{before} {last_of_first} {second}");
+        assert!(second <= boot_micros() + 1, "{second}");
+    }
 
     fn bounded(names: impl IntoIterator<Item = String>) -> ReportRequest {
         let metrics = names.into_iter().map(|name| (name, 1.0)).collect();

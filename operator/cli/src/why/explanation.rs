@@ -223,11 +223,21 @@ fn running(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation 
     });
     let rest = progress.and_then(|progress| progress.remaining_seconds);
     let rest = rest.map(|seconds| format!("the rest takes about {}", duration(seconds)));
-    Explanation::new(summary)
+    let warned = status.progress.as_ref().filter(|progress| progress.warning.is_some());
+    let warning = warned.and_then(|progress| progress.warning.as_ref());
+    let explanation = Explanation::new(summary)
+        .because(warning.map(|warning| format!("the run {warning}")))
         .because(last_step)
         .because(rest)
         .because(checkpoint(status))
-        .because(earlier(snapshot, status))
+        .because(earlier(snapshot, status));
+    let unsaved = Reason::CheckpointNotSaved.name();
+    match warned.is_some_and(|progress| progress.warning_reasons.contains(&unsaved)) {
+        true => explanation.so(
+            "make room on the volume of the run, or mend it: after five failures in a row the attempt ends",
+        ),
+        false => explanation,
+    }
 }
 
 /// Names the trace of the attempt, where it has one.

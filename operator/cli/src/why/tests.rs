@@ -355,6 +355,18 @@ fn it_trains() {
 }
 
 #[test]
+fn it_trains_and_its_checkpoints_cannot_be_saved() {
+    let warning = "has lost 2 checkpoints in a row: No space left on device";
+    let progress = json!({
+        "step": 23, "numSteps": 60, "warning": warning, "warningReasons": ["CheckpointNotSaved"],
+    });
+    let more = json!({ "progress": progress });
+    let said = explain(&plain(status("Progressing", "CheckpointNotSaved", warning, more))).to_string();
+    assert!(said.contains("trains: step 23 of 60, attempt 1\n  the run has lost 2 checkpoints"), "{said}");
+    assert!(said.contains("what to change:\n  make room on the volume"), "{said}");
+}
+
+#[test]
 fn it_ran_out_of_memory() {
     let failure = json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 137});
     let message = "exit code 137: OOMKilled (spec.runPolicy.retries.outOfMemory of 1 used up)";

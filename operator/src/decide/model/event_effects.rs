@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::jiff::SignedDuration;
 use rlt_api::FailureCause;
-use rlt_api::status::CheckpointStatus;
+use rlt_api::status::{CheckpointStatus, Progress};
 use rlt_objects::worker::{Explanation, Worker, WorkerPhase};
 
 use super::events::{IN_PLACE, ModelEvent, NUM_WORKERS};
@@ -63,6 +64,7 @@ impl World {
                 }
             }
             ModelEvent::CheckpointSaved(steps) => self.save(steps),
+            ModelEvent::StepFinished => self.finish_step(),
             ModelEvent::RestartedInPlace => self.restart_in_place(),
             ModelEvent::PodGone(idx) if self.answers(idx) => {
                 let is_leaving = self.pods.values().any(|pod| pod.idx == idx && pod.is_deleting);
@@ -73,7 +75,12 @@ impl World {
             }
             ModelEvent::PodGone(_) => {}
             ModelEvent::SetSuspend(suspend) => self.suspend(suspend),
-            ModelEvent::TimePasses(seconds) => self.now += SignedDuration::from_secs(seconds),
+            ModelEvent::TimePasses(seconds) => {
+                self.now += SignedDuration::from_secs(seconds);
+                if let Some(report) = &mut self.report {
+                    report.without_step = None;
+                }
+            }
             ModelEvent::OperatorCrashes(num_calls) => self.crash(num_calls),
             ModelEvent::ApiServerRefuses(_) if self.is_held() => {}
             ModelEvent::ApiServerRefuses(num_calls) => self.refuse(num_calls),
@@ -127,6 +134,20 @@ impl World {
         let restarts = self.restarts(attempt);
         let checkpoints = Some(vec![checkpoint]);
         self.report = Some(Report { attempt, checkpoints, restarts, ..Report::default() });
+    }
+
+    pub(super) fn finish_step(&mut self) {
+        let attempt = self.status.attempt.unwrap_or(1);
+        let runs = self.pods.values().any(|pod| pod.attempt == attempt && pod.phase == WorkerPhase::Running);
+        if runs && self.has_ended.is_none() {
+            let restarts = self.restarts(attempt);
+            let report = self.report.take().unwrap_or_default();
+            let step = report.progress.as_ref().map_or(1, |progress| progress.step + 1);
+            let step_time = Some(self.now.to_string());
+            let progress = Some(Progress { step, num_steps: 1000, step_time, ..Progress::default() });
+            let without_step = Some(Duration::ZERO);
+            self.report = Some(Report { attempt, restarts, progress, without_step, ..report });
+        }
     }
 
     /// The restarts in place that an attempt has reported.

@@ -31,13 +31,15 @@ pub(super) enum ModelEvent {
     NodeOutOfService(u32),
     /// A complete checkpoint is reported, this many steps after the last one.
     CheckpointSaved(u64),
+    /// The trainer reports a step.
+    StepFinished,
     /// The pod with all ranks restarts them in place, and reports it.
     RestartedInPlace,
     /// A pod that is being deleted is gone.
     PodGone(u32),
     /// `spec.runPolicy.suspend` is set or cleared.
     SetSuspend(bool),
-    /// Time passes, in seconds.
+    /// Time passes, in seconds. The trainer trains, and the operator does not hear it.
     TimePasses(i64),
     /// The operator crashes after so many further calls, and another one continues.
     OperatorCrashes(usize),
@@ -60,6 +62,7 @@ pub(super) fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
         1 => idx.clone().prop_map(ModelEvent::NodeReturns),
         1 => idx.clone().prop_map(ModelEvent::NodeOutOfService),
         1 => (0..2u64).prop_map(ModelEvent::CheckpointSaved),
+        2 => Just(ModelEvent::StepFinished),
         1 => Just(ModelEvent::RestartedInPlace),
         3 => idx.prop_map(ModelEvent::PodGone),
         1 => any::<bool>().prop_map(ModelEvent::SetSuspend),
@@ -72,14 +75,16 @@ pub(super) fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
 }
 
 pub(super) const NUM_WORKERS: u32 = 3;
+/// `stallDeadlineSeconds` of a job; more may pass while the operator does not hear the trainer.
+const STALL_SECONDS: u64 = 60;
 /// A cause that nothing else in a history has.
 pub(super) const IN_PLACE: FailureCause = FailureCause::OutOfMemory;
 
 /// A job as it is active, and as it is suspended.
 pub(super) type ActiveAndSuspended = [LazyLock<Prepared>; 2];
 pub(super) static PLAIN: ActiveAndSuspended = [
-    LazyLock::new(|| prepared(NUM_WORKERS, json!({}))),
-    LazyLock::new(|| prepared(NUM_WORKERS, json!({"suspend": true}))),
+    LazyLock::new(|| prepared(NUM_WORKERS, json!({"stallDeadlineSeconds": STALL_SECONDS}))),
+    LazyLock::new(|| prepared(NUM_WORKERS, json!({"suspend": true, "stallDeadlineSeconds": STALL_SECONDS}))),
 ];
 pub(super) static WITH_RULES: ActiveAndSuspended = [
     LazyLock::new(|| prepared(NUM_WORKERS, json!({"failurePolicy": failure_policy()}))),

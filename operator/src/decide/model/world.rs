@@ -186,6 +186,8 @@ impl World {
         }
         if status.last_failure != self.status.last_failure {
             check_rule(&status);
+            let cause = status.last_failure.as_ref().map(|failure| failure.cause);
+            assert_ne!(cause, Some(FailureCause::NoProgress), "a trainer that is not heard may train");
         }
         if status.completion_time.is_some() {
             self.has_ended.get_or_insert_with(|| status.clone());

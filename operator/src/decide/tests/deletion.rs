@@ -122,14 +122,24 @@ fn a_delayed_start_reports_what_it_waits_for() {
 }
 
 #[test]
-fn a_trainer_that_hangs_is_noticed_by_an_operator_that_never_heard_of_it() {
+fn workers_that_started_while_no_operator_ran_have_not_started_late() {
+    let policy = json!({"startupDeadlineSeconds": 60});
+    let decision = decided(policy.clone(), &starting(600), vec![runs(0), runs(1)]);
+    assert_eq!((decision.state, decision.status.last_failure), (JobState::Running, None));
+    let waits = decided(policy, &starting(600), vec![runs(0), worker(1, 1)]);
+    assert_eq!(waits.status.last_failure.unwrap().cause, FailureCause::StartFailed);
+}
+
+#[test]
+fn a_trainer_that_is_not_heard_is_judged_neither_by_an_earlier_report_nor_by_the_status() {
     let policy = json!({"stallDeadlineSeconds": 30});
-    let stepped = |seconds| RLTrainingJobStatus {
-        progress: Some(Progress { step: 7, step_time: Some(ago(seconds)), ..Progress::default() }),
-        ..running(1, 60)
-    };
-    let stuck = decided(policy.clone(), &stepped(40), vec![runs(0), runs(1)]);
-    assert_eq!(stuck.status.last_failure.unwrap().cause, FailureCause::NoProgress);
-    let earlier = decided(policy, &stepped(90), vec![runs(0), runs(1)]);
-    assert_eq!(earlier.state, JobState::Running, "a step of an earlier attempt says nothing");
+    let progress = Some(Progress { step: 7, step_time: Some(ago(400)), ..Progress::default() });
+    let status = RLTrainingJobStatus { progress: progress.clone(), ..running(1, 500) };
+    let report = Report { attempt: 1, progress, ..Report::default() };
+    // The operator has just started, or the channel is interrupted.
+    for heard in [None, Some(&report)] {
+        let decision = reported(policy.clone(), &status, vec![runs(0), runs(1)], heard);
+        assert_eq!(decision.state, JobState::Running);
+        assert_eq!(decision.requeue_after, Some(Duration::from_secs(30)), "it is judged once it is heard");
+    }
 }

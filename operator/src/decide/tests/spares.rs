@@ -171,6 +171,45 @@ fn a_pod_that_is_lost_before_it_took_part_ends_the_attempt() {
     assert_eq!(promoted(&again), [(0, "quickstart-spare-1"), (1, "quickstart-spare-0")]);
 }
 
+/// A chart that is upgraded while a job runs makes new spares of a newer image.
+#[test]
+fn a_spare_takes_the_ranks_of_workers_of_its_own_image_only() {
+    let old = |worker: Worker| Worker { image: 1, ..worker };
+    let new = |worker: Worker| Worker { image: 2, ..worker };
+    let after_crash = |workers| with(2, &running(1, 60), workers).status;
+    let newer = after_crash(vec![old(waiting(0, 76)), old(failed(1, 137, 9)), new(spare(0))]);
+    assert_eq!((newer.attempt, newer.attempt_in_place), (Some(2), false));
+    let workers = vec![old(waiting(0, 76)), old(failed(1, 137, 9)), new(spare(0)), old(spare(1))];
+    let both = with(2, &running(1, 60), workers);
+    assert_eq!(promoted(&both), [(1, "quickstart-spare-1")]);
+    let mixed = after_crash(vec![old(waiting(0, 76)), new(waiting(1, 76)), old(spare(0))]);
+    assert!(!mixed.attempt_in_place, "an upgrade between two pods of an attempt");
+    // Where no worker stays, all ranks move to spares of one image.
+    let crashed = |idx| old(failed(idx, 137, 9));
+    let all = with(2, &running(1, 60), vec![crashed(0), crashed(1), new(spare(0)), new(spare(1))]);
+    assert_eq!(promoted(&all), [(0, "quickstart-spare-0"), (1, "quickstart-spare-1")]);
+    assert!(!after_crash(vec![crashed(0), crashed(1), new(spare(0)), old(spare(1))]).attempt_in_place);
+}
+
+#[test]
+fn a_spare_of_an_older_image_than_the_workers_is_replaced_and_one_of_a_newer_image_is_not() {
+    let with_spare = |status: &RLTrainingJobStatus, spare: Worker| {
+        let mut workers = vec![spare];
+        workers.extend([0, 1].map(|idx| Worker { image: 2, attempt: 2, ..runs(idx) }));
+        with(1, status, workers)
+    };
+    let older = Worker { image: 1, attempt: 1, ..spare(0) };
+    assert_eq!(deleted(&with_spare(&running(2, 60), older.clone())), ["quickstart-spare-0"]);
+    // Its successor would have the newer image again.
+    let newer = Worker { image: 3, attempt: 2, ..spare(0) };
+    assert!(with_spare(&running(2, 60), newer).delete.is_empty());
+    let same = Worker { image: 2, attempt: 1, ..spare(0) };
+    assert!(with_spare(&running(2, 60), same).delete.is_empty());
+    // The workers are pods of the first attempt.
+    let in_place = RLTrainingJobStatus { attempt_in_place: true, ..running(2, 60) };
+    assert!(with_spare(&in_place, older).delete.is_empty());
+}
+
 #[test]
 fn a_spare_without_a_node_gives_way_to_workers_and_all_spares_end_with_the_job() {
     let unplaced = Worker { phase: WorkerPhase::Pending, node: None, launcher: None, ..spare(0) };

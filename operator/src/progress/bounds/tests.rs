@@ -230,6 +230,20 @@ fn a_job_that_does_not_fit_is_refused_by_field() {
 }
 
 #[test]
+fn metrics_out_of_bounds_are_dropped_and_the_rest_of_the_report_is_taken() {
+    let long = "x".repeat(limits::MAX_NAME_BYTES + 1);
+    let names = (0..limits::MAX_METRICS + 9).map(|idx| format!("metric/{idx:04}")).chain([long]);
+    let metrics = names.map(|name| (name, 1.0)).collect();
+    let progress = Some(Progress { step: 3, ..Progress::default() });
+    let mut report = ReportRequest { metrics, progress, ..ReportRequest::default() };
+    assert!(check(&report).is_err());
+    drop_metrics(&mut report);
+    assert_eq!(check(&report), Ok(()));
+    assert_eq!(report.metrics.len(), limits::MAX_METRICS);
+    assert!(report.metrics.contains_key("metric/0000") && report.progress.unwrap().step == 3);
+}
+
+#[test]
 fn commits_are_forty_digits_one_for_each_field() {
     let refusal = |commits: Vec<rlt_channel::ModelCommit>| {
         check(&ReportRequest { commits, ..ReportRequest::default() })

@@ -87,6 +87,20 @@ async fn progress_is_read_from_rank_0_and_the_end_from_every_rank() {
 }
 
 #[tokio::test]
+async fn the_steps_of_rank_0_in_the_newest_attempt_are_watched() {
+    let reports = Reports::new();
+    let key = job(&source(1, 0));
+    assert_eq!(reports.without_step(&key), None, "nothing was heard");
+    reports.take(&source(1, 1), step(1, 3));
+    reports.take(&source(1, 0), ReportRequest { progress: None, ..step(1, 0) });
+    assert_eq!(reports.without_step(&key), None, "its progress is not known");
+    reports.take(&source(1, 0), step(2, 3));
+    assert!(reports.without_step(&key).is_some());
+    reports.take(&source(2, 1), step(1, 3));
+    assert_eq!(reports.without_step(&key), None, "rank 0 of the next attempt was not heard");
+}
+
+#[tokio::test]
 async fn a_job_that_is_gone_is_forgotten() {
     let reports = Reports::new();
     reports.take(&source(1, 0), step(1, 3));

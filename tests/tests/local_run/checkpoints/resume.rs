@@ -76,6 +76,7 @@ fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
     let ended = end_of(child);
     assert_eq!(ended.code, code, "{}", ended.stderr);
     assert!(!resumed.run("export").exists(), "an interrupted run has no export");
+    assert!(!resumed.run("report.html").exists(), "the grace period is not for the report");
     let manifest = with_steps(changes, resumed.last_step() + 2);
     resumed.train(&manifest).expect(0, &["resuming after step"]);
     whole.train(&manifest).expect(0, &[]);

@@ -66,6 +66,22 @@ fn one_sample_has_a_mean_and_nothing_else() {
 }
 
 #[test]
+fn of_many_sources_those_with_the_most_prompts_have_metrics_and_all_count_in_the_mean() {
+    let (large, long) = ("zz", "x".repeat(MAX_SOURCE_BYTES + 1));
+    let names: Vec<String> = (0..300).map(|idx| format!("source-{idx:03}")).collect();
+    let mut groups: Vec<_> = names.iter().map(|name| group(name, &scored(&[0.0]))).collect();
+    groups.extend([group(large, &scored(&[1.0])), group(large, &scored(&[1.0]))]);
+    groups.extend([group(&long, &scored(&[0.0])), group(&long, &scored(&[0.0]))]);
+    let metrics = held_out_metrics(&groups, 1);
+    assert_close(metrics["val-core/reward/mean"], 2.0 / 304.0, 1e-15);
+    let of_sources = metrics.keys().filter(|name| name.ends_with("/reward/mean@1"));
+    assert_eq!(of_sources.count(), MAX_SOURCES);
+    assert!(metrics.keys().all(|name| name.len() < MAX_SOURCE_BYTES));
+    assert_close(metrics["val-core/zz/reward/mean@1"], 1.0, 0.0);
+    assert!(metrics.contains_key("val-core/source-098/reward/mean@1"));
+}
+
+#[test]
 fn best_and_worst_of_two_are_those_of_all_pairs() {
     // Of the four equally likely pairs of 0 and 1, three hold a 1 and three a 0: both extremes vary by
     // sqrt(3) / 4.

@@ -32,6 +32,8 @@ const WANTED: [&str; 13] = [
 ];
 /// Name of the file in the snapshot's folder that lists the files of the commit.
 const LISTING: &str = ".listing.json";
+/// Maximum size of that list in bytes.
+const MAX_LISTING_BYTES: u64 = 64 << 20;
 /// Maximum number of files that a repository may list.
 const MAX_FILES: usize = 100_000;
 /// Maximum number of concurrent downloads.
@@ -188,7 +190,8 @@ pub(super) fn keep_listing(dir: &Path, listed: &[Listed]) {
 
 /// Reads the cached list; `None` if there is none, or if it is invalid.
 pub(super) fn kept_listing(dir: &Path) -> Option<Vec<Listed>> {
-    let listed: Vec<Listed> = serde_json::from_slice(&fs::read(dir.join(LISTING)).ok()?).ok()?;
+    let json = rlt_files::read(&dir.join(LISTING), MAX_LISTING_BYTES).ok()?;
+    let listed: Vec<Listed> = serde_json::from_slice(&json).ok()?;
     (listed.len() <= MAX_FILES && listed.iter().all(|file| is_below(&file.name))).then_some(listed)
 }
 

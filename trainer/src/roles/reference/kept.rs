@@ -10,10 +10,14 @@
 //!
 //! No log-prob stays in memory, so that memory does not grow with the rows of a stream. If the file cannot be
 //! written, or has as many records as its index may have, log-probs are computed again in later epochs.
+//!
+//! A reference that follows the actor has other weights after each sync, and so another file. The files of
+//! the newest references stay, because a resumed run goes back to the one of its checkpoint.
 
 mod records;
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -26,6 +30,12 @@ use crate::parallel::{RankError, Ranks};
 
 /// Name of the folder with the records in a run's folder.
 pub(crate) const FOLDER: &str = "reference-logprobs";
+/// Extension of a file of records. Earlier releases wrote names without one.
+const EXTENSION: &str = "records";
+/// Hexadecimal digits of the digest of a reference's weights.
+const DIGEST_DIGITS: usize = 16;
+/// Maximum number of references whose records stay in the run folder, the present one included.
+const MAX_REFERENCES: usize = 16;
 
 /// The cached log-probs of completions under one reference.
 #[derive(Debug)]
@@ -47,7 +57,12 @@ impl KeptLogprobs {
     fn with_limit(folder: &Path, digest: u64, ranks: Ranks, max_records: usize) -> Self {
         let opened = || -> io::Result<RecordFile> {
             std::fs::create_dir_all(folder)?;
-            RecordFile::open(&folder.join(format!("{digest:016x}.records")), max_records)
+            let path = folder.join(format!("{digest:0DIGEST_DIGITS$x}.{EXTENSION}"));
+            if let Err(error) = remove_old(folder, &path) {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, "log-probs of earlier references stay in the run folder");
+            }
+            RecordFile::open(&path, max_records)
         };
         let records = ranks.is_leader().then(opened).and_then(|opened| opened.inspect_err(warn).ok());
         Self { records, is_full_reported: false, ranks }
@@ -126,6 +141,34 @@ impl KeptLogprobs {
         // Other ranks send nothing.
         Ok(values_of(of_ranks.first().ok_or(RankError::NothingFromLeader)?))
     }
+}
+
+/// Removes the records of all references but the newest ones, and files of earlier releases, which nothing
+/// reads. The file `present` stays.
+fn remove_old(folder: &Path, present: &Path) -> io::Result<()> {
+    let mut others = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let path = entry.path();
+        if path == present || !is_of_reference(&path) {
+            continue;
+        }
+        match path.extension() {
+            Some(_) => others.push((entry.metadata()?.modified()?, path)),
+            None => std::fs::remove_file(path)?,
+        }
+    }
+    others.sort_unstable_by(|one, other| other.cmp(one));
+    others.into_iter().skip(MAX_REFERENCES - 1).try_for_each(|(_, path)| std::fs::remove_file(path))
+}
+
+/// Whether a file has the name of records, of this or an earlier release.
+fn is_of_reference(path: &Path) -> bool {
+    let is_digest = |stem: &OsStr| {
+        let bytes = stem.as_encoded_bytes();
+        bytes.len() == DIGEST_DIGITS && bytes.iter().all(u8::is_ascii_hexdigit)
+    };
+    path.file_stem().is_some_and(is_digest) && path.extension().is_none_or(|extension| extension == EXTENSION)
 }
 
 fn warn(error: &io::Error) {

@@ -16,7 +16,7 @@ use super::{CheckpointError, dtype};
 /// Size of one read, in bytes.
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Maximum size of a manifest or a state, in bytes.
-const MAX_JSON_BYTES: u64 = 1 << 30;
+pub(super) const MAX_JSON_BYTES: u64 = 1 << 30;
 
 /// A committed checkpoint whose lengths and digests were verified.
 #[derive(Debug)]

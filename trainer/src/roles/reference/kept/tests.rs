@@ -1,6 +1,7 @@
 //! The cache gives the first values to all ranks, from the file alone.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
@@ -80,6 +81,31 @@ fn rows_beyond_the_limit_are_computed_again_and_the_others_are_not() {
     assert_eq!(kept.find(&one).unwrap(), Some(vec![-0.5, -1.5, -2.5]));
     assert_eq!(kept.find(&two).unwrap(), None);
     assert_eq!(kept.keep(&two, &[-3.5, -4.5, -5.5]).unwrap(), [-3.5, -4.5, -5.5]);
+}
+
+/// Each sync of the reference begins another file.
+#[test]
+fn records_of_the_newest_references_stay_and_those_of_older_ones_and_of_earlier_releases_do_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("0000000000000007"), "of an earlier release").unwrap();
+    std::fs::write(path("notes.txt"), "of the user").unwrap();
+    let [one, _] = batches();
+    let name = |digest: u64| format!("{digest:016x}.records");
+    for digest in 0..20 {
+        let mut kept = KeptLogprobs::open(folder.path(), digest, Ranks::alone());
+        kept.keep(&one, &[-0.5, -1.5, -2.5]).unwrap();
+        let file = std::fs::File::options().write(true).open(path(&name(digest))).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(digest)).unwrap();
+    }
+    // A resumed run goes back to an older reference.
+    let resumed = KeptLogprobs::open(folder.path(), 4, Ranks::alone());
+    assert_eq!(resumed.find(&one).unwrap(), Some(vec![-0.5, -1.5, -2.5]));
+    let entries = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<String> = entries.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    let expected: Vec<String> = (4..20).map(name).chain(["notes.txt".to_owned()]).collect();
+    assert_eq!(names, expected);
 }
 
 #[test]

@@ -97,6 +97,14 @@ pub enum CopyError {
         /// Error of the JSON parser, with line and column.
         source: serde_json::Error,
     },
+    /// A file of the prefix is not read: it is a device or a pipe, or longer than any of a checkpoint.
+    #[error("spec.checkpoint.uri: `{place}` is not read: remove it")]
+    Unreadable {
+        /// The file in the store.
+        place: String,
+        /// The refusal.
+        source: io::Error,
+    },
     /// The run ended before the copy was complete.
     #[error("the checkpoint of step {step} is not copied to `{uri}` yet: {reason}")]
     NotCopied {
@@ -120,6 +128,7 @@ impl CopyError {
                 | Self::Refused { .. }
                 | Self::OtherRun { .. }
                 | Self::Owner { .. }
+                | Self::Unreadable { .. }
         )
     }
 

@@ -1,5 +1,6 @@
 //! Downloads into the local folder the newest complete copy that is newer than all local checkpoints.
 
+use std::error::Error;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::super::load;
 use super::super::store::{order_of, step_of};
-use super::super::{Checkpoint, CheckpointError, RunIdentity};
+use super::super::{Checkpoint, RunIdentity};
 use super::CopyError;
 use super::error::with_causes;
 use super::place::Place;
@@ -101,6 +102,7 @@ pub(super) async fn fetch_from(
                 break;
             }
             Err(CopyError::Checkpoint(error)) => notes.push(damaged(place, &name, &error)),
+            Err(error @ CopyError::Unreadable { .. }) => notes.push(damaged(place, &name, &error)),
             Err(error) => return Err(error),
         }
     }
@@ -111,7 +113,14 @@ pub(super) async fn fetch_from(
 async fn newest_first(place: &Place, notes: &mut Notes) -> Result<Vec<(u64, String)>, CopyError> {
     let mut found = Vec::new();
     for name in place.folders().await? {
-        let (Some(step), Some(json)) = (step_of(&name), place.manifest(&name).await?) else { continue };
+        let json = match place.manifest(&name).await {
+            Err(error @ CopyError::Unreadable { .. }) => {
+                notes.push(damaged(place, &name, &error));
+                continue;
+            }
+            read => read?,
+        };
+        let (Some(step), Some(json)) = (step_of(&name), json) else { continue };
         let manifest = load::parse_manifest(Path::new(&name), &json);
         match manifest.and_then(|manifest| order_of(&manifest, step, Path::new(&name))) {
             Ok(order) => found.push((order, name)),
@@ -122,8 +131,8 @@ async fn newest_first(place: &Place, notes: &mut Notes) -> Result<Vec<(u64, Stri
     Ok(found.into_iter().map(|((save_index, _), name)| (save_index, name)).collect())
 }
 
-fn damaged(place: &Place, name: &str, error: &CheckpointError) -> String {
-    format!("passed over a damaged copy of checkpoint {name} at {}: {error}", place.uri())
+fn damaged(place: &Place, name: &str, error: &dyn Error) -> String {
+    format!("passed over a damaged copy of checkpoint {name} at {}: {}", place.uri(), with_causes(error))
 }
 
 /// Downloads one copy into a temporary folder, verifies every byte, and renames the folder.

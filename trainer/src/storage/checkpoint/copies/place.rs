@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::path::Path as FilePath;
+use std::io::{self, Read, Write};
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,9 +15,11 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ObjectStore, ObjectStoreExt, PutMode, RetryConfig, WriteMultipart};
+use rlt_files::Refusal;
 use sha2::{Digest, Sha256};
 
 use super::super::identity::RunIdentity;
+use super::super::load::MAX_JSON_BYTES;
 use super::super::manifest::{self, FileEntry};
 use super::super::store::step_of;
 use super::CopyError;
@@ -36,6 +38,8 @@ const OWNER: &str = "run.json";
 pub(super) struct Place {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
+    /// The folder of a `file://` address, whose files may be devices or pipes.
+    folder: Option<PathBuf>,
     uri: String,
     sent: Arc<AtomicU64>,
     part_bytes: u64,
@@ -46,11 +50,13 @@ impl Place {
     /// request.
     pub(super) fn open(uri: &str) -> Result<Self, CopyError> {
         let (store, prefix) = store_of(uri)?;
-        Ok(Self::on(store, prefix, uri))
+        let folder = uri.strip_prefix("file://").map(PathBuf::from);
+        Ok(Self { folder, ..Self::on(store, prefix, uri) })
     }
 
     pub(super) fn on(store: Arc<dyn ObjectStore>, prefix: Path, uri: &str) -> Self {
-        Self { store, prefix, uri: uri.to_owned(), sent: Arc::default(), part_bytes: PART_BYTES }
+        let (uri, sent) = (uri.to_owned(), Arc::default());
+        Self { store, prefix, folder: None, uri, sent, part_bytes: PART_BYTES }
     }
 
     /// Sets the size of parts, so that a test can upload several.
@@ -123,12 +129,32 @@ impl Place {
     }
 
     async fn read(&self, path: &Path) -> Result<Option<Vec<u8>>, CopyError> {
-        let read = async { self.store.get(path).await?.bytes().await };
-        match read.await {
-            Ok(bytes) => Ok(Some(bytes.to_vec())),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(CopyError::request(&self.uri, "read", path)(error)),
+        self.check_is_regular(path)?;
+        let found = match self.store.get(path).await {
+            Ok(found) => found,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(CopyError::request(&self.uri, "read", path)(error)),
+        };
+        if found.meta.size > MAX_JSON_BYTES {
+            return Err(self.unreadable(path, Refusal::TooLong { max_bytes: MAX_JSON_BYTES }.into()));
         }
+        let bytes = found.bytes().await.map_err(CopyError::request(&self.uri, "read", path))?;
+        Ok(Some(bytes.to_vec()))
+    }
+
+    /// Fails for a device, pipe or socket in the folder of a `file://` address. The store would open it, and
+    /// wait for the writer of a pipe.
+    fn check_is_regular(&self, path: &Path) -> Result<(), CopyError> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        match rlt_files::open(&folder.join(path.to_string())) {
+            Err(source) if rlt_files::is_refusal(&source) => Err(self.unreadable(path, source)),
+            // The store reports all other errors.
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    fn unreadable(&self, path: &Path, source: io::Error) -> CopyError {
+        CopyError::Unreadable { place: format!("{} {path}", self.uri), source }
     }
 
     /// Writes a small file.
@@ -198,6 +224,7 @@ impl Place {
         num_bytes: u64,
     ) -> Result<(), CopyError> {
         let path = self.path(folder, &local.file_name().unwrap_or_default().to_string_lossy());
+        self.check_is_regular(&path)?;
         let mut file = File::create(local).map_err(CopyError::local("create", local))?;
         let mut at = 0;
         while at < num_bytes {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
+use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
@@ -193,6 +194,66 @@ fn a_folder_is_a_store_and_can_be_cleared() {
     let empty = tempfile::tempdir().unwrap();
     let third = CheckpointStore::open(empty.path(), 1).unwrap().copied_to(&uri, &this_run()).unwrap();
     assert!(third.fetch_newer().unwrap().is_empty());
+}
+
+fn replace_by_pipe(path: &FilePath) {
+    fs::remove_file(path).unwrap();
+    mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR).unwrap();
+}
+
+/// Opened to be read, each of these pipes would wait for a writer.
+#[test]
+fn a_pipe_in_a_folder_of_copies_is_skipped_as_a_damaged_copy_and_never_opened() {
+    let (here, store) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let uri = format!("file://{}", store.path().display());
+    let fetched = |dir: &FilePath| {
+        let place = Place::open(&uri).unwrap();
+        runtime().unwrap().block_on(fetch_from(&place, &this_run(), dir, None))
+    };
+    let mut checkpoints =
+        CheckpointStore::open(here.path(), 9).unwrap().copied_to(&uri, &this_run()).unwrap();
+    for step in [1, 2] {
+        checkpoints.save(step, &content(step)).unwrap();
+        checkpoints.finish_copies(PATIENCE).unwrap();
+    }
+    for file in ["manifest.json", "state.json", "shard-00000.safetensors"] {
+        let (path, there) = (store.path().join("step-000002").join(file), tempfile::tempdir().unwrap());
+        let content = fs::read(&path).unwrap();
+        replace_by_pipe(&path);
+        let notes = fetched(there.path()).unwrap();
+        assert!(notes[0].contains("step-000002") && notes[0].contains("found a pipe"), "{notes:?}");
+        assert_eq!(newest(there.path()), Some(1), "{file}");
+        fs::remove_file(&path).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    // The next copy of a checkpoint replaces a pipe, and the retention leaves that of another one.
+    let [old, new] = ["step-000001", "step-000002"].map(|name| store.path().join(name).join("manifest.json"));
+    for manifest in [&old, &new] {
+        replace_by_pipe(manifest);
+    }
+    let uploads = Uploads::to(Place::open(&uri).unwrap(), 1, &this_run()).unwrap();
+    uploads.offer(2, &here.path().join("step-000002"));
+    uploads.finish(PATIENCE).unwrap();
+    let there = tempfile::tempdir().unwrap();
+    fetched(there.path()).unwrap();
+    assert_eq!(newest(there.path()), Some(2));
+    assert!(old.exists());
+
+    let owner = store.path().join("run.json");
+    for expected in ["found a pipe", "expected at most"] {
+        match expected {
+            "found a pipe" => replace_by_pipe(&owner),
+            // Sparse: a file of this length is not read to find out how long it is.
+            _ => fs::File::create(&owner).unwrap().set_len((1 << 30) + 1).unwrap(),
+        }
+        let error = fetched(there.path()).unwrap_err();
+        assert!(matches!(error, CopyError::Unreadable { .. }) && error.is_permanent(), "{error}");
+        let causes = crate::storage::error_chain(&error);
+        assert!(causes.contains(expected), "{causes}");
+        fs::remove_file(&owner).unwrap();
+        fs::write(&owner, "{").unwrap();
+    }
 }
 
 #[test]

@@ -266,7 +266,11 @@ impl Copier {
         let manifest = load::parse_manifest(&path, &json)?;
         // Each time: another run may have begun at the same moment, or been given the prefix since.
         self.place.claim(&self.run).await?;
-        let there = self.place.manifest(&name).await?;
+        let there = match self.place.manifest(&name).await {
+            // Removed below, as one of other content is.
+            Err(CopyError::Unreadable { .. }) => Some(Vec::new()),
+            read => read?,
+        };
         if there.as_deref() != Some(&*json) {
             if there.is_some() {
                 self.place.remove_manifest(&name).await?;
@@ -288,10 +292,12 @@ impl Copier {
             if self.known.contains_key(name) {
                 continue;
             }
-            match self.place.manifest(name).await? {
-                None => drop(self.known.insert(name.clone(), CUT_OFF)),
-                Some(json) => {
-                    // Unreadable objects are not removed.
+            match self.place.manifest(name).await {
+                Ok(None) => drop(self.known.insert(name.clone(), CUT_OFF)),
+                // Unreadable objects are not removed.
+                Err(CopyError::Unreadable { .. }) => drop(self.known.insert(name.clone(), u64::MAX)),
+                Err(error) => return Err(error),
+                Ok(Some(json)) => {
                     let order = load::parse_manifest(Path::new(name), &json).and_then(|manifest| {
                         order_of(&manifest, step_of(name).unwrap_or_default(), Path::new(name))
                     });
