@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use super::super::identity::RunIdentity;
 use super::super::manifest::{self, FileEntry};
-use super::super::store::step_of;
+use super::super::order::step_of;
 use super::CopyError;
 
 /// Bytes of one request: small enough to be repeated, large enough for the stores' limits (5 MiB
