@@ -15,7 +15,7 @@ const ALLOWED: [(&str, &[usize]); 5] = [
     ("operator/cli/src", &[7]),
     ("operator/src", &[21]),
     ("trainer/core/algorithms/src", &[14, 8, 7]),
-    ("trainer/src", &[27, 4, 4, 4]),
+    ("trainer/src", &[27, 4, 4]),
     ("trainer/template/src", &[9]),
 ];
 
