@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rlt_api::spec::{DataSource, DataSpec};
 use sha2::{Digest, Sha256};
 
-use super::{DataError, RowLocation, jsonl, parquet, sets, task};
+use super::{DataError, jsonl, parquet, sets, task};
 pub(super) use fitted::Fitted;
 pub use row::{Place, Split};
 pub(super) use row::{Row, Rows};

@@ -16,8 +16,8 @@ mod selection;
 
 pub use baseline::{OptimalTokenBaselineInputs, gpg, opo, optimal_token_baseline};
 pub(crate) use estimator::Estimator;
-use estimator::{GAMMA, needed, outcomes, rewards_to_go};
 pub use estimator::{AdvantageError, AdvantageInputs, Advantages, EstimatorInput, STD_EPSILON};
+use estimator::{GAMMA, needed, outcomes, rewards_to_go};
 pub use gae::gae;
 pub use grpo::{NORMALIZE_BY_STD, gdpo, grpo, grpo_pass_at_k, grpo_vectorized};
 pub use reinforce::{reinforce_plus_plus, reinforce_plus_plus_baseline, remax};
