@@ -10,6 +10,7 @@
 
 mod batch;
 mod choices;
+mod constants;
 mod degrees;
 mod failure;
 mod failure_policy;
@@ -31,6 +32,7 @@ use serde::Serialize;
 
 pub use batch::{BatchPlan, concurrent_sequences};
 pub use choices::Choices;
+pub use constants::{HEAD_CHUNK_TOKENS, KEPT_FEATURES_BYTES, KV_BLOCK_TOKENS, READ_CHUNK_NUMBERS};
 pub(crate) use degrees::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights};
 pub use failure::{Budget, FailureCause, SHORT_ATTEMPT, restart_delay};
 pub use failure_policy::{rule_in_words, rule_name};
@@ -49,15 +51,6 @@ use crate::ValidatedJob;
 use crate::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
 use crate::spec::{Device, FailurePolicySpec};
 use model_config::{ModelConfig, ModelConfigError, VISION_TOKENS, VisionTokens};
-
-/// Number of tokens whose logits exist at the same time in the loss head.
-pub const HEAD_CHUNK_TOKENS: u32 = 256;
-/// Number of tokens in one block of the KV cache.
-pub const KV_BLOCK_TOKENS: u32 = 16;
-/// Most bytes of image features that a vision tower caches for later steps.
-pub const KEPT_FEATURES_BYTES: u64 = 256 << 20;
-/// Number of model parameters that are read or initialized at a time.
-pub const READ_CHUNK_NUMBERS: u32 = 1 << 20;
 
 /// Number of tokens of a character tokenizer besides its alphabet: padding, begin, end, unknown.
 const NUM_SPECIAL_CHARACTER_TOKENS: usize = 4;

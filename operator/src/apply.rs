@@ -7,6 +7,7 @@ mod gang;
 mod manifest;
 mod nodes;
 mod owned_fields;
+mod params;
 mod pods;
 mod queue;
 mod status;
@@ -14,12 +15,11 @@ mod status;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::DeleteParams;
 use kube::{Api, Client};
 use rlt_api::plan::WorkerGroup;
 use rlt_objects::build::BuildInput;
 use rlt_objects::job::Job;
-use rlt_objects::labels;
 use rlt_objects::queue::{Queueing, WorkloadAction};
 use rlt_objects::served::Served;
 use rlt_objects::worker::Worker;
@@ -33,6 +33,7 @@ use crate::client::Limiter;
 use crate::decide::{self, Decision};
 use crate::index::Index;
 use children::JobChildren;
+use params::{creation, exactly};
 use queue::QueueRequest;
 
 /// Impaired nodes that a pod names at most.
@@ -159,14 +160,4 @@ async fn delete_job(client: &Client, job: &Job) -> Result<(), ApplyError> {
         Err(error) if error::is_done(&error) => Ok(()),
         Err(source) => Err(ApplyError::Call { act: "delete job", name: job.name().to_owned(), source }),
     }
-}
-
-/// Deletes the object of this UID, never another one of its name.
-fn exactly(uid: &str, params: DeleteParams) -> DeleteParams {
-    let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-    DeleteParams { preconditions: Some(preconditions), ..params }
-}
-
-fn creation() -> PostParams {
-    PostParams { field_manager: Some(labels::OPERATOR.into()), ..PostParams::default() }
 }

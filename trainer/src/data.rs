@@ -50,6 +50,7 @@ pub use loader::{
 };
 pub use preference::{PreferenceFormat, PreferenceLimits};
 pub use rlt_core::batch::Demonstration;
+use rows::Fitted;
 pub use rows::{Place, Split};
 pub use steps::StepFormat;
 pub use stream::LanePosition;
@@ -258,11 +259,4 @@ impl<T> Dataset<T> {
     pub fn digest(&self) -> &str {
         &self.digest
     }
-}
-
-/// Item after the length limit was applied.
-enum Fitted<T> {
-    Whole(T),
-    Truncated(T),
-    TooLong,
 }

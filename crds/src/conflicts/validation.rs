@@ -1,25 +1,10 @@
 //! Conflicts that a manifest alone shows, as rules of validation: the messages, and the conditions in CEL.
 //! When a rule is broken follows from the facts of its conflicts.
 
+use super::rule::ConflictRule;
 use super::{CONFLICTS, Facts};
 use crate::rules::{cel_estimator, cel_has, cel_learns_from, cel_list, with_critic};
 use crate::spec::LearnsFrom;
-
-/// Rule of validation that refuses one or several conflicts.
-pub(crate) struct ConflictRule {
-    /// Path of `self` in the CEL form; see `rules::Rule`.
-    pub(crate) scope: &'static str,
-    /// Field at which a problem is reported, relative to the scope.
-    pub(crate) at: &'static str,
-    /// Fields that the rule reads, relative to the scope.
-    pub(crate) reads: &'static [&'static str],
-    /// Message to the user.
-    pub(crate) message: &'static str,
-    /// CEL expression that the API server evaluates.
-    pub(crate) cel: fn() -> String,
-    /// Valid values of the reported field; `None` where it is to be removed.
-    pub(crate) allowed: Option<&'static str>,
-}
 
 impl ConflictRule {
     /// Whether a manifest with these facts has none of the conflicts that the rule refuses.

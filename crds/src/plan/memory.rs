@@ -43,18 +43,16 @@ use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use passes::larger;
 use phases::PhaseTerms;
-pub(super) use roles::has_critic;
 pub(super) use rollout::{memory_of_rank, tp_shard as rollout_shard};
-use terms::{kept, on_host, term};
+use terms::{FP32, kept, on_host, term};
+pub use terms::{MemoryTerm, Phase, Place};
 pub(super) use trained::{Trained, cut, trained};
 use trained::{outer_parameters, trains_head};
 use widths::{
     dequantized, elements, frozen_width, generates, is_gathered_by_unit, largest_layer, merges, on_gpu,
+    rollout_width,
 };
-pub(super) use widths::{quantized_as, widths_of_sync};
-
-/// Bytes of an fp32 element.
-const FP32: u64 = 4;
+pub(super) use widths::{has_critic, quantized_as, widths_of_sync};
 
 /// Memory of one rank, by phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -72,25 +70,6 @@ pub struct MemoryPlan {
     pub peak_phase: Phase,
 }
 
-/// Phases of a step that differ in memory use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Phase {
-    /// Weights are read or initialized, and copied for the reference and the critic.
-    Loading,
-    /// Weight sync: the rollout packs or copies the actor's weights.
-    WeightSync,
-    /// Completions are sampled.
-    Rollout,
-    /// Reward models score completions.
-    Reward,
-    /// The actor, critic or reference policy scores completions, without gradients.
-    Logprob,
-    /// Forward and backward passes of an update.
-    Update,
-    /// The optimizer's step.
-    Optimizer,
-}
-
 /// Memory of one phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -105,26 +84,6 @@ pub struct PhaseMemory {
     pub host_bytes: u64,
     /// Bytes of the phase's terms, on device and host together.
     pub total_bytes: u64,
-}
-
-/// Memory that holds a term.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Place {
-    /// Memory of the GPU.
-    Device,
-    /// Host memory: pinned where a GPU copies from or to it. On a CPU every term is here.
-    Host,
-}
-
-/// A named amount of memory, such as the weights or the KV cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct MemoryTerm {
-    /// Name of the term, stable across phases and versions.
-    pub name: &'static str,
-    /// Memory that holds it.
-    pub place: Place,
-    /// Size in bytes.
-    pub bytes: u64,
 }
 
 impl MemoryPlan {

@@ -8,8 +8,12 @@
 mod config;
 mod generation;
 mod tokenizer;
+mod treatment;
 
 use serde_json::{Map, Value};
+
+use treatment::{Group, is_off, lists_alone};
+pub use treatment::{Supported, Treatment};
 
 /// A JSON file of a model folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,29 +28,6 @@ pub enum ModelFile {
     SpecialTokensMap,
 }
 
-/// Treatment of a field.
-#[derive(Clone, Copy, Debug)]
-pub enum Treatment {
-    /// The trainer reads the field. Values that it does not support are refused where it is read.
-    Obeyed,
-    /// The field sets defaults of other programs; exports hold it unchanged.
-    Exported,
-    /// The field changes neither values nor tokens, for the given reason.
-    Harmless(&'static str),
-    /// The field would change values or tokens. It is refused unless its value is null or one that is
-    /// supported.
-    Refused(Supported),
-}
-
-/// Supported values of a field that is otherwise refused.
-#[derive(Clone, Copy, Debug)]
-pub struct Supported {
-    /// Description of the supported values.
-    pub text: &'static str,
-    /// Returns whether a value other than null is one of them.
-    pub includes: fn(&Value) -> bool,
-}
-
 /// A field whose value is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedField {
@@ -57,9 +38,6 @@ pub struct RefusedField {
     /// Values that are supported.
     pub supported: &'static str,
 }
-
-/// Fields with the same treatment.
-type Group = (Treatment, &'static [&'static str]);
 
 impl ModelFile {
     /// All files that have a table of fields.
@@ -143,22 +121,6 @@ fn unknown_within(object: &str, value: &Value) -> Vec<String> {
         unknown.extend(within.map(|name| format!("{object}.{name}")));
     }
     unknown
-}
-
-/// Returns whether a value is null, false or empty.
-fn is_off(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(entries) => entries.is_empty(),
-        Value::Bool(true) | Value::Number(_) => false,
-    }
-}
-
-/// Returns whether a value is a list without other names than that of `file`.
-fn lists_alone(value: &Value, file: &str) -> bool {
-    value.as_array().is_some_and(|files| files.iter().all(|name| name == file))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! Rules of how ranks share the work, in sections. This file has what several sections use; a rule is in the
-//! file of its section. Resources of nodes are not checked.
+//! Rules of how ranks share the work, in sections. A rule is in the file of its section. Resources of
+//! nodes are not checked.
 
+mod conditions;
 mod degrees;
 mod experts;
 mod heads;
@@ -8,44 +9,8 @@ mod tensor_parallel;
 mod unused;
 
 use super::Rule;
-use crate::spec::{MeshSpec, RLTrainingJobSpec};
+use conditions::{NUM_RANKS, cel_is_one, feed_forward_width, given, given_default, heads};
 
 /// Rules of all sections, in the order of the definition.
 pub(super) const SECTIONS: [&[Rule]; 6] =
     [degrees::RULES, tensor_parallel::RULES, experts::RULES, degrees::OF_ROLES, unused::RULES, heads::RULES];
-
-/// Query and key heads of a newly initialized model; `None` for others, which are checked once their files
-/// are read.
-fn heads(spec: &RLTrainingJobSpec) -> Option<(u64, u64)> {
-    let shape = spec.model.architecture.as_ref()?;
-    Some((shape.num_heads.into(), shape.kv_heads().into()))
-}
-
-/// Feed-forward width of a newly initialized model; `None` for others.
-fn feed_forward_width(spec: &RLTrainingJobSpec) -> Option<u64> {
-    spec.model.architecture.as_ref().map(|shape| shape.intermediate_size.into())
-}
-
-/// CEL condition that a degree is 1 or absent. The API server fills in a degree that has a default.
-fn cel_is_one(path: &str, degree: fn(&MeshSpec) -> Option<u32>) -> String {
-    match degree(&MeshSpec::default()) {
-        Some(_) => format!("{path} == 1"),
-        None => format!("!has({path}) || {path} == 1"),
-    }
-}
-
-/// CEL expression of the number of ranks.
-const NUM_RANKS: &str = "(self.count * self.ranksPerWorker)";
-
-/// CEL prefix that accepts an absent degree, which follows another field; empty for a degree with a default.
-fn given_default(degree: fn(&MeshSpec) -> Option<u32>, path: &str) -> String {
-    match degree(&MeshSpec::default()) {
-        Some(_) => String::new(),
-        None => format!("!has({path}) || "),
-    }
-}
-
-/// Returns a degree of the mesh; `None` if it follows another field.
-fn given(spec: &RLTrainingJobSpec, degree: fn(&MeshSpec) -> Option<u32>) -> Option<u32> {
-    degree(&spec.workers.mesh)
-}

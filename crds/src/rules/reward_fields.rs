@@ -3,14 +3,9 @@
 
 use std::sync::LazyLock;
 
+use super::rule::FieldRule;
 use super::{Check, Rule, cel_list, cel_name};
 use crate::spec::{RewardFunctionSpec, RewardKind};
-
-/// Rule of one field of reward functions: which kinds read it, and which of them need it.
-#[derive(Clone, Copy)]
-pub(crate) struct FieldRule {
-    name: &'static str,
-}
 
 impl FieldRule {
     fn readers(self) -> Vec<RewardKind> {

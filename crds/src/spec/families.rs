@@ -33,9 +33,9 @@ macro_rules! model_families {
             /// Phi-3, Phi-3.5 and Phi-4: fused projections.
             Phi3: phi3::PHI3,
             /// OLMo 2: norms after the blocks, and over all heads of queries and keys.
-            Olmo2: olmo2::OLMO2,
+            Olmo2: olmo::olmo2::OLMO2,
             /// OLMo 3: OLMo 2 with a sliding window in all but every fourth layer.
-            Olmo3: olmo3::OLMO3,
+            Olmo3: olmo::olmo3::OLMO3,
             /// Granite 3: scaled embeddings, attention, residual sums and logits.
             Granite: granite::GRANITE,
             /// SmolLM3: no rotary embedding in every fourth layer.

@@ -13,13 +13,12 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watcher};
 use rlt_api::ExitCode;
-use rlt_objects::job::Job;
 
 use crate::args::{DocumentFormat, StatusArgs};
 use crate::cluster::{Connection, block_on};
 use crate::document;
 use summary::Summary;
-pub(crate) use summary::seconds_between;
+pub(crate) use summary::{seconds_between, status_of};
 
 pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
@@ -84,11 +83,6 @@ async fn follow(connection: &Connection, args: &StatusArgs, shown: &[Summary]) -
 
 fn has_ended(args: &StatusArgs, rows: &BTreeMap<String, Summary>) -> bool {
     !args.names.is_empty() && rows.values().all(|row| row.has_ended)
-}
-
-/// Returns the status of a job; an empty one if it was never reconciled, or this version cannot read it.
-pub(crate) fn status_of(job: &Job) -> rlt_api::status::RLTrainingJobStatus {
-    job.status.clone().unwrap_or_default()
 }
 
 #[cfg(test)]

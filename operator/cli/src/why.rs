@@ -3,37 +3,26 @@
 
 mod explanation;
 mod failed;
+mod job;
 mod local;
 mod refused;
 mod scheduling;
+mod snapshot;
 mod waiting;
 
 use std::io::Write as _;
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::ExitCode;
-use rlt_objects::job::Job;
-use rlt_objects::prepare::{Invalid, Prepared};
+use rlt_objects::prepare::Prepared;
 use rlt_objects::worker::Worker;
 
 use crate::args::{DocumentFormat, WhyArgs};
 use crate::cluster::{Connection, block_on};
 use crate::document;
-use crate::events::job_event::{JobEvent, of_job};
-use explanation::explain;
-
-/// Input of an explanation: a job with its pods and Events.
-#[derive(Debug)]
-pub(crate) struct JobSnapshot {
-    pub(crate) job: Job,
-    /// Specification of the job, prepared by this version's rules.
-    pub(crate) prepared: Result<Prepared, Invalid>,
-    /// Pods of the job, of any attempt, sorted by attempt and index.
-    pub(crate) workers: Vec<Worker>,
-    /// Events on the job, oldest first.
-    pub(crate) events: Vec<JobEvent>,
-    pub(crate) now: Timestamp,
-}
+use crate::events::job_event::of_job;
+use job::explain;
+pub(crate) use snapshot::JobSnapshot;
 
 pub(crate) fn why(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     let explanation = if local::is_run(&args.name) {

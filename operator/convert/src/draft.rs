@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
 
-use crate::key::{Fate, Outcome};
 use crate::launch::Launch;
+use crate::outcome::{Fate, Outcome};
 use crate::settings::is_true;
 
 /// Sections of a specification, in their usual order.

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::ConvertError;
 use crate::draft::Draft;
 use crate::launch::Project;
+use crate::outcome::{Fate, Outcome};
 use crate::settings::{Settings, text_of};
 
 const VERL: &str = include_str!("../tables/verl.yaml");
@@ -41,30 +42,6 @@ struct Row {
     /// Values with which nothing is lost although there is no equivalent.
     #[serde(default)]
     harmless: Vec<String>,
-}
-
-/// Outcome of the conversion of a setting.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// The setting was converted to these fields.
-    Converted(String),
-    /// Nothing has to be set, for this reason.
-    Inherent(String),
-    /// The setting has no equivalent, for this reason.
-    Absent(String),
-    /// The setting, or its value, is not known for the project.
-    Unknown(String),
-}
-
-/// A setting with the outcome of its conversion.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Name of the setting in the other project.
-    pub key: String,
-    /// Value of the setting in the other project.
-    pub value: String,
-    /// Outcome of the conversion.
-    pub fate: Fate,
 }
 
 impl Table {

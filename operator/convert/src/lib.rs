@@ -10,10 +10,12 @@
 //! files and validates manifests.
 
 mod draft;
+mod error;
 mod key;
 mod launch;
 mod markdown;
 mod open_instruct;
+mod outcome;
 mod python;
 mod rewards;
 mod settings;
@@ -26,31 +28,13 @@ mod verl;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+pub use error::ConvertError;
 use key::Table;
-pub use key::{Fate, Outcome};
 pub use launch::{Launch, Project};
+pub use outcome::{Fate, Outcome};
 pub use settings::{Settings, SettingsError};
 pub use shell::ShellError;
 use shell::limits::Budget;
-
-/// Input that cannot be converted to a manifest.
-#[derive(Debug, thiserror::Error)]
-pub enum ConvertError {
-    /// The script cannot be evaluated.
-    #[error(transparent)]
-    Shell(#[from] ShellError),
-    /// A setting cannot be read.
-    #[error(transparent)]
-    Settings(#[from] SettingsError),
-    /// No command starts a known trainer.
-    #[error(
-        "it starts no trainer of verl (`verl.trainer.*`), TRL (`trl grpo`, `grpo.py`, ..) or open-instruct (`open_instruct/grpo_fast.py`, ..)"
-    )]
-    NoLaunch,
-    /// The table of a project is malformed.
-    #[error("a table of this program is malformed: {0}")]
-    Table(String),
-}
 
 /// A manifest, with the outcome for each setting.
 #[derive(Debug)]

@@ -8,8 +8,9 @@ mod templates;
 use serde_json::{Value, json};
 
 use crate::draft::Draft;
-use crate::key::{Fate, Outcome, Table};
+use crate::key::Table;
 use crate::launch::Launch;
+use crate::outcome::{Fate, Outcome};
 use crate::rewards::is_hub_name;
 use crate::settings::{Settings, text_of};
 use crate::tracking::{self, RunNames};

@@ -8,8 +8,9 @@ mod schedule;
 use serde_json::{Value, json};
 
 use crate::draft::Draft;
-use crate::key::{Outcome, Table};
+use crate::key::Table;
 use crate::launch::Launch;
+use crate::outcome::Outcome;
 use crate::rewards::is_hub_name;
 use crate::settings::Settings;
 use crate::tracking::{self, RunNames};

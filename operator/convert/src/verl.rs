@@ -6,8 +6,9 @@ mod rewards;
 use serde_json::{Value, json};
 
 use crate::draft::Draft;
-use crate::key::{Outcome, Table};
+use crate::key::Table;
 use crate::launch::Launch;
+use crate::outcome::Outcome;
 use crate::rewards::is_hub_name;
 use crate::settings::{Settings, is_true};
 use crate::tracking::{self, RunNames};

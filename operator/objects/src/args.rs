@@ -5,10 +5,10 @@ mod process;
 use clap::{Parser, ValueEnum};
 use rlt_api::{Defaults, Problem};
 
-use crate::build::PodSettings;
 use crate::node_signals::{
     ConditionSignals, DEFAULT_CONDITIONS, DEFAULT_TERMINATION_TAINTS, NodeSignals, OnNodeProblem,
 };
+use crate::pod_settings::PodSettings;
 use crate::privileges::Privileges;
 pub use process::ProcessArgs;
 

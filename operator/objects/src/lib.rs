@@ -12,6 +12,7 @@ pub mod job;
 pub mod labels;
 pub mod node_signals;
 pub mod pod_defaults;
+mod pod_settings;
 pub mod pod_template;
 pub mod prepare;
 pub mod privileges;

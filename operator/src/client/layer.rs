@@ -7,7 +7,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::{Request, Response};
 use kube::client::Body;
@@ -15,9 +15,12 @@ use tower::{BoxError, Layer, Service};
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
-use super::{CALL_TIMEOUT, Call, Closed, Limiter, Turn};
+use super::{Call, Closed, Limiter, Turn};
 use crate::lease::Term;
 use crate::metrics::Metrics;
+
+/// Timeout of a call, and of the start of a watch.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Layer that wraps a client's service in an `ApiService`.
 #[derive(Clone, Debug)]

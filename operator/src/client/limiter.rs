@@ -8,7 +8,23 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{CallRate, Importance};
+use super::Importance;
+
+/// Rate limit of calls to the API server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CallRate {
+    /// Sustained calls per second.
+    pub per_second: f64,
+    /// Calls in a burst after a pause.
+    pub burst: f64,
+}
+
+impl Default for CallRate {
+    /// Allows a burst of 200 jobs with eight pods each; the API server's own limits (429) bound the rest.
+    fn default() -> Self {
+        Self { per_second: 1000.0, burst: 2000.0 }
+    }
+}
 
 /// Token bucket, limit of calls in flight, and queue of waiting calls. Clones share it.
 #[derive(Clone, Debug)]

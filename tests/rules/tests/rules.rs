@@ -5,6 +5,8 @@
 
 #[path = "rules/conflicts.rs"]
 mod conflicts;
+#[path = "rules/cycles.rs"]
+mod cycles;
 #[path = "rules/doc_comments.rs"]
 mod doc_comments;
 #[path = "rules/docs.rs"]

@@ -13,6 +13,7 @@ mod child;
 mod decode;
 mod draws;
 mod experts;
+mod finding;
 mod gradients;
 mod graph_models;
 mod graphs;
@@ -36,12 +37,11 @@ use clap::{Args, ValueEnum};
 use rlt_api::ExitCode;
 use rlt_torch::cuda;
 use rustix::process::{Signal, set_parent_process_death_signal};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+pub use self::finding::Failure;
+use self::finding::{Finding, Report, Status, device_name, error_text, is_stand_in, map, worse};
 use self::shapes::Size;
-
-/// Part of the name of an emulated device, whose times mean nothing.
-const STAND_IN: &str = "Stand-in";
 
 /// Options of `gpu-check`.
 #[derive(Args, Clone, Debug)]
@@ -115,44 +115,6 @@ pub enum Check {
     PeerLarge,
     /// Traces of decoding and of an update by libtorch's profiler, as files. Not by default.
     Trace,
-}
-
-/// Outcome of a check, or of a part of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Status {
-    Passed,
-    Failed,
-    Skipped,
-}
-
-/// A line of a check's output.
-struct Finding {
-    status: Status,
-    figures: Map<String, Value>,
-}
-
-/// An error that ends a check early.
-pub type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-/// Receives each finding of a check as soon as it is made.
-type Report<'a> = dyn FnMut(Finding) -> Result<(), Failure> + 'a;
-
-impl Finding {
-    /// Makes a finding from figures, which `holds` if they are as expected.
-    fn new<const N: usize>(holds: bool, figures: [(&str, Value); N]) -> Self {
-        Self { status: if holds { Status::Passed } else { Status::Failed }, figures: map(figures) }
-    }
-
-    /// A skipped check, with the reason.
-    fn skipped(reason: impl Into<String>) -> Self {
-        Self { status: Status::Skipped, figures: map([("reason", reason.into().into())]) }
-    }
-
-    /// Adds further figures to the finding.
-    fn with<const N: usize>(mut self, figures: [(&str, Value); N]) -> Self {
-        self.figures.extend(map(figures));
-        self
-    }
 }
 
 impl Check {
@@ -291,20 +253,6 @@ fn without_gpu(check: Check) -> Value {
     line(check, Finding::skipped(search.to_string()))
 }
 
-/// Returns the name of the first GPU; `None` without one.
-fn device_name() -> Option<String> {
-    cuda::gpus().ok()?.first().map(|gpu| gpu.name.clone())
-}
-
-/// Returns the larger of two errors, or NaN if either is NaN, which `f64::max` would hide.
-fn worse(one: f64, other: f64) -> f64 {
-    if one.is_nan() || one > other { one } else { other }
-}
-
-fn is_stand_in() -> bool {
-    device_name().is_some_and(|name| name.contains(STAND_IN))
-}
-
 fn line(check: Check, finding: Finding) -> Value {
     let device = if cuda::look_for_cuda().num_gpus() > 0 { device_name() } else { None };
     line_of(check, json!(device), finding)
@@ -343,12 +291,6 @@ fn here(
     }
 }
 
-/// Formats an error with its causes.
-fn error_text(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
 /// Reports the device, and whether our kernels run on it.
 fn device(report: &mut Report<'_>) -> Result<(), Failure> {
     for gpu in cuda::gpus()? {
@@ -364,10 +306,6 @@ fn device(report: &mut Report<'_>) -> Result<(), Failure> {
         report(Finding::new(kernels.is_none(), figures))?;
     }
     Ok(())
-}
-
-fn map<const N: usize>(figures: [(&str, Value); N]) -> Map<String, Value> {
-    figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 #[cfg(test)]

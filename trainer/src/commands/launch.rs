@@ -15,101 +15,28 @@
 mod attempts;
 mod budget;
 mod children;
+mod environment;
+mod error;
 mod follow;
 mod in_place;
 mod key;
+mod machine;
 mod outcome;
 mod stop_signal;
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use rlt_api::{ExitCode, ValidatedJob};
-use rlt_torch::collectives::{RendezvousError, Store, StoreSettings, serve_store_with};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use self::children::{Before, Children};
+pub(crate) use self::environment::spent_before;
+use self::environment::{LAUNCHER_VARIABLE, SPENT_VARIABLE};
+pub use self::environment::{end_with_launcher, is_launched};
+pub use self::error::LaunchError;
 use self::key::Requested;
+use self::machine::{check, grace_period, last_words, serve, text_of};
 pub use self::outcome::{AttemptOutcome, Cut, End, Failed};
 use self::stop_signal::StopSignal;
 use crate::commands::worker::{self, ChooseRecipes, WorkerArgs};
-use crate::parallel::{RankEnvironment, RankError};
-use crate::run::error::TrainError;
-
-/// Variable with the launcher's process id, set for the workers of a launcher.
-const LAUNCHER_VARIABLE: &str = "RLT_LAUNCHER";
-/// Variable with the seconds that earlier attempts took, set for the workers of a launcher. They count
-/// towards the job's deadline.
-const SPENT_VARIABLE: &str = "RLT_SPENT_SECONDS";
-
-/// A launch failed.
-#[derive(Debug, thiserror::Error)]
-pub enum LaunchError {
-    /// The job failed in this process.
-    #[error(transparent)]
-    Train(#[from] Box<TrainError>),
-    /// The environment assigns no valid ranks to this machine.
-    #[error("failed to read this machine's ranks from the environment")]
-    Place(#[from] RankError),
-    /// The rendezvous cannot be served.
-    #[error("failed to serve the rendezvous at port {port}")]
-    Serve {
-        /// Port of the rendezvous.
-        port: u16,
-        /// Error of the store.
-        source: RendezvousError,
-    },
-    /// The operator did not hand out the key of the rendezvous.
-    #[error(
-        "the operator handed out no key for the rendezvous of the ranks within {seconds} s: is its status channel \
-         reachable from this pod?"
-    )]
-    NoKey {
-        /// Seconds for which the launcher has waited.
-        seconds: u64,
-    },
-    /// A system call for the ranks failed.
-    #[error("failed to {act}")]
-    Process {
-        /// Operation that failed.
-        act: &'static str,
-        /// Error of the operating system.
-        source: std::io::Error,
-    },
-    /// A rank failed, and the others were ended with it.
-    #[error("{failed}{hint}")]
-    Rank {
-        /// Failure of the rank, with the launcher's exit code.
-        failed: Box<Failed>,
-        /// Reason why it was not retried; may be empty.
-        hint: String,
-    },
-    /// Another attempt of the job has started, but processes of this one could not be killed.
-    #[error("processes of attempt {attempt} still run, and another attempt has begun")]
-    Remains {
-        /// Number of the attempt whose processes remain.
-        attempt: u64,
-    },
-    /// The launcher of this worker died while the worker was being started.
-    #[error("the launcher (process {launcher}) that started this worker is gone")]
-    Orphan {
-        /// Process id of the launcher.
-        launcher: i32,
-    },
-}
-
-impl LaunchError {
-    /// Exit code, to which the operator reacts.
-    pub fn exit_code(&self) -> ExitCode {
-        match self {
-            Self::Train(error) => error.exit_code(),
-            Self::Place(_) => ExitCode::Usage,
-            Self::Serve { .. } | Self::NoKey { .. } | Self::Process { .. } => ExitCode::RetryableIo,
-            Self::Rank { failed, .. } => failed.code,
-            Self::Orphan { .. } | Self::Remains { .. } => ExitCode::PeerLost,
-        }
-    }
-}
+use crate::parallel::RankEnvironment;
 
 /// Runs the ranks of this machine until they end. A rank in this process uses the recipes of `choose`.
 ///
@@ -157,70 +84,4 @@ fn run_placed(
         AttemptOutcome::Ended(code) => Ok(code),
         AttemptOutcome::Failed(failed) => Err(LaunchError::Rank { failed, hint: String::new() }),
     }
-}
-
-/// Checks that the ranks of this machine are within the world size.
-fn check(place: &RankEnvironment) -> Result<(), LaunchError> {
-    if place.rank + place.local_world_size <= place.world_size {
-        return Ok(());
-    }
-    Err(LaunchError::Place(RankError::Environment {
-        name: "LOCAL_WORLD_SIZE",
-        expected: format!("at most {} from RANK {}", place.world_size.saturating_sub(place.rank), place.rank),
-        got: place.local_world_size.to_string(),
-    }))
-}
-
-/// Serves the rendezvous of an attempt; port 0 is any free one.
-fn serve(place: &RankEnvironment) -> Result<Store, LaunchError> {
-    let port = place.master_port;
-    let settings = StoreSettings {
-        port,
-        is_local: place.is_local(),
-        attempt: place.attempt,
-        world_size: place.world_size,
-        key: place.key.clone(),
-    };
-    serve_store_with(&settings).map_err(|error| LaunchError::Serve { port, source: error.into() })
-}
-
-fn grace_period(job: &ValidatedJob) -> Duration {
-    Duration::from_secs(job.spec().run_policy.termination_grace_period_seconds.into())
-}
-
-/// The manifest for the ranks of this machine, which inherit the variables of this process.
-fn text_of(job: &ValidatedJob) -> Result<String, LaunchError> {
-    Ok(job.to_masked_yaml().map_err(|error| Box::new(TrainError::from(error)))?)
-}
-
-/// Whether a launcher has started this process and reports its result.
-pub fn is_launched() -> bool {
-    std::env::var_os(LAUNCHER_VARIABLE).is_some()
-}
-
-/// Time that earlier attempts of this process's launcher took.
-pub(crate) fn spent_before() -> Duration {
-    let seconds = std::env::var(SPENT_VARIABLE).ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(0))
-}
-
-/// Asks the kernel to kill this process when its launcher dies for any reason.
-///
-/// # Errors
-/// [`LaunchError::Orphan`] if the launcher died before that took effect.
-pub fn end_with_launcher() -> Result<(), LaunchError> {
-    let Ok(text) = std::env::var(LAUNCHER_VARIABLE) else { return Ok(()) };
-    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        tracing::warn!(%error, "this worker may not be killed when its launcher dies");
-    }
-    let launcher = text.parse().unwrap_or(0);
-    if getppid().map(Pid::as_raw_pid) != Some(launcher) {
-        return Err(LaunchError::Orphan { launcher });
-    }
-    Ok(())
-}
-
-/// Path of the termination message of rank `rank`.
-fn last_words(folder: &std::path::Path, rank: usize) -> PathBuf {
-    folder.join(format!("rank-{rank}"))
 }

@@ -1,51 +1,18 @@
 //! Rows as JSON objects, whatever their source.
 
-use std::fmt;
+mod fitted;
+mod row;
+
 use std::path::Path;
 use std::sync::Arc;
 
 use rlt_api::spec::{DataSource, DataSpec};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use super::{DataError, RowLocation, jsonl, parquet, sets, task};
-
-/// Split of the data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Split {
-    /// Rows to train on.
-    Train,
-    /// Rows for evaluation.
-    HeldOut,
-}
-
-impl fmt::Display for Split {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Train => "training",
-            Self::HeldOut => "held-out",
-        })
-    }
-}
-
-/// A row with its location.
-#[derive(Clone, Debug)]
-pub(super) struct Row {
-    pub(super) location: RowLocation,
-    pub(super) fields: Map<String, Value>,
-}
-
-pub(super) type Rows = Box<dyn Iterator<Item = Result<Row, DataError>>>;
-
-/// Place in a file at which a row begins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// Number of bytes before the row; 0 in a parquet file.
-    pub offset: u64,
-    /// Number of lines or rows before the row.
-    pub number: u64,
-}
+use super::{DataError, jsonl, parquet, sets, task};
+pub(super) use fitted::Fitted;
+pub use row::{Place, Split};
+pub(super) use row::{Row, Rows};
 
 /// Rows of a file, from a place on.
 pub(super) enum RowsFrom {
@@ -114,42 +81,6 @@ pub(super) fn open_at(path: &Arc<Path>, place: Place) -> Result<RowsFrom, DataEr
         Some("jsonl" | "ndjson" | "json") => jsonl::LinesFrom::open(path, place).map(RowsFrom::Lines),
         Some("parquet") => parquet::RowsFrom::open(path, place).map(RowsFrom::Parquet),
         _ => Err(DataError::UnknownFormat { path: path.to_path_buf() }),
-    }
-}
-
-impl Row {
-    /// Value of a required column; null counts as absent.
-    pub(super) fn column(&self, name: &str) -> Result<&Value, DataError> {
-        self.optional(name).ok_or_else(|| self.missing(name))
-    }
-
-    pub(super) fn missing(&self, name: &str) -> DataError {
-        if self.fields.get(name).is_some_and(Value::is_null) {
-            return DataError::NullColumn { location: self.location.clone(), column: name.to_owned() };
-        }
-        DataError::MissingColumn {
-            location: self.location.clone(),
-            column: name.to_owned(),
-            found: self.fields.keys().cloned().collect(),
-        }
-    }
-
-    pub(super) fn optional(&self, name: &str) -> Option<&Value> {
-        self.fields.get(name).filter(|value| !value.is_null())
-    }
-
-    /// Value of a column or, where `path` has dots, of a nested field; null counts as absent.
-    pub(super) fn at(&self, path: &str) -> Option<&Value> {
-        self.optional(path).or_else(|| {
-            let mut parts = path.split('.');
-            let first = self.optional(parts.next()?)?;
-            parts.try_fold(first, |value, part| value.get(part)).filter(|value| !value.is_null())
-        })
-    }
-
-    pub(super) fn wrong_type(&self, column: &str, got: &Value, expected: &'static str) -> DataError {
-        let got = got.to_string().chars().take(80).collect();
-        DataError::WrongType { location: self.location.clone(), column: column.to_owned(), got, expected }
     }
 }
 

@@ -7,22 +7,20 @@ mod device;
 pub(crate) mod hub_models;
 mod inputs;
 pub(crate) mod model;
+mod pass_ranks;
 mod roles;
+mod settings;
 
-use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
-use rlt_api::resolved::{ModelSource, ResolvedOptimizer, ResolvedSpec, TokenizerSource};
-use tch::Kind;
+use rlt_api::resolved::ResolvedSpec;
 
-use crate::data::tokenizer::{ConversationDefaults, Tokenizer};
 use crate::data::{Data, TrainingRows};
 use crate::observe::stop::StopRequest;
-use crate::parallel::{RankError, Ranks};
+use crate::parallel::Ranks;
 use crate::roles::Roles;
-use crate::roles::optim::AdamWOptions;
 use crate::roles::reward::{ExternalFunctions, PoolOptions, RewardFunctions, RewardPool};
 use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
@@ -35,7 +33,10 @@ use crate::storage::run_folder::RunFolder;
 
 use datasets::Datasets;
 use inputs::Inputs;
+use pass_ranks::PassRanks;
 use roles::RoleSetup;
+use settings::optimizer_options;
+pub(crate) use settings::{load_tokenizer, source_kind};
 
 /// Builds this rank's run of `job` in `folder`, with the recipes that `choose` creates from the manifest.
 ///
@@ -131,103 +132,6 @@ fn checkpoint_store(
     })
 }
 
-/// Ranks with the same tensor-parallel index as this one, with the sequence-parallel groups of each kind of
-/// pass.
-struct PassRanks {
-    /// Ranks in updates of the actor.
-    updates: Ranks,
-    /// Ranks in passes for the actor's log-probs.
-    logprobs: Ranks,
-    /// Ranks in passes of the reference.
-    reference: Ranks,
-    /// Ranks in passes and updates of the critic.
-    critic: Ranks,
-}
-
-impl PassRanks {
-    fn of(spec: &ResolvedSpec, ranks: Ranks) -> Result<Self, RankError> {
-        let mesh = &spec.workers.mesh;
-        let ranks = ranks.with_tensor_parallel(mesh.tp as usize)?.with_expert_parallel(mesh.ep as usize);
-        // One group of ranks for each degree, however many passes have it.
-        let mut groups: Vec<(u32, Ranks)> = Vec::new();
-        let mut sharing_by = |sp: u32| -> Result<Ranks, RankError> {
-            if let Some((_, known)) = groups.iter().find(|(degree, _)| *degree == sp) {
-                return Ok(known.clone());
-            }
-            let sharing = ranks.clone().with_sequence_parallel(sp as usize)?;
-            groups.push((sp, sharing.clone()));
-            Ok(sharing)
-        };
-        Ok(Self {
-            updates: sharing_by(mesh.sp)?,
-            logprobs: sharing_by(mesh.sp_of_logprobs())?,
-            reference: sharing_by(mesh.sp_of_reference())?,
-            critic: sharing_by(mesh.sp_of_critic())?,
-        })
-    }
-
-    /// Returns the ranks for each distinct sequence-parallel degree, with the field that sets the degree.
-    fn of_different_degrees(&self) -> impl Iterator<Item = (&Ranks, &'static str)> {
-        let all = [
-            (&self.updates, "spec.workers.mesh.sp"),
-            (&self.logprobs, "spec.workers.mesh.logprobSp"),
-            (&self.reference, "spec.workers.mesh.referenceSp"),
-            (&self.critic, "spec.workers.mesh.criticSp"),
-        ];
-        let degree = |(ranks, _): &(&Ranks, &str)| ranks.sp_place().size;
-        let is_first = move |at: usize| all[..at].iter().all(|before| degree(before) != degree(&all[at]));
-        all.into_iter().enumerate().filter_map(move |(at, one)| is_first(at).then_some(one))
-    }
-}
-
-/// Dtype in which the model's folder stores the weights; fp32 for a new model.
-pub(crate) fn source_kind(model_dir: Option<&Path>) -> Kind {
-    let config = model_dir.and_then(|dir| {
-        rlt_files::read_to_string(&dir.join("config.json"), rlt_files::MAX_MODEL_JSON_BYTES).ok()
-    });
-    let config: serde_json::Value =
-        config.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
-    // transformers 5 says `dtype`, its predecessors `torch_dtype`.
-    match config["dtype"].as_str().or(config["torch_dtype"].as_str()) {
-        Some("bfloat16") => Kind::BFloat16,
-        Some("float16") => Kind::Half,
-        _ => Kind::Float,
-    }
-}
-
-/// Loads the tokenizer of a job, whose model is in `model_dir`, with the job's settings of conversations.
-///
-/// # Errors
-/// [`TrainError::Tokenizer`], [`TrainError::NoTokenizer`].
-pub(crate) fn load_tokenizer(spec: &ResolvedSpec, model_dir: Option<&Path>) -> Result<Tokenizer, TrainError> {
-    let new_tower = match &spec.model.source {
-        ModelSource::Architecture(architecture) => architecture.vision.as_ref(),
-        ModelSource::Path(_) | ModelSource::Hub(_) => None,
-    };
-    let tokenizer = match (&spec.model.tokenizer, model_dir) {
-        (Some(TokenizerSource::Characters(alphabet)), _) => match new_tower {
-            None => Tokenizer::characters(alphabet)?,
-            Some(_) => Tokenizer::characters_and_images(alphabet)?,
-        },
-        (Some(TokenizerSource::Path(path)), _) => Tokenizer::load(path.as_ref())?,
-        (None, Some(dir)) => Tokenizer::load(dir)?,
-        (None, None) => return Err(TrainError::NoTokenizer),
-    };
-    let tokenizer = match new_tower {
-        Some(tower) => tokenizer.with_new_tower(tower)?,
-        None => tokenizer,
-    };
-    let tokenizer = match &spec.model.chat_template {
-        Some(template) => tokenizer.with_chat_template(template)?,
-        None => tokenizer,
-    };
-    let variables = spec.data.template_variables.as_ref().and_then(|variables| variables.as_object());
-    Ok(tokenizer.with_conversation_defaults(ConversationDefaults {
-        system_prompt: spec.data.system_prompt.clone(),
-        variables: variables.cloned().unwrap_or_default(),
-    }))
-}
-
 fn reward_pool(spec: &ResolvedSpec, data: &Datasets, cores: usize) -> Result<RewardPool, TrainError> {
     let functions = RewardFunctions::new(&spec.rewards, spec.rollout.max_completion_tokens as usize)?;
     if !spec.rewards.functions.is_empty() {
@@ -239,16 +143,4 @@ fn reward_pool(spec: &ResolvedSpec, data: &Datasets, cores: usize) -> Result<Rew
     let num_workers = spec.workers.threads.map_or(cores, |threads| threads as usize);
     let timeout = Duration::from_secs_f64(spec.rewards.timeout_seconds);
     Ok(RewardPool::new(functions, PoolOptions { num_workers, timeout }))
-}
-
-/// Returns the optimizer's settings, which all roles share.
-pub(crate) fn optimizer_options(spec: &ResolvedSpec) -> AdamWOptions {
-    let ResolvedOptimizer { betas, weight_decay, .. } = &spec.training.optimizer;
-    let lora_b_ratio = spec.model.lora.as_ref().map_or(1.0, |lora| lora.learning_rate_ratio);
-    AdamWOptions {
-        betas: (betas[0], betas[1]),
-        weight_decay: *weight_decay,
-        lora_b_ratio,
-        ..AdamWOptions::default()
-    }
 }

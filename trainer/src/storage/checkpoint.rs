@@ -24,6 +24,7 @@ mod error;
 mod identity;
 mod load;
 mod manifest;
+mod order;
 mod part;
 mod save;
 mod storage;

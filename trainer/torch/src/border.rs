@@ -1,14 +1,34 @@
 //! The C API of `csrc/` and the helpers that call it. Safe wrappers are in the modules that use it.
 
 use crate::Error;
-use crate::device_experts::Launch;
-use crate::device_rows::LaunchRows;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use tch::Tensor;
 use torch_sys::C_tensor;
 
 /// Result of a C++ function: null, or an error text to free.
 pub(crate) type Outcome = *mut c_char;
+
+/// Callback type `LaunchRows` in border.h.
+pub(crate) type LaunchRows = unsafe extern "C" fn(
+    kernel: c_int,
+    tensors: *const *mut C_tensor,
+    num_tensors: usize,
+    numbers: *const f64,
+    num_numbers: usize,
+    message: *mut c_char,
+    message_bytes: usize,
+) -> bool;
+
+/// Callback type `Launch` in experts_cuda.cpp.
+pub(crate) type Launch = unsafe extern "C" fn(
+    kernel: c_int,
+    first: *mut C_tensor,
+    second: *mut C_tensor,
+    ints: *mut C_tensor,
+    out: *mut C_tensor,
+    message: *mut c_char,
+    message_bytes: usize,
+) -> bool;
 
 /// Arrays of one chunk of the language-model head, with one entry per row (`ChunkRows` in head.cpp).
 #[repr(C)]

@@ -5,8 +5,8 @@ use super::passes::{self, Pass, cast_of_layer, larger, normed_weight};
 use super::shards::Shards;
 use super::trained::{Trained, trained, trains_head};
 use super::{
-    FP32, MemoryTerm, Phase, frozen_width, generates, is_gathered_by_unit, kept, on_gpu, on_host, roles,
-    rollout, term, vision,
+    FP32, MemoryTerm, Phase, frozen_width, generates, has_critic, is_gathered_by_unit, kept, on_gpu, on_host,
+    roles, rollout, rollout_width, term, vision,
 };
 use crate::plan::batch::{BatchPlan, TokenBudget};
 use crate::plan::model_config::ModelConfig;
@@ -68,7 +68,7 @@ impl<'a> PhaseTerms<'a> {
         let trained_locally = trained(spec, local);
         let shards = Shards::new(spec, local, &trained_locally, width);
         Self {
-            critic_width: roles::has_critic(spec).then(|| spec.training.critic_precision().width()),
+            critic_width: has_critic(spec).then(|| spec.training.critic_precision().width()),
             critic_shards: shards.of_degree(spec.workers.mesh.dp_shard_of_critic()),
             sync_shards: Shards::new(spec, full, &trained(spec, full), width),
             trained: trained_locally,
@@ -146,7 +146,7 @@ impl<'a> PhaseTerms<'a> {
         if generates(spec) {
             // Every rank samples full sequences, even where it holds only a shard of each layer.
             let activations =
-                Activations { model: full, width: rollout::width(spec), ..self.activations(1, self.width) };
+                Activations { model: full, width: rollout_width(spec), ..self.activations(1, self.width) };
             let sync = rollout::taking_over(spec, full, activations.width, shards);
             let decoding = rollout::terms(spec, memory, full, batch, &activations, shards);
             let decoding = [decoding, vision::sampling(spec, full)].concat();

@@ -3,7 +3,9 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{FP32, MemoryTerm, Trained, elements, frozen_width, kept, on_gpu, on_host, term, vision};
+use super::{
+    FP32, MemoryTerm, Trained, elements, frozen_width, has_critic, kept, on_gpu, on_host, term, vision,
+};
 use crate::plan::READ_CHUNK_NUMBERS;
 use crate::plan::batch::{BatchPlan, FullPass, TokenBudget};
 use crate::plan::model_config::ModelConfig;
@@ -106,10 +108,6 @@ pub(super) fn critic(
         kept(spec, "critic", offload.parameters, part),
         kept(spec, "critic's optimizer state", offload.optimizer, 2 * part),
     ]
-}
-
-pub(in crate::plan) fn has_critic(spec: &ResolvedSpec) -> bool {
-    spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
 }
 
 /// The reward models in their compute dtype: b P / s bytes for each, unless offloaded.

@@ -6,8 +6,8 @@
 use super::activations::Activations;
 use super::shards::Shards;
 use super::{
-    FP32, MemoryTerm, Place, adapter, frozen_width, generates, larger, largest_layer, merges, on_gpu, term,
-    vision,
+    FP32, MemoryTerm, Place, adapter, frozen_width, generates, larger, largest_layer, merges, on_gpu,
+    rollout_width, term, vision,
 };
 use crate::plan::KV_BLOCK_TOKENS;
 use crate::plan::batch::{BatchPlan, num_held_out_prompts, share};
@@ -19,11 +19,6 @@ use crate::resolved::ResolvedSpec;
 const GPU_HEAD_STEP: usize = 8;
 /// Divisor for the KV blocks that are kept for running sequences: new ones may not take one block in 100.
 const HEADROOM_DIVISOR: u64 = 100;
-
-/// Bytes of an element in the rollout's dtype.
-pub(super) fn width(spec: &ResolvedSpec) -> u64 {
-    spec.rollout.precision.unwrap_or(spec.training.precision).width()
-}
 
 pub(super) fn terms(
     spec: &ResolvedSpec,
@@ -111,7 +106,7 @@ pub(super) fn kept(
     batch: &BatchPlan,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    let (shard, width) = (tp_shard(spec, model), width(spec));
+    let (shard, width) = (tp_shard(spec, model), rollout_width(spec));
     let brought = brought(spec, model, &shard, width, shards);
     let cache = kv_cache(spec, memory, &shard, batch, width);
     [brought, vec![cache, vision::kept_in_rollout(spec, model)]].concat()
@@ -136,12 +131,12 @@ pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) ->
     if merges(spec) || !generates(spec) {
         return Vec::new();
     }
-    let mut packed = weights(model, &tp_shard(spec, model), width(spec), shards);
+    let mut packed = weights(model, &tp_shard(spec, model), rollout_width(spec), shards);
     let is_whole = !shards.is_gathered_by_unit() && spec.workers.mesh.rollout_tp == 1;
-    if on_gpu(spec) && is_whole && frozen_width(spec) == width(spec) {
+    if on_gpu(spec) && is_whole && frozen_width(spec) == rollout_width(spec) {
         // The rollout uses the trainer's weights of projections that it does not fuse.
         let head = (model.vocab_size * model.hidden_size) as u64;
-        packed[0].bytes -= width(spec) * (adapter::numbers_alone(model) + head);
+        packed[0].bytes -= rollout_width(spec) * (adapter::numbers_alone(model) + head);
     }
     packed
 }

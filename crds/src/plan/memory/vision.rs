@@ -5,7 +5,9 @@
 //! Legend: p patches of an image, d and f widths of the tower and of its feed-forward blocks, b bytes of an
 //! element.
 
-use super::{FP32, MemoryTerm, adapter, elements, frozen_width, is_gathered_by_unit, on_host, roles, term};
+use super::{
+    FP32, MemoryTerm, adapter, elements, frozen_width, has_critic, is_gathered_by_unit, on_host, term,
+};
 use crate::plan::KEPT_FEATURES_BYTES;
 use crate::plan::batch;
 use crate::plan::model_config::{ModelConfig, VisionBlocks, VisionConfig};
@@ -103,7 +105,7 @@ pub(super) fn training(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTe
     let of_images = batch::most_updated_prompts(spec) * of_prompt;
     let own = (training.max_tokens_per_micro_batch, training.precision);
     let critic =
-        roles::has_critic(spec).then(|| (training.critic_micro_batch_tokens(), training.critic_precision()));
+        has_critic(spec).then(|| (training.critic_micro_batch_tokens(), training.critic_precision()));
     let bytes = [Some(own), critic].into_iter().flatten().map(|(in_pass, precision)| {
         training_bytes(spec, model, vision, of_images.min(in_pass.into()), precision.width())
     });

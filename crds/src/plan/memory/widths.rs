@@ -1,6 +1,6 @@
 //! Element widths of a job, and predicates on its weights: gathered by unit, merged, quantized, sampled from.
 
-use super::{FP32, MemoryTerm, rollout, term};
+use super::{FP32, MemoryTerm, term};
 use crate::plan::model_config::{ModelConfig, TensorShape};
 use crate::resolved::ResolvedSpec;
 use crate::spec::Device;
@@ -8,6 +8,15 @@ use crate::spec::Device;
 /// Bytes of an element of frozen weights, which are stored in the compute dtype.
 pub(super) fn frozen_width(spec: &ResolvedSpec) -> u64 {
     spec.training.precision.width()
+}
+
+/// Bytes of an element in the rollout's dtype.
+pub(super) fn rollout_width(spec: &ResolvedSpec) -> u64 {
+    spec.rollout.precision.unwrap_or(spec.training.precision).width()
+}
+
+pub(in crate::plan) fn has_critic(spec: &ResolvedSpec) -> bool {
+    spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
 }
 
 /// Whether completions are sampled, for training or for rewards in an evaluation.
@@ -24,7 +33,7 @@ pub(super) fn merges(spec: &ResolvedSpec) -> bool {
 /// weights of an adapter are stored in the compute dtype.
 pub(in crate::plan) fn widths_of_sync(spec: &ResolvedSpec) -> (u64, u64) {
     let kept = if spec.model.lora.is_some() { frozen_width(spec) } else { FP32 };
-    (rollout::width(spec), kept)
+    (rollout_width(spec), kept)
 }
 
 /// Whether a rank gathers or prefetches the model unit by unit, in the compute dtype.

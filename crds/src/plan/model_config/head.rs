@@ -2,24 +2,12 @@
 
 use serde_json::Value;
 
-use super::{Family, ModelConfig, TensorShape};
+use super::{Family, ModelConfig, OutputHead, TensorShape};
 
 /// Name of the weight of a classifier's head.
 pub const SCORE_WEIGHT: &str = "score.weight";
 /// Name of the bias of a token classifier's head.
 pub const SCORE_BIAS: &str = "score.bias";
-
-/// Kind of output head.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OutputHead {
-    /// Language-model head: logits of the next token (`...ForCausalLM`).
-    #[default]
-    Vocabulary,
-    /// One score for each sequence, read at its last token (`...ForSequenceClassification` with one label).
-    Sequence,
-    /// Two logits for each token, wrong and right, with a bias (`...ForTokenClassification` with two labels).
-    Tokens,
-}
 
 impl OutputHead {
     /// Returns the kind and family of the classifier that a `config.json` names; `None` for other models.

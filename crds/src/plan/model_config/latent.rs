@@ -11,23 +11,7 @@
 use serde_json::Value;
 
 use super::fields::Fields;
-use super::shapes::ProjectionShape;
-use super::{ModelConfig, ModelConfigError, RopePairing, RopeScaling};
-
-/// Widths of latent attention.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LatentAttention {
-    /// Rank of the latent from which queries are projected; `None` where they come from the hidden state.
-    pub query_rank: Option<usize>,
-    /// Rank of the latent from which keys and values are projected.
-    pub rank: usize,
-    /// Dimensions of a query or key head without rotary embedding.
-    pub plain_dim: usize,
-    /// Dimensions of a query or key head with rotary embedding; for keys all heads share them.
-    pub rope_dim: usize,
-    /// Width of a value head.
-    pub value_dim: usize,
-}
+use super::{LatentAttention, ModelConfig, ModelConfigError, ProjectionShape, RopePairing, RopeScaling};
 
 /// Epsilon of the latents' norms, whatever the configuration says about other norms.
 pub const LATENT_NORM_EPS: f64 = 1e-6;

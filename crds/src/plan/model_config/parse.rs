@@ -4,13 +4,12 @@ use serde_json::{Map, Value, json};
 
 use super::families::Defaults;
 use super::fields::Fields;
-use super::norms::{BlockNorms, NormKind, QkNorm};
 use super::quantization;
 use super::rope::{self, Context};
 use super::unknown::{ACTIVATIONS, described, unknown_parts};
 use super::{
-    Family, FusedProjections, HiddenActivation, ModelConfig, ModelConfigError, OutputHead, RopeConfig,
-    RopePairing, RopeScaling,
+    BlockNorms, Family, FusedProjections, HiddenActivation, ModelConfig, ModelConfigError, NormKind,
+    OutputHead, QkNorm, RopeConfig, RopePairing, RopeScaling,
 };
 use super::{VisionTokens, bounds, new_tower, vision, windows};
 use crate::plan::model_files::ModelFile;

@@ -12,34 +12,14 @@
 use serde_json::Value;
 
 use super::fields::Fields;
-use super::shapes::ProjectionShape;
-use super::{ExpertForm, ModelConfig, ModelConfigError};
+use super::{ExpertForm, ModelConfig, ModelConfigError, ProjectionShape, Quantization};
 use crate::conflicts::{self, Conflict, Fact, Facts};
-use crate::spec::{Precision, QuantizationFormat, QuantizationSpec};
+use crate::spec::{QuantizationFormat, QuantizationSpec};
 
 /// Supported numbers of 4-bit weights that share a scale.
 pub const BLOCK_SIZES: [u32; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
 /// Number of 8-bit scales that share a second scale.
 const NESTED_BLOCK: usize = 256;
-
-/// Quantization of a model's linear layers.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Quantization {
-    /// Number format of the weights.
-    pub format: QuantizationFormat,
-    /// Number of 4-bit weights that share a scale.
-    pub block_size: usize,
-    /// Whether the scales are quantized to 8 bits (double quantization).
-    pub double: bool,
-    /// Modules that are not quantized.
-    pub skip_modules: Vec<String>,
-    /// Whether the checkpoint's weights are already quantized; otherwise they are quantized when they are
-    /// read.
-    pub is_stored: bool,
-    /// Dtype of the weights before quantization, where the files state it; otherwise the compute dtype
-    /// counts.
-    pub stored: Option<Precision>,
-}
 
 /// One tensor of a quantized weight.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,41 +1,10 @@
 //! Tensors of a model: names as in Hugging Face checkpoints, shapes, and exact counts. Loader,
 //! initialization, LoRA and the memory estimate all read this one list.
 
-use std::ops::Range;
-
-use super::{Experts, LatentAttention, ModelConfig, QkNorm, is_expert_weight};
-
-/// Projections of a layer that a checkpoint concatenates along their outputs into one tensor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FusedProjections {
-    /// Query, key and value as `self_attn.qkv_proj`.
-    pub qkv: bool,
-    /// Gate and up as `mlp.gate_up_proj`.
-    pub gate_up: bool,
-}
-
-/// Location of a product of a layer (q, k, v, o, gate, up or down) in its projections. In a layer with
-/// experts gate, up and down are those of the shared expert.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProductRows {
-    /// Index into [`ModelConfig::projections`].
-    pub projection_idx: usize,
-    /// Rows of the projection, which are the product's outputs.
-    pub rows: Range<usize>,
-}
-
-/// A linear layer of a decoder layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProjectionShape {
-    /// Module name inside the layer, for example `self_attn.q_proj`.
-    pub name: &'static str,
-    /// Width of the output.
-    pub out_features: usize,
-    /// Width of the input.
-    pub in_features: usize,
-    /// Whether the layer has a bias of `out_features` elements.
-    pub bias: bool,
-}
+use super::{
+    Experts, FusedProjections, LatentAttention, ModelConfig, ParameterShape, ProductRows, ProjectionShape,
+    QkNorm, TensorShape, is_expert_weight,
+};
 
 impl ProjectionShape {
     /// Parameters of the projection, bias included.
@@ -45,32 +14,12 @@ impl ProjectionShape {
     }
 }
 
-/// A parameter of the model in memory, and the checkpoint tensors that store it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParameterShape {
-    /// Name in memory, as in transformers 5.
-    pub name: String,
-    /// Dimensions of the parameter.
-    pub shape: Vec<usize>,
-    /// Checkpoint tensors that form the parameter when their elements are concatenated; usually just one.
-    pub stored: Vec<TensorShape>,
-}
-
 impl ParameterShape {
     /// Returns a parameter that is stored as one tensor of the same name and shape.
     pub(super) fn alone(name: String, shape: &[usize]) -> Self {
         let stored = TensorShape { name: name.clone(), shape: shape.to_vec() };
         Self { name, shape: shape.to_vec(), stored: vec![stored] }
     }
-}
-
-/// One tensor of a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorShape {
-    /// Hugging Face name, for example `model.layers.0.mlp.up_proj.weight`.
-    pub name: String,
-    /// Dimensions of the tensor.
-    pub shape: Vec<usize>,
 }
 
 /// Exact parameter counts by part of the model.

@@ -5,17 +5,9 @@ use std::sync::LazyLock;
 
 use rlt_algorithms::declaration::{Family, Parameter};
 
+use super::super::rule::ParameterRule;
 use super::super::{Check, Rule, algorithm, cel_list, loss, preference};
 use crate::spec::{AdvantageEstimatorKind, PolicyLossKind, PreferenceLossKind, RLTrainingJobSpec};
-
-/// Rule that a parameter of a section is given only with a formula that uses it.
-#[derive(Clone, Copy)]
-pub(crate) struct ParameterRule {
-    parameter: &'static Parameter,
-    section: &'static str,
-    cel_users: fn(&Parameter) -> String,
-    is_used: fn(&RLTrainingJobSpec, &Parameter) -> bool,
-}
 
 impl ParameterRule {
     pub(in crate::rules) fn holds(&self, spec: &RLTrainingJobSpec) -> bool {

@@ -57,7 +57,7 @@ pub(crate) struct Summary {
 
 impl Summary {
     pub(crate) fn of(job: &Job, now: Timestamp) -> Self {
-        let status = super::status_of(job);
+        let status = status_of(job);
         let telling = state(&status);
         let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let checkpoint = status.checkpoints.iter().find(|one| one.latest).or(status.checkpoints.last());
@@ -109,4 +109,9 @@ fn state(status: &RLTrainingJobStatus) -> Option<&Condition> {
 
 pub(crate) fn seconds_between(from: Timestamp, to: Timestamp) -> u64 {
     u64::try_from(to.duration_since(from).as_secs()).unwrap_or(0)
+}
+
+/// Returns the status of a job; an empty one if it was never reconciled, or this version cannot read it.
+pub(crate) fn status_of(job: &Job) -> RLTrainingJobStatus {
+    job.status.clone().unwrap_or_default()
 }

@@ -7,7 +7,7 @@ use rlt_objects::worker::Worker;
 use serde_json::{Value, json};
 
 use super::JobSnapshot;
-use super::explanation::explain;
+use super::job::explain;
 use crate::events::job_event::JobEvent;
 
 const CREATED: &str = "2026-01-01T10:00:00Z";

@@ -13,14 +13,13 @@ use rlt_api::ExitCode;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
+use super::finding::{MAX_STDERR, last};
 use super::{Check, GpuCheckArgs};
 
 /// Interval at which the parent asks whether its child has ended.
 const POLL: Duration = Duration::from_millis(20);
 /// Time that a killed process may take to end. A process inside the driver cannot be killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes at the end of a failed child's standard error that its finding repeats.
-const MAX_STDERR: usize = 1500;
 /// Outputs that wait to be forwarded. A child that writes more has to wait, as at a full pipe.
 const MAX_PENDING: usize = 64;
 
@@ -71,11 +70,6 @@ pub(super) fn run(
             )));
         }
     }
-}
-
-/// Returns the last [`MAX_STDERR`] bytes of a process's output, without surrounding whitespace.
-pub(super) fn last(text: &str) -> &str {
-    text[text.ceil_char_boundary(text.len().saturating_sub(MAX_STDERR))..].trim()
 }
 
 /// The child process of a check.

@@ -58,7 +58,7 @@ fn ends(others: Vec<Child>) -> std::io::Result<Vec<Finding>> {
         let output = child.wait_with_output()?;
         if !output.status.success() {
             let words = String::from_utf8_lossy(&output.stdout).into_owned();
-            let figures = [("rank", json!(idx + 1)), ("error", json!(super::child::last(&words)))];
+            let figures = [("rank", json!(idx + 1)), ("error", json!(super::finding::last(&words)))];
             failed.push(Finding::new(false, figures));
         }
     }

@@ -14,12 +14,14 @@ mod batches;
 mod budget;
 mod code;
 mod endpoint;
+mod error;
 mod event_loop;
 mod interpreter;
 mod judge;
 mod module;
 mod permits;
 mod python;
+mod sample;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -38,11 +40,11 @@ use rlt_core::types::{Completion, Prompt};
 use super::functions::{RewardSetupError, judges};
 use batch_end::BatchGuard;
 pub use endpoint::EndpointError;
+pub use error::ExternalError;
 use event_loop::EventLoop;
 pub use module::WasmError;
-
-/// Index of a sample's prompt in the batch, and of the sample in its group.
-pub type SampleId = (usize, usize);
+use sample::ExternalSample;
+pub use sample::SampleId;
 
 /// Interval at which a wait checks whether the run is to stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -54,40 +56,6 @@ pub struct ExternalFunctions {
     /// Event loop of the requests; `None` if no function is computed elsewhere.
     event_loop: Option<Arc<EventLoop>>,
     batch_timeout: Duration,
-}
-
-/// A function that is computed elsewhere cannot be set up.
-#[derive(Debug, thiserror::Error)]
-pub enum ExternalError {
-    /// A field that the function's kind needs is missing.
-    #[error("kind {kind:?} needs {field}")]
-    MissingField {
-        /// The function's kind.
-        kind: RewardKind,
-        /// The missing field.
-        field: &'static str,
-    },
-    /// The settings of the function's server are invalid.
-    #[error("prepare its server")]
-    Endpoint(#[from] EndpointError),
-    /// The function's module cannot run.
-    #[error("prepare its module")]
-    Wasm(#[from] WasmError),
-    /// The pattern for a judge's score is not a regular expression.
-    #[error("compile judge.pattern {pattern:?}: expected a regular expression with a group")]
-    Pattern {
-        /// The pattern as it is written in the manifest.
-        pattern: String,
-        /// The parser's error; `None` if the pattern has no group.
-        #[source]
-        source: Option<Box<regex::Error>>,
-    },
-    /// The rubric is not a template.
-    #[error("compile judge.rubric")]
-    Rubric(#[source] rlt_template::Error),
-    /// No thread could be started.
-    #[error("start the thread that talks to reward servers")]
-    Thread(#[source] std::io::Error),
 }
 
 struct ExternalFunction {
@@ -106,15 +74,6 @@ enum Backend {
     Python(python::PythonFunction),
     UnitTests(unit_tests::SandboxedTests),
     Wasm(wasm::WasmFunction),
-}
-
-/// Fields of a sample that an external function gets.
-#[derive(Clone, Debug)]
-struct ExternalSample {
-    id: SampleId,
-    prompt: Arc<Prompt>,
-    completion: String,
-    num_tokens: usize,
 }
 
 impl ExternalFunctions {

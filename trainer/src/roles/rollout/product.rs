@@ -14,7 +14,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::wide_heads::HeadLayout;
 use crate::model::tp_shards::{ShardedDim, TpCut};
-use crate::model::{Adapter, BaseWeight, LoraPair, NamedTensors, Projection, peft_names};
+use crate::model::{Adapter, BaseWeight, LoraPair, NamedTensors, Projection, ProjectionWeights, peft_names};
 pub(super) use on_device::{DeviceProduct, Scratch};
 
 /// A linear layer without gradients, [rows, in] to [rows, out].
@@ -325,4 +325,20 @@ fn matrix(name: &str, own: &Tensor, gathered: Option<&NamedTensors>) -> Result<T
 
 fn bytes_of(tensor: &Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
+}
+
+/// Weights and biases stacked along the output, in `kind`. A missing bias counts as zeros if another part has
+/// one. A single part may share memory with the model if `shares` is set.
+pub(super) fn fused(parts: &[ProjectionWeights], kind: Kind, shares: bool) -> (Tensor, Option<Tensor>) {
+    if let ([unit], true) = (parts, shares) {
+        return (unit.weight.to_kind(kind).contiguous(), unit.bias.as_ref().map(|bias| bias.to_kind(kind)));
+    }
+    let weights: Vec<Tensor> = parts.iter().map(|unit| unit.weight.to_kind(kind)).collect();
+    let has_bias = parts.iter().any(|unit| unit.bias.is_some());
+    let bias_of = |(unit, weight): (&ProjectionWeights, &Tensor)| match &unit.bias {
+        Some(bias) => bias.to_kind(kind),
+        None => Tensor::zeros([weight.size()[0]], (kind, weight.device())),
+    };
+    let biases: Vec<Tensor> = parts.iter().zip(&weights).filter(|_| has_bias).map(bias_of).collect();
+    (Tensor::cat(&weights, 0), has_bias.then(|| Tensor::cat(&biases, 0)))
 }

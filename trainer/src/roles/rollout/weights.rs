@@ -18,7 +18,7 @@ use tch::{Device, Kind, Tensor};
 use super::digest::{KnownDigests, digest_of};
 use super::experts::PackedExperts;
 use super::latent::PackedLatent;
-use super::product::{DeviceProduct, PackOptions, Product};
+use super::product::{DeviceProduct, PackOptions, Product, fused};
 use super::tp_projections::TpProjections;
 use super::unmerged;
 use super::wide_heads::HeadLayout;
@@ -381,20 +381,4 @@ fn packed_bytes(device: Device, kind: Kind, shard: &ModelConfig) -> usize {
         products.sum::<usize>() + heads + of_experts(layer_idx)
     };
     (0..shard.num_layers).map(of_layer).sum::<usize>() + of(shard.vocab_size, shard.hidden_size)
-}
-
-/// Weights and biases stacked along the output, in `kind`. A missing bias counts as zeros if another part has
-/// one. A single part may share memory with the model if `shares` is set.
-pub(super) fn fused(parts: &[ProjectionWeights], kind: Kind, shares: bool) -> (Tensor, Option<Tensor>) {
-    if let ([unit], true) = (parts, shares) {
-        return (unit.weight.to_kind(kind).contiguous(), unit.bias.as_ref().map(|bias| bias.to_kind(kind)));
-    }
-    let weights: Vec<Tensor> = parts.iter().map(|unit| unit.weight.to_kind(kind)).collect();
-    let has_bias = parts.iter().any(|unit| unit.bias.is_some());
-    let bias_of = |(unit, weight): (&ProjectionWeights, &Tensor)| match &unit.bias {
-        Some(bias) => bias.to_kind(kind),
-        None => Tensor::zeros([weight.size()[0]], (kind, weight.device())),
-    };
-    let biases: Vec<Tensor> = parts.iter().zip(&weights).filter(|_| has_bias).map(bias_of).collect();
-    (Tensor::cat(&weights, 0), has_bias.then(|| Tensor::cat(&biases, 0)))
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use super::copies::{self, CopyError, Uploads};
 use super::identity::RunIdentity;
 use super::load::{self, Checkpoint};
-use super::manifest::Manifest;
+use super::order::{SaveOrder, folder_name, save_order, step_of};
 use super::part::TensorPart;
 use super::save::{self, UnsyncedShard, WrittenShard};
 use super::storage::{FileSystem, Storage};
@@ -435,9 +435,6 @@ impl CheckpointStore {
 /// A committed folder with its sort key, or the error of reading its manifest.
 type Candidate = (PathBuf, Result<SaveOrder, CheckpointError>);
 
-/// Save index and step, by which checkpoints are ordered.
-pub(super) type SaveOrder = (u64, u64);
-
 fn committed_checkpoint(path: PathBuf) -> Result<CommittedCheckpoint, CheckpointError> {
     let manifest_path = path.join(super::manifest::FILE_NAME);
     let metadata = fs::metadata(&manifest_path).and_then(|metadata| metadata.modified());
@@ -446,27 +443,4 @@ fn committed_checkpoint(path: PathBuf) -> Result<CommittedCheckpoint, Checkpoint
     let shards = manifest.files.keys().filter(|name| *name != super::manifest::STATE_FILE_NAME);
     let num_shards = u32::try_from(shards.count()).unwrap_or(u32::MAX);
     Ok(CommittedCheckpoint { step: manifest.step, path, digest: manifest.sha256, num_shards, time })
-}
-
-fn save_order(folder: &Path, step: u64) -> Result<SaveOrder, CheckpointError> {
-    order_of(&load::read_manifest(folder)?, step, folder)
-}
-
-/// Sort key of a checkpoint in `folder`, whose name says `step`.
-pub(super) fn order_of(manifest: &Manifest, step: u64, folder: &Path) -> Result<SaveOrder, CheckpointError> {
-    if manifest.step != step {
-        let problem = format!("it is of step {}, its folder's name says {step}", manifest.step);
-        return Err(CheckpointError::Inconsistent { path: folder.join(super::manifest::FILE_NAME), problem });
-    }
-    Ok((manifest.save_index, step))
-}
-
-fn folder_name(step: u64) -> String {
-    format!("step-{step:06}")
-}
-
-/// Returns the step in the name of a checkpoint's folder; `None` for any other name.
-pub(super) fn step_of(folder_name: &str) -> Option<u64> {
-    let step = folder_name.strip_prefix("step-")?.parse().ok()?;
-    (self::folder_name(step) == folder_name).then_some(step)
 }

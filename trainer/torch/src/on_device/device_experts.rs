@@ -72,17 +72,6 @@ fn kernels_of(tensor: &Tensor) -> Result<Kernels, Error> {
     }
 }
 
-/// Callback type `Launch` in experts_cuda.cpp.
-pub(crate) type Launch = unsafe extern "C" fn(
-    kernel: c_int,
-    first: *mut C_tensor,
-    second: *mut C_tensor,
-    ints: *mut C_tensor,
-    out: *mut C_tensor,
-    message: *mut c_char,
-    message_bytes: usize,
-) -> bool;
-
 /// Launches a kernel; autograd may call it from its own threads. An error is written as a NUL-terminated
 /// message.
 ///

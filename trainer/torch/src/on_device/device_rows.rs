@@ -9,17 +9,6 @@ use torch_sys::C_tensor;
 use crate::cuda::{GatedRows, Kernels, NormRows, RopeRows};
 use crate::{Activation, Error};
 
-/// Callback type `LaunchRows` in border.h.
-pub(crate) type LaunchRows = unsafe extern "C" fn(
-    kernel: c_int,
-    tensors: *const *mut C_tensor,
-    num_tensors: usize,
-    numbers: *const f64,
-    num_numbers: usize,
-    message: *mut c_char,
-    message_bytes: usize,
-) -> bool;
-
 /// Launches a kernel; autograd calls it from its own threads. An error is written as a NUL-terminated
 /// message.
 ///

@@ -2,9 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::super::experts::{ExpertForm, ExpertNames, Experts};
 use super::super::windows::{by_layer_types, window, write_layer_types};
-use super::super::{ModelConfig, RopeScaling};
+use super::super::{ExpertForm, ExpertNames, Experts, ModelConfig, RopeScaling};
 use super::{Defaults, Definition, write_attention_bias};
 
 /// Limit to which gate and up are clamped; no configuration of transformers changes it.

@@ -1,19 +1,7 @@
 //! Tensors of a vision tower: the kinds of its blocks, and all tensors with their names on disk. Never here:
 //! reading a configuration.
 
-use super::super::{TOWER, TensorShape, VisionConfig};
-
-/// Kind of a tower's blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VisionBlocks {
-    /// Qwen2-VL: layer norms, two linear layers with the quick GELU between them.
-    Plain,
-    /// Qwen2.5-VL: RMS norms, and a gated feed-forward block.
-    Gated,
-    /// Qwen3-VL: layer norms, two linear layers with GELU by tanh between them, and a table of positions that
-    /// is added to patches before the first block.
-    Positioned,
-}
+use super::super::{TOWER, TensorShape, VisionBlocks, VisionConfig};
 
 /// Module names of a tower.
 #[derive(Clone, Copy, Debug)]

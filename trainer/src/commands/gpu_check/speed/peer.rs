@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::super::child::last;
+use super::super::finding::last;
 use super::super::workload::GrpoLoad;
 use super::super::{Failure, is_stand_in};
 

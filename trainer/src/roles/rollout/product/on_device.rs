@@ -17,10 +17,9 @@ use rlt_torch::cuda::{Dequantize, Kernels, QUANTIZED_FEW_ROWS, QuantizedLinear, 
 use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, TchError, Tensor, no_grad};
 
-use super::{PackOptions, ProjectionShard, adapter_matrices, bytes_of};
+use super::{PackOptions, ProjectionShard, adapter_matrices, bytes_of, fused};
 use crate::model::tp_shards::TpCut;
 use crate::model::{Adapter, BaseWeight, NamedTensors, Projection, ProjectionWeights};
-use crate::roles::rollout::weights::fused;
 use crate::roles::rollout::wide_heads::HeadLayout;
 
 /// Products of projections with the same inputs, side by side.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 use super::super::load;
-use super::super::store::{order_of, step_of};
+use super::super::order::{order_of, step_of};
 use super::super::{Checkpoint, RunIdentity};
 use super::CopyError;
 use super::error::with_causes;

@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 use super::super::identity::RunIdentity;
 use super::super::load::MAX_JSON_BYTES;
 use super::super::manifest::{self, FileEntry};
-use super::super::store::step_of;
+use super::super::order::step_of;
 use super::CopyError;
 
 /// Size of one part of an upload in bytes: small enough to be repeated, and large enough for the stores'

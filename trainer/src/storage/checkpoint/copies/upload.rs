@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 
-use super::super::store::{order_of, step_of};
+use super::super::order::{order_of, step_of};
 use super::super::{RunIdentity, load, manifest};
 use super::CopyError;
 use super::error::with_causes;

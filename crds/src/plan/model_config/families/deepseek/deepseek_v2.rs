@@ -1,10 +1,7 @@
 //! DeepSeek-V2: latent attention, and in all but the first layers experts with a shared one; experts are
 //! chosen by softmax, from all or from the best groups.
 
-use super::super::super::experts::{ExpertNames, Experts};
-use super::super::super::latent::LatentAttention;
-use super::super::super::routing::Routing;
-use super::super::super::{RopePairing, SharedBlock};
+use super::super::super::{ExpertNames, Experts, LatentAttention, RopePairing, Routing, SharedBlock};
 use super::super::{Defaults, Definition};
 
 pub(in crate::plan::model_config::families) const DEEPSEEK_V2: Definition = Definition {

@@ -1,10 +1,7 @@
 //! DeepSeek-V3 and R1: DeepSeek-V2 with experts chosen by sigmoid and a bias, from the groups with the best
 //! pairs of experts.
 
-use super::super::super::experts::{ExpertNames, Experts};
-use super::super::super::latent::LatentAttention;
-use super::super::super::routing::Routing;
-use super::super::super::{RopePairing, SharedBlock};
+use super::super::super::{ExpertNames, Experts, LatentAttention, RopePairing, Routing, SharedBlock};
 use super::super::{Defaults, Definition};
 
 pub(in crate::plan::model_config::families) const DEEPSEEK_V3: Definition = Definition {

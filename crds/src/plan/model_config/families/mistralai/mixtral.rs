@@ -1,7 +1,7 @@
 //! Mixtral: Mistral with experts instead of feed-forward blocks.
 
-use super::super::super::experts::{ExpertNames, Experts};
 use super::super::super::windows::window;
+use super::super::super::{ExpertNames, Experts};
 use super::super::{Defaults, Definition};
 
 pub(in crate::plan::model_config::families) const MIXTRAL: Definition = Definition {

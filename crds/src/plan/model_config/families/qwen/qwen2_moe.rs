@@ -1,7 +1,7 @@
 //! Qwen2-MoE and Qwen1.5-MoE: Qwen2 with experts, and a gated shared expert that computes every token.
 
-use super::super::super::experts::{ExpertNames, Experts};
 use super::super::super::windows::{by_layer_types, window, write_layer_types};
+use super::super::super::{ExpertNames, Experts};
 use super::super::{Defaults, Definition};
 use super::qwen2::{DEFAULTS, MAX_WINDOW_LAYERS};
 

@@ -1,8 +1,7 @@
 //! Qwen3-MoE: Qwen3 with experts instead of most or all feed-forward blocks.
 
-use super::super::super::experts::{ExpertNames, Experts};
 use super::super::super::windows::window;
-use super::super::super::{ModelConfig, QkNorm};
+use super::super::super::{ExpertNames, Experts, ModelConfig, QkNorm};
 use super::super::{Defaults, Definition, read_attention_bias, write_attention_bias};
 use super::qwen2::DEFAULTS;
 

@@ -1,13 +1,13 @@
 //! OLMo 2: norms after the blocks instead of before them, and one norm over all heads of queries and of keys.
 
-use super::super::{BlockNorms, ModelConfig, QkNorm};
-use super::{Defaults, Definition, read_attention_bias, write_attention_bias};
+use super::super::super::{BlockNorms, ModelConfig, QkNorm};
+use super::super::{Defaults, Definition, read_attention_bias, write_attention_bias};
 
 /// Defaults of OLMo 2 and 3.
 pub(super) const DEFAULTS: Defaults =
     Defaults { rms_norm_eps: 1e-5, bos: None, eos: &[50_279], pad: Some(1), ..Defaults::LLAMA };
 
-pub(super) const OLMO2: Definition = Definition {
+pub(in crate::plan::model_config::families) const OLMO2: Definition = Definition {
     architecture: "Olmo2ForCausalLM",
     classifier: "Olmo2ForSequenceClassification",
     model_type: "olmo2",

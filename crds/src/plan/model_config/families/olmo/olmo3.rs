@@ -1,13 +1,14 @@
 //! OLMo 3: OLMo 2 with a sliding window in all layers but every fourth, and a scaled rotary embedding in
 //! layers with full attention.
 
-use super::super::rope::{by_window, write_by_window};
-use super::super::windows::{by_layer_types, window, write_layer_types};
-use super::{Defaults, Definition, olmo2, read_attention_bias, write_attention_bias};
+use super::super::super::rope::{by_window, write_by_window};
+use super::super::super::windows::{by_layer_types, window, write_layer_types};
+use super::super::{Defaults, Definition, read_attention_bias, write_attention_bias};
+use super::olmo2;
 
 const THETA: f64 = 500_000.0;
 
-pub(super) const OLMO3: Definition = Definition {
+pub(in crate::plan::model_config::families) const OLMO3: Definition = Definition {
     architecture: "Olmo3ForCausalLM",
     classifier: "Olmo3ForSequenceClassification",
     model_type: "olmo3",

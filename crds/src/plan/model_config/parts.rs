@@ -1,0 +1,26 @@
+//! Types of a decoder's configuration. What reads, writes and counts them is above them, so no file here
+//! imports one outside of this folder.
+
+mod config;
+mod error;
+mod experts;
+mod head;
+mod latent;
+mod norms;
+mod quantization;
+mod rope;
+mod routing;
+mod shapes;
+mod vision;
+
+pub use config::{HiddenActivation, ModelConfig};
+pub use error::ModelConfigError;
+pub use experts::{ExpertForm, ExpertNames, Experts, SharedBlock};
+pub use head::OutputHead;
+pub use latent::LatentAttention;
+pub use norms::{BlockNorms, NormKind, QkNorm};
+pub use quantization::Quantization;
+pub use rope::{RopeConfig, RopePairing, RopeScaling};
+pub use routing::{ExpertGroups, RouterScores, Routing};
+pub use shapes::{FusedProjections, ParameterShape, ProductRows, ProjectionShape, TensorShape};
+pub use vision::{TOWER, VisionBlocks, VisionConfig};

@@ -1,0 +1,14 @@
+//! Parameters of calls that several kinds of objects share.
+
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use rlt_objects::labels;
+
+/// Deletes the object of this UID, never another one of its name.
+pub(super) fn exactly(uid: &str, params: DeleteParams) -> DeleteParams {
+    let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+    DeleteParams { preconditions: Some(preconditions), ..params }
+}
+
+pub(super) fn creation() -> PostParams {
+    PostParams { field_manager: Some(labels::OPERATOR.into()), ..PostParams::default() }
+}

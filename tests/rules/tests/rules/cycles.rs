@@ -1,0 +1,347 @@
+//! Files of a package import each other in one direction, but for small groups. What belongs to a cycle can
+//! only be read, moved and tested together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+use regex::{Captures, Regex};
+use rlt_rules::{SourceFile, rust_sources};
+
+/// Files above which an import cycle fails.
+const MAX_CYCLE_FILES: usize = 3;
+
+/// Sizes of the larger cycles that are left, by source folder. The list only gets shorter.
+const ALLOWED: [(&str, &[usize]); 4] = [
+    ("operator/src", &[21]),
+    ("trainer/core/algorithms/src", &[14, 8]),
+    ("trainer/src", &[27, 4, 4]),
+    ("trainer/template/src", &[9]),
+];
+
+/// Re-exports of re-exports that are followed, which ends imports that name each other.
+const MAX_STEPS: usize = 12;
+
+#[test]
+fn files_import_each_other_in_small_cycles_at_most() {
+    let files = rust_sources().unwrap();
+    let mut wrong = Vec::new();
+    for folder in source_folders(&files) {
+        let cycles = Package::read(&folder, &files).cycles();
+        let sizes: Vec<usize> = cycles.iter().map(Vec::len).collect();
+        let allowed = ALLOWED.iter().find(|(path, _)| *path == folder).map_or(&[][..], |(_, sizes)| *sizes);
+        if sizes != allowed {
+            let cycles: Vec<String> = cycles.iter().map(|files| files.join(", ")).collect();
+            wrong.push(format!("{folder}: sizes {sizes:?}, listed {allowed:?}:\n{}", cycles.join("\n")));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "import cycles of more than {MAX_CYCLE_FILES} files; move shared types to a file of their own, or \
+         shorten the list where there are fewer now:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn a_cycle_is_found_through_reexports_nested_imports_and_inline_paths() {
+    let texts = [
+        ("lib", "mod a;\npub use a::first;\n// crate::d::fourth\n"),
+        (
+            "a",
+            "mod b;\nmod types;\npub use types::Shared;\nuse b::Second;\npub fn first(_: Second, _: Shared) {}\n",
+        ),
+        (
+            "a/b",
+            "use crate::{c::{self, Third}, d};\npub struct Second(Third);\nfn x() { d::fourth(); c::y() }\n",
+        ),
+        (
+            "a/types",
+            "pub struct Shared;\nstruct Own;\nmod own {\n    use super::Own;\n}\n#[cfg(test)]\nuse crate::c::Third;\n",
+        ),
+        ("c", "pub struct Third;\npub fn y() { let text = \"crate::e::fifth\"; }\n"),
+        ("d", "use super::a::Shared;\nmod e;\npub fn fourth(_: Shared) { self::e::fifth() }\n"),
+        ("d/e", "pub fn fifth() { crate::first(super::super::a::b::Second) }\n"),
+    ];
+    let file = |(name, text): &(&str, &str)| SourceFile {
+        path: format!("p/src/{name}.rs"),
+        text: (*text).to_owned(),
+    };
+    let mut files: Vec<SourceFile> = texts.iter().map(file).collect();
+    let found = Package::read("p/src", &files).cycles();
+    assert_eq!(found, [["p/src/a.rs", "p/src/a/b.rs", "p/src/d.rs", "p/src/d/e.rs"]]);
+
+    files[6].text = "pub fn fifth() {}\n".to_owned();
+    let found = Package::read("p/src", &files).cycles();
+    assert!(found.is_empty(), "expected no cycle, got {found:?}");
+}
+
+/// Folders that hold the root of a package outside of tests.
+fn source_folders(files: &[SourceFile]) -> BTreeSet<String> {
+    let folder = |file: &SourceFile| {
+        let roots = ["/lib.rs", "/main.rs"].into_iter();
+        roots
+            .filter_map(|root| file.path.strip_suffix(root))
+            .find(|path| path.ends_with("/src"))
+            .map(str::to_owned)
+    };
+    files.iter().filter(|file| !file.path.starts_with("tests/")).filter_map(folder).collect()
+}
+
+/// A module's names from the root of its package down; empty for the root.
+type ModulePath = Vec<String>;
+
+/// The modules of one package, a file each.
+struct Package {
+    modules: BTreeMap<ModulePath, Module>,
+}
+
+/// One file, as far as its imports need it.
+struct Module {
+    file: String,
+    /// The code without imports.
+    code: String,
+    /// Names of the items that are defined here.
+    defined: BTreeSet<String>,
+    /// Imports by the name that they have here.
+    imports: BTreeMap<String, Import>,
+    /// Modules whose items are all imported.
+    globs: Vec<Import>,
+}
+
+struct Import {
+    path: ModulePath,
+    /// Whether other modules see it.
+    is_reexport: bool,
+}
+
+/// What a path leads to.
+enum Target {
+    Module(ModulePath),
+    /// An item, by the module that defines it.
+    Item(ModulePath),
+}
+
+impl Package {
+    fn read(folder: &str, files: &[SourceFile]) -> Self {
+        let has_library = files.iter().any(|file| file.path == format!("{folder}/lib.rs"));
+        let mut modules = BTreeMap::new();
+        for file in files {
+            let name = file.path.strip_prefix(folder).and_then(|name| name.strip_prefix('/'));
+            let Some(name) = name.map(|name| name.trim_end_matches(".rs")) else { continue };
+            let Some(code) = file.production_code() else { continue };
+            let path = match name {
+                "main" if has_library => continue,
+                "lib" | "main" => Vec::new(),
+                _ => name.split('/').map(str::to_owned).collect(),
+            };
+            modules.insert(path, Module::read(&file.path, code));
+        }
+        Self { modules }
+    }
+
+    /// Groups of files that reach each other by imports, the largest first.
+    fn cycles(&self) -> Vec<Vec<String>> {
+        let paths: Vec<&ModulePath> = self.modules.keys().collect();
+        let index: BTreeMap<&ModulePath, usize> =
+            paths.iter().enumerate().map(|(at, path)| (*path, at)).collect();
+        let imports_of = |path: &ModulePath| -> Vec<usize> {
+            self.imported_by(path).iter().filter_map(|imported| index.get(imported).copied()).collect()
+        };
+        let imports: Vec<Vec<usize>> = paths.iter().map(|path| imports_of(path)).collect();
+        let reached: Vec<Vec<bool>> = (0..paths.len()).map(|start| reachable(start, &imports)).collect();
+        let mut cycles = Vec::new();
+        for first in (0..paths.len()).filter(|at| reached[*at][*at]) {
+            let is_member = |other: &usize| reached[first][*other] && reached[*other][first];
+            let members: Vec<usize> = (0..paths.len()).filter(is_member).collect();
+            if members.len() > MAX_CYCLE_FILES && members[0] == first {
+                let files = members.iter().map(|member| self.modules[paths[*member]].file.clone());
+                cycles.push(files.collect::<Vec<_>>());
+            }
+        }
+        cycles.sort_by_key(|files| std::cmp::Reverse(files.len()));
+        cycles
+    }
+
+    /// The other modules whose items the code of `path` names. An import that only passes a name on to others
+    /// is none.
+    fn imported_by(&self, path: &ModulePath) -> BTreeSet<ModulePath> {
+        let module = &self.modules[path];
+        let words: BTreeSet<&str> = WORD.find_iter(&module.code).map(|word| word.as_str()).collect();
+        let is_used = |name: &str, import: &Import| !import.is_reexport || words.contains(name);
+        let named = module.imports.iter().filter(|(name, import)| is_used(name, import));
+        let mut found: BTreeSet<ModulePath> =
+            named.filter_map(|(_, import)| self.item(path, &import.path)).collect();
+        for glob in module.globs.iter().filter(|glob| !glob.is_reexport) {
+            found.extend(self.resolve(path, &glob.path, 0).map(|Target::Module(at)| Target::Item(at) | at));
+        }
+        found.extend(inline_paths(&module.code).iter().filter_map(|inline| self.item(path, inline)));
+        found.remove(path);
+        found
+    }
+
+    fn item(&self, from: &ModulePath, path: &[String]) -> Option<ModulePath> {
+        match self.resolve(from, path, 0) {
+            Some(Target::Item(module)) => Some(module),
+            _ => None,
+        }
+    }
+
+    fn resolve(&self, from: &ModulePath, path: &[String], steps: usize) -> Option<Target> {
+        let first = path.first().filter(|_| steps < MAX_STEPS)?;
+        let (mut at, skipped) = match first.as_str() {
+            "crate" => (Vec::new(), 1),
+            "self" => (from.clone(), 1),
+            "super" => {
+                let levels = path.iter().take_while(|name| *name == "super").count();
+                (from[..from.len().checked_sub(levels)?].to_vec(), levels)
+            }
+            name if self.is_child(from, name) || self.modules[from].imports.contains_key(name) => {
+                (from.clone(), 0)
+            }
+            _ => return None,
+        };
+        for name in &path[skipped..] {
+            match self.step(&at, name, steps)? {
+                Target::Module(module) => at = module,
+                item @ Target::Item(_) => return Some(item),
+            }
+        }
+        Some(Target::Module(at))
+    }
+
+    /// What `name` is in the module `at`.
+    fn step(&self, at: &ModulePath, name: &str, steps: usize) -> Option<Target> {
+        if self.is_child(at, name) {
+            return Some(Target::Module([at.as_slice(), &[name.to_owned()]].concat()));
+        }
+        let module = self.modules.get(at)?;
+        let is_defined = module.defined.contains(name);
+        if let Some(import) = module.imports.get(name).filter(|import| import.path != [name]) {
+            let here = || is_defined.then(|| Target::Item(at.clone()));
+            return self.resolve(at, &import.path, steps + 1).or_else(here);
+        }
+        if is_defined {
+            return Some(Target::Item(at.clone()));
+        }
+        let through = module.globs.iter().find_map(|glob| {
+            let path = [glob.path.as_slice(), &[name.to_owned()]].concat();
+            let target = self.resolve(at, &path, steps + 1)?;
+            matches!(&target, Target::Item(of) if self.modules[of].defined.contains(name)).then_some(target)
+        });
+        Some(through.unwrap_or_else(|| Target::Item(at.clone())))
+    }
+
+    fn is_child(&self, module: &ModulePath, name: &str) -> bool {
+        self.modules.contains_key([module.as_slice(), &[name.to_owned()]].concat().as_slice())
+    }
+}
+
+/// Whether `start` leads to each file in one step or more.
+fn reachable(start: usize, imports: &[Vec<usize>]) -> Vec<bool> {
+    let mut found = vec![false; imports.len()];
+    let mut open = imports[start].clone();
+    while let Some(at) = open.pop() {
+        if !std::mem::replace(&mut found[at], true) {
+            open.extend(&imports[at]);
+        }
+    }
+    found
+}
+
+static IMPORT: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"(?:\b(pub(?:\([^)]*\))?)\s+)?\buse\s+([^;]+);").unwrap());
+static DEFINITION: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"\b(?:struct|enum|trait|type|fn|const|static|macro_rules!)\s+(?:mut\s+)?(\w+)").unwrap()
+});
+static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w+").unwrap());
+static INLINE_PATH: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w+(?:::\w+)+").unwrap());
+static INLINE_MODULE: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"(?ms)^(?:pub(?:\([^)]*\))? )?mod \w+ \{\n.*?^\}$").unwrap());
+/// Comments, texts and characters.
+static NO_CODE: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r##"(?s)//[^\n]*|/\*.*?\*/|b?r#".*?"#|b?"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])'"##).unwrap()
+});
+
+impl Module {
+    fn read(file: &str, text: &str) -> Self {
+        let code = without_test_items(&NO_CODE.replace_all(text, " "));
+        let code = INLINE_MODULE.replace_all(&code, |module: &Captures<'_>| {
+            // Paths of a module inside of a file, as the file would write them.
+            module[0].replace("super::", "self::").replace("self::self::", "super::")
+        });
+        let mut imports = BTreeMap::new();
+        let mut globs = Vec::new();
+        for import in IMPORT.captures_iter(&code) {
+            for (path, name) in imported_names(&import[2], &[]) {
+                let import = Import { path, is_reexport: import.get(1).is_some() };
+                if name == "*" {
+                    globs.push(import);
+                } else {
+                    imports.insert(name, import);
+                }
+            }
+        }
+        let code = IMPORT.replace_all(&code, " ").into_owned();
+        let defined = DEFINITION.captures_iter(&code).map(|name| name[1].to_owned()).collect();
+        Self { file: file.to_owned(), code, defined, imports, globs }
+    }
+}
+
+/// `code` without the items below `#[cfg(test)]`, each of which ends at the indent at which it begins.
+fn without_test_items(code: &str) -> String {
+    let mut kept = String::new();
+    let mut lines = code.lines();
+    while let Some(line) = lines.next() {
+        let Some(indent) = line.strip_suffix("#[cfg(test)]") else {
+            kept.push_str(line);
+            kept.push('\n');
+            continue;
+        };
+        let is_end = |line: &str| {
+            let own = line.strip_prefix(indent).is_some_and(|rest| !rest.starts_with(' '));
+            own && line.trim_end().ends_with([';', '}', ','])
+        };
+        lines.by_ref().find(|line| is_end(line));
+    }
+    kept
+}
+
+/// The paths of one `use`, each with the name by which it is known; `*` for all items of the path.
+fn imported_names(tree: &str, above: &[String]) -> Vec<(ModulePath, String)> {
+    let tree = tree.trim();
+    let (head, listed) = match tree.split_once('{') {
+        Some((head, rest)) => (head, rest.rsplit_once('}').map(|(listed, _)| listed)),
+        None => (tree, None),
+    };
+    let (head, alias) =
+        head.split_once(" as ").map_or((head, None), |(head, alias)| (head, Some(alias.trim())));
+    let names = head.split("::").map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned);
+    let mut path: ModulePath = above.iter().cloned().chain(names).collect();
+    if let Some(listed) = listed {
+        return parts_of_list(listed).into_iter().flat_map(|part| imported_names(part, &path)).collect();
+    }
+    let last = path.pop_if(|name| name == "self" || name == "*").filter(|name| name == "*");
+    let name = alias.map(str::to_owned).or(last).or_else(|| path.last().cloned());
+    name.map(|name| (path, name)).into_iter().collect()
+}
+
+/// What commas outside of braces separate.
+fn parts_of_list(list: &str) -> Vec<&str> {
+    let mut depth = 0_usize;
+    let separates = |c: char| {
+        match c {
+            '{' => depth += 1,
+            '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    };
+    list.split(separates).filter(|part| !part.trim().is_empty()).collect()
+}
+
+/// Paths of two names or more in code.
+fn inline_paths(code: &str) -> BTreeSet<ModulePath> {
+    let begins = |start: usize| !code[..start].ends_with("::");
+    let paths = INLINE_PATH.find_iter(code).filter(|path| begins(path.start()));
+    paths.map(|path| path.as_str().split("::").map(str::to_owned).collect()).collect()
+}
