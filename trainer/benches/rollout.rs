@@ -17,7 +17,7 @@ use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::TokenId;
 use rlt_trainer::commands::gpu_check::workload::NoText;
 use rlt_trainer::model::{Decoder, LoadOptions, Weights};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tch::{Device, Kind};
@@ -60,8 +60,8 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn answer(decoder: &Decoder, load: &Load) -> anyhow::Result<Value> {
-    let options = RolloutOptions { max_concurrent: load.max_concurrent, ..RolloutOptions::default() };
-    let mut engine = RolloutEngine::new(options);
+    let options = EngineOptions { max_concurrent: load.max_concurrent, ..EngineOptions::default() };
+    let mut engine = Engine::new(options);
     let requests = requests(decoder, load);
     // Packing the weights is measured, too, because a job repeats it after each update.
     measure::measured(|| {
@@ -85,14 +85,14 @@ fn answer(decoder: &Decoder, load: &Load) -> anyhow::Result<Value> {
 }
 
 /// Creates one request per prompt, whose samples all have the length of the longest.
-fn requests(decoder: &Decoder, load: &Load) -> Vec<RolloutRequest> {
+fn requests(decoder: &Decoder, load: &Load) -> Vec<Request> {
     let vocab_size = decoder.config.vocab_size as f64;
     let groups = load.new_tokens.chunks(load.samples_per_prompt).enumerate();
     groups
         .map(|(group_idx, lengths)| {
             let token = |position| (draw(group_idx as u64, position) * vocab_size) as TokenId;
             let prompt: Arc<[TokenId]> = (0..load.prompt_len as u64).map(token).collect();
-            RolloutRequest {
+            Request {
                 images: Vec::new(),
                 prompt,
                 seeds: (0..lengths.len() as u64).map(|s| derive_seed(&[group_idx as u64, s])).collect(),

@@ -14,7 +14,7 @@ use rlt_trainer::model::{Decoder, Export, ExportOptions, LoadOptions, Weights};
 use rlt_trainer::parallel::{
     DecoderUnits, RankEnvironment, RankError, Ranks, ShardedParameters, WeightDtype,
 };
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use rlt_trainer::storage::checkpoint::{Checkpoint, CheckpointContent, CheckpointStore};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
@@ -87,7 +87,7 @@ fn measure(folder: &Path, act: &str) {
     let parts = DecoderUnits::new(&decoder, Some(&shards));
     let slices =
         ranks.rollout_tp_group(if act == TAKING_A_SHARD { environment.world_size } else { 1 }).unwrap();
-    let mut engine = RolloutEngine::new(RolloutOptions::default()).with_tp_group(slices);
+    let mut engine = Engine::new(EngineOptions::default()).with_tp_group(slices);
     if act != LOADING {
         rlt_torch::release_free_memory();
         before = begin();

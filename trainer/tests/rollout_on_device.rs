@@ -39,7 +39,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_devices::{Counts, StandIn};
 use rlt_trainer::model::{Decoder, LoadOptions};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest, RolloutStats};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request, RolloutStats};
 use tch::Device;
 
 const INSIDE: &str = "RLT_TEST_INSIDE";
@@ -86,10 +86,10 @@ fn decoder_on(device: Device, family: &str) -> Decoder {
 /// Completions of a device, and what they cost.
 fn sampled(
     decoder: &Decoder,
-    options: RolloutOptions,
-    requests: &[RolloutRequest],
+    options: EngineOptions,
+    requests: &[Request],
 ) -> (Vec<Vec<Completion>>, RolloutStats) {
-    let mut engine = RolloutEngine::new(options);
+    let mut engine = Engine::new(options);
     engine.sync_weights(decoder, 0).unwrap();
     let mut go_on = |_| std::ops::ControlFlow::Continue(());
     (engine.generate(decoder, requests, &Letters, &mut go_on).unwrap(), engine.stats())
@@ -128,7 +128,7 @@ fn a_device_samples_as_the_cpu_does() {
                 let requests = requests(7, 2, &SamplingParams { stop_token_ids, ..sampling });
                 let expected = generate(&cpu, options(), &requests).unwrap();
                 same.compare(&expected, &sampled(&device, options(), &requests).0);
-                let few = RolloutOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
+                let few = EngineOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
                 same.compare(&expected, &sampled(&device, few, &requests).0);
             }
         }
@@ -142,7 +142,7 @@ fn graphs_give_the_bits_of_launches_one_by_one() {
         for family in ["llama", "qwen3"] {
             let device = device_decoder(family);
             let requests = requests(7, 2, &truncated());
-            let eager = RolloutOptions { uses_graphs: false, ..options() };
+            let eager = EngineOptions { uses_graphs: false, ..options() };
             let by_graphs = sampled(&device, options(), &requests).0;
             assert_eq!(by_graphs, sampled(&device, eager, &requests).0, "{family}");
         }
@@ -182,9 +182,9 @@ fn decoding_continues_in_eager_mode_after_a_failed_capture() {
     }
     let device = device_decoder("olmo3");
     let requests = requests(7, 2, &truncated());
-    let eager = RolloutOptions { uses_graphs: false, ..options() };
+    let eager = EngineOptions { uses_graphs: false, ..options() };
     let expected = sampled(&device, eager, &requests).0;
-    let mut engine = RolloutEngine::new(options());
+    let mut engine = Engine::new(options());
     engine.sync_weights(&device, 0).unwrap();
     for num_failed_captures in [1, 0] {
         let mut go_on = |_| std::ops::ControlFlow::Continue(());
@@ -204,7 +204,7 @@ fn a_sample_survives_preemption_on_a_device() {
             let roomy = sampled(&device, options(), &requests).0;
             let sizes = &device.config;
             let token_bytes = 2 * 4 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim;
-            let tight = RolloutOptions { max_cache_bytes: Some(token_bytes * 48), ..options() };
+            let tight = EngineOptions { max_cache_bytes: Some(token_bytes * 48), ..options() };
             let (preempted, stats) = sampled(&device, tight, &requests);
             assert!(stats.num_preemptions > 0, "the cache is tight enough to matter");
             same.compare(&roomy, &preempted);
@@ -217,14 +217,14 @@ fn a_sample_survives_preemption_on_a_device() {
 fn two_hundred_sleeps_leak_no_memory_on_a_device() {
     on_device("two_hundred_sleeps_leak_no_memory_on_a_device", || {
         let device = device_decoder("llama");
-        let mut engine = RolloutEngine::new(options());
+        let mut engine = Engine::new(options());
         let free = || rlt_torch::device_memory(DEVICE).unwrap().unwrap().free_bytes;
         let mut after_warm_up = 0;
         for cycle in 0..200 {
             // Caches of different sizes, so that what one leaves does not fit the next.
             let requests = requests(1 + cycle % 4, 1, &SamplingParams::greedy());
             let short: Vec<_> =
-                requests.into_iter().map(|request| RolloutRequest { max_new_tokens: 3, ..request }).collect();
+                requests.into_iter().map(|request| Request { max_new_tokens: 3, ..request }).collect();
             engine.sync_weights(&device, u64::from(cycle)).unwrap();
             let mut go_on = |_| std::ops::ControlFlow::Continue(());
             engine.generate(&device, &short, &Letters, &mut go_on).unwrap();
@@ -244,11 +244,11 @@ fn two_hundred_sleeps_leak_no_memory_on_a_device() {
 fn forty_calls_reserve_little_more_memory_than_the_first_three_on_a_device() {
     on_device("forty_calls_reserve_little_more_memory_than_the_first_three_on_a_device", || {
         let device = device_decoder("llama");
-        let mut engine = RolloutEngine::new(options());
+        let mut engine = Engine::new(options());
         let free = || rlt_torch::device_memory(DEVICE).unwrap().unwrap().free_bytes;
         engine.sync_weights(&device, 0).unwrap();
         let (before, requests) = (free(), requests(4, 1, &SamplingParams::greedy()));
-        let call = |engine: &mut RolloutEngine| {
+        let call = |engine: &mut Engine| {
             let mut go_on = |_| std::ops::ControlFlow::Continue(());
             engine.generate(&device, &requests, &Letters, &mut go_on).unwrap();
         };
@@ -286,14 +286,14 @@ const COUNTED: &str = "a_step_costs_two_copies_and_nine_launches_a_layer_or_one_
 fn counted(batch: u64, num_tokens: usize, uses_graphs: bool) {
     let device = device_decoder("llama");
     let sampling = SamplingParams { ignore_eos: true, ..truncated() };
-    let request = RolloutRequest {
+    let request = Request {
         images: Vec::new(),
         prompt: (5..16).collect(),
         seeds: (0..batch).collect(),
         sampling,
         max_new_tokens: num_tokens,
     };
-    let options = RolloutOptions { max_concurrent: 256, uses_graphs, ..RolloutOptions::default() };
+    let options = EngineOptions { max_concurrent: 256, uses_graphs, ..EngineOptions::default() };
     let (completions, _) = sampled(&device, options, &[request]);
     assert!(completions[0].iter().all(|completion| completion.tokens.len() == num_tokens));
 }
@@ -340,7 +340,7 @@ fn the_launches_of_a_prefill_do_not_depend_on_the_number_of_prompts() {
             let mut requests = requests(num_prompts + 1, 1, &SamplingParams::greedy());
             requests.remove(0);
             requests.iter_mut().for_each(|request| request.max_new_tokens = 1);
-            let mut engine = RolloutEngine::new(options());
+            let mut engine = Engine::new(options());
             engine.sync_weights(&device, 0).unwrap();
             let before = rlt_devices::driver::counts().unwrap();
             let mut go_on = |_| std::ops::ControlFlow::Continue(());

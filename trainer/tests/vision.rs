@@ -20,7 +20,7 @@ use rlt_trainer::model::{Adapter, Decoder, ExportOptions, LoadOptions, Weights};
 use rlt_trainer::parallel::ShardedParameters;
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::rollout::RolloutOptions;
+use rlt_trainer::roles::rollout::EngineOptions;
 use tch::Tensor;
 
 use fixture::{
@@ -83,7 +83,7 @@ fn greedy_completions_are_those_of_transformers() {
         let fixture = Fixture::open(name);
         let decoder = fixture.load();
         for max_prefill_tokens in [4096, 7] {
-            let options = RolloutOptions { block_size: 4, max_prefill_tokens, ..RolloutOptions::default() };
+            let options = EngineOptions { block_size: 4, max_prefill_tokens, ..EngineOptions::default() };
             let prompts = [0, 1].map(|idx| fixture.prompt(idx));
             let requests = prompts.map(|prompt| request(&prompt, 1, SamplingParams::greedy(), 8));
             let (completions, _) = generate(&decoder, options, &requests);
@@ -108,7 +108,7 @@ fn the_rollout_never_samples_a_token_of_images_and_their_borders() {
         let banned =
             [vision.image_token, vision.video_token, vision.vision_start_token, vision.vision_end_token];
         let requests = [0, 1].map(|idx| request(&fixture.prompt(idx), 96, SamplingParams::default(), 16));
-        let options = RolloutOptions { block_size: 4, ..RolloutOptions::default() };
+        let options = EngineOptions { block_size: 4, ..EngineOptions::default() };
         let (completions, _) = generate(&decoder, options, &requests);
         let sampled: Vec<TokenId> =
             completions.iter().flatten().flat_map(|sample| sample.tokens.iter().copied()).collect();
@@ -129,7 +129,7 @@ fn the_rollout_reports_the_log_probs_of_the_actor() {
         let config = &decoder.config;
         let token_bytes = 4 * 2 * config.num_layers * config.num_kv_heads * config.head_dim;
         let max_cache_bytes = Some(40 * 4 * token_bytes);
-        let options = RolloutOptions { block_size: 4, max_cache_bytes, ..RolloutOptions::default() };
+        let options = EngineOptions { block_size: 4, max_cache_bytes, ..EngineOptions::default() };
         let (completions, num_preemptions) = generate(&decoder, options, &requests);
         assert!(num_preemptions > 0, "the cache is small");
         let (batch, rollout) = batch_of(&completions, &prompts);

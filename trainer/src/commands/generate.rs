@@ -24,7 +24,7 @@ use serde_json::Value;
 use crate::commands::model_args::{ModelArgs, ModelArgsError};
 use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
 use crate::model::Decoder;
-use crate::roles::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+use crate::roles::rollout::{Detokenizer, Engine, EngineError, EngineOptions, Request};
 use crate::storage::jsonl::{self, JsonlError};
 
 /// Command line of `rlt-trainer generate`.
@@ -108,11 +108,11 @@ pub enum GenerateError {
         /// Number of the line, from 1.
         line: usize,
         /// Error of the engine, with the position in the completion.
-        source: Box<RolloutError>,
+        source: Box<EngineError>,
     },
     /// The engine failed for a reason that is not specific to a line.
     #[error("generate completions")]
-    Rollout(#[source] RolloutError),
+    Rollout(#[source] EngineError),
 }
 
 impl GenerateError {
@@ -200,9 +200,9 @@ pub fn run(args: &GenerateArgs) -> Result<GenerateReport, GenerateError> {
     let tokenizer = load_tokenizer(&args.model)?;
     let requests = requests(args, &lines, tokenizer.as_ref())?;
     let decoder = args.model.load()?;
-    let mut engine = RolloutEngine::new(options(args, &decoder, tokenizer.as_ref()));
-    let failed = |error: RolloutError| match error.request_idx().map(|request_idx| lines[request_idx].0) {
-        Some(line) if matches!(error, RolloutError::NonFiniteLogits { .. }) => {
+    let mut engine = Engine::new(options(args, &decoder, tokenizer.as_ref()));
+    let failed = |error: EngineError| match error.request_idx().map(|request_idx| lines[request_idx].0) {
+        Some(line) if matches!(error, EngineError::NonFiniteLogits { .. }) => {
             GenerateError::NotFinite { path: args.input.clone(), line, source: Box::new(error) }
         }
         Some(line) => JsonlError::at_line(&args.input, line, error).into(),
@@ -245,12 +245,12 @@ fn requests(
     args: &GenerateArgs,
     lines: &[(usize, PromptLine)],
     tokenizer: Option<&Tokenizer>,
-) -> Result<Vec<RolloutRequest>, JsonlError> {
+) -> Result<Vec<Request>, JsonlError> {
     let request = |(row_idx, (line, row)): (usize, &(usize, PromptLine))| {
         let prompt =
             prompt_tokens(row, tokenizer).map_err(|error| JsonlError::at_line(&args.input, *line, error))?;
         let seeds = (0..args.n.get() as u64).map(|sample| derive_seed(&[args.seed, row_idx as u64, sample]));
-        Ok(RolloutRequest {
+        Ok(Request {
             images: Vec::new(),
             prompt,
             seeds: seeds.collect(),
@@ -292,14 +292,14 @@ fn sampling(args: &GenerateArgs) -> SamplingParams {
     }
 }
 
-fn options(args: &GenerateArgs, decoder: &Decoder, tokenizer: Option<&Tokenizer>) -> RolloutOptions {
+fn options(args: &GenerateArgs, decoder: &Decoder, tokenizer: Option<&Tokenizer>) -> EngineOptions {
     let mut eos_token_ids = decoder.config.eos_token_ids.clone();
     eos_token_ids.extend(tokenizer.iter().flat_map(|tokenizer| tokenizer.eos_ids()));
-    RolloutOptions {
+    EngineOptions {
         max_concurrent: args.max_concurrent.get(),
         uses_graphs: !args.no_graphs,
         eos_token_ids,
-        ..RolloutOptions::default()
+        ..EngineOptions::default()
     }
 }
 

@@ -7,7 +7,7 @@ use crate::parallel::RankError;
 use crate::roles::actor::ActorError;
 use crate::roles::critic::{CriticError, NoCritic};
 use crate::roles::reward::RewardModelError;
-use crate::roles::rollout::RolloutError;
+use crate::roles::rollout::EngineError;
 use crate::roles::update::UpdateError;
 
 /// A step failed.
@@ -19,7 +19,7 @@ pub enum StepError {
     #[error("failed to judge by a reward model")]
     RewardModel(#[from] RewardModelError),
     #[error("failed to generate")]
-    Rollout(#[from] RolloutError),
+    Rollout(#[from] EngineError),
     #[error("failed to estimate advantages")]
     Advantage(#[from] rlt_core::advantage::AdvantageError),
     #[error("failed to pack the batch")]
@@ -62,8 +62,8 @@ impl StepError {
             Self::RewardModel(error) => error.exit_code(),
             Self::Data(error) if error.is_io() => ExitCode::RetryableIo,
             Self::Data(_) => ExitCode::BadConfig,
-            Self::Rollout(RolloutError::CacheTooSmall { .. }) => ExitCode::BadConfig,
-            Self::Rollout(RolloutError::NonFiniteLogits { .. }) => ExitCode::Diverged,
+            Self::Rollout(EngineError::CacheTooSmall { .. }) => ExitCode::BadConfig,
+            Self::Rollout(EngineError::NonFiniteLogits { .. }) => ExitCode::Diverged,
             Self::Actor(ActorError::Packing(_))
             | Self::Update(UpdateError::Packing(_))
             | Self::Critic(CriticError::Packing(_)) => ExitCode::BadConfig,

@@ -9,14 +9,14 @@
 //! ```
 //! - One loop (`engine/run_loop.rs`) schedules, launches and reads the steps of either runner. Its input is a
 //!   list of requests, or commands that add, extend, pause, resume and cancel sequences
-//!   ([`RolloutEngine::run`]).
+//!   ([`Engine::run`]).
 //! - A layer is computed by [`crate::model::DecoderLayer::forward_with`], as in training. Only its linear
 //!   layers are packed for few rows, and its attention reads a paged cache.
 //! - A prompt that is longer than the token budget of a pass is prefilled in chunks, whose tokens attend to
 //!   the cache.
 //! - On a GPU (`device`) a step is launched before the tokens of the previous step are read.
 //! - Sequences join and leave the batch between two steps, and no row of a batch is padding.
-//! - Ranks may form a tensor-parallel group ([`RolloutEngine::with_tp_group`]): each rank packs its shard of
+//! - Ranks may form a tensor-parallel group ([`Engine::with_tp_group`]): each rank packs its shard of
 //!   every layer and caches the keys and values of its heads. All ranks run the same scheduler on the same
 //!   requests, and sample from logits that are bitwise equal. In every step they verify that they sampled the
 //!   same tokens, and exchange stop requests. Commands of the first rank reach all of them before the same
@@ -69,8 +69,8 @@ use crate::parallel::RankError;
 
 pub use digest::WeightDigest;
 pub use engine::{
-    Command, CommandQueue, CommandSource, EngineEnded, EngineHandle, Event, NoCommandYet, NoCommands,
-    RolloutEngine, command_queue,
+    Command, CommandQueue, CommandSource, Engine, EngineEnded, EngineHandle, Event, NoCommandYet, NoCommands,
+    command_queue,
 };
 pub use memory::MemoryShare;
 pub use rlt_core::engine::{Detokenizer, SequenceId};
@@ -79,7 +79,7 @@ pub use role::{RolloutRole, Sampled};
 
 /// Settings and limits of a rollout engine.
 #[derive(Clone, Debug)]
-pub struct RolloutOptions {
+pub struct EngineOptions {
     /// Maximum number of sequences that decode together.
     pub max_concurrent: usize,
     /// Number of tokens in a block of the key-value cache.
@@ -106,7 +106,7 @@ pub struct RolloutOptions {
     pub eos_token_ids: Vec<TokenId>,
 }
 
-impl Default for RolloutOptions {
+impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             max_concurrent: 64,
@@ -125,7 +125,7 @@ impl Default for RolloutOptions {
 
 /// A prompt with the number of samples wanted and their sampling parameters.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RolloutRequest {
+pub struct Request {
     /// Prompt tokens, at least one.
     pub prompt: Arc<[TokenId]>,
     /// Images of the prompt, in the order of their placeholder tokens.
@@ -181,7 +181,7 @@ pub struct RolloutStats {
 
 /// An error of sampling completions or of synchronising weights.
 #[derive(Debug, thiserror::Error)]
-pub enum RolloutError {
+pub enum EngineError {
     /// A stop was requested.
     #[error("generate: interrupted")]
     Interrupted,
@@ -338,7 +338,7 @@ fn gib(bytes: usize) -> String {
     if gib >= 1.0 { format!("{gib:.1}") } else { format!("{gib:.2e}") }
 }
 
-impl RolloutError {
+impl EngineError {
     /// Index of the request that caused the error; `None` if no single request did.
     pub fn request_idx(&self) -> Option<usize> {
         match self {

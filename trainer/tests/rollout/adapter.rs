@@ -8,7 +8,7 @@ use rlt_api::spec::LoraSpec;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_trainer::model::{Decoder, LoadOptions};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions, Request};
 use tch::Kind;
 
 use super::fixture::*;
@@ -18,8 +18,8 @@ use super::fixture::*;
 const UNMERGED: [&str; 7] = ["llama", "qwen2", "gemma", "phi3", "mixtral", "qwen3-moe", "qwen2-moe"];
 
 /// With the adapter beside its base.
-pub(crate) fn unmerged() -> RolloutOptions {
-    RolloutOptions { merge_lora: false, ..options() }
+pub(crate) fn unmerged() -> EngineOptions {
+    EngineOptions { merge_lora: false, ..options() }
 }
 
 /// Every linear layer adapted, some of them at another rank.
@@ -53,11 +53,7 @@ fn change(decoder: &Decoder, size: f64) {
     }
 }
 
-fn sample(
-    engine: &mut RolloutEngine,
-    decoder: &Decoder,
-    requests: &[RolloutRequest],
-) -> Vec<Vec<Completion>> {
+fn sample(engine: &mut Engine, decoder: &Decoder, requests: &[Request]) -> Vec<Vec<Completion>> {
     engine.generate(decoder, requests, &Letters, &mut |_| ControlFlow::Continue(())).unwrap()
 }
 
@@ -81,7 +77,7 @@ fn a_sample_with_an_unmerged_adapter_does_not_depend_on_its_batch() {
         let requests = requests(7, 2, &truncated());
         let together = generate(&decoder, unmerged(), &requests).unwrap();
         for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20), (5, 4096)] {
-            let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..unmerged() };
+            let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..unmerged() };
             assert_eq!(together, generate(&decoder, bounds, &requests).unwrap(), "{family}");
         }
     }
@@ -92,14 +88,14 @@ fn a_sync_transfers_only_the_adapter_and_as_many_bytes_as_the_plan_says() {
     for family in UNMERGED {
         let decoder = adapted(family, Kind::Float);
         let requests = requests(3, 2, &SamplingParams::default());
-        let mut engine = RolloutEngine::new(unmerged());
+        let mut engine = Engine::new(unmerged());
         engine.sync_weights(&decoder, 0).unwrap();
         let whole = engine.synced_bytes();
         let before = sample(&mut engine, &decoder, &requests);
         engine.sleep();
         assert!(matches!(
             engine.generate(&decoder, &requests, &Letters, &mut |_| ControlFlow::Continue(())),
-            Err(RolloutError::Asleep)
+            Err(EngineError::Asleep)
         ));
         change(&decoder, -0.05);
         engine.sync_weights(&decoder, 1).unwrap();
@@ -117,7 +113,7 @@ fn a_sync_transfers_only_the_adapter_and_as_many_bytes_as_the_plan_says() {
         let frozen = decoder.named_parameters().into_iter().find(|(name, _)| name.ends_with("o_proj.weight"));
         let _ = tch::no_grad(|| frozen.unwrap().1.g_mul_scalar_(-1.0));
         let stale = engine.generate(&decoder, &requests, &Letters, &mut |_| ControlFlow::Continue(()));
-        assert!(matches!(stale, Err(RolloutError::StaleWeights { .. })), "{family}");
+        assert!(matches!(stale, Err(EngineError::StaleWeights { .. })), "{family}");
         engine.sync_weights(&decoder, 2).unwrap();
         assert_eq!(engine.synced_bytes(), whole, "{family}");
         let turned = sample(&mut engine, &decoder, &requests);
@@ -132,7 +128,7 @@ fn in_bfloat16_a_rollout_with_an_unmerged_adapter_is_closer_to_its_actor() {
     let requests = requests(6, 3, &SamplingParams::default());
     for family in ["llama", "qwen2", "phi3"] {
         let decoder = adapted(family, Kind::BFloat16);
-        let apart = |options: RolloutOptions| {
+        let apart = |options: EngineOptions| {
             let samples = generate(&decoder, options, &requests).unwrap();
             mean_difference(&decoder, &requests, &samples)
         };
@@ -142,7 +138,7 @@ fn in_bfloat16_a_rollout_with_an_unmerged_adapter_is_closer_to_its_actor() {
 }
 
 /// Mean difference between the log-probs of the engine and of the actor.
-fn mean_difference(decoder: &Decoder, requests: &[RolloutRequest], samples: &[Vec<Completion>]) -> f64 {
+fn mean_difference(decoder: &Decoder, requests: &[Request], samples: &[Vec<Completion>]) -> f64 {
     let differences = requests.iter().zip(samples).flat_map(|(request, samples)| {
         samples.iter().flat_map(|sample| {
             let actor = actor_logprobs(decoder, request, sample);
@@ -159,8 +155,8 @@ fn adapters_that_cannot_stay_unmerged_are_refused_by_the_field() {
     let refusal = |family: &str, spec: &LoraSpec| {
         let mut decoder = decoder(family);
         decoder.attach_lora_spec(spec, 5).unwrap();
-        let error = RolloutEngine::new(unmerged()).sync_weights(&decoder, 0).unwrap_err();
-        let RolloutError::Tensor { source, .. } = error else { panic!("{error:?}") };
+        let error = Engine::new(unmerged()).sync_weights(&decoder, 0).unwrap_err();
+        let EngineError::Tensor { source, .. } = error else { panic!("{error:?}") };
         source.to_string()
     };
     let dora = LoraSpec { dora: true, ..LoraSpec::default() };
@@ -208,11 +204,11 @@ fn rollout_logprobs_are_the_actors_with_dora() {
 fn an_adapter_that_changed_is_found() {
     let mut decoder = decoder("llama");
     let requests = requests(1, 1, &SamplingParams::default());
-    let mut engine = RolloutEngine::new(options());
+    let mut engine = Engine::new(options());
     engine.sync_weights(&decoder, 0).unwrap();
     decoder.load_adapter(&folder("llama").join("adapter")).unwrap();
     let stale = engine.generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()));
-    assert!(matches!(stale, Err(RolloutError::StaleWeights { .. })), "{stale:?}");
+    assert!(matches!(stale, Err(EngineError::StaleWeights { .. })), "{stale:?}");
 }
 
 /// Embedding, head and norms that are trained whole beside the adapter: the engine has them, and the
@@ -232,7 +228,7 @@ fn rollouts_sample_with_the_modules_that_are_saved_with_an_adapter() {
         };
         let (decoder, exact) = (saved(Kind::Float), saved(Kind::Double));
         let requests = requests(4, 2, &SamplingParams::default());
-        let mut engine = RolloutEngine::new(options());
+        let mut engine = Engine::new(options());
         engine.sync_weights(&decoder, 0).unwrap();
         let before = sample(&mut engine, &decoder, &requests);
         assert_like_actor(family, [&decoder, &exact], &requests, &before);

@@ -9,7 +9,7 @@ use rlt_api::spec::{LoraSpec, Precision, QuantizationFormat, QuantizationSpec};
 use rlt_core::sampling::SamplingParams;
 use rlt_devices::Counts;
 use rlt_trainer::model::{Decoder, LoadOptions, Weights};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
 use tch::{Device, Kind};
 
 use super::fixture::*;
@@ -66,8 +66,8 @@ fn fp4() -> QuantizationSpec {
 }
 
 /// With the adapter beside its base.
-fn beside() -> RolloutOptions {
-    RolloutOptions { merge_lora: false, ..options() }
+fn beside() -> EngineOptions {
+    EngineOptions { merge_lora: false, ..options() }
 }
 
 /// Separate and fused projections, biases, norms of heads, scaled residual sums, dims in another order.
@@ -80,7 +80,7 @@ fn assert_samples_as_cpu(same: &mut SameSamples, [cpu, device]: [&Decoder; 2]) {
     same.compare(&expected, &sampled(device, beside(), &requests).0);
     // Passes of few rows, and of one.
     for (max_concurrent, max_prefill_tokens) in [(3, 6), (1, 40)] {
-        let few = RolloutOptions { max_concurrent, max_prefill_tokens, ..beside() };
+        let few = EngineOptions { max_concurrent, max_prefill_tokens, ..beside() };
         same.compare(&expected, &sampled(device, few, &requests).0);
     }
 }
@@ -126,7 +126,7 @@ fn in_bfloat16_both_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
                     let of = |device| adapted(device, family, quantization.as_ref(), Kind::BFloat16);
                     let (cpu, device) = (of(Device::Cpu), of(DEVICE));
                     for max_prefill_tokens in [4096, 6] {
-                        let options = RolloutOptions { max_prefill_tokens, ..beside() };
+                        let options = EngineOptions { max_prefill_tokens, ..beside() };
                         let samples = sampled(&device, options.clone(), &requests).0;
                         let error = actor_error(&cpu, &requests, &samples);
                         let of_cpu =
@@ -153,7 +153,7 @@ fn a_sync_transfers_only_the_adapter_and_graphs_equal_single_launches_bitwise() 
                 for family in ["llama", "phi3"] {
                     let decoder = adapted(DEVICE, family, quantization.as_ref(), Kind::BFloat16);
                     let requests = requests(3, 2, &SamplingParams::default());
-                    let mut engine = RolloutEngine::new(beside());
+                    let mut engine = Engine::new(beside());
                     let mut sample = |decoder: &Decoder, version: u64| {
                         engine.sync_weights(decoder, version).unwrap();
                         let synced = engine.synced_bytes() as u64;
@@ -168,7 +168,7 @@ fn a_sync_transfers_only_the_adapter_and_graphs_equal_single_launches_bitwise() 
                     let planned = WeightSync::of_adapter(&lora(family), &decoder.config, 1);
                     assert_eq!(synced, planned.bytes, "{family}");
                     assert_ne!(tokens(&after), tokens(&before), "{family}: the adapter takes part");
-                    let eager = RolloutOptions { uses_graphs: false, ..beside() };
+                    let eager = EngineOptions { uses_graphs: false, ..beside() };
                     assert_eq!(after, sampled(&decoder, eager, &requests).0, "{family}");
                 }
             }
@@ -205,7 +205,7 @@ const COUNTED: &str =
 fn counted(batch: u64, num_tokens: usize, is_quantized: bool, uses_graphs: bool) {
     let quantization = is_quantized.then(nf4);
     let device = adapted(DEVICE, "llama", quantization.as_ref(), Kind::Float);
-    let request = RolloutRequest {
+    let request = Request {
         images: Vec::new(),
         prompt: (5..16).collect(),
         seeds: (0..batch).collect(),
@@ -213,7 +213,7 @@ fn counted(batch: u64, num_tokens: usize, is_quantized: bool, uses_graphs: bool)
         max_new_tokens: num_tokens,
     };
     let merge_lora = false;
-    let options = RolloutOptions { max_concurrent: 64, uses_graphs, merge_lora, ..RolloutOptions::default() };
+    let options = EngineOptions { max_concurrent: 64, uses_graphs, merge_lora, ..EngineOptions::default() };
     let (completions, _) = sampled(&device, options, &[request]);
     assert!(completions[0].iter().all(|completion| completion.tokens.len() == num_tokens));
 }

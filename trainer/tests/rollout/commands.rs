@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_trainer::roles::rollout::{
-    Command, CommandSource, EngineEnded, Event, NoCommandYet, RolloutEngine, RolloutError, RolloutOptions,
-    RolloutRequest, SequenceId, command_queue,
+    Command, CommandSource, Engine, EngineEnded, EngineError, EngineOptions, Event, NoCommandYet, Request,
+    SequenceId, command_queue,
 };
 
 use super::fixture::*;
@@ -20,11 +20,11 @@ use super::ranks::{engine, on_ranks};
 use super::script::*;
 
 /// For each sequence a request whose prompt is all of its tokens and [`EXTENSION`], with its seed.
-fn fresh(requests: &[RolloutRequest], played: &Played) -> Vec<RolloutRequest> {
+fn fresh(requests: &[Request], played: &Played) -> Vec<Request> {
     let fresh = played.completions.iter().map(|(id, turns)| {
         let request = &requests[id.request_idx];
         let prompt = [&request.prompt[..], &turns[0].tokens, &EXTENSION].concat();
-        RolloutRequest { prompt: prompt.into(), seeds: vec![request.seeds[id.sample_idx]], ..request.clone() }
+        Request { prompt: prompt.into(), seeds: vec![request.seeds[id.sample_idx]], ..request.clone() }
     });
     fresh.collect()
 }
@@ -79,7 +79,7 @@ fn an_extended_sequence_is_computed_again_if_others_needed_its_blocks() {
         let requests = requests(4, 2, &truncated());
         let sizes = &decoder.config;
         let token_bytes = 4 * sizes.num_layers * sizes.cached_numbers();
-        let tight = RolloutOptions { max_cache_bytes: Some(token_bytes * 48), ..session() };
+        let tight = EngineOptions { max_cache_bytes: Some(token_bytes * 48), ..session() };
         let (roomy, tight) = (converse(&decoder, session(), &requests), converse(&decoder, tight, &requests));
         assert!(tight.stats.num_prefilled_tokens > roomy.stats.num_prefilled_tokens, "{family}");
         (0..2).for_each(|turn| same.compare(&roomy.turn(turn), &tight.turn(turn)));
@@ -122,10 +122,9 @@ fn cancelling_one_sequence_changes_no_other() {
 fn a_command_that_cannot_be_applied_is_rejected_and_the_run_continues() {
     let decoder = decoder("llama");
     let requests = requests(1, 1, &SamplingParams::default());
-    let add = |request_idx: usize, request: RolloutRequest| {
-        (0, Command::Add { request_idx, request, keep_open: false })
-    };
-    let of_prompt = |prompt: Vec<u32>| RolloutRequest { prompt: prompt.into(), ..requests[0].clone() };
+    let add =
+        |request_idx: usize, request: Request| (0, Command::Add { request_idx, request, keep_open: false });
+    let of_prompt = |prompt: Vec<u32>| Request { prompt: prompt.into(), ..requests[0].clone() };
     let commands = vec![
         add(0, requests[0].clone()),
         add(0, requests[0].clone()),
@@ -158,7 +157,7 @@ fn a_handle_on_another_thread_leads_a_dialogue() {
         handle.cancel(id).unwrap();
         [first, second]
     });
-    let mut engine = RolloutEngine::new(session());
+    let mut engine = Engine::new(session());
     engine.sync_weights(&decoder, 0).unwrap();
     let mut hear = |event: Event| match event {
         Event::TurnOver { completion, .. } => heard.send(completion).unwrap(),
@@ -170,7 +169,7 @@ fn a_handle_on_another_thread_leads_a_dialogue() {
     let [first, second] = client.join().unwrap();
     assert_eq!(vec![vec![first.clone()]], generate(&decoder, options(), &requests).unwrap());
     let prompt = [&requests[0].prompt[..], &first.tokens, &EXTENSION].concat();
-    let fresh = RolloutRequest { prompt: prompt.into(), max_new_tokens: 4, ..requests[0].clone() };
+    let fresh = Request { prompt: prompt.into(), max_new_tokens: 4, ..requests[0].clone() };
     assert_eq!(second.tokens, generate(&decoder, options(), &[fresh]).unwrap()[0][0].tokens);
 }
 
@@ -179,7 +178,7 @@ fn a_run_ends_where_its_client_asks_and_takes_no_more_commands() {
     let decoder = decoder("llama");
     let (handle, mut queue) = command_queue();
     let id = handle.add(requests(1, 1, &SamplingParams::greedy()).remove(0), false).unwrap()[0];
-    let mut engine = RolloutEngine::new(session());
+    let mut engine = Engine::new(session());
     engine.sync_weights(&decoder, 0).unwrap();
     let mut num_steps = 0;
     let mut third = |_| {
@@ -187,7 +186,7 @@ fn a_run_ends_where_its_client_asks_and_takes_no_more_commands() {
         if num_steps == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let ended = engine.run(&decoder, &Letters, &mut queue, &mut third, &mut |_| {});
-    assert!(matches!(ended, Err(RolloutError::Interrupted)), "{ended:?}");
+    assert!(matches!(ended, Err(EngineError::Interrupted)), "{ended:?}");
     assert_eq!(num_steps, 3);
     assert_eq!(handle.pause(id), Ok(()), "the queue is still there");
     drop(queue);

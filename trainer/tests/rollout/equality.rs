@@ -2,7 +2,7 @@
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
 use tch::{Kind, Tensor};
 
 use super::fixture::*;
@@ -33,7 +33,7 @@ fn paged_greedy_continuations_are_those_of_transformers() {
             Vec::<i64>::try_from(tensor).unwrap().into_iter().map(|token| token as u32).collect::<Vec<u32>>()
         };
         let greedy = named("greedy");
-        let request = RolloutRequest {
+        let request = Request {
             images: Vec::new(),
             prompt: named("tokens")[..6].into(),
             seeds: vec![0],
@@ -55,7 +55,7 @@ fn a_sample_is_the_same_alone_and_in_any_batch() {
             let requests = requests(7, 2, &sampling);
             let together = generate(&decoder, options(), &requests).unwrap();
             for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20), (5, 4096)] {
-                let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..options() };
+                let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..options() };
                 assert_eq!(together, generate(&decoder, bounds, &requests).unwrap(), "{family}");
             }
         }
@@ -70,7 +70,7 @@ fn an_engine_of_another_precision_samples_like_one_of_a_policy_in_that_precision
         let load = LoadOptions { compute: kind, ..LoadOptions::default() };
         let narrow = Decoder::load(&folder(family), &load).unwrap();
         let expected = generate(&narrow, options(), &requests).unwrap();
-        let bounds = RolloutOptions { compute: Some(kind), ..options() };
+        let bounds = EngineOptions { compute: Some(kind), ..options() };
         assert_eq!(generate(&decoder(family), bounds, &requests).unwrap(), expected, "{family} in {kind:?}");
     }
 }
@@ -80,14 +80,13 @@ fn a_shared_prompt_equals_separate_prompts() {
     for family in FAMILIES {
         let decoder = decoder(family);
         let grouped = requests(5, 4, &SamplingParams::default());
-        let alone =
-            |(request, seed): (&RolloutRequest, u64)| RolloutRequest { seeds: vec![seed], ..request.clone() };
+        let alone = |(request, seed): (&Request, u64)| Request { seeds: vec![seed], ..request.clone() };
         let samples =
             grouped.iter().flat_map(|request| request.seeds.iter().map(move |&seed| (request, seed)));
         let singles: Vec<_> = samples.map(alone).collect();
-        let mut engine = RolloutEngine::new(options());
+        let mut engine = Engine::new(options());
         engine.sync_weights(&decoder, 0).unwrap();
-        let mut run = |requests: &[RolloutRequest]| {
+        let mut run = |requests: &[Request]| {
             let completions = engine
                 .generate(&decoder, requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
                 .unwrap();
@@ -109,7 +108,7 @@ fn a_sample_does_not_depend_on_the_size_of_a_block() {
         let requests = requests(7, 2, &truncated());
         let of_four = generate(&decoder, options(), &requests).unwrap();
         for block_size in [1, 16] {
-            let bounds = RolloutOptions { block_size, ..options() };
+            let bounds = EngineOptions { block_size, ..options() };
             same.compare(&of_four, &generate(&decoder, bounds, &requests).unwrap());
         }
     }
@@ -126,7 +125,7 @@ fn a_prompt_gives_the_same_result_if_it_is_prefilled_in_chunks() {
         let requests = requests(7, 2, &truncated());
         let whole = generate(&decoder, options(), &requests).unwrap();
         for (max_concurrent, max_prefill_tokens) in [(64, 1), (64, 3), (3, 4), (64, 10)] {
-            let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..options() };
+            let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..options() };
             let pieces = generate(&decoder, bounds, &requests).unwrap();
             same.compare(&whole, &pieces);
             if max_concurrent == 64 {
@@ -135,7 +134,7 @@ fn a_prompt_gives_the_same_result_if_it_is_prefilled_in_chunks() {
             let alone: Vec<_> = requests
                 .iter()
                 .map(|request| {
-                    let bounds = RolloutOptions { max_prefill_tokens, ..options() };
+                    let bounds = EngineOptions { max_prefill_tokens, ..options() };
                     generate(&decoder, bounds, std::slice::from_ref(request)).unwrap().remove(0)
                 })
                 .collect();
@@ -154,8 +153,8 @@ fn a_sample_survives_preemption() {
         let roomy = generate(&decoder, options(), &requests).unwrap();
         let sizes = &decoder.config;
         let token_bytes = 4 * sizes.num_layers * sizes.cached_numbers();
-        let tight = RolloutOptions { max_cache_bytes: Some(token_bytes * 48), ..options() };
-        let mut engine = RolloutEngine::new(tight);
+        let tight = EngineOptions { max_cache_bytes: Some(token_bytes * 48), ..options() };
+        let mut engine = Engine::new(tight);
         engine.sync_weights(&decoder, 0).unwrap();
         let preempted = engine
             .generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
@@ -183,7 +182,7 @@ fn a_penalised_greedy_rollout_is_the_dense_one() {
     assert_ne!(tokens(&completions), tokens(&generate(&decoder, options(), &plain_greedy()).unwrap()));
 }
 
-fn plain_greedy() -> Vec<RolloutRequest> {
+fn plain_greedy() -> Vec<Request> {
     requests(4, 1, &SamplingParams::greedy())
 }
 

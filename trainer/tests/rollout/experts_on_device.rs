@@ -7,7 +7,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{
     Adapter, Decoder, LoadOptions, PackedInput, RouteCounts, RouteWatch, RoutesOfCompletion,
 };
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
 use tch::{Device, Kind, Tensor};
 
 use super::fixture::*;
@@ -30,9 +30,9 @@ fn mixtures_sample_the_same_tokens_on_a_device_and_on_the_cpu() {
                 let expected = generate(&cpu, options(), &requests).unwrap();
                 let by_graphs = sampled(&device, options(), &requests).0;
                 same.compare(&expected, &by_graphs);
-                let eager = RolloutOptions { uses_graphs: false, ..options() };
+                let eager = EngineOptions { uses_graphs: false, ..options() };
                 assert_eq!(by_graphs, sampled(&device, eager, &requests).0, "{family}");
-                let few = RolloutOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
+                let few = EngineOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
                 same.compare(&expected, &sampled(&device, few, &requests).0);
             }
         }
@@ -82,8 +82,8 @@ fn mixtures_in_bf16_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
 }
 
 /// Counts of the choices of an actor on the device, token by token of what an engine has sampled there.
-fn compared(decoder: &Decoder, requests: &[RolloutRequest]) -> RouteCounts {
-    let mut engine = RolloutEngine::new(options());
+fn compared(decoder: &Decoder, requests: &[Request]) -> RouteCounts {
+    let mut engine = Engine::new(options());
     engine.sync_weights(decoder, 0).unwrap();
     let mut go_on = |_| ControlFlow::Continue(());
     let completions = engine.generate(decoder, requests, &Letters, &mut go_on).unwrap();
@@ -123,14 +123,14 @@ fn rollout_and_actor_choose_the_same_experts_on_a_device() {
 /// What two steps more cost: copies in and out, launches, waits.
 fn two_steps(decoder: &Decoder, batch: u64, first_token: u32) -> [u64; 4] {
     let costs = |num_tokens: usize| {
-        let request = RolloutRequest {
+        let request = Request {
             images: Vec::new(),
             prompt: (first_token..first_token + 11).collect(),
             seeds: (0..batch).collect(),
             sampling: SamplingParams { ignore_eos: true, ..truncated() },
             max_new_tokens: num_tokens,
         };
-        let options = RolloutOptions { uses_graphs: false, ..RolloutOptions::default() };
+        let options = EngineOptions { uses_graphs: false, ..EngineOptions::default() };
         let before = rlt_devices::driver::counts().unwrap();
         sampled(decoder, options, &[request]);
         let after = rlt_devices::driver::counts().unwrap();

@@ -6,7 +6,7 @@ use rlt_core::engine::DetokenizeError;
 use rlt_core::sampling::{SamplingParams, derive_seed};
 use rlt_core::types::{Completion, TokenId};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions, PackedInput};
-use rlt_trainer::roles::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{Detokenizer, Engine, EngineError, EngineOptions, Request};
 use tch::{Device, Kind, Tensor};
 
 pub(crate) use super::models::{FAMILIES, folder};
@@ -31,19 +31,15 @@ pub(crate) fn decoder_f64(family: &str) -> Decoder {
 }
 
 /// Small blocks, so that short sequences cross several of them.
-pub(crate) fn options() -> RolloutOptions {
-    RolloutOptions { block_size: 4, ..RolloutOptions::default() }
+pub(crate) fn options() -> EngineOptions {
+    EngineOptions { block_size: 4, ..EngineOptions::default() }
 }
 
 /// Requests of different prompt lengths, `num_samples` each, with seeds of their own.
-pub(crate) fn requests(
-    num_requests: u32,
-    num_samples: u64,
-    sampling: &SamplingParams,
-) -> Vec<RolloutRequest> {
+pub(crate) fn requests(num_requests: u32, num_samples: u64, sampling: &SamplingParams) -> Vec<Request> {
     let request = |idx: u32| {
         let prompt: Arc<[TokenId]> = (0..1 + (idx * 5) % 23).map(|t| 2 + (t * 7 + idx * 13) % 90).collect();
-        RolloutRequest {
+        Request {
             images: Vec::new(),
             prompt,
             seeds: (0..num_samples).map(|sample| derive_seed(&[u64::from(idx), sample])).collect(),
@@ -68,10 +64,10 @@ pub(crate) fn truncated() -> SamplingParams {
 
 pub(crate) fn generate(
     decoder: &Decoder,
-    options: RolloutOptions,
-    requests: &[RolloutRequest],
-) -> Result<Vec<Vec<Completion>>, RolloutError> {
-    let mut engine = RolloutEngine::new(options);
+    options: EngineOptions,
+    requests: &[Request],
+) -> Result<Vec<Vec<Completion>>, EngineError> {
+    let mut engine = Engine::new(options);
     engine.sync_weights(decoder, 0)?;
     engine.generate(decoder, requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
 }
@@ -119,15 +115,15 @@ impl SameSamples {
 pub(crate) fn assert_like_actor(
     case: &str,
     [decoder, exact]: [&Decoder; 2],
-    requests: &[RolloutRequest],
+    requests: &[Request],
     completions: &[Vec<Completion>],
 ) {
     let error = actor_error(decoder, requests, completions);
-    let of_actor = |decoder: &Decoder, request: &RolloutRequest, sample: &Completion| Completion {
+    let of_actor = |decoder: &Decoder, request: &Request, sample: &Completion| Completion {
         rollout_logprobs: actor_logprobs(decoder, request, sample),
         ..sample.clone()
     };
-    let in_f32 = |(request, samples): (&RolloutRequest, &Vec<Completion>)| -> Vec<Completion> {
+    let in_f32 = |(request, samples): (&Request, &Vec<Completion>)| -> Vec<Completion> {
         samples.iter().map(|sample| of_actor(decoder, request, sample)).collect()
     };
     let actors: Vec<_> = requests.iter().zip(completions).map(in_f32).collect();
@@ -137,11 +133,7 @@ pub(crate) fn assert_like_actor(
 }
 
 /// Log-probs of the completion's tokens in one dense forward pass of the trainer over prompt and completion.
-pub(crate) fn actor_logprobs(
-    decoder: &Decoder,
-    request: &RolloutRequest,
-    completion: &Completion,
-) -> Vec<f32> {
+pub(crate) fn actor_logprobs(decoder: &Decoder, request: &Request, completion: &Completion) -> Vec<f32> {
     let sequence: Vec<TokenId> = request.prompt.iter().chain(&completion.tokens).copied().collect();
     let input = PackedInput::new(&[&sequence], Device::Cpu);
     let logits_tv = tch::no_grad(|| decoder.logits(&decoder.hidden_states(&input, Adapter::On), Adapter::On));
@@ -154,11 +146,7 @@ pub(crate) fn actor_logprobs(
 }
 
 /// Largest difference between the engine's and the actor's log-probs.
-pub(crate) fn actor_error(
-    decoder: &Decoder,
-    requests: &[RolloutRequest],
-    completions: &[Vec<Completion>],
-) -> f64 {
+pub(crate) fn actor_error(decoder: &Decoder, requests: &[Request], completions: &[Vec<Completion>]) -> f64 {
     let mut largest = 0.0f64;
     for (request, samples) in requests.iter().zip(completions) {
         assert_eq!(samples.len(), request.seeds.len());

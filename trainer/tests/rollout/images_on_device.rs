@@ -4,7 +4,7 @@
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
 use rlt_trainer::model::Adapter;
-use rlt_trainer::roles::rollout::RolloutOptions;
+use rlt_trainer::roles::rollout::EngineOptions;
 
 use super::fixture::{SameSamples, options};
 use super::vision::{Fixture, MODELS, TOLERANCE, actor, check_gradients, generate, largest, request};
@@ -24,8 +24,8 @@ fn prompts_with_images_sample_the_same_tokens_on_a_device_and_on_the_cpu() {
             let (expected, _) = generate(&cpu, options(), &requests);
             let config = &cpu.config;
             let token_bytes = 4 * 2 * config.num_layers * config.num_kv_heads * config.head_dim;
-            let tight = RolloutOptions { max_cache_bytes: Some(60 * 4 * token_bytes), ..options() };
-            for options in [options(), RolloutOptions { max_prefill_tokens: 7, ..options() }, tight.clone()] {
+            let tight = EngineOptions { max_cache_bytes: Some(60 * 4 * token_bytes), ..options() };
+            for options in [options(), EngineOptions { max_prefill_tokens: 7, ..options() }, tight.clone()] {
                 let is_tight = options.max_cache_bytes.is_some();
                 let (samples, stats) = sampled(&device, options, &requests);
                 assert_eq!(stats.num_preemptions > 0, is_tight, "{name}");
@@ -72,7 +72,7 @@ fn a_decoding_step_costs_the_same_after_images_and_after_text() {
                     (own.prompt, own.images) = (plain.as_slice().into(), Vec::new());
                 }
                 own.max_new_tokens = num_tokens;
-                let options = RolloutOptions { uses_graphs, ..options() };
+                let options = EngineOptions { uses_graphs, ..options() };
                 let before = rlt_devices::driver::counts().unwrap();
                 sampled(&device, options, &[own]);
                 let after = rlt_devices::driver::counts().unwrap();

@@ -2,7 +2,7 @@
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Decoder, LoadOptions};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutError};
+use rlt_trainer::roles::rollout::{Engine, EngineError};
 
 use super::fixture::*;
 
@@ -24,7 +24,7 @@ fn any_parameter_that_changed_is_found_and_named() {
     for family in ["llama-untied-sharded-bf16", "llama3-rope-bias", "qwen3"] {
         let decoder = trainable(family);
         let requests = requests(1, 1, &SamplingParams::default());
-        let mut engine = RolloutEngine::new(options());
+        let mut engine = Engine::new(options());
         for (version, (name, _)) in decoder.named_parameters().iter().enumerate() {
             engine.sync_weights(&decoder, version as u64).unwrap();
             engine
@@ -33,7 +33,7 @@ fn any_parameter_that_changed_is_found_and_named() {
             nudge(&decoder, name, 1e-3);
             match engine.generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
             {
-                Err(RolloutError::StaleWeights { parameter, policy_version }) => {
+                Err(EngineError::StaleWeights { parameter, policy_version }) => {
                     assert_eq!((parameter.as_str(), policy_version), (name.as_str(), version as u64));
                 }
                 other => panic!("{family}: {name} went unnoticed: {other:?}"),
@@ -46,7 +46,7 @@ fn any_parameter_that_changed_is_found_and_named() {
 fn new_weights_replace_the_old_ones_completely() {
     let decoder = trainable("llama");
     let requests = requests(3, 2, &SamplingParams::default());
-    let mut engine = RolloutEngine::new(options());
+    let mut engine = Engine::new(options());
     engine.sync_weights(&decoder, 0).unwrap();
     engine.generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
     nudge(&decoder, "model.norm.weight", 0.5);
@@ -62,25 +62,25 @@ fn new_weights_replace_the_old_ones_completely() {
 fn an_engine_without_weights_or_with_older_ones_refuses() {
     let decoder = decoder("llama");
     let requests = requests(1, 1, &SamplingParams::default());
-    let mut engine = RolloutEngine::new(options());
-    let run = |engine: &mut RolloutEngine| {
+    let mut engine = Engine::new(options());
+    let run = |engine: &mut Engine| {
         engine.generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
     };
-    assert!(matches!(run(&mut engine), Err(RolloutError::Asleep)));
+    assert!(matches!(run(&mut engine), Err(EngineError::Asleep)));
     engine.sync_weights(&decoder, 3).unwrap();
     assert!(run(&mut engine).is_ok());
     let older = engine.sync_weights(&decoder, 2);
-    assert!(matches!(older, Err(RolloutError::OlderWeights { current: 3, offered: 2 })));
+    assert!(matches!(older, Err(EngineError::OlderWeights { current: 3, offered: 2 })));
     engine.sleep();
     assert_eq!(engine.policy_version(), None);
-    assert!(matches!(run(&mut engine), Err(RolloutError::Asleep)));
+    assert!(matches!(run(&mut engine), Err(EngineError::Asleep)));
 }
 
 #[test]
 fn two_hundred_sleeps_leak_no_memory() {
     let decoder = decoder("llama");
     let requests = requests(4, 2, &SamplingParams::default());
-    let mut engine = RolloutEngine::new(options());
+    let mut engine = Engine::new(options());
     let mut first = None;
     let mut after_warm_up = 0;
     for cycle in 0..200 {
@@ -105,7 +105,7 @@ fn progress_counts_every_token_and_sample() {
     let decoder = decoder("llama");
     let requests = requests(5, 2, &SamplingParams::default());
     let mut engine =
-        RolloutEngine::new(rlt_trainer::roles::rollout::RolloutOptions { max_concurrent: 3, ..options() });
+        Engine::new(rlt_trainer::roles::rollout::EngineOptions { max_concurrent: 3, ..options() });
     engine.sync_weights(&decoder, 0).unwrap();
     let mut seen = Vec::new();
     let completions = engine

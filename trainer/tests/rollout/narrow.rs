@@ -10,7 +10,7 @@ use rlt_trainer::model::{Adapter, Decoder, LoadOptions, ModelConfig};
 use rlt_trainer::parallel::Ranks;
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::rollout::{RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{EngineOptions, Request};
 use tch::Kind;
 
 use super::adapter::{adapted, unmerged};
@@ -37,7 +37,7 @@ fn wide_model() -> Decoder {
 }
 
 /// Prompts of 3 to 600 tokens with completions of uneven lengths.
-fn mixed_requests() -> Vec<RolloutRequest> {
+fn mixed_requests() -> Vec<Request> {
     let lens = [3, 250, 600, 31, 64, 129];
     let mut requests = requests(lens.len() as u32, 3, &SamplingParams::default());
     for (idx, (request, len)) in requests.iter_mut().zip(lens).enumerate() {
@@ -48,8 +48,8 @@ fn mixed_requests() -> Vec<RolloutRequest> {
 }
 
 /// The completions as the trainer packs them: a prompt once for its samples.
-fn batch_of(requests: &[RolloutRequest], completions: &[Vec<Completion>]) -> Batch {
-    let prompt = |(row_idx, request): (usize, &RolloutRequest)| {
+fn batch_of(requests: &[Request], completions: &[Vec<Completion>]) -> Batch {
+    let prompt = |(row_idx, request): (usize, &Request)| {
         Arc::new(Prompt {
             row_idx: row_idx as u64,
             tokens: request.prompt.to_vec(),
@@ -95,7 +95,7 @@ fn batch_of(requests: &[RolloutRequest], completions: &[Vec<Completion>]) -> Bat
 }
 
 /// The largest difference of a log-prob between rollout and actor.
-fn mismatch(decoder: Decoder, requests: &[RolloutRequest], bounds: RolloutOptions) -> f64 {
+fn mismatch(decoder: Decoder, requests: &[Request], bounds: EngineOptions) -> f64 {
     let completions = generate(&decoder, bounds, requests).unwrap();
     let batch = batch_of(requests, &completions);
     let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default()).unwrap();
@@ -127,7 +127,7 @@ fn a_token_has_the_same_logits_in_bfloat16_in_rollout_and_actor() {
         return;
     }
     for (max_concurrent, max_prefill_tokens) in [(1, 4096), (5, 100), (64, 4096)] {
-        let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..options() };
+        let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..options() };
         let off = mismatch(wide_model(), &mixed_requests(), bounds);
         assert!(off <= SOFTMAX, "{max_concurrent} at once, prefills of {max_prefill_tokens}: off by {off}");
     }

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_trainer::model::Decoder;
-use rlt_trainer::roles::rollout::{RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{EngineOptions, Request};
 use tch::{Device, Kind};
 
 use super::fixture::*;
@@ -16,11 +16,11 @@ use super::{DEVICE, decoder_on, on_device, sampled};
 /// Kinds, and how far log-probs may be from fp32's: each activation is rounded to 8 and to 11 bits.
 const NARROW: [(Kind, f64); 2] = [(Kind::BFloat16, 0.24), (Kind::Half, 0.03)];
 
-fn options_in(kind: Kind) -> RolloutOptions {
-    RolloutOptions { compute: Some(kind), ..options() }
+fn options_in(kind: Kind) -> EngineOptions {
+    EngineOptions { compute: Some(kind), ..options() }
 }
 
-fn samples(decoder: &Decoder, options: RolloutOptions, requests: &[RolloutRequest]) -> Vec<Vec<Completion>> {
+fn samples(decoder: &Decoder, options: EngineOptions, requests: &[Request]) -> Vec<Vec<Completion>> {
     sampled(decoder, options, requests).0
 }
 
@@ -33,9 +33,9 @@ fn sixteen_bits_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
                 let requests = requests(5, 2, &truncated());
                 // Prompts whole, and in chunks that attend to the cache.
                 for max_prefill_tokens in [4096, 6] {
-                    let options = RolloutOptions { max_prefill_tokens, ..options_in(kind) };
+                    let options = EngineOptions { max_prefill_tokens, ..options_in(kind) };
                     let (narrow, stats) = sampled(&device, options.clone(), &requests);
-                    let wide = sampled(&device, RolloutOptions { compute: None, ..options }, &requests).1;
+                    let wide = sampled(&device, EngineOptions { compute: None, ..options }, &requests).1;
                     assert_eq!(2 * stats.cache_bytes, wide.cache_bytes, "keys and values of 16 bits");
                     let error = actor_error(&cpu, &requests, &narrow);
                     let of_cpu = actor_error(&cpu, &requests, &samples(&cpu, options_in(kind), &requests));
@@ -53,7 +53,7 @@ fn graphs_and_ranks_give_the_same_in_sixteen_bits() {
         for (kind, bound) in NARROW {
             let requests = requests(5, 2, &truncated());
             let device = decoder_on(DEVICE, "qwen3");
-            let eager = RolloutOptions { uses_graphs: false, ..options_in(kind) };
+            let eager = EngineOptions { uses_graphs: false, ..options_in(kind) };
             let by_graphs = samples(&device, options_in(kind), &requests);
             assert_eq!(by_graphs, samples(&device, eager, &requests), "{kind:?}");
             let of_ranks = on_ranks(2, 60, |ranks| {
@@ -78,7 +78,7 @@ fn a_prefill_in_sixteen_bits_takes_eleven_launches_a_layer_one_copy_and_no_wait(
         "narrow_on_device::a_prefill_in_sixteen_bits_takes_eleven_launches_a_layer_one_copy_and_no_wait";
     on_device(test, || {
         let device = decoder_on(DEVICE, "llama");
-        let request = RolloutRequest {
+        let request = Request {
             images: Vec::new(),
             prompt: (5..26).collect(),
             seeds: vec![1],
@@ -86,7 +86,7 @@ fn a_prefill_in_sixteen_bits_takes_eleven_launches_a_layer_one_copy_and_no_wait(
             max_new_tokens: 2,
         };
         let costs = |max_prefill_tokens: usize| {
-            let options = RolloutOptions { max_prefill_tokens, ..options_in(Kind::BFloat16) };
+            let options = EngineOptions { max_prefill_tokens, ..options_in(Kind::BFloat16) };
             let before = rlt_devices::driver::counts().unwrap();
             let tokens = tokens(&samples(&device, options, std::slice::from_ref(&request)));
             let after = rlt_devices::driver::counts().unwrap();

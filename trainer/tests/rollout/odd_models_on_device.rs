@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Decoder, ExportOptions, LoadOptions, ModelConfig};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutError, RolloutOptions};
+use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions};
 use serde_json::json;
 use tch::{Device, Kind};
 
@@ -57,7 +57,7 @@ fn heads_of_any_even_width_and_exact_gelu_sample_the_same_tokens_on_a_device_and
                 engine.generate(&decoder, &requests, &Letters, &mut go_on).unwrap()
             });
             same.compare(&expected, &as_one[0]);
-            let options = RolloutOptions { compute: Some(Kind::BFloat16), ..options() };
+            let options = EngineOptions { compute: Some(Kind::BFloat16), ..options() };
             let error = actor_error(&cpu, &requests, &sampled(&device, options, &requests).0);
             assert!(error <= 0.1, "{family} in bf16: {error:.1e}");
         }
@@ -85,11 +85,11 @@ fn heads_that_are_too_wide_for_a_device_are_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), "LlamaForCausalLM", 258);
         let device = load(folder.path(), DEVICE);
-        let mut engine = RolloutEngine::new(options());
+        let mut engine = Engine::new(options());
         engine.sync_weights(&device, 0).unwrap();
         let requests = requests(1, 1, &SamplingParams::greedy());
         let mut go_on = |_| ControlFlow::Continue(());
-        let Err(RolloutError::Tensor { source, .. }) =
+        let Err(EngineError::Tensor { source, .. }) =
             engine.generate(&device, &requests, &Letters, &mut go_on)
         else {
             panic!("expected a refusal")

@@ -7,7 +7,7 @@ use rlt_api::spec::{Precision, QuantizationFormat, QuantizationSpec};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_trainer::model::{Decoder, ExportOptions, LoadOptions, Weights};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
 use tch::{Kind, Tensor};
 
 use super::fixture::*;
@@ -65,7 +65,7 @@ fn dequantized(decoder: &Decoder, family: &str, kind: Kind) -> Decoder {
 }
 
 /// Mean difference between given log-probs and those of `exact`.
-fn mean_error(exact: &Decoder, requests: &[RolloutRequest], completions: &[Vec<Completion>]) -> f64 {
+fn mean_error(exact: &Decoder, requests: &[Request], completions: &[Vec<Completion>]) -> f64 {
     let (mut sum, mut num) = (0.0, 0);
     for (request, samples) in requests.iter().zip(completions) {
         for sample in samples {
@@ -118,7 +118,7 @@ fn a_sample_of_a_quantized_model_is_the_same_alone_and_in_any_batch() {
         let requests = requests(7, 2, &truncated());
         let together = generate(&decoder, options(), &requests).unwrap();
         for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20), (5, 4096)] {
-            let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..options() };
+            let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..options() };
             assert_eq!(together, generate(&decoder, bounds, &requests).unwrap(), "{family}");
         }
     }
@@ -128,9 +128,9 @@ fn a_sample_of_a_quantized_model_is_the_same_alone_and_in_any_batch() {
 fn a_stored_model_is_sampled_with_its_own_bytes_and_a_sync_transfers_only_the_adapter() {
     let mut decoder = Decoder::load(&stored("nf4-nested"), &LoadOptions::default()).unwrap();
     decoder.load_adapter(&stored("nf4-nested").join("adapter")).unwrap();
-    let mut engine = RolloutEngine::new(options());
+    let mut engine = Engine::new(options());
     engine.sync_weights(&decoder, 0).unwrap();
-    let greedy = RolloutRequest {
+    let greedy = Request {
         images: Vec::new(),
         prompt: (2..10).collect(),
         seeds: vec![0],

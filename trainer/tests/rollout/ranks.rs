@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rlt_torch::collectives::serve_store;
 use rlt_trainer::parallel::{RankEnvironment, Ranks};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 
 /// Runs `body` on every rank, which waits for the others for so many seconds; what each returned, in the
 /// order of ranks.
@@ -29,8 +29,8 @@ pub(crate) fn on_ranks<T: Send>(size: usize, patience: u64, body: impl Fn(Ranks)
 }
 
 /// The engine of a rank of a rollout tensor-parallel group.
-pub(crate) fn engine(ranks: &Ranks, options: RolloutOptions) -> RolloutEngine {
+pub(crate) fn engine(ranks: &Ranks, options: EngineOptions) -> Engine {
     let shards = ranks.rollout_tp_group(ranks.size()).unwrap();
     assert!(shards.is_some(), "the engine has a shard");
-    RolloutEngine::new(options).with_tp_group(shards)
+    Engine::new(options).with_tp_group(shards)
 }

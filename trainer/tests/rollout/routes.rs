@@ -2,7 +2,7 @@
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Adapter, Decoder, PackedInput, RouteCounts, RouteWatch, RoutesOfCompletion};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use tch::{Device, Kind};
 
 use super::fixture::*;
@@ -12,7 +12,7 @@ const MIXTURES: [&str; 6] = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "de
 /// Counts of the actor's choices, token by token of what an engine sampled that computes in `rollout`.
 fn counted(decoder: &Decoder, rollout: Kind) -> RouteCounts {
     let requests = requests(8, 2, &SamplingParams::default());
-    let mut engine = RolloutEngine::new(RolloutOptions { compute: Some(rollout), ..options() });
+    let mut engine = Engine::new(EngineOptions { compute: Some(rollout), ..options() });
     engine.sync_weights(decoder, 0).unwrap();
     let completions =
         engine.generate(decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();

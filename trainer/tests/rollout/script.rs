@@ -9,8 +9,7 @@ use std::time::Duration;
 use rlt_core::types::{Completion, TokenId};
 use rlt_trainer::model::Decoder;
 use rlt_trainer::roles::rollout::{
-    Command, CommandSource, Event, NoCommandYet, RolloutEngine, RolloutOptions, RolloutRequest, RolloutStats,
-    SequenceId,
+    Command, CommandSource, Engine, EngineOptions, Event, NoCommandYet, Request, RolloutStats, SequenceId,
 };
 
 use super::fixture::{Letters, options};
@@ -19,8 +18,8 @@ use super::fixture::{Letters, options};
 pub(crate) const EXTENSION: [TokenId; 3] = [7, 21, 3];
 
 /// A context of 64 tokens, for eight sequences at once.
-pub(crate) fn session() -> RolloutOptions {
-    RolloutOptions { max_concurrent: 8, max_model_len: Some(64), ..options() }
+pub(crate) fn session() -> EngineOptions {
+    EngineOptions { max_concurrent: 8, max_model_len: Some(64), ..options() }
 }
 
 pub(crate) fn id(request_idx: usize, sample_idx: usize) -> SequenceId {
@@ -28,8 +27,8 @@ pub(crate) fn id(request_idx: usize, sample_idx: usize) -> SequenceId {
 }
 
 /// Adds each request before the first step.
-pub(crate) fn added(requests: &[RolloutRequest], keep_open: bool) -> Vec<(usize, Command)> {
-    let add = |(request_idx, request): (usize, &RolloutRequest)| {
+pub(crate) fn added(requests: &[Request], keep_open: bool) -> Vec<(usize, Command)> {
+    let add = |(request_idx, request): (usize, &Request)| {
         (0, Command::Add { request_idx, request: request.clone(), keep_open })
     };
     requests.iter().enumerate().map(add).collect()
@@ -94,18 +93,14 @@ impl CommandSource for Script {
 }
 
 /// Runs an engine by commands, each of which comes after so many steps.
-pub(crate) fn play(decoder: &Decoder, options: RolloutOptions, commands: Vec<(usize, Command)>) -> Played {
-    let mut engine = RolloutEngine::new(options);
+pub(crate) fn play(decoder: &Decoder, options: EngineOptions, commands: Vec<(usize, Command)>) -> Played {
+    let mut engine = Engine::new(options);
     engine.sync_weights(decoder, 0).unwrap();
     play_on(&mut engine, decoder, commands)
 }
 
 /// Runs an engine that has the decoder's weights, as [`play`] does.
-pub(crate) fn play_on(
-    engine: &mut RolloutEngine,
-    decoder: &Decoder,
-    commands: Vec<(usize, Command)>,
-) -> Played {
+pub(crate) fn play_on(engine: &mut Engine, decoder: &Decoder, commands: Vec<(usize, Command)>) -> Played {
     let num_steps = Rc::new(Cell::new(0));
     let (commands, has_hesitated) = (commands.into(), false);
     let mut script = Script { commands, num_steps: Rc::clone(&num_steps), has_hesitated };
@@ -134,7 +129,7 @@ impl CommandSource for Answers {
 
 /// Extends every sequence by [`EXTENSION`] as soon as its first turn is over, and cancels it after its
 /// second.
-pub(crate) fn converse(decoder: &Decoder, options: RolloutOptions, requests: &[RolloutRequest]) -> Played {
+pub(crate) fn converse(decoder: &Decoder, options: EngineOptions, requests: &[Request]) -> Played {
     let commands: VecDeque<Command> = added(requests, true).into_iter().map(|(_, command)| command).collect();
     let answers = Rc::new(RefCell::new(commands));
     let mut played = Played::default();
@@ -149,7 +144,7 @@ pub(crate) fn converse(decoder: &Decoder, options: RolloutOptions, requests: &[R
         }
         played.record(event);
     };
-    let mut engine = RolloutEngine::new(options);
+    let mut engine = Engine::new(options);
     engine.sync_weights(decoder, 0).unwrap();
     let mut go_on = |_| ControlFlow::Continue(());
     engine.run(decoder, &Letters, &mut Answers(Rc::clone(&answers)), &mut go_on, &mut answer).unwrap();

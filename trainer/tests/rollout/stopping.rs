@@ -5,14 +5,12 @@ use std::ops::ControlFlow;
 
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, FinishReason};
-use rlt_trainer::roles::rollout::{
-    RolloutEngine, RolloutError, RolloutOptions, RolloutProgress, RolloutRequest,
-};
+use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions, Request, RolloutProgress};
 
 use super::fixture::*;
 
-fn one(sampling: SamplingParams, bounds: RolloutOptions) -> Result<Completion, RolloutError> {
-    let request = RolloutRequest {
+fn one(sampling: SamplingParams, bounds: EngineOptions) -> Result<Completion, EngineError> {
+    let request = Request {
         images: Vec::new(),
         prompt: [5, 6, 7].into(),
         seeds: vec![9],
@@ -41,7 +39,7 @@ fn a_stop_token_or_an_end_of_sequence_is_the_last_token() {
     let stop = whole.tokens[4];
     let at = whole.tokens.iter().position(|&token| token == stop).unwrap();
     let by_stop = SamplingParams { stop_token_ids: vec![stop], ..SamplingParams::default() };
-    let eos = RolloutOptions { eos_token_ids: vec![stop], ..options() };
+    let eos = EngineOptions { eos_token_ids: vec![stop], ..options() };
     for completion in [one(by_stop.clone(), options()), one(SamplingParams::default(), eos.clone())] {
         let completion = completion.unwrap();
         assert_eq!(completion.tokens, whole.tokens[..=at]);
@@ -68,34 +66,34 @@ fn a_stop_string_is_cut_from_the_text_and_kept_in_the_tokens() {
 
 #[test]
 fn the_models_context_ends_a_completion() {
-    let bounds = RolloutOptions { max_model_len: Some(8), ..options() };
+    let bounds = EngineOptions { max_model_len: Some(8), ..options() };
     let completion = one(SamplingParams::default(), bounds).unwrap();
     assert_eq!(completion.tokens.len(), 5);
     assert_eq!(completion.finish_reason, FinishReason::Length);
-    let full = RolloutOptions { max_model_len: Some(3), ..options() };
+    let full = EngineOptions { max_model_len: Some(3), ..options() };
     let refused = one(SamplingParams::default(), full);
     assert!(matches!(
         refused,
-        Err(RolloutError::PromptTooLong { request_idx: 0, prompt_len: 3, max_model_len: 3 })
+        Err(EngineError::PromptTooLong { request_idx: 0, prompt_len: 3, max_model_len: 3 })
     ));
 }
 
 #[test]
 fn impossible_requests_are_refused_by_number() {
     let sampling = SamplingParams { top_p: 0.0, ..SamplingParams::default() };
-    assert!(matches!(one(sampling, options()), Err(RolloutError::Sampling { request_idx: 0, .. })));
+    assert!(matches!(one(sampling, options()), Err(EngineError::Sampling { request_idx: 0, .. })));
     let decoder = decoder("llama");
     let mut pair = requests(2, 1, &SamplingParams::default());
     pair[1].prompt = [128].into();
     let refused = generate(&decoder, options(), &pair);
     assert!(matches!(
         refused,
-        Err(RolloutError::UnknownToken { request_idx: 1, token: 128, vocab_size: 128 })
+        Err(EngineError::UnknownToken { request_idx: 1, token: 128, vocab_size: 128 })
     ));
     pair[1].prompt = [].into();
-    assert!(matches!(generate(&decoder, options(), &pair), Err(RolloutError::Schedule(_))));
-    let tight = RolloutOptions { max_cache_bytes: Some(1), ..options() };
-    assert!(matches!(one(SamplingParams::default(), tight), Err(RolloutError::Schedule(_))));
+    assert!(matches!(generate(&decoder, options(), &pair), Err(EngineError::Schedule(_))));
+    let tight = EngineOptions { max_cache_bytes: Some(1), ..options() };
+    assert!(matches!(one(SamplingParams::default(), tight), Err(EngineError::Schedule(_))));
 }
 
 #[test]
@@ -107,7 +105,7 @@ fn logits_that_are_not_finite_end_the_rollout_with_the_sample_named() {
         let _ = norm.view([-1]).narrow(0, 0, 1).fill_(f64::NAN);
     });
     let refused = generate(&decoder, options(), &requests(2, 1, &SamplingParams::default()));
-    let Err(RolloutError::NonFiniteLogits { request_idx, sample_idx, position }) = refused else {
+    let Err(EngineError::NonFiniteLogits { request_idx, sample_idx, position }) = refused else {
         panic!("expected non-finite logits, got {refused:?}")
     };
     assert_eq!((request_idx, sample_idx, position), (0, 0, 0));
@@ -121,7 +119,7 @@ fn each_completion_is_handed_over_while_others_are_still_being_sampled() {
         request.max_new_tokens = max_new_tokens;
     }
     let expected = generate(&decoder, options(), &requests).unwrap();
-    let mut engine = RolloutEngine::new(options());
+    let mut engine = Engine::new(options());
     engine.sync_weights(&decoder, 0).unwrap();
     let num_tokens = Cell::new(0);
     let mut progress = |progress: RolloutProgress| {

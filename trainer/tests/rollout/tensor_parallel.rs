@@ -11,9 +11,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_trainer::model::{Decoder, LoadOptions, ModelConfig};
 use rlt_trainer::parallel::{DecoderUnits, ShardedParameters};
-use rlt_trainer::roles::rollout::{
-    RolloutEngine, RolloutError, RolloutOptions, RolloutRequest, RolloutStats,
-};
+use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions, Request, RolloutStats};
 use tch::Kind;
 
 use super::adapter::adapted;
@@ -23,10 +21,10 @@ use super::ranks::{engine, on_ranks};
 type Samples = Vec<Vec<Completion>>;
 
 fn sample<'a>(
-    engine: &mut RolloutEngine,
+    engine: &mut Engine,
     policy: impl Into<DecoderUnits<'a>>,
-    requests: &[RolloutRequest],
-) -> Result<Samples, RolloutError> {
+    requests: &[Request],
+) -> Result<Samples, EngineError> {
     engine.generate(policy, requests, &Letters, &mut |_| ControlFlow::Continue(()))
 }
 
@@ -35,8 +33,8 @@ fn sample<'a>(
 fn sharded(
     num_shards: usize,
     decoder: impl Fn() -> Decoder + Sync,
-    options: &RolloutOptions,
-    calls: &[Vec<RolloutRequest>],
+    options: &EngineOptions,
+    calls: &[Vec<Request>],
 ) -> (Vec<Samples>, RolloutStats) {
     let mut of_ranks = on_ranks(num_shards, 60, |ranks| {
         let (decoder, mut engine) = (decoder(), engine(&ranks, options.clone()));
@@ -77,7 +75,7 @@ fn tensor_parallel_shards_of_every_family_sample_the_actors_tokens() {
 /// Each shard has A of its columns, or B of its rows.
 #[test]
 fn shards_with_an_unmerged_adapter_sample_the_actors_tokens() {
-    let beside = RolloutOptions { merge_lora: false, ..options() };
+    let beside = EngineOptions { merge_lora: false, ..options() };
     for family in ["llama", "gemma", "phi3", "qwen3-moe", "qwen2-moe"] {
         let (whole, exact) = (adapted(family, Kind::Float), adapted(family, Kind::Double));
         let calls =
@@ -99,16 +97,16 @@ fn shards_with_an_unmerged_adapter_sample_the_actors_tokens() {
 #[test]
 fn two_tensor_parallel_shards_sample_the_same_in_any_batch_and_after_a_preemption() {
     let calls = [requests(7, 2, &truncated())];
-    let run = |options: RolloutOptions| sharded(2, || decoder("qwen3"), &options, &calls);
+    let run = |options: EngineOptions| sharded(2, || decoder("qwen3"), &options, &calls);
     let (together, roomy) = run(options());
     for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20)] {
-        let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..options() };
+        let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..options() };
         assert_eq!(run(bounds).0, together);
     }
     let sizes = decoder("qwen3").config;
     // Of one of the two key heads.
     let token_bytes = 2 * 4 * sizes.num_layers * sizes.head_dim;
-    let (preempted, tight) = run(RolloutOptions { max_cache_bytes: Some(token_bytes * 48), ..options() });
+    let (preempted, tight) = run(EngineOptions { max_cache_bytes: Some(token_bytes * 48), ..options() });
     assert!(tight.num_preemptions > 0 && roomy.num_preemptions == 0, "{tight:?}");
     let mut same = SameSamples::default();
     same.compare(&together[0], &preempted[0]);
@@ -181,7 +179,7 @@ fn a_tensor_parallel_shard_takes_its_share_of_the_memory() {
     .unwrap();
     let decoder = || Decoder::from_config(&config, 5, &LoadOptions::default()).unwrap();
     let calls = [requests(2, 2, &SamplingParams::greedy())];
-    let mut engine = RolloutEngine::new(options());
+    let mut engine = Engine::new(options());
     engine.sync_weights(&decoder(), 0).unwrap();
     sample(&mut engine, &decoder(), &calls[0]).unwrap();
     let whole = engine.stats();
@@ -224,7 +222,7 @@ fn a_stop_request_at_one_rank_stops_its_whole_tensor_parallel_group() {
             let is_asked = ranks.rank() == 1 && num_steps == 3;
             if is_asked { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        assert!(matches!(ended, Err(RolloutError::Interrupted)), "{ended:?}");
+        assert!(matches!(ended, Err(EngineError::Interrupted)), "{ended:?}");
         num_steps
     });
     assert_eq!(num_steps, [3, 3]);
@@ -238,7 +236,7 @@ fn ranks_that_draw_different_tokens_end_in_that_step() {
         let mut requests = requests(1, 8, &SamplingParams::default());
         requests[0].seeds[ranks.rank()] += 1;
         match sample(&mut engine, &decoder, &requests) {
-            Err(RolloutError::Disagreement { step }) => step,
+            Err(EngineError::Disagreement { step }) => step,
             other => panic!("{other:?}"),
         }
     });

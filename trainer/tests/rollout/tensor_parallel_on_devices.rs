@@ -10,7 +10,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, TokenId};
 use rlt_devices::Counts;
 use rlt_trainer::parallel::Ranks;
-use rlt_trainer::roles::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{Detokenizer, Engine, EngineError, EngineOptions, Request};
 use tch::Device;
 
 use super::fixture::*;
@@ -22,8 +22,8 @@ const GO_ON: fn() -> ControlFlow<()> = || ControlFlow::Continue(());
 /// A rank's engine with the weights of its device's model, for `body`.
 fn of_rank<T>(
     ranks: &Ranks,
-    (family, options): (&str, RolloutOptions),
-    body: impl FnOnce(&mut RolloutEngine, &rlt_trainer::model::Decoder) -> T,
+    (family, options): (&str, EngineOptions),
+    body: impl FnOnce(&mut Engine, &rlt_trainer::model::Decoder) -> T,
 ) -> T {
     let decoder = decoder_on(Device::Cuda(ranks.rank()), family);
     let mut engine = engine(ranks, options);
@@ -32,7 +32,7 @@ fn of_rank<T>(
 }
 
 /// The completions of two tensor-parallel ranks, the same on either.
-fn sharded(family: &str, options: &RolloutOptions, requests: &[RolloutRequest]) -> Vec<Vec<Completion>> {
+fn sharded(family: &str, options: &EngineOptions, requests: &[Request]) -> Vec<Vec<Completion>> {
     let of_ranks = on_ranks(2, 60, |ranks| {
         of_rank(&ranks, (family, options.clone()), |engine, decoder| {
             engine.generate(decoder, requests, &Letters, &mut |_| GO_ON()).unwrap()
@@ -54,8 +54,8 @@ fn two_ranks_with_one_device_each_sample_as_one_rank_does() {
             same.compare(&sampled(&device, options(), &requests).0, &as_one);
             same.compare(&generate(&decoder(family), options(), &requests).unwrap(), &as_one);
         }
-        let few = RolloutOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
-        let eager = RolloutOptions { uses_graphs: false, ..few.clone() };
+        let few = EngineOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
+        let eager = EngineOptions { uses_graphs: false, ..few.clone() };
         let by_graphs = sharded("llama", &few, &requests);
         assert_eq!(by_graphs, sharded("llama", &eager, &requests), "graphs hold collectives as they are");
         same.compare(&generate(&decoder("llama"), options(), &requests).unwrap(), &by_graphs);
@@ -70,7 +70,7 @@ fn a_tensor_parallel_decoding_step_waits_only_for_its_tokens() {
     let variable = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     if is_inside() {
         let sampling = SamplingParams { ignore_eos: true, ..truncated() };
-        let request = RolloutRequest {
+        let request = Request {
             images: Vec::new(),
             prompt: (5..16).collect(),
             seeds: (0..variable("RLT_TEST_BATCH") as u64).collect(),
@@ -78,7 +78,7 @@ fn a_tensor_parallel_decoding_step_waits_only_for_its_tokens() {
             max_new_tokens: variable("RLT_TEST_TOKENS"),
         };
         let uses_graphs = variable("RLT_TEST_GRAPHS") == 1;
-        let options = RolloutOptions { max_concurrent: 256, uses_graphs, ..RolloutOptions::default() };
+        let options = EngineOptions { max_concurrent: 256, uses_graphs, ..EngineOptions::default() };
         sharded("llama", &options, &[request]);
         return;
     }
@@ -117,7 +117,7 @@ fn bytes_of_captured_collectives_are_counted_at_every_launch() {
                 on_ranks(2, 60, |ranks| {
                     of_rank(
                         &ranks,
-                        ("llama", RolloutOptions { uses_graphs, ..options() }),
+                        ("llama", EngineOptions { uses_graphs, ..options() }),
                         |engine, decoder| {
                             let before = ranks.traffic();
                             engine.generate(decoder, &requests, &Letters, &mut |_| GO_ON()).unwrap();
@@ -148,7 +148,7 @@ fn a_stop_request_at_one_rank_stops_its_whole_tensor_parallel_group() {
                             let is_asked = ranks.rank() == 1 && num_steps == asked_at;
                             if is_asked { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
                         });
-                        assert!(matches!(ended, Err(RolloutError::Interrupted)), "{ended:?}");
+                        assert!(matches!(ended, Err(EngineError::Interrupted)), "{ended:?}");
                         num_steps
                     })
                 });
@@ -167,7 +167,7 @@ fn ranks_that_draw_different_tokens_end_in_that_step() {
             requests[0].seeds[ranks.rank()] += 1;
             of_rank(&ranks, ("llama", options()), |engine, decoder| {
                 match engine.generate(decoder, &requests, &Letters, &mut |_| GO_ON()) {
-                    Err(RolloutError::Disagreement { step }) => step,
+                    Err(EngineError::Disagreement { step }) => step,
                     other => panic!("{other:?}"),
                 }
             })
@@ -193,7 +193,7 @@ fn a_rank_that_misses_a_step_is_named() {
     on_device("tensor_parallel_on_devices::a_rank_that_misses_a_step_is_named", || {
         let sampling =
             SamplingParams { ignore_eos: true, stop: vec!["?".into()], ..SamplingParams::greedy() };
-        let requests = [RolloutRequest { max_new_tokens: 40, ..requests(1, 1, &sampling).remove(0) }];
+        let requests = [Request { max_new_tokens: 40, ..requests(1, 1, &sampling).remove(0) }];
         let end = Barrier::new(2);
         let said = on_ranks(2, 5, |ranks| {
             let words = FailsAfter(AtomicUsize::new(if ranks.rank() == 1 { 8 } else { usize::MAX }));

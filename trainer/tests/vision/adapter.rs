@@ -9,7 +9,7 @@ use rlt_trainer::model::{Adapter, Decoder, ExportOptions, LoadOptions, LoraError
 use rlt_trainer::parallel::{Ranks, ShardedParameters};
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use tch::Tensor;
 
 use super::fixture::{
@@ -95,8 +95,8 @@ fn the_rollout_samples_with_the_towers_present_adapter() {
     for (name, merges) in MODELS.into_iter().flat_map(|name| [(name, true), (name, false)]) {
         let (_, decoder) = adapted(name);
         let mut actor = actor(decoder, false);
-        let options = RolloutOptions { block_size: 4, merge_lora: merges, ..RolloutOptions::default() };
-        let mut engine = RolloutEngine::new(options);
+        let options = EngineOptions { block_size: 4, merge_lora: merges, ..EngineOptions::default() };
+        let mut engine = Engine::new(options);
         let mut seen = Vec::new();
         for version in 0..2 {
             engine.sync_weights(&actor.decoder, version).unwrap();
@@ -156,8 +156,8 @@ fn an_engine_of_a_sharded_policy_samples_with_the_present_adapter_of_the_tower()
             shards.read(&weights).unwrap();
             let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default()).unwrap();
             let mut actor = Actor::new(decoder, optimizer, options(false), ranks.clone()).with_shards(shards);
-            let options = RolloutOptions { block_size: 4, merge_lora: merges, ..RolloutOptions::default() };
-            let mut engine = RolloutEngine::new(options);
+            let options = EngineOptions { block_size: 4, merge_lora: merges, ..EngineOptions::default() };
+            let mut engine = Engine::new(options);
             for version in 0..2 {
                 engine.sync_weights(actor.units(), version).unwrap();
                 let (batch, rollout) = sample(&mut engine, actor.units(), &Fixture::open(NAME).prompt(0));

@@ -20,7 +20,7 @@ use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::parallel::{DecoderUnits, RankEnvironment, Ranks};
 use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::rollout::{Detokenizer, RolloutEngine, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{Detokenizer, Engine, EngineOptions, Request};
 use rlt_trainer::roles::update::{UpdatePlan, update};
 use tch::{Device, Tensor};
 
@@ -221,10 +221,10 @@ impl Detokenizer for Silent {
 /// Completions, and how many sequences were preempted.
 pub(crate) fn generate(
     decoder: &Decoder,
-    options: RolloutOptions,
-    requests: &[RolloutRequest],
+    options: EngineOptions,
+    requests: &[Request],
 ) -> (Vec<Vec<Completion>>, usize) {
-    let mut engine = RolloutEngine::new(options);
+    let mut engine = Engine::new(options);
     engine.sync_weights(decoder, 0).unwrap();
     let mut go_on = |_| ControlFlow::Continue(());
     let completions = engine.generate(decoder, requests, &Silent, &mut go_on).unwrap();
@@ -236,8 +236,8 @@ pub(crate) fn request(
     seeds: u64,
     sampling: SamplingParams,
     max_new_tokens: usize,
-) -> RolloutRequest {
-    RolloutRequest {
+) -> Request {
+    Request {
         prompt: prompt.tokens.as_slice().into(),
         images: prompt.images.clone(),
         seeds: (0..seeds).collect(),
@@ -268,7 +268,7 @@ pub(crate) fn step_on(actor: &mut Actor, batch: &Batch) -> (f64, Vec<f64>) {
 
 /// Four samples of a prompt as a batch, with the log-probs that the engine reports.
 pub(crate) fn sample<'a>(
-    engine: &mut RolloutEngine,
+    engine: &mut Engine,
     policy: impl Into<DecoderUnits<'a>>,
     prompt: &Arc<Prompt>,
 ) -> (Batch, Vec<f64>) {

@@ -8,7 +8,7 @@ use rlt_trainer::parallel::{Ranks, ShardedParameters};
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use rlt_trainer::roles::reference::{Copying, FrozenPolicy};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use tch::{Kind, Tensor};
 
 use super::fixture::{
@@ -36,8 +36,8 @@ fn sharded(ranks: &Ranks, name: &str) -> Actor {
     Actor::new(decoder, optimizer, options(true), ranks.clone()).with_shards(shards)
 }
 
-fn engine() -> RolloutEngine {
-    RolloutEngine::new(RolloutOptions { block_size: 4, ..RolloutOptions::default() })
+fn engine() -> Engine {
+    Engine::new(EngineOptions { block_size: 4, ..EngineOptions::default() })
 }
 
 #[test]

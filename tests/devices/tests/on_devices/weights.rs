@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rlt_api::spec::LoraSpec;
 use rlt_trainer::model::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use tch::{Device, Kind};
 
 use crate::asked::{Asked, asked_by};
@@ -28,7 +28,7 @@ fn decoder(device: Device, lora: Option<&[&str]>) -> Decoder {
 /// Counts of the work that the second sync asks of the device, after the first one and an update of all that
 /// is trained.
 fn asked_by_sync(decoder: &Decoder) -> Asked {
-    let mut engine = RolloutEngine::new(RolloutOptions::default());
+    let mut engine = Engine::new(EngineOptions::default());
     let before = engine.sync_weights(decoder, 0).unwrap();
     engine.sleep();
     for (_, weight) in decoder.trainable_parameters() {

@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use super::graphs::{Load, compare};
 use super::{Failure, Report, shapes};
 use crate::model::{Decoder, LoadOptions, Weights};
-use crate::roles::rollout::RolloutOptions;
+use crate::roles::rollout::EngineOptions;
 
 /// A model of the check.
 struct Variant {
@@ -33,11 +33,11 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
         prompt_lens: shapes::on_device([300, 401, 67], [20, 41, 7]),
     };
     for variant in variants() {
-        let options = RolloutOptions {
+        let options = EngineOptions {
             max_concurrent: shapes::on_device(16, 4),
             max_prefill_tokens: shapes::on_device(512, 24),
             merge_lora: false,
-            ..RolloutOptions::default()
+            ..EngineOptions::default()
         };
         let named = &mut |finding: super::Finding| report(finding.with([("model", json!(variant.name))]));
         compare(|device, kind| variant.decoder(device, kind), load, &options, named)?;

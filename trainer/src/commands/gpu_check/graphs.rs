@@ -10,7 +10,7 @@ use tch::{Device, Kind};
 use super::workload::NoText;
 use super::{Failure, Finding, Report, shapes, worse};
 use crate::model::{Decoder, LoadOptions};
-use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
+use crate::roles::rollout::{Engine, EngineOptions, Request};
 
 /// Numbers of requests, and of samples of each, on a GPU and on an emulated device.
 const SIZES: [(u64, u64); 2] = [(24, 8), (5, 2)];
@@ -37,7 +37,7 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     let config = shapes::config(&shapes::tiny())?;
     let (num_requests, num_samples) = shapes::on_device(SIZES[0], SIZES[1]);
     let load = Load { num_requests, num_samples, prompt_lens: [3, 23, 5] };
-    let options = RolloutOptions { max_concurrent: 6, ..RolloutOptions::default() };
+    let options = EngineOptions { max_concurrent: 6, ..EngineOptions::default() };
     let decoder = |device, kind| -> Result<Decoder, Failure> {
         let options = LoadOptions { device, storage: kind, compute: kind, ..LoadOptions::default() };
         Ok(Decoder::from_config(&config, 3, &options)?)
@@ -49,13 +49,13 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
 pub(super) fn compare(
     decoder: impl Fn(Device, Kind) -> Result<Decoder, Failure>,
     load: Load,
-    options: &RolloutOptions,
+    options: &EngineOptions,
     report: &mut Report<'_>,
 ) -> Result<(), Failure> {
     for (dtype, kind) in [("fp32", Kind::Float), ("bf16", Kind::BFloat16)] {
         let device = decoder(Device::Cuda(0), kind)?;
         let [by_graphs, eager] = [true, false]
-            .map(|uses_graphs| sampled(&device, load, RolloutOptions { uses_graphs, ..options.clone() }));
+            .map(|uses_graphs| sampled(&device, load, EngineOptions { uses_graphs, ..options.clone() }));
         let by_graphs = by_graphs?;
         report(same_bits(&by_graphs, &eager?).with([("dtype", json!(dtype))]))?;
         if kind == Kind::Float {
@@ -66,7 +66,7 @@ pub(super) fn compare(
     Ok(())
 }
 
-fn sampled(decoder: &Decoder, load: Load, options: RolloutOptions) -> Result<Vec<Completion>, Failure> {
+fn sampled(decoder: &Decoder, load: Load, options: EngineOptions) -> Result<Vec<Completion>, Failure> {
     let sampling = SamplingParams {
         temperature: 0.9,
         top_p: 0.95,
@@ -76,7 +76,7 @@ fn sampled(decoder: &Decoder, load: Load, options: RolloutOptions) -> Result<Vec
     };
     let Load { num_requests, num_samples, prompt_lens: [shortest, spread, step] } = load;
     // Prompts and completions of different lengths, so that rows end and start again at different steps.
-    let request = |idx: u64| RolloutRequest {
+    let request = |idx: u64| Request {
         images: Vec::new(),
         prompt: (0..shortest + idx * step % spread)
             .map(|at| (2 + (at * 7 + idx * 13) % FIRST_TOKENS) as TokenId)
@@ -85,8 +85,8 @@ fn sampled(decoder: &Decoder, load: Load, options: RolloutOptions) -> Result<Vec
         sampling: sampling.clone(),
         max_new_tokens: 4 + idx as usize * 3 % 11,
     };
-    let requests: Vec<RolloutRequest> = (0..num_requests).map(request).collect();
-    let mut engine = RolloutEngine::new(options);
+    let requests: Vec<Request> = (0..num_requests).map(request).collect();
+    let mut engine = Engine::new(options);
     engine.sync_weights(decoder, 0)?;
     let completions = engine.generate(decoder, &requests, &NoText, &mut |_| ControlFlow::Continue(()))?;
     Ok(completions.into_iter().flatten().collect())

@@ -20,7 +20,7 @@ use crate::model::Adapter;
 use crate::observe::phases::PhaseClock;
 use crate::roles::actor::Actor;
 use crate::roles::reference::FrozenPolicy;
-use crate::roles::rollout::{Detokenizer, RolloutEngine, RolloutOptions, RolloutRequest};
+use crate::roles::rollout::{Detokenizer, Engine, EngineOptions, Request};
 use crate::roles::update::{UpdatePlan, update};
 
 /// A detokenizer that returns empty texts: random tokens need none.
@@ -80,7 +80,7 @@ pub struct GrpoWorkload {
     actor: Actor,
     /// Frozen copy of all weights; `None` for an adapter, whose reference is its base.
     reference: Option<FrozenPolicy>,
-    engine: RolloutEngine,
+    engine: Engine,
     load: GrpoLoad,
     step: u64,
 }
@@ -89,7 +89,7 @@ impl GrpoWorkload {
     /// Creates the workload of `actor` with `reference`, or with the actor's base as the reference.
     pub fn new(actor: Actor, reference: Option<FrozenPolicy>, load: GrpoLoad) -> Self {
         let max_concurrent = load.num_prompts * load.samples_per_prompt;
-        let engine = RolloutEngine::new(RolloutOptions { max_concurrent, ..RolloutOptions::default() });
+        let engine = Engine::new(EngineOptions { max_concurrent, ..EngineOptions::default() });
         Self { actor, reference, engine, load, step: 0 }
     }
 
@@ -128,14 +128,14 @@ impl GrpoWorkload {
             let of_sample = |sample| derive_seed(&[self.step, row_idx, sample]);
             (0..load.samples_per_prompt as u64).map(of_sample).collect()
         };
-        let request = |prompt: &Arc<Prompt>| RolloutRequest {
+        let request = |prompt: &Arc<Prompt>| Request {
             images: Vec::new(),
             prompt: prompt.tokens.as_slice().into(),
             seeds: seeds(prompt.row_idx),
             sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },
             max_new_tokens: load.new_tokens,
         };
-        let requests: Vec<RolloutRequest> = prompts.iter().map(request).collect();
+        let requests: Vec<Request> = prompts.iter().map(request).collect();
         let go_on = &mut |_| ControlFlow::Continue(());
         let completions = self.engine.generate(&self.actor.decoder, &requests, &NoText, go_on)?;
         Ok(prompts.into_iter().zip(completions).map(|(prompt, own)| self.group(prompt, own)).collect())

@@ -8,7 +8,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, FinishReason, TokenId};
 
 use super::sampler::SampledToken;
-use super::{RolloutError, RolloutRequest};
+use super::{EngineError, Request};
 
 /// The output of one sequence so far.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl<'a> RequestOutputs<'a> {
     }
 
     /// Begins the outputs of a request's samples.
-    pub(super) fn add(&mut self, request_idx: usize, request: &RolloutRequest) {
+    pub(super) fn add(&mut self, request_idx: usize, request: &Request) {
         let sampling = Arc::new(request.sampling.clone());
         if !request.seeds.is_empty() {
             self.num_sequences.insert(request_idx, request.seeds.len());
@@ -86,13 +86,13 @@ impl<'a> RequestOutputs<'a> {
         id: SequenceId,
         sampled: SampledToken,
         is_longest: bool,
-    ) -> Result<bool, RolloutError> {
+    ) -> Result<bool, EngineError> {
         let SequenceId { request_idx, sample_idx } = id;
         let Some(output) = self.sequences.get_mut(&id) else { return Ok(true) };
         // NaN or positive infinity among the logits makes all log-probs of the row NaN.
         if !sampled.logprob.is_finite() {
             let position = output.tokens.len();
-            return Err(RolloutError::NonFiniteLogits { request_idx, sample_idx, position });
+            return Err(EngineError::NonFiniteLogits { request_idx, sample_idx, position });
         }
         output.tokens.push(sampled.token);
         output.logprobs.push(sampled.logprob);
@@ -125,7 +125,7 @@ impl<'a> RequestOutputs<'a> {
     }
 
     /// Takes the completion of a sequence that has ended. Another turn of it begins with an empty output.
-    pub(super) fn complete(&mut self, id: SequenceId) -> Result<Option<Completion>, RolloutError> {
+    pub(super) fn complete(&mut self, id: SequenceId) -> Result<Option<Completion>, EngineError> {
         let Some(output) = self.sequences.get_mut(&id) else { return Ok(None) };
         let next = SequenceOutput::new(Arc::clone(&output.sampling));
         let SequenceOutput { tokens, logprobs: rollout_logprobs, text, end, .. } =
@@ -159,7 +159,7 @@ fn ends_sample(token: TokenId, sampling: &SamplingParams, eos_token_ids: &[Token
     sampling.stop_token_ids.contains(&token) || !sampling.ignore_eos && eos_token_ids.contains(&token)
 }
 
-fn failed(id: SequenceId, source: DetokenizeError) -> RolloutError {
+fn failed(id: SequenceId, source: DetokenizeError) -> EngineError {
     let SequenceId { request_idx, sample_idx } = id;
-    RolloutError::Detokenize { request_idx, sample_idx, source }
+    EngineError::Detokenize { request_idx, sample_idx, source }
 }

@@ -36,7 +36,7 @@ use rlt_torch::cuda::{
 };
 use tch::{Device, Kind, Tensor};
 
-use super::RolloutError;
+use super::EngineError;
 use super::images::RequestImages;
 use super::kv_cache::KvCache;
 use super::weights::RolloutWeights;
@@ -144,7 +144,7 @@ impl From<RankError> for CudaError {
     }
 }
 
-impl From<CudaError> for RolloutError {
+impl From<CudaError> for EngineError {
     fn from(failure: CudaError) -> Self {
         match failure {
             CudaError::Device(source) => Self::Tensor { what: "decoding on the device".into(), source },

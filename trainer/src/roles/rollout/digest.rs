@@ -12,7 +12,7 @@ use rlt_core::digest::{combine, digest64};
 use rlt_torch::cuda::{DeviceDigest, Kernels};
 use tch::{Device, Kind, Tensor};
 
-use super::RolloutError;
+use super::EngineError;
 use crate::parallel::{DecoderUnits, ShardedParameters};
 
 /// Digests of all parameters of a decoder, adapters included, at one time. If the decoder is sharded, they
@@ -26,19 +26,19 @@ impl WeightDigest {
     /// Digests every local parameter of `policy`, bit by bit. Reads each of them once, and gathers nothing.
     ///
     /// # Errors
-    /// [`RolloutError::Tensor`] if a parameter's memory cannot be read.
-    pub fn of<'a>(policy: impl Into<DecoderUnits<'a>>) -> Result<Self, RolloutError> {
+    /// [`EngineError::Tensor`] if a parameter's memory cannot be read.
+    pub fn of<'a>(policy: impl Into<DecoderUnits<'a>>) -> Result<Self, EngineError> {
         Self::of_known(policy.into(), &mut KnownDigests::default())
     }
 
     /// [`Self::of`] with a cache `known` of digests that cannot have changed.
-    pub(super) fn of_known(policy: DecoderUnits<'_>, known: &mut KnownDigests) -> Result<Self, RolloutError> {
+    pub(super) fn of_known(policy: DecoderUnits<'_>, known: &mut KnownDigests) -> Result<Self, EngineError> {
         let trained = policy.decoder().trainable_parameters().into_iter().map(|(name, _)| name).collect();
         // Offloaded values are at another address each time they are read.
         let is_offloaded = policy.shards().is_some_and(ShardedParameters::is_offloaded);
         let mut of_policy = known.of_policy(trained, is_offloaded);
         let mut names = Vec::new();
-        let mut add = |name: &str, tensor: &Tensor| -> Result<(), RolloutError> {
+        let mut add = |name: &str, tensor: &Tensor| -> Result<(), EngineError> {
             names.push(name.to_owned());
             of_policy.see(name, tensor)
         };
@@ -134,7 +134,7 @@ struct Seen {
 
 impl OfPolicy<'_> {
     /// Takes a parameter's digest. Those of a GPU are taken later, all together.
-    fn see(&mut self, name: &str, tensor: &Tensor) -> Result<(), RolloutError> {
+    fn see(&mut self, name: &str, tensor: &Tensor) -> Result<(), EngineError> {
         let known = self.before.remove(name).filter(|known| known.is_of(tensor));
         *self.num_read += usize::from(known.is_none());
         let digest = match known {
@@ -149,7 +149,7 @@ impl OfPolicy<'_> {
     }
 
     /// All digests in order, and those of frozen parameters for the cache.
-    fn finish(self) -> Result<(Vec<u64>, BTreeMap<String, Known>), RolloutError> {
+    fn finish(self) -> Result<(Vec<u64>, BTreeMap<String, Known>), EngineError> {
         let absent = |seen: &&Seen| seen.digest.is_none();
         let unread: Vec<Tensor> = self
             .seen
@@ -173,8 +173,8 @@ impl OfPolicy<'_> {
 }
 
 /// Digests of tensors on one GPU, computed there; the digests are copied to the host by one copy.
-fn on_device(tensors: &[Tensor]) -> Result<Vec<u64>, RolloutError> {
-    let failed = |source| RolloutError::Tensor { what: "the digests of weights".into(), source };
+fn on_device(tensors: &[Tensor]) -> Result<Vec<u64>, EngineError> {
+    let failed = |source| EngineError::Tensor { what: "the digests of weights".into(), source };
     let Some(Device::Cuda(index)) = tensors.first().map(Tensor::device) else { return Ok(Vec::new()) };
     let digests = || {
         let kernels = Kernels::load(index)?;
@@ -205,7 +205,7 @@ fn numbers_of(tensor: &Tensor) -> Tensor {
 }
 
 /// The digest of a tensor; `what` names it in errors.
-pub(super) fn digest_of(what: &str, tensor: &Tensor) -> Result<u64, RolloutError> {
+pub(super) fn digest_of(what: &str, tensor: &Tensor) -> Result<u64, EngineError> {
     if tensor.device().is_cuda() {
         return Ok(on_device(&[tensor.detach()])?.swap_remove(0));
     }
@@ -216,7 +216,7 @@ pub(super) fn digest_of(what: &str, tensor: &Tensor) -> Result<u64, RolloutError
     // nothing.
     let values = if is_viewable { flat.view_dtype(Kind::Float) } else { flat.to_kind(Kind::Float) };
     let digest = rlt_torch::f32_slice(&values).map(digest64);
-    digest.map_err(|source| RolloutError::Tensor { what: what.to_owned(), source })
+    digest.map_err(|source| EngineError::Tensor { what: what.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use super::images::RequestImages;
 use super::kv_cache::KvCache;
 use super::runner::{CpuRunner, Runner, timed};
 use super::weights::{Packing, RolloutWeights};
-use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
+use super::{EngineError, EngineOptions, Request, RolloutProgress, RolloutStats, WeightDigest};
 use crate::parallel::{DecoderUnits, TpGroup};
 use bounds::RequestBounds;
 use capacity::{RunCapacity, allocate_cache, scheduler_for};
@@ -36,8 +36,8 @@ const MAX_ROWS_HINT: usize = 64;
 
 /// Samples completions with packed copies of a decoder's linear layers and a paged key-value cache.
 #[derive(Debug)]
-pub struct RolloutEngine {
-    options: RolloutOptions,
+pub struct Engine {
+    options: EngineOptions,
     /// Tensor-parallel group of this rank; `None` without one.
     ranks: Option<Arc<TpGroup>>,
     weights: Option<RolloutWeights>,
@@ -57,9 +57,9 @@ pub struct RolloutEngine {
     routes: Vec<Vec<u16>>,
 }
 
-impl RolloutEngine {
+impl Engine {
     /// Creates an engine without weights, which takes memory with the first [`Self::sync_weights`].
-    pub fn new(options: RolloutOptions) -> Self {
+    pub fn new(options: EngineOptions) -> Self {
         Self {
             options,
             ranks: None,
@@ -93,16 +93,16 @@ impl RolloutEngine {
     /// two FSDP units are unsharded at a time.
     ///
     /// # Errors
-    /// [`RolloutError::OlderWeights`] when the engine already has a later version, [`RolloutError::Tensor`]
-    /// when memory cannot be reached, [`RolloutError::Torn`] or [`RolloutError::Ranks`] when ranks could not
+    /// [`EngineError::OlderWeights`] when the engine already has a later version, [`EngineError::Tensor`]
+    /// when memory cannot be reached, [`EngineError::Torn`] or [`EngineError::Ranks`] when ranks could not
     /// bring the weights.
     pub fn sync_weights<'a>(
         &mut self,
         policy: impl Into<DecoderUnits<'a>>,
         policy_version: u64,
-    ) -> Result<WeightDigest, RolloutError> {
+    ) -> Result<WeightDigest, EngineError> {
         if let Some(current) = self.policy_version().filter(|&current| current > policy_version) {
-            return Err(RolloutError::OlderWeights { current, offered: policy_version });
+            return Err(EngineError::OlderWeights { current, offered: policy_version });
         }
         // Frees old packed weights before new ones exist, and first memory that an update no longer needs.
         let policy: DecoderUnits<'_> = policy.into();
@@ -193,15 +193,15 @@ impl RolloutEngine {
     /// tensor-parallel group.
     ///
     /// # Errors
-    /// [`RolloutError`]; in particular [`RolloutError::StaleWeights`] when a parameter of `policy` has
+    /// [`EngineError`]; in particular [`EngineError::StaleWeights`] when a parameter of `policy` has
     /// changed since the last sync.
     pub fn generate<'a>(
         &mut self,
         policy: impl Into<DecoderUnits<'a>>,
-        requests: &[RolloutRequest],
+        requests: &[Request],
         detokenizer: &dyn Detokenizer,
         progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
-    ) -> Result<Vec<Vec<Completion>>, RolloutError> {
+    ) -> Result<Vec<Vec<Completion>>, EngineError> {
         self.generate_streaming(policy, requests, detokenizer, progress, &mut |_, _| {})
     }
 
@@ -213,11 +213,11 @@ impl RolloutEngine {
     pub fn generate_streaming<'a>(
         &mut self,
         policy: impl Into<DecoderUnits<'a>>,
-        requests: &[RolloutRequest],
+        requests: &[Request],
         detokenizer: &dyn Detokenizer,
         progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
         on_finish: &mut dyn FnMut((usize, usize), &Completion),
-    ) -> Result<Vec<Vec<Completion>>, RolloutError> {
+    ) -> Result<Vec<Vec<Completion>>, EngineError> {
         let mut completions: Vec<Vec<Option<Completion>>> =
             requests.iter().map(|request| vec![None; request.seeds.len()]).collect();
         let mut on_event = |event: Event| {
@@ -235,7 +235,7 @@ impl RolloutEngine {
 
     /// Executes `commands` until no sequence runs and the source of commands has ended. Sequences that are
     /// then paused or kept open are dropped. The sizes of cache and batch follow from the options:
-    /// [`RolloutOptions::max_concurrent`] sequences of the model's context, within the options' memory limit.
+    /// [`EngineOptions::max_concurrent`] sequences of the model's context, within the options' memory limit.
     ///
     /// `progress` is called after each step and may end the run there. `on_event` gets every token and
     /// completion, and commands that could not be applied.
@@ -244,8 +244,8 @@ impl RolloutEngine {
     /// the others' sources are not asked, and all ranks get the same events.
     ///
     /// # Errors
-    /// [`RolloutError::StaleWeights`] when a parameter of `policy` has changed since the last sync,
-    /// [`RolloutError::Ranks`] when a rank of the group is lost, or the error of a step.
+    /// [`EngineError::StaleWeights`] when a parameter of `policy` has changed since the last sync,
+    /// [`EngineError::Ranks`] when a rank of the group is lost, or the error of a step.
     pub fn run<'a>(
         &mut self,
         policy: impl Into<DecoderUnits<'a>>,
@@ -253,7 +253,7 @@ impl RolloutEngine {
         commands: &mut dyn CommandSource,
         progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
         on_event: &mut dyn FnMut(Event),
-    ) -> Result<(), RolloutError> {
+    ) -> Result<(), EngineError> {
         let group = self.ranks.clone();
         let commands = Inbox::new(commands, group.as_deref());
         let client = Client { commands, on_step: progress, on_event };
@@ -267,9 +267,9 @@ impl RolloutEngine {
         detokenizer: &dyn Detokenizer,
         work: Work<'_>,
         client: Client<'_>,
-    ) -> Result<(), RolloutError> {
+    ) -> Result<(), EngineError> {
         let _no_grad = tch::no_grad_guard();
-        let weights = self.weights.as_ref().ok_or(RolloutError::Asleep)?;
+        let weights = self.weights.as_ref().ok_or(EngineError::Asleep)?;
         let mut stats = RolloutStats::default();
         timed(&mut stats.digest_time, || verify_weights(weights, policy, &mut self.digest_cache))?;
         let bounds = RequestBounds::new(&self.options, &weights.frame.config);
@@ -308,14 +308,14 @@ impl RolloutEngine {
 #[derive(Clone, Copy)]
 enum Work<'a> {
     /// Samples the completions of these requests.
-    Requests(&'a [RolloutRequest]),
+    Requests(&'a [Request]),
     /// Executes the commands of a source.
     Commands,
 }
 
 impl<'a> Work<'a> {
     /// Requests that are known when the run begins.
-    fn requests(self) -> &'a [RolloutRequest] {
+    fn requests(self) -> &'a [Request] {
         match self {
             Self::Requests(requests) => requests,
             Self::Commands => &[],
@@ -329,7 +329,7 @@ fn runner_on<'a>(
     cache: &'a mut KvCache,
     limits: &RunnerLimits,
     images: RequestImages,
-) -> Result<Box<dyn Runner + 'a>, RolloutError> {
+) -> Result<Box<dyn Runner + 'a>, EngineError> {
     if weights.frame.device().is_cuda() {
         Ok(Box::new(CudaRunner::new(weights, cache, limits, images)?))
     } else {
@@ -341,11 +341,11 @@ fn verify_weights(
     weights: &RolloutWeights,
     policy: DecoderUnits<'_>,
     known: &mut KnownDigests,
-) -> Result<(), RolloutError> {
+) -> Result<(), EngineError> {
     let now = WeightDigest::of_known(policy, known)?;
     match weights.digest.first_difference(&now) {
         None => Ok(()),
-        Some(parameter) => Err(RolloutError::StaleWeights {
+        Some(parameter) => Err(EngineError::StaleWeights {
             parameter: parameter.to_owned(),
             policy_version: weights.policy_version,
         }),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rlt_core::images::{ImageLayout, PromptImage};
 use tch::Tensor;
 
-use super::{RolloutError, RolloutRequest};
+use super::{EngineError, Request};
 use crate::model::{Adapter, Decoder, PlacedFeatures};
 
 /// A run of consecutive tokens of a sequence in one pass.
@@ -49,21 +49,21 @@ impl RequestImages {
     /// Lays out the images of a request for a decoder.
     ///
     /// # Errors
-    /// [`RolloutError::NoVision`] and [`RolloutError::Images`].
+    /// [`EngineError::NoVision`] and [`EngineError::Images`].
     pub(super) fn add(
         &mut self,
         decoder: &Decoder,
         request_idx: usize,
-        request: &RolloutRequest,
-    ) -> Result<(), RolloutError> {
+        request: &Request,
+    ) -> Result<(), EngineError> {
         let num_images = request.images.len();
         let Some(vision) = &decoder.config.vision else {
-            let refused = RolloutError::NoVision { request_idx, num_images };
+            let refused = EngineError::NoVision { request_idx, num_images };
             return if num_images == 0 { Ok(()) } else { Err(refused) };
         };
         let grids = request.images.iter().map(|image| image.grid);
         let layout = ImageLayout::new(&request.prompt, grids, vision.image_token, self.merge)
-            .map_err(|source| RolloutError::Images { request_idx, source })?;
+            .map_err(|source| EngineError::Images { request_idx, source })?;
         if num_images > 0 {
             self.by_axis = true;
             self.of_requests.insert(request_idx, ImagesOfRequest { images: request.images.clone(), layout });

@@ -14,7 +14,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_core::tensor_parallel::SampleAssignment;
 use rlt_core::types::{Completion, Prompt};
 
-use super::{RolloutEngine, RolloutError, RolloutProgress, RolloutRequest, RolloutStats, routes};
+use super::{Engine, EngineError, Request, RolloutProgress, RolloutStats, routes};
 use crate::data::seeds::SeedUse;
 use crate::data::tokenizer::Tokenizer;
 use crate::observe::phases::{gib, memory};
@@ -28,7 +28,7 @@ use crate::roles::step_context::StepContext;
 /// Role that samples completions with the actor's weights.
 pub struct RolloutRole {
     /// Rollout engine, shared with the hook that frees its memory when sampling ends.
-    engine: Rc<RefCell<RolloutEngine>>,
+    engine: Rc<RefCell<Engine>>,
     pub(crate) tokenizer: Tokenizer,
     spec: RolloutSpec,
     ranks: Ranks,
@@ -99,7 +99,7 @@ impl SamplingCost {
 impl RolloutRole {
     /// Creates the role of `engine`, which frees its memory when sampling ends.
     pub(crate) fn new(
-        engine: RolloutEngine,
+        engine: Engine,
         tokenizer: Tokenizer,
         spec: RolloutSpec,
         ranks: Ranks,
@@ -217,7 +217,7 @@ impl RolloutRole {
         let num_shards = self.engine.borrow().num_shards();
         let assignment = SampleAssignment::new(self.ranks.size(), num_shards);
         let own_idxs: Vec<usize> = assignment.sampled_by(rank, prompts.len()).collect();
-        let requests: Vec<RolloutRequest> =
+        let requests: Vec<Request> =
             own_idxs.iter().map(|idx| self.request(plan, *idx, &prompts[*idx])).collect();
         let num_samples = own_idxs.len() * plan.num_samples as usize;
         self.context.watch().begin_phase(plan.phase, num_samples as u64);
@@ -255,7 +255,7 @@ impl RolloutRole {
     fn exchange_routes(
         &self,
         policy: &ActorRole,
-        requests: &[RolloutRequest],
+        requests: &[Request],
         completions: &[Vec<Completion>],
     ) -> Result<(), StepError> {
         if policy.decoder().config.experts.is_none() {
@@ -272,7 +272,7 @@ impl RolloutRole {
 
     /// Packs the actor's weights of `policy_version` unless the engine has them. Collective if the model is
     /// sharded.
-    fn sync_weights(&self, policy: &ActorRole, policy_version: u64) -> Result<(), RolloutError> {
+    fn sync_weights(&self, policy: &ActorRole, policy_version: u64) -> Result<(), EngineError> {
         let mut engine = self.engine.borrow_mut();
         if engine.policy_version() != Some(policy_version) {
             memory::during("update_weights", || engine.sync_weights(policy.units(), policy_version))?;
@@ -280,12 +280,12 @@ impl RolloutRole {
         Ok(())
     }
 
-    fn request(&self, plan: &SamplingPlan, prompt_idx: usize, prompt: &Prompt) -> RolloutRequest {
+    fn request(&self, plan: &SamplingPlan, prompt_idx: usize, prompt: &Prompt) -> Request {
         let seed = |sample_idx: u32| {
             let parts = [plan.seed_parts.as_slice(), &[prompt_idx as u64, u64::from(sample_idx)]].concat();
             self.context.seed(plan.usage, &parts)
         };
-        RolloutRequest {
+        Request {
             prompt: prompt.tokens.as_slice().into(),
             images: prompt.images.clone(),
             seeds: (0..plan.num_samples).map(seed).collect(),
@@ -298,9 +298,9 @@ impl RolloutRole {
     fn generate(
         &self,
         policy: &ActorRole,
-        requests: &[RolloutRequest],
+        requests: &[Request],
         on_finish: &mut dyn FnMut((usize, usize), &Completion),
-    ) -> Result<Option<Vec<Vec<Completion>>>, RolloutError> {
+    ) -> Result<Option<Vec<Vec<Completion>>>, EngineError> {
         let mut progress = |progress: RolloutProgress| {
             self.context.watch().advance(progress.num_finished as u64, progress.num_tokens as u64);
             if self.context.stop_reason().is_some() {
@@ -312,7 +312,7 @@ impl RolloutRole {
         let mut engine = self.engine.borrow_mut();
         match engine.generate_streaming(policy.units(), requests, &self.tokenizer, &mut progress, on_finish) {
             Ok(completions) => Ok(Some(completions)),
-            Err(RolloutError::Interrupted) => Ok(None),
+            Err(EngineError::Interrupted) => Ok(None),
             Err(error) => Err(error),
         }
     }

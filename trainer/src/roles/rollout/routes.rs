@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use rlt_core::types::Completion;
 
-use super::RolloutRequest;
+use super::Request;
 use crate::model::RoutesOfCompletion;
 use crate::parallel::{RankError, Ranks};
 use crate::roles::step_context::key_of;
@@ -18,12 +18,12 @@ type Logged = (u64, Vec<u16>);
 
 /// The routes of the first completion of each request, if they were recorded.
 pub(super) fn logged(
-    requests: &[RolloutRequest],
+    requests: &[Request],
     completions: &[Vec<Completion>],
     routes: Vec<Vec<u16>>,
 ) -> Vec<Logged> {
     let logged = requests.iter().zip(completions).zip(routes).filter(|(_, digests)| !digests.is_empty());
-    let keyed = |((request, completions), digests): ((&RolloutRequest, &Vec<Completion>), Vec<u16>)| {
+    let keyed = |((request, completions), digests): ((&Request, &Vec<Completion>), Vec<u16>)| {
         Some((key_of(&request.prompt, &completions.first()?.tokens), digests))
     };
     logged.filter_map(keyed).collect()

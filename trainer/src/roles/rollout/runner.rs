@@ -13,7 +13,7 @@ use rlt_core::sampling::SamplingParams;
 pub(super) use cpu::CpuRunner;
 
 use super::sampler::SampledToken;
-use super::{RolloutError, RolloutRequest, RolloutStats};
+use super::{EngineError, Request, RolloutStats};
 
 /// The work of one step.
 pub(super) struct StepInput<'a> {
@@ -40,24 +40,24 @@ pub(super) trait Runner {
     fn max_in_flight(&self) -> usize;
 
     /// Takes the images of a request whose sequences will run.
-    fn add_request(&mut self, request_idx: usize, request: &RolloutRequest) -> Result<(), RolloutError>;
+    fn add_request(&mut self, request_idx: usize, request: &Request) -> Result<(), EngineError>;
 
     /// Drops the images of a request whose sequences no longer exist.
     fn remove_request(&mut self, request_idx: usize);
 
     /// Starts a step: its prefills, its block copies, and the decode of its sequences.
-    fn launch(&mut self, input: &StepInput<'_>, stats: &mut RolloutStats) -> Result<(), RolloutError>;
+    fn launch(&mut self, input: &StepInput<'_>, stats: &mut RolloutStats) -> Result<(), EngineError>;
 
     /// Waits for the oldest launched step, which is step number `stats.num_steps` of the run.
-    fn read(&mut self, stats: &mut RolloutStats) -> Result<StepOutput, RolloutError>;
+    fn read(&mut self, stats: &mut RolloutStats) -> Result<StepOutput, EngineError>;
 
     /// Returns whether the run stops after step `step`, the last one read: whether this rank `wants_stop`, or
     /// a rank of its tensor-parallel group is known to. Fails on all ranks that sampled different tokens.
-    fn agrees_to_stop(&mut self, wants_stop: bool, step: usize) -> Result<bool, RolloutError>;
+    fn agrees_to_stop(&mut self, wants_stop: bool, step: usize) -> Result<bool, EngineError>;
 
     /// Ends the run after its last step. Returns whether a rank has made a stop request that no step
     /// reported.
-    fn finish(&mut self) -> Result<bool, RolloutError>;
+    fn finish(&mut self) -> Result<bool, EngineError>;
 }
 
 /// Adds the time that `work` takes to `total`.

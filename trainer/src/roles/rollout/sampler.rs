@@ -9,7 +9,7 @@ use rlt_core::sampling::{self, SamplingParams};
 use rlt_core::types::TokenId;
 use tch::{Kind, Tensor};
 
-use super::RolloutError;
+use super::EngineError;
 
 /// A drawn token with its log-prob under the untruncated distribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,8 +32,8 @@ pub(super) fn draw_rows(
     sequences: &[Sequence],
     params: &[&SamplingParams],
     banned: &[TokenId],
-) -> Result<Vec<SampledToken>, RolloutError> {
-    let reach = |source| RolloutError::Tensor { what: "logits".into(), source };
+) -> Result<Vec<SampledToken>, EngineError> {
+    let reach = |source| EngineError::Tensor { what: "logits".into(), source };
     let logprobs_bv = scaled(logits_bv, params).log_softmax(1, Kind::Float).contiguous();
     let has_penalty = params.iter().any(|p| p.has_penalty());
     let probs_bv = if has_penalty || !banned.is_empty() {
@@ -85,11 +85,11 @@ fn penalised(
     logits_bv: &Tensor,
     sequences: &[Sequence],
     params: &[&SamplingParams],
-) -> Result<Tensor, RolloutError> {
+) -> Result<Tensor, EngineError> {
     let vocab_size = logits_bv.size()[1] as usize;
     let mut copy = logits_bv.contiguous().copy();
     let rows = rlt_torch::f32_slice_mut(&mut copy)
-        .map_err(|source| RolloutError::Tensor { what: "logits".into(), source })?
+        .map_err(|source| EngineError::Tensor { what: "logits".into(), source })?
         .chunks_exact_mut(vocab_size);
     for (logits_v, (sequence, params)) in rows.zip(sequences.iter().zip(params)) {
         sampling::apply_repetition_penalty(logits_v, sequence.tokens(), params.repetition_penalty);

@@ -21,7 +21,7 @@ use super::experts::PackedExperts;
 use super::product::{DeviceProduct, PackOptions, Product, ProjectionShard};
 use super::weights::{DOWN, OUTPUT, PackedBlock, PackedLayer, Packing, RolloutWeights, unit_name};
 use super::wide_heads::HeadLayout;
-use super::{RolloutError, WeightDigest};
+use super::{EngineError, WeightDigest};
 use crate::model::tp_shards::{ShardedDim, TpCut};
 use crate::model::{Decoder, DecoderLayer, FeedForward, NamedTensors, Projection, VisionTower};
 use crate::parallel::{DecoderUnits, FsdpUnit};
@@ -61,7 +61,7 @@ impl RolloutWeights {
         policy_version: u64,
         packing: &Packing,
         known: &mut KnownDigests,
-    ) -> Result<Option<(Self, usize)>, RolloutError> {
+    ) -> Result<Option<(Self, usize)>, EngineError> {
         let digest = WeightDigest::of_known(policy, known)?;
         if !has_base(policy, &digest, &self.digest)? {
             return Ok(None);
@@ -71,7 +71,7 @@ impl RolloutWeights {
         for (layer_idx, (packed, layer)) in self.layers.iter_mut().zip(policy.decoder().layers()).enumerate()
         {
             let what = || unit_name(FsdpUnit::Layer(layer_idx));
-            let torn = || RolloutError::Torn { unit: what() };
+            let torn = || EngineError::Torn { unit: what() };
             let gathered = match policy.shards() {
                 None => None,
                 Some(shards) => {
@@ -81,7 +81,7 @@ impl RolloutWeights {
                 }
             };
             let taken = packed.take_adapter(layer, gathered.as_ref(), options, &self.head_layout);
-            num_bytes += taken.map_err(|source| RolloutError::Tensor { what: what(), source })?;
+            num_bytes += taken.map_err(|source| EngineError::Tensor { what: what(), source })?;
         }
         (self.digest, self.policy_version) = (digest, policy_version);
         Ok(Some((self, num_bytes)))
@@ -91,14 +91,14 @@ impl RolloutWeights {
 impl RolloutWeights {
     /// Copies the vision tower's adapter, if it has one, and returns the number of bytes copied from the
     /// trainer.
-    fn take_tower(&mut self, policy: DecoderUnits<'_>) -> Result<usize, RolloutError> {
+    fn take_tower(&mut self, policy: DecoderUnits<'_>) -> Result<usize, EngineError> {
         let Some(tower) = &policy.decoder().vision else { return Ok(0) };
         let unit = FsdpUnit::Outer;
         let gathered = match policy.shards().filter(|_| tower.is_adapted()) {
             None => NamedTensors::new(),
             Some(shards) => {
                 let digest = |tensor: &_| digest_of(&unit_name(unit), tensor);
-                let torn = || RolloutError::Torn { unit: unit_name(unit) };
+                let torn = || EngineError::Torn { unit: unit_name(unit) };
                 shards.gather_verified(unit, digest)?.ok_or_else(torn)?
             }
         };
@@ -120,7 +120,7 @@ fn has_base(
     policy: DecoderUnits<'_>,
     digest: &WeightDigest,
     packed: &WeightDigest,
-) -> Result<bool, RolloutError> {
+) -> Result<bool, EngineError> {
     let trained = policy.decoder().trainable_parameters();
     let trained: BTreeSet<&str> = trained.iter().map(|(name, _)| name.as_str()).collect();
     let has_changed = !digest.equals_beside(packed, |name| trained.contains(name));

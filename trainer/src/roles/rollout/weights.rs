@@ -22,7 +22,7 @@ use super::product::{DeviceProduct, PackOptions, Product, fused};
 use super::tp_projections::TpProjections;
 use super::unmerged;
 use super::wide_heads::HeadLayout;
-use super::{RolloutError, WeightDigest};
+use super::{EngineError, WeightDigest};
 use crate::model::tp_shards::TpCut;
 use crate::model::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog};
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
@@ -86,11 +86,11 @@ impl RolloutWeights {
         policy_version: u64,
         packing: Packing,
         known: &mut KnownDigests,
-    ) -> Result<Self, RolloutError> {
+    ) -> Result<Self, EngineError> {
         let Packing { rows_hint, kind, ranks, merges } = packing;
         let decoder = policy.decoder();
         let is_unmerged = !merges && decoder.lora().is_some();
-        let failed = |what: String| |source| RolloutError::Tensor { what, source };
+        let failed = |what: String| |source| EngineError::Tensor { what, source };
         if is_unmerged {
             unmerged::check(decoder).map_err(failed("the adapter".into()))?;
         }
@@ -116,10 +116,10 @@ impl RolloutWeights {
                     layers.push(layer.map_err(failed(format!("layer {layer_idx}")))?);
                 }
             }
-            Ok::<(), RolloutError>(())
+            Ok::<(), EngineError>(())
         })?;
         let head_layout = packer.head_layout;
-        let (mut frame, head) = outer.ok_or(RolloutError::Asleep)?;
+        let (mut frame, head) = outer.ok_or(EngineError::Asleep)?;
         let (norms, layers) = layers.into_iter().unzip();
         frame.layers = norms;
         Ok(Self { frame, shard, head_layout, layers, head, ranks, is_unmerged, digest, policy_version })
@@ -215,11 +215,11 @@ struct Packer<'a> {
 
 impl Packer<'_> {
     /// Verifies that the gathered values of a unit equal the ranks' shards, by their digests.
-    fn attest(&self, unit: FsdpUnit) -> Result<(), RolloutError> {
+    fn attest(&self, unit: FsdpUnit) -> Result<(), EngineError> {
         let Some(shards) = self.policy.shards() else { return Ok(()) };
         match shards.matches_shards(unit, |tensor| digest_of(&unit_name(unit), tensor))? {
             true => Ok(()),
-            false => Err(RolloutError::Torn { unit: unit_name(unit) }),
+            false => Err(EngineError::Torn { unit: unit_name(unit) }),
         }
     }
 

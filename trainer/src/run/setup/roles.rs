@@ -20,7 +20,7 @@ use crate::roles::learner::Portions;
 use crate::roles::offload::Offload;
 use crate::roles::reference::{Reference, ReferenceRole, kl_controller};
 use crate::roles::reward::{ExternalFunctions, RewardModels, RewardPool, RewardsRole};
-use crate::roles::rollout::{MemoryShare, RolloutEngine, RolloutOptions, RolloutRole};
+use crate::roles::rollout::{Engine, EngineOptions, MemoryShare, RolloutRole};
 use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
 use crate::storage::run_folder::RunFolder;
@@ -54,7 +54,7 @@ impl RoleSetup<'_> {
         external: ExternalFunctions,
     ) -> Result<RolloutRole, TrainError> {
         let Self { spec, ranks, context, .. } = *self;
-        let engine = RolloutEngine::new(engine_options(spec, &tokenizer, device, ranks)?);
+        let engine = Engine::new(engine_options(spec, &tokenizer, device, ranks)?);
         let engine = engine.with_tp_group(ranks.rollout_tp_group(spec.workers.mesh.rollout_tp as usize)?);
         Ok(RolloutRole::new(engine, tokenizer, spec.rollout.clone(), ranks.clone(), external, context))
     }
@@ -150,9 +150,9 @@ fn engine_options(
     tokenizer: &Tokenizer,
     device: Device,
     ranks: &Ranks,
-) -> Result<RolloutOptions, TrainError> {
+) -> Result<EngineOptions, TrainError> {
     let rollout = &spec.rollout;
-    Ok(RolloutOptions {
+    Ok(EngineOptions {
         max_concurrent: concurrent_sequences(spec) as usize,
         block_size: KV_BLOCK_TOKENS as usize,
         compute: rollout.precision.map(model::kind_of),

@@ -16,7 +16,7 @@ use super::super::{Failure, Finding, Report};
 use super::prediction::{self, DecodeLoad, with_prediction};
 use super::{GPU, measured, peak, weights};
 use crate::model::{Decoder, LoadOptions};
-use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
+use crate::roles::rollout::{Engine, EngineOptions, Request};
 
 const BATCHES: [usize; 5] = [1, 4, 16, 64, 256];
 const BYTES_PER_NUMBER: f64 = 2.0;
@@ -41,8 +41,8 @@ fn lengths() -> ([usize; 2], usize) {
 
 fn finding(config: &ModelConfig, decoder: &Decoder, batch: usize) -> Result<Finding, Failure> {
     let ([few, many], prompt_len) = lengths();
-    let options = RolloutOptions { max_concurrent: batch, ..RolloutOptions::default() };
-    let mut engine = RolloutEngine::new(options);
+    let options = EngineOptions { max_concurrent: batch, ..EngineOptions::default() };
+    let mut engine = Engine::new(options);
     engine.sync_weights(decoder, 0)?;
     let mut seconds = |new_tokens| seconds(&mut engine, decoder, batch, new_tokens);
     // The first run is not measured. Of the others the fastest counts, because other load slows them.
@@ -75,14 +75,9 @@ pub(super) fn bytes_of_step(config: &ModelConfig, batch: usize, context: f64) ->
     BYTES_PER_NUMBER * (weights(config).iter().sum::<f64>() + batch as f64 * context * of_token)
 }
 
-fn seconds(
-    engine: &mut RolloutEngine,
-    decoder: &Decoder,
-    batch: usize,
-    new_tokens: usize,
-) -> Result<f64, Failure> {
+fn seconds(engine: &mut Engine, decoder: &Decoder, batch: usize, new_tokens: usize) -> Result<f64, Failure> {
     let vocab_size = decoder.config.vocab_size as f64;
-    let request = RolloutRequest {
+    let request = Request {
         images: Vec::new(),
         prompt: (0..lengths().1 as u64).map(|at| (draw(1, at) * vocab_size) as TokenId).collect(),
         seeds: (0..batch as u64).map(|sample| derive_seed(&[sample])).collect(),

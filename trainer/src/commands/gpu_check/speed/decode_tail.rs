@@ -17,7 +17,7 @@ use super::decode::bytes_of_step;
 use super::prediction::{self, DecodeLoad, with_prediction};
 use super::{GPU, measured, peak};
 use crate::model::{Decoder, LoadOptions};
-use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
+use crate::roles::rollout::{Engine, EngineOptions, Request};
 
 /// Number of sequences per batch and of prompt tokens of each, on a GPU.
 const SHAPES: [[usize; 2]; 6] = [[1, 128], [16, 128], [64, 128], [256, 128], [1, 16_000], [8, 16_000]];
@@ -114,20 +114,20 @@ fn judged(calls: usize, [before, after_warm, after_all]: [i64; 3]) -> Finding {
     Finding::new(taken > 0 && grown <= allowed, figures)
 }
 
-pub(super) fn engine(decoder: &Decoder, max_concurrent: usize) -> Result<RolloutEngine, Failure> {
-    let mut engine = RolloutEngine::new(RolloutOptions { max_concurrent, ..RolloutOptions::default() });
+pub(super) fn engine(decoder: &Decoder, max_concurrent: usize) -> Result<Engine, Failure> {
+    let mut engine = Engine::new(EngineOptions { max_concurrent, ..EngineOptions::default() });
     engine.sync_weights(decoder, 0)?;
     Ok(engine)
 }
 
 /// Samples completions of one prompt of random tokens.
 pub(super) fn generate(
-    engine: &mut RolloutEngine,
+    engine: &mut Engine,
     decoder: &Decoder,
     [batch, prompt_len, max_new_tokens]: [usize; 3],
 ) -> Result<(), Failure> {
     let vocab_size = decoder.config.vocab_size as f64;
-    let request = RolloutRequest {
+    let request = Request {
         images: Vec::new(),
         prompt: (0..prompt_len as u64).map(|at| (draw(1, at) * vocab_size) as TokenId).collect(),
         seeds: (0..batch as u64).map(|sample| derive_seed(&[sample])).collect(),

@@ -5,10 +5,10 @@ use rlt_api::spec::LoraSpec;
 
 use super::taken::{Sampled, sample, set_adapter};
 use super::*;
-use crate::roles::rollout::{RolloutEngine, RolloutOptions};
+use crate::roles::rollout::{Engine, EngineOptions};
 
-fn engine() -> RolloutEngine {
-    RolloutEngine::new(RolloutOptions { block_size: 4, merge_lora: false, ..RolloutOptions::default() })
+fn engine() -> Engine {
+    Engine::new(EngineOptions { block_size: 4, merge_lora: false, ..EngineOptions::default() })
 }
 
 /// What is sampled before and after an adapter has changed, with a sync of all and one of the adapter.

@@ -10,7 +10,7 @@ use rlt_core::types::TokenId;
 
 use super::*;
 use crate::model::{AdapterExport, Export};
-use crate::roles::rollout::{RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+use crate::roles::rollout::{Engine, EngineError, EngineOptions, Request};
 
 struct Digits;
 
@@ -24,11 +24,8 @@ impl Detokenizer for Digits {
 pub(super) type Sampled = (Vec<u32>, Vec<f32>);
 
 /// Two prompts of three samples each.
-pub(super) fn sample(
-    engine: &mut RolloutEngine,
-    policy: DecoderUnits<'_>,
-) -> Result<Vec<Sampled>, RolloutError> {
-    let request = |prompt: &[TokenId]| RolloutRequest {
+pub(super) fn sample(engine: &mut Engine, policy: DecoderUnits<'_>) -> Result<Vec<Sampled>, EngineError> {
+    let request = |prompt: &[TokenId]| Request {
         images: Vec::new(),
         prompt: prompt.into(),
         seeds: vec![1, 2, 3],
@@ -68,8 +65,8 @@ pub(super) fn set_adapter(actor: &Actor, number: f64) {
     }
 }
 
-fn engine() -> RolloutEngine {
-    RolloutEngine::new(RolloutOptions { block_size: 4, ..RolloutOptions::default() })
+fn engine() -> Engine {
+    Engine::new(EngineOptions { block_size: 4, ..EngineOptions::default() })
 }
 
 #[test]
@@ -122,7 +119,7 @@ fn a_rank_whose_shard_has_changed_since_the_synchronisation_refuses_to_generate(
         let error = sample(&mut engine, actor.units()).unwrap_err();
         engine.sync_weights(actor.units(), 2).unwrap();
         sample(&mut engine, actor.units()).unwrap();
-        matches!(error, RolloutError::StaleWeights { policy_version: 1, .. })
+        matches!(error, EngineError::StaleWeights { policy_version: 1, .. })
     };
     assert_eq!(on_ranks(2, |ranks| refuses(&ranks, NONE)), [true, true]);
     assert!(refuses(&Ranks::alone(), OffloadSpec { parameters: true, ..NONE }));

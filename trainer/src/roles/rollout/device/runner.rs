@@ -9,7 +9,7 @@ use super::rows::OfRequest;
 use super::{CudaError, CudaRunner, Launched, MAX_IN_FLIGHT, follow};
 use crate::roles::rollout::runner::{Runner, StepInput, StepOutput, timed};
 use crate::roles::rollout::sampler::SampledToken;
-use crate::roles::rollout::{RolloutError, RolloutRequest, RolloutStats};
+use crate::roles::rollout::{EngineError, Request, RolloutStats};
 
 /// Results of a step, copied to pinned memory.
 struct ReadBack {
@@ -25,7 +25,7 @@ impl Runner for CudaRunner<'_> {
         MAX_IN_FLIGHT
     }
 
-    fn add_request(&mut self, request_idx: usize, request: &RolloutRequest) -> Result<(), RolloutError> {
+    fn add_request(&mut self, request_idx: usize, request: &Request) -> Result<(), EngineError> {
         self.images.add(&self.model.weights.frame, request_idx, request)
     }
 
@@ -33,7 +33,7 @@ impl Runner for CudaRunner<'_> {
         self.images.remove(request_idx);
     }
 
-    fn launch(&mut self, input: &StepInput<'_>, stats: &mut RolloutStats) -> Result<(), RolloutError> {
+    fn launch(&mut self, input: &StepInput<'_>, stats: &mut RolloutStats) -> Result<(), EngineError> {
         timed(&mut stats.prefill_time, || self.prepare(input.step))?;
         let launched = timed(&mut stats.decode_time, || self.launch_decode(input))?;
         stats.num_failed_captures = self.num_failed_captures;
@@ -41,11 +41,11 @@ impl Runner for CudaRunner<'_> {
         Ok(())
     }
 
-    fn read(&mut self, stats: &mut RolloutStats) -> Result<StepOutput, RolloutError> {
+    fn read(&mut self, stats: &mut RolloutStats) -> Result<StepOutput, EngineError> {
         let Some(launched) = self.launched.pop_front() else { return Ok(StepOutput::default()) };
         let read = timed(&mut stats.sampling_time, || self.read_back(&launched))?;
         if !read.is_alike {
-            return Err(RolloutError::Disagreement { step: stats.num_steps });
+            return Err(EngineError::Disagreement { step: stats.num_steps });
         }
         self.is_stop_wanted = read.is_stop_wanted;
         Ok(read.output)
@@ -53,13 +53,13 @@ impl Runner for CudaRunner<'_> {
 
     /// Returns whether the run stops. A rank without a group stops at once; ranks of a group stop once all of
     /// them know of the request, from the results of the next step.
-    fn agrees_to_stop(&mut self, wants_stop: bool, _: usize) -> Result<bool, RolloutError> {
+    fn agrees_to_stop(&mut self, wants_stop: bool, _: usize) -> Result<bool, EngineError> {
         self.wants_stop |= wants_stop;
         Ok(if self.model.peers.is_some() { self.is_stop_wanted } else { wants_stop })
     }
 
-    fn finish(&mut self) -> Result<bool, RolloutError> {
-        self.rejoin().map_err(RolloutError::from)
+    fn finish(&mut self) -> Result<bool, EngineError> {
+        self.rejoin().map_err(EngineError::from)
     }
 }
 

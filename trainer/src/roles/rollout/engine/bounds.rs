@@ -5,7 +5,7 @@ use rlt_core::images::ImageError;
 use rlt_core::types::TokenId;
 
 use crate::model::ModelConfig;
-use crate::roles::rollout::{RolloutError, RolloutOptions, RolloutRequest};
+use crate::roles::rollout::{EngineError, EngineOptions, Request};
 
 /// Bounds of requests by the model and the engine's options.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,7 @@ pub(super) struct RequestBounds {
 }
 
 impl RequestBounds {
-    pub(super) fn new(options: &RolloutOptions, config: &ModelConfig) -> Self {
+    pub(super) fn new(options: &EngineOptions, config: &ModelConfig) -> Self {
         let context = config.max_position_embeddings;
         let max_model_len = options.max_model_len.map_or(context, |longest| longest.min(context));
         let image_token = config.vision.as_ref().map(|vision| vision.image_token);
@@ -29,10 +29,10 @@ impl RequestBounds {
     pub(super) fn plan(
         &self,
         request_idx: usize,
-        request: &RolloutRequest,
+        request: &Request,
         keep_open: bool,
-    ) -> Result<SequenceRequest, RolloutError> {
-        request.sampling.validate().map_err(|source| RolloutError::Sampling { request_idx, source })?;
+    ) -> Result<SequenceRequest, EngineError> {
+        request.sampling.validate().map_err(|source| EngineError::Sampling { request_idx, source })?;
         let room = self.room_behind(request_idx, request.prompt.len())?;
         self.check_tokens(request_idx, &request.prompt)?;
         Ok(SequenceRequest {
@@ -51,31 +51,31 @@ impl RequestBounds {
         num_before: usize,
         tokens: &[TokenId],
         max_new_tokens: usize,
-    ) -> Result<usize, RolloutError> {
+    ) -> Result<usize, EngineError> {
         let room = self.room_behind(request_idx, num_before + tokens.len())?;
         self.check_tokens(request_idx, tokens)?;
         let placeholder = tokens.iter().enumerate().find(|(_, token)| Some(**token) == self.image_token);
         if let Some((position, &token)) = placeholder {
             let source = ImageError::MorePlaceholders { token, num_images: 0, position };
-            return Err(RolloutError::Images { request_idx, source });
+            return Err(EngineError::Images { request_idx, source });
         }
         Ok(max_new_tokens.min(room))
     }
 
     /// Number of tokens that fit behind `prompt_len` tokens; fails if there is no room.
-    fn room_behind(&self, request_idx: usize, prompt_len: usize) -> Result<usize, RolloutError> {
+    fn room_behind(&self, request_idx: usize, prompt_len: usize) -> Result<usize, EngineError> {
         let max_model_len = self.max_model_len;
         if prompt_len >= max_model_len {
-            return Err(RolloutError::PromptTooLong { request_idx, prompt_len, max_model_len });
+            return Err(EngineError::PromptTooLong { request_idx, prompt_len, max_model_len });
         }
         Ok(max_model_len - prompt_len)
     }
 
-    fn check_tokens(&self, request_idx: usize, tokens: &[TokenId]) -> Result<(), RolloutError> {
+    fn check_tokens(&self, request_idx: usize, tokens: &[TokenId]) -> Result<(), EngineError> {
         let vocab_size = self.vocab_size;
         match tokens.iter().find(|&&token| token as usize >= vocab_size) {
             None => Ok(()),
-            Some(&token) => Err(RolloutError::UnknownToken { request_idx, token, vocab_size }),
+            Some(&token) => Err(EngineError::UnknownToken { request_idx, token, vocab_size }),
         }
     }
 }

@@ -6,7 +6,7 @@ use super::bounds::RequestBounds;
 use crate::roles::rollout::device::RunnerLimits;
 use crate::roles::rollout::kv_cache::{self, KvCache};
 use crate::roles::rollout::weights::RolloutWeights;
-use crate::roles::rollout::{RolloutError, RolloutOptions, RolloutRequest};
+use crate::roles::rollout::{EngineError, EngineOptions, Request};
 
 /// Environment variable that with the value 0 forbids CUDA graphs: steps are launched one by one.
 const GRAPHS_VARIABLE: &str = "RLT_CUDA_GRAPHS";
@@ -22,9 +22,9 @@ pub(super) struct RunCapacity {
 impl RunCapacity {
     /// Capacity for the samples of `requests`.
     pub(super) fn of_requests(
-        options: &RolloutOptions,
+        options: &EngineOptions,
         planned: &[SequenceRequest],
-        requests: &[RolloutRequest],
+        requests: &[Request],
     ) -> Self {
         let num_samples: usize = planned.iter().map(|request| request.seeds.len()).sum();
         let longest = planned.iter().map(|request| request.max_blocks(options.block_size)).max();
@@ -40,7 +40,7 @@ impl RunCapacity {
 
     /// Capacity for requests that are not known yet: for as many sequences as may decode together, each as
     /// long as the model's context.
-    pub(super) fn of_options(options: &RolloutOptions, bounds: &RequestBounds) -> Self {
+    pub(super) fn of_options(options: &EngineOptions, bounds: &RequestBounds) -> Self {
         let max_blocks = bounds.max_model_len.div_ceil(options.block_size.max(1)).max(1);
         let limits = RunnerLimits {
             max_rows: options.max_concurrent.max(1),
@@ -61,11 +61,11 @@ fn graphs_are_forbidden() -> bool {
 /// Fails if it may not become large enough for the longest sample of each request.
 pub(super) fn allocate_cache<'a>(
     cache: &'a mut Option<KvCache>,
-    options: &RolloutOptions,
+    options: &EngineOptions,
     weights: &RolloutWeights,
     planned: &[SequenceRequest],
     wanted: usize,
-) -> Result<&'a mut KvCache, RolloutError> {
+) -> Result<&'a mut KvCache, EngineError> {
     let (kind, device) = (weights.frame.compute_kind(), weights.frame.device());
     let block_bytes = kv_cache::block_bytes(&weights.shard, options.block_size, kind);
     let left = options.memory.map_or(usize::MAX, |share| share.bytes().saturating_sub(weights.num_bytes()));
@@ -75,7 +75,7 @@ pub(super) fn allocate_cache<'a>(
             let needed_bytes = request.max_blocks(options.block_size) * block_bytes;
             if needed_bytes > left {
                 let (cache_bytes, weight_bytes) = (left, weights.num_bytes());
-                return Err(RolloutError::CacheTooSmall {
+                return Err(EngineError::CacheTooSmall {
                     request_idx,
                     share,
                     cache_bytes,
@@ -97,18 +97,18 @@ pub(super) fn allocate_cache<'a>(
 
 /// Returns a scheduler of the cache's blocks, with the requests `planned`.
 pub(super) fn scheduler_for(
-    options: &RolloutOptions,
+    options: &EngineOptions,
     cache: &KvCache,
     planned: &[SequenceRequest],
-) -> Result<Scheduler, RolloutError> {
+) -> Result<Scheduler, EngineError> {
     let config = SchedulerConfig {
         num_blocks: cache.num_blocks(),
         block_size: cache.block_size(),
         max_num_seqs: options.max_concurrent,
         max_num_batched_tokens: options.max_prefill_tokens,
     };
-    let mut scheduler = Scheduler::new(config).map_err(RolloutError::Schedule)?;
+    let mut scheduler = Scheduler::new(config).map_err(EngineError::Schedule)?;
     let mut requests = planned.iter().enumerate();
-    requests.try_for_each(|(idx, request)| scheduler.add(idx, request)).map_err(RolloutError::Schedule)?;
+    requests.try_for_each(|(idx, request)| scheduler.add(idx, request)).map_err(EngineError::Schedule)?;
     Ok(scheduler)
 }

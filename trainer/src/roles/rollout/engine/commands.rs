@@ -1,7 +1,7 @@
 //! Commands that change what an engine works on while it runs, and the events that it reports.
 //!
 //! ```text
-//! EngineHandle (any thread) -- Command --> CommandQueue --> RolloutEngine::run -- Event --> its caller
+//! EngineHandle (any thread) -- Command --> CommandQueue --> Engine::run -- Event --> its caller
 //! ```
 //! A command is applied between two steps. The sender numbers requests, so it can name a sequence before the
 //! engine has seen it.
@@ -15,7 +15,7 @@ use rlt_core::engine::SequenceId;
 use rlt_core::types::{Completion, TokenId};
 use serde::{Deserialize, Serialize};
 
-use crate::roles::rollout::{RolloutError, RolloutRequest};
+use crate::roles::rollout::{EngineError, Request};
 
 /// A change of what an engine works on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub enum Command {
         /// Index of the request, which no other request of the run has.
         request_idx: usize,
         /// The request, with a seed for each sample.
-        request: RolloutRequest,
+        request: Request,
         /// Whether its sequences stay when they have ended, so that they can be extended.
         keep_open: bool,
     },
@@ -93,7 +93,7 @@ pub enum Event {
         /// Index of the request that the command was about.
         request_idx: usize,
         /// Reason of the rejection.
-        error: RolloutError,
+        error: EngineError,
     },
 }
 
@@ -185,7 +185,7 @@ impl EngineHandle {
     ///
     /// # Errors
     /// [`EngineEnded`] if the run has ended, as for all commands.
-    pub fn add(&self, request: RolloutRequest, keep_open: bool) -> Result<Vec<SequenceId>, EngineEnded> {
+    pub fn add(&self, request: Request, keep_open: bool) -> Result<Vec<SequenceId>, EngineEnded> {
         let request_idx = self.next_request.fetch_add(1, Ordering::Relaxed);
         let num_samples = request.seeds.len();
         self.send(Command::Add { request_idx, request, keep_open })?;

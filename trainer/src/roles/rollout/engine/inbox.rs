@@ -129,10 +129,10 @@ mod tests {
     use rlt_core::sampling::SamplingParams;
 
     use super::*;
-    use crate::roles::rollout::RolloutRequest;
+    use crate::roles::rollout::Request;
 
     /// A request of numbers that do not survive every format.
-    fn odd() -> RolloutRequest {
+    fn odd() -> Request {
         let sampling = SamplingParams {
             temperature: f64::INFINITY,
             top_k: Some(usize::MAX),
@@ -145,7 +145,7 @@ mod tests {
         };
         let grid = ImageGrid { frames: 1, rows: 1, columns: 2 };
         let patches = vec![f32::MIN_POSITIVE, 0.1, -1.0 / 3.0, f32::MAX];
-        RolloutRequest {
+        Request {
             prompt: [1, 2, u32::MAX].into(),
             images: vec![Arc::new(PromptImage { digest: u64::MAX, grid, patches })],
             seeds: vec![0, u64::MAX],

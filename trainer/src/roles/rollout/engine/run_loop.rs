@@ -18,7 +18,7 @@ use super::commands::Event;
 use super::inbox::Inbox;
 use crate::roles::rollout::completion::RequestOutputs;
 use crate::roles::rollout::runner::{Runner, StepInput, StepOutput};
-use crate::roles::rollout::{RolloutError, RolloutProgress, RolloutStats};
+use crate::roles::rollout::{EngineError, RolloutProgress, RolloutStats};
 
 /// Gives commands to a run, and receives its progress and events.
 pub(super) struct Client<'c> {
@@ -57,8 +57,8 @@ impl<'a, 'o, 'c> RunLoop<'a, 'o, 'c> {
     /// Runs until nothing is left to do and no command can come.
     ///
     /// # Errors
-    /// [`RolloutError::Interrupted`] if the client of a rank ends the run, or the error of a step.
-    pub(super) fn run(mut self) -> Result<(), RolloutError> {
+    /// [`EngineError::Interrupted`] if the client of a rank ends the run, or the error of a step.
+    pub(super) fn run(mut self) -> Result<(), EngineError> {
         loop {
             while let Some(command) = self.client.commands.poll()? {
                 self.apply(command)?;
@@ -75,7 +75,7 @@ impl<'a, 'o, 'c> RunLoop<'a, 'o, 'c> {
             }
         }
         if self.runner.finish()? {
-            return Err(RolloutError::Interrupted);
+            return Err(EngineError::Interrupted);
         }
         let scheduled = self.scheduler.stats();
         self.stats.num_tokens = self.progress.num_tokens;
@@ -85,7 +85,7 @@ impl<'a, 'o, 'c> RunLoop<'a, 'o, 'c> {
     }
 
     /// Schedules a step and launches it.
-    fn launch(&mut self) -> Result<(), RolloutError> {
+    fn launch(&mut self) -> Result<(), EngineError> {
         let step = self.scheduler.schedule();
         let input = StepInput {
             step: &step,
@@ -98,7 +98,7 @@ impl<'a, 'o, 'c> RunLoop<'a, 'o, 'c> {
     }
 
     /// Reads the oldest launched step, and records its tokens.
-    fn read(&mut self) -> Result<(), RolloutError> {
+    fn read(&mut self) -> Result<(), EngineError> {
         self.stats.num_steps += 1;
         let StepOutput { sampled, routes } = self.runner.read(self.stats)?;
         let mut tokens = Vec::with_capacity(sampled.len());
@@ -121,7 +121,7 @@ impl<'a, 'o, 'c> RunLoop<'a, 'o, 'c> {
     }
 
     /// Reports the completion of a sequence that has ended.
-    fn end(&mut self, sequence: &Sequence) -> Result<(), RolloutError> {
+    fn end(&mut self, sequence: &Sequence) -> Result<(), EngineError> {
         let id = sequence.id();
         let Some(completion) = self.outputs.complete(id)? else { return Ok(()) };
         if sequence.is_turn_over() {
@@ -141,7 +141,7 @@ impl<'a, 'o, 'c> RunLoop<'a, 'o, 'c> {
     }
 
     /// Reports a step with so many new tokens and ended sequences.
-    fn report(&mut self, num_new: usize, num_ended: usize) -> Result<(), RolloutError> {
+    fn report(&mut self, num_new: usize, num_ended: usize) -> Result<(), EngineError> {
         // After a stop request progress is not reported until all ranks know of it.
         if !self.wants_stop {
             self.progress.num_tokens += num_new;
@@ -151,7 +151,7 @@ impl<'a, 'o, 'c> RunLoop<'a, 'o, 'c> {
             self.wants_stop = (self.client.on_step)(self.progress).is_break();
         }
         let stops = self.runner.agrees_to_stop(self.wants_stop, self.stats.num_steps)?;
-        if stops { Err(RolloutError::Interrupted) } else { Ok(()) }
+        if stops { Err(EngineError::Interrupted) } else { Ok(()) }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::parallel::RankError;
 use crate::roles::rollout::images::{RequestImages, Stretch};
 use crate::roles::rollout::kv_cache::{KvCache, LayerCache};
 use crate::roles::rollout::weights::RolloutWeights;
-use crate::roles::rollout::{RolloutError, RolloutRequest, RolloutStats, sampler};
+use crate::roles::rollout::{EngineError, Request, RolloutStats, sampler};
 
 /// Packed weights with the cache that passes write.
 pub(in crate::roles::rollout) struct CpuRunner<'a> {
@@ -108,7 +108,7 @@ impl Runner for CpuRunner<'_> {
         1
     }
 
-    fn add_request(&mut self, request_idx: usize, request: &RolloutRequest) -> Result<(), RolloutError> {
+    fn add_request(&mut self, request_idx: usize, request: &Request) -> Result<(), EngineError> {
         self.images.add(&self.weights.frame, request_idx, request)
     }
 
@@ -116,7 +116,7 @@ impl Runner for CpuRunner<'_> {
         self.images.remove(request_idx);
     }
 
-    fn launch(&mut self, input: &StepInput<'_>, stats: &mut RolloutStats) -> Result<(), RolloutError> {
+    fn launch(&mut self, input: &StepInput<'_>, stats: &mut RolloutStats) -> Result<(), EngineError> {
         timed(&mut stats.prefill_time, || self.prefill(input.step))?;
         let logits_bv = timed(&mut stats.decode_time, || {
             self.cache.copy_blocks(&input.step.copies);
@@ -133,7 +133,7 @@ impl Runner for CpuRunner<'_> {
         Ok(())
     }
 
-    fn read(&mut self, _: &mut RolloutStats) -> Result<StepOutput, RolloutError> {
+    fn read(&mut self, _: &mut RolloutStats) -> Result<StepOutput, EngineError> {
         let output = self.output.take().unwrap_or_default();
         if self.weights.ranks().is_some() {
             self.digest = sampler::digest(&output.sampled);
@@ -141,15 +141,15 @@ impl Runner for CpuRunner<'_> {
         Ok(output)
     }
 
-    fn agrees_to_stop(&mut self, wants_stop: bool, step: usize) -> Result<bool, RolloutError> {
+    fn agrees_to_stop(&mut self, wants_stop: bool, step: usize) -> Result<bool, EngineError> {
         let Some(ranks) = self.weights.ranks() else { return Ok(wants_stop) };
         // The largest and the smallest of the digests.
         let [stops, largest, smallest] =
             ranks.all_reduce_max([wants_stop.into(), self.digest, -self.digest])?;
-        if largest == -smallest { Ok(stops > 0) } else { Err(RolloutError::Disagreement { step }) }
+        if largest == -smallest { Ok(stops > 0) } else { Err(EngineError::Disagreement { step }) }
     }
 
-    fn finish(&mut self) -> Result<bool, RolloutError> {
+    fn finish(&mut self) -> Result<bool, EngineError> {
         // The last step has exchanged all stop requests.
         Ok(false)
     }

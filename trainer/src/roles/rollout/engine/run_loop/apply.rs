@@ -5,14 +5,14 @@ use rlt_core::types::TokenId;
 
 use super::RunLoop;
 use crate::roles::rollout::engine::commands::{Command, Event};
-use crate::roles::rollout::{RolloutError, RolloutRequest};
+use crate::roles::rollout::{EngineError, Request};
 
 impl RunLoop<'_, '_, '_> {
     /// Applies a command, or reports why it cannot be applied.
     ///
     /// # Errors
     /// Those of a step that has to be read first.
-    pub(super) fn apply(&mut self, command: Command) -> Result<(), RolloutError> {
+    pub(super) fn apply(&mut self, command: Command) -> Result<(), EngineError> {
         if let Command::Pause(id) = command {
             // A paused sequence knows all of its tokens, so those in flight are read first.
             while self.scheduler.is_in_flight(id) {
@@ -26,30 +26,25 @@ impl RunLoop<'_, '_, '_> {
         Ok(())
     }
 
-    fn change(&mut self, command: Command) -> Result<(), RolloutError> {
+    fn change(&mut self, command: Command) -> Result<(), EngineError> {
         match command {
             Command::Add { request_idx, request, keep_open } => self.add(request_idx, &request, keep_open),
             Command::Extend { id, tokens, max_new_tokens } => self.extend(id, &tokens, max_new_tokens),
-            Command::Pause(id) => self.scheduler.pause(id).map_err(RolloutError::Schedule),
-            Command::Resume(id) => self.scheduler.resume(id).map_err(RolloutError::Schedule),
+            Command::Pause(id) => self.scheduler.pause(id).map_err(EngineError::Schedule),
+            Command::Resume(id) => self.scheduler.resume(id).map_err(EngineError::Schedule),
             Command::Cancel(id) => self.cancel(id),
         }
     }
 
-    fn add(
-        &mut self,
-        request_idx: usize,
-        request: &RolloutRequest,
-        keep_open: bool,
-    ) -> Result<(), RolloutError> {
+    fn add(&mut self, request_idx: usize, request: &Request, keep_open: bool) -> Result<(), EngineError> {
         if self.outputs.has_request(request_idx) {
-            return Err(RolloutError::RepeatedRequest { request_idx });
+            return Err(EngineError::RepeatedRequest { request_idx });
         }
         let planned = self.bounds.plan(request_idx, request, keep_open)?;
         self.runner.add_request(request_idx, request)?;
         if let Err(source) = self.scheduler.add(request_idx, &planned) {
             self.runner.remove_request(request_idx);
-            return Err(RolloutError::Schedule(source));
+            return Err(EngineError::Schedule(source));
         }
         self.outputs.add(request_idx, request);
         Ok(())
@@ -60,15 +55,15 @@ impl RunLoop<'_, '_, '_> {
         id: SequenceId,
         tokens: &[TokenId],
         max_new_tokens: usize,
-    ) -> Result<(), RolloutError> {
+    ) -> Result<(), EngineError> {
         let num_before = self.scheduler.find(id).map_or(0, |sequence| sequence.tokens().len());
         let max_new_tokens = self.bounds.plan_turn(id.request_idx, num_before, tokens, max_new_tokens)?;
-        self.scheduler.extend(id, tokens, max_new_tokens).map_err(RolloutError::Schedule)
+        self.scheduler.extend(id, tokens, max_new_tokens).map_err(EngineError::Schedule)
     }
 
-    fn cancel(&mut self, id: SequenceId) -> Result<(), RolloutError> {
+    fn cancel(&mut self, id: SequenceId) -> Result<(), EngineError> {
         if self.scheduler.cancel(id).is_none() {
-            return Err(RolloutError::Schedule(SchedulerError::UnknownSequence { id }));
+            return Err(EngineError::Schedule(SchedulerError::UnknownSequence { id }));
         }
         self.forget(id);
         (self.client.on_event)(Event::Cancelled { id });

@@ -12,7 +12,7 @@ use super::*;
 use crate::model::ModelConfig;
 use crate::roles::rollout::engine::{Command, CommandSource};
 use crate::roles::rollout::sampler::SampledToken;
-use crate::roles::rollout::{RolloutOptions, RolloutRequest};
+use crate::roles::rollout::{EngineOptions, Request};
 
 /// Samples the number of tokens before each one.
 struct FakeRunner {
@@ -28,7 +28,7 @@ impl Runner for FakeRunner {
         self.max_in_flight
     }
 
-    fn add_request(&mut self, request_idx: usize, _: &RolloutRequest) -> Result<(), RolloutError> {
+    fn add_request(&mut self, request_idx: usize, _: &Request) -> Result<(), EngineError> {
         self.calls.push(format!("add {request_idx}"));
         Ok(())
     }
@@ -37,7 +37,7 @@ impl Runner for FakeRunner {
         self.calls.push(format!("remove {request_idx}"));
     }
 
-    fn launch(&mut self, input: &StepInput<'_>, _: &mut RolloutStats) -> Result<(), RolloutError> {
+    fn launch(&mut self, input: &StepInput<'_>, _: &mut RolloutStats) -> Result<(), EngineError> {
         let sampled = |sequence: &Sequence| SampledToken {
             token: sequence.completion().len() as TokenId,
             logprob: (input.sampling)(sequence).temperature as f32 - 2.0,
@@ -48,18 +48,18 @@ impl Runner for FakeRunner {
         Ok(())
     }
 
-    fn read(&mut self, _: &mut RolloutStats) -> Result<StepOutput, RolloutError> {
+    fn read(&mut self, _: &mut RolloutStats) -> Result<StepOutput, EngineError> {
         self.num_read += 1;
         self.calls.push(format!("read {}", self.num_read));
         let sampled = self.launched.pop_front().unwrap();
         Ok(StepOutput { routes: vec![Vec::new(); sampled.len()], sampled })
     }
 
-    fn agrees_to_stop(&mut self, wants_stop: bool, _: usize) -> Result<bool, RolloutError> {
+    fn agrees_to_stop(&mut self, wants_stop: bool, _: usize) -> Result<bool, EngineError> {
         Ok(wants_stop)
     }
 
-    fn finish(&mut self) -> Result<bool, RolloutError> {
+    fn finish(&mut self) -> Result<bool, EngineError> {
         self.calls.push("finish".into());
         Ok(false)
     }
@@ -95,12 +95,12 @@ fn bounds() -> RequestBounds {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
     }));
-    RequestBounds::new(&RolloutOptions::default(), &config.unwrap())
+    RequestBounds::new(&EngineOptions::default(), &config.unwrap())
 }
 
 /// Adds a request of one sample of four tokens, before the first step.
 fn add(keep_open: bool) -> (usize, Command) {
-    let request = RolloutRequest {
+    let request = Request {
         prompt: [5, 6].into(),
         images: Vec::new(),
         seeds: vec![1],
