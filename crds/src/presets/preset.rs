@@ -1,4 +1,4 @@
-//! What a preset declares: the data from which it learns, and its values.
+//! Declaration of a preset: the data from which it learns, and its values.
 
 use rlt_algorithms::declaration::Parameters;
 use rlt_algorithms::kl::KlEstimator;

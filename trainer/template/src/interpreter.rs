@@ -15,9 +15,9 @@ pub(crate) use scope::{Loop, Scope};
 
 use crate::ast::{Body, CAPTURED, Expr, For, Macro, Node, Statement, Target};
 use crate::error::{Error, Result};
+use crate::rendered::{Clock, Rendered};
 use crate::text::{check_len, push_str};
 use crate::value::{BYTES_A_STEP, Dict, Missing, Value};
-use crate::{Clock, Rendered};
 
 /// Steps that one turn of a loop takes besides those of its body.
 const STEPS_A_TURN: usize = 4;

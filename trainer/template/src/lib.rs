@@ -21,14 +21,15 @@ mod names;
 mod operators;
 mod order;
 mod parser;
+mod rendered;
 mod text;
 mod unknown;
 mod value;
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 pub use error::{Error, ErrorKind};
+pub use rendered::{Clock, Rendered};
 
 /// Number of steps that [`Template::render`] may take. A conversation of a thousand turns takes well below a
 /// million. A step copies at most 64 bytes, so this also bounds the memory of a rendering.
@@ -42,18 +43,6 @@ pub const MAX_SOURCE_BYTES: usize = 4 << 20;
 pub struct Template {
     body: ast::Body,
 }
-
-/// The text of a rendered template.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Rendered {
-    /// The rendered text.
-    pub text: String,
-    /// Byte ranges of `text` that `{% generation %}` tags marked, in order.
-    pub generated: Vec<Range<usize>>,
-}
-
-/// Formats the current time by a `strftime` format, for the template function `strftime_now`.
-pub type Clock<'a> = &'a dyn Fn(&str) -> Result<String, String>;
 
 impl Template {
     /// Parses a template.

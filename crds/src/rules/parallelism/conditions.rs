@@ -1,4 +1,4 @@
-//! What the rules of several sections of parallelism read, and the parts that their conditions share.
+//! Fields that the rules of several sections of parallelism read, and the parts that their conditions share.
 
 use crate::spec::{MeshSpec, RLTrainingJobSpec};
 

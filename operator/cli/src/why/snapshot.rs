@@ -1,4 +1,4 @@
-//! What an explanation reads.
+//! Snapshot of a job that an explanation reads.
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_objects::job::Job;

@@ -1,4 +1,4 @@
-//! What the objects of a job are built from, and their names.
+//! Input from which the objects of a job are built, and their names.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rlt_api::plan::WorkerGroup;

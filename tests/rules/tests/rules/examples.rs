@@ -15,6 +15,8 @@ const HEADING: &str = "## Examples of additions";
 const NUM_EXAMPLES: usize = 4;
 /// Folder of the model families, each in a file.
 const FAMILIES: &str = "crds/src/plan/model_config/families/";
+/// Declaration of a family in its file, which other files of the folder do not have.
+const FAMILY_START: &str = "Definition = Definition {";
 /// Lines above which the file of a family fails.
 const MAX_FAMILY_LINES: usize = 70;
 
@@ -128,6 +130,7 @@ fn every_example_names_tests_that_exist() {
 fn the_file_of_a_family_has_at_most_70_lines() {
     let sources = rust_sources().unwrap();
     let families = sources.iter().filter(|source| source.path.starts_with(FAMILIES));
+    let families = families.filter(|source| source.text.contains(FAMILY_START));
     let lengths: Vec<usize> = families.map(|source| source.text.lines().count()).collect();
     assert!(lengths.len() > 20, "files of families are found: {}", lengths.len());
     assert!(lengths.iter().all(|length| *length <= MAX_FAMILY_LINES), "{lengths:?}");

@@ -1,4 +1,4 @@
-//! What a check finds, and what several checks ask about the device and their errors.
+//! Findings of checks, and questions of several checks about the device and their errors.
 
 use rlt_torch::cuda;
 use serde_json::{Map, Value};

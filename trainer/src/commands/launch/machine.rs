@@ -1,4 +1,4 @@
-//! What all ways to run the ranks of a machine share.
+//! Definitions that all ways to run the ranks of a machine share.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What all estimators share: their inputs and results, and the sums that several of them take.
+//! Inputs and results of all estimators, and the sums that several of them take.
 
 use thiserror::Error;
 

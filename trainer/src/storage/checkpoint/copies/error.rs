@@ -100,9 +100,9 @@ pub enum CopyError {
     /// A file of the prefix is not read: it is a device or a pipe, or longer than any of a checkpoint.
     #[error("spec.checkpoint.uri: `{place}` is not read: remove it")]
     Unreadable {
-        /// The file in the store.
+        /// Address of the file in the store.
         place: String,
-        /// The refusal.
+        /// Refusal to read the file.
         source: io::Error,
     },
     /// The run ended before the copy was complete.
