@@ -172,7 +172,7 @@ impl Package {
         let mut found: BTreeSet<ModulePath> =
             named.filter_map(|(_, import)| self.item(path, &import.path)).collect();
         for glob in module.globs.iter().filter(|glob| !glob.is_reexport) {
-            found.extend(self.resolve(path, &glob.path, 0).map(|Target::Module(at)| Target::Item(at) | at));
+            found.extend(self.resolve(path, &glob.path, 0).map(|(Target::Module(at) | Target::Item(at))| at));
         }
         found.extend(inline_paths(&module.code).iter().filter_map(|inline| self.item(path, inline)));
         found.remove(path);
