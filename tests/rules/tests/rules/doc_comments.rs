@@ -4,18 +4,14 @@
 use rlt_rules::rust_sources;
 
 /// Public doc comments that do not name their subject yet, by file. The list only gets shorter.
-const LEFTOVERS: [(&str, &str); 11] = [
+const LEFTOVERS: [(&str, &str); 7] = [
     // Descriptions of the custom resource.
     ("crds/src/spec/workers/resources.rs", "Existing PersistentVolumeClaim."),
-    ("trainer/core/algorithms/src/kl.rs", "d."),
-    ("trainer/core/algorithms/src/kl.rs", "|d|."),
-    ("trainer/core/algorithms/src/loss/sapo.rs", "Temperature elsewhere."),
     // Parts of types.
     (
         "trainer/src/roles/rollout/engine/commands.rs",
         "Whether its sequences stay when they have ended, so that they can be extended.",
     ),
-    ("trainer/src/roles/update.rs", "How they ended."),
     // Headers of tests.
     (
         "trainer/tests/fixtures/gradients.rs",
