@@ -22,7 +22,6 @@ use crate::run::error::TrainError;
 use crate::run::saving::Patience;
 use crate::run::{Progress, Run, StepReward, identity};
 use crate::storage::checkpoint::{Checkpoint, RunIdentity, TensorPart};
-use crate::storage::run_folder::free_bytes;
 
 /// Reads the progress of a run from a checkpoint.
 ///
@@ -200,7 +199,7 @@ pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), T
 fn check_room(run: &Run, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     let needed: u64 = checkpoint.manifest().files.values().map(|file| file.num_bytes).sum();
     let folder = run.folder.checkpoints();
-    match free_bytes(&folder) {
+    match rlt_files::free_bytes(&folder) {
         Some(free) if free < needed && checkpoint.step() < run.num_steps => {
             Err(TrainError::NoRoom { path: folder.display().to_string(), free, needed })
         }
