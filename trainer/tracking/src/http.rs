@@ -23,6 +23,14 @@ pub fn text_of(answer: Response, timeout: Duration) -> io::Result<String> {
     read_text(answer, MAX_ANSWER_BYTES, timeout)
 }
 
+/// Reads the text of an answer that may be longer than those of tracking servers.
+///
+/// # Errors
+/// As [`text_of`], with `max_bytes` as the limit.
+pub fn text_within(answer: Response, max_bytes: u64, timeout: Duration) -> io::Result<String> {
+    read_text(answer, max_bytes, timeout)
+}
+
 fn read_text(mut answer: impl Read, max_bytes: u64, timeout: Duration) -> io::Result<String> {
     let deadline = Instant::now() + timeout;
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
