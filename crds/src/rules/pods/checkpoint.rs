@@ -13,7 +13,7 @@ fn is_address(uri: &str) -> bool {
 
 /// Whether no `@` stands before the path of an address, where URLs have user and password.
 fn has_plain_bucket(uri: &str) -> bool {
-    let rest = uri.split_once("://").map_or("", |(_, rest)| rest);
+    let rest = uri.split_once("://").filter(|(scheme, _)| !scheme.contains('/')).map_or("", |(_, rest)| rest);
     !rest.split('/').next().unwrap_or_default().contains('@')
 }
 
@@ -40,7 +40,7 @@ pub(in crate::rules) const RULES: &[Rule] = &[
         at: "",
         reads: &[""],
         message: "the name of the bucket must hold no password (`@`)",
-        cel: || "!self.matches('^[a-z0-9]+://[^/]*@')".into(),
+        cel: || "!self.matches('^[^/]*://[^/]*@')".into(),
         holds: Check::Spec(|spec| spec.checkpoint.uri.as_deref().is_none_or(has_plain_bucket)),
         allowed: Some(|_| {
             "s3://BUCKET/PREFIX; credentials are read from the environment of the workers".into()
