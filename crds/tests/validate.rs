@@ -261,7 +261,10 @@ fn a_password_in_an_address_is_refused_and_not_repeated() {
     let copies = "checkpoint: {uri: 's3://user:pass-word@bucket/prefix'}";
     for section in [hub, server, wasm, copies] {
         let envelope = "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {name: a}";
-        let shown = shown(&format!("{envelope}\nspec:\n  {section}\n"));
+        let manifest = format!("{envelope}\nspec:\n  {section}\n");
+        let document = json!(problems(&manifest)).to_string();
+        assert!(!document.contains("pass-word"), "{document}");
+        let shown = shown(&manifest);
         assert!(shown.contains("no password (`@`)"), "{shown}");
         assert!(!shown.contains("pass-word"), "{shown}");
     }
