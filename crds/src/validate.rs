@@ -275,9 +275,15 @@ fn is_dns_label(name: &str) -> bool {
         && name.chars().all(|each| each.is_ascii_lowercase() || each.is_ascii_digit() || each == '-')
 }
 
-/// Whether a value is an address with a user, perhaps with a password, which no message or status shows.
+/// Whether a value is or holds an address with a user, perhaps with a password, which no message or status
+/// shows.
 fn has_password(value: &Value) -> bool {
-    value.as_str().is_some_and(|text| text.contains("://") && text.contains('@'))
+    match value {
+        Value::String(text) => text.contains("://") && text.contains('@'),
+        Value::Array(values) => values.iter().any(has_password),
+        Value::Object(fields) => fields.values().any(has_password),
+        _ => false,
+    }
 }
 
 fn check_spec(spec: Option<&Value>, checker: &mut Checker) -> Option<RLTrainingJobSpec> {

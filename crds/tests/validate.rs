@@ -256,9 +256,15 @@ fn a_password_in_an_address_is_refused_and_not_repeated() {
     let hub = "model: {hub: {repo: a/b, endpoint: 'https://user:pass-word@mirror'}}";
     let server =
         "rewards: {functions: [{name: a, kind: Server, server: {url: 'https://user:pass-word@judge'}}]}";
-    for section in [hub, server] {
+    let wasm =
+        "rewards: {functions: [{name: a, kind: Wasm, wasm: {url: 'https://user:pass-word@modules/a.wasm'}}]}";
+    let copies = "checkpoint: {uri: 's3://user:pass-word@bucket/prefix'}";
+    for section in [hub, server, wasm, copies] {
         let envelope = "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {name: a}";
-        let shown = shown(&format!("{envelope}\nspec:\n  {section}\n"));
+        let manifest = format!("{envelope}\nspec:\n  {section}\n");
+        let document = json!(problems(&manifest)).to_string();
+        assert!(!document.contains("pass-word"), "{document}");
+        let shown = shown(&manifest);
         assert!(shown.contains("no password (`@`)"), "{shown}");
         assert!(!shown.contains("pass-word"), "{shown}");
     }

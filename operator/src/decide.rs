@@ -198,6 +198,7 @@ fn run(mut reconcile: Reconcile<'_>) -> Decision {
         return reconcile.decide(JobState::WaitingToRestart(wait), Some(wait));
     }
     let may_create_pods = queue::may_create_pods(reconcile.input.queueing);
+    deadlines::begin_start(&mut reconcile);
     if may_create_pods && !reconcile.status.attempt_in_place {
         reconcile.start = reconcile.pods.missing();
     }

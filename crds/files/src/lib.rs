@@ -43,6 +43,12 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Number of free bytes on the disk of `path`; `None` if the file system does not report it.
+pub fn free_bytes(path: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(path).ok().filter(|disk| disk.f_blocks > 0)?;
+    disk.f_bavail.checked_mul(disk.f_frsize)
+}
+
 /// Reads a regular file of at most `max_bytes`.
 ///
 /// # Errors

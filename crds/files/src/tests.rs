@@ -119,3 +119,10 @@ fn a_path_may_turn_and_follow_links_but_not_leave_the_folders() {
     let missing = resolve_below(&own.join("missing"), [own.as_path()]).unwrap_err();
     assert_eq!(missing.kind(), io::ErrorKind::NotFound);
 }
+
+#[test]
+fn a_disk_has_free_bytes_and_a_missing_folder_has_none() {
+    let folder = folder();
+    assert!(free_bytes(folder.path()).is_some_and(|bytes| bytes > 0));
+    assert_eq!(free_bytes(&folder.path().join("missing")), None);
+}

@@ -6,6 +6,10 @@ use super::model::{MIRROR, cel_is_plain_mirror, is_plain_mirror};
 use super::{Check, Rule, cel_samples_nothing};
 use crate::spec::{JudgeSpec, RewardKind};
 
+/// Error for the address of a server or module that is no plain address.
+const ADDRESS: &str =
+    "the address must begin with http:// or https:// and hold no space and no password (`@`)";
+
 fn is_header(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte == b'-' || byte.is_ascii_alphanumeric())
 }
@@ -79,6 +83,18 @@ pub(super) const RULES: &[Rule] = &[
         allowed: None,
     },
     Rule {
+        scope: "spec.rewards.functions[].wasm",
+        at: "url",
+        reads: &["url"],
+        message: ADDRESS,
+        cel: || "!has(self.url) || self.url.matches('^https?://[^/@ ]+(/[^@ ]*)?$')".into(),
+        holds: Check::RewardFunction(|function| {
+            let url = function.wasm.as_ref().and_then(|wasm| wasm.url.as_deref());
+            url.is_none_or(is_plain_url)
+        }),
+        allowed: None,
+    },
+    Rule {
         scope: "spec.rewards.functions[].judge",
         at: "minScore",
         reads: &["minScore", "maxScore"],
@@ -115,7 +131,7 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec.rewards.functions[].server",
         at: "url",
         reads: &["url"],
-        message: "the address must begin with http:// or https:// and hold no space and no password (`@`)",
+        message: ADDRESS,
         cel: || "self.url.matches('^https?://[^/@ ]+(/[^@ ]*)?$')".into(),
         holds: Check::RewardFunction(|function| {
             function.server.as_ref().is_none_or(|server| is_plain_url(&server.url))

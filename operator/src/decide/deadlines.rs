@@ -3,14 +3,19 @@
 
 use std::time::Duration;
 
-use rlt_api::FailureCause;
+use rlt_api::status::{Condition, ConditionType};
+use rlt_api::{FailureCause, Reason};
 use rlt_objects::worker::{Waiting, Worker};
 
 use super::failure::{Failure, in_words};
-use super::{JobState, Reconcile, clock, deletion};
+use super::{JobState, Reconcile, clock, deletion, queue};
 
 /// Seconds after which a delayed start is reported: a cluster autoscaler needs time to add nodes.
 const HELD_UP_AFTER_SECONDS: u64 = 10;
+
+/// Reasons of a status that was written after a decision could not be applied.
+const APPLY_FAILURES: [Reason; 4] =
+    [Reason::WorkersRefused, Reason::ObjectRefused, Reason::NameConflict, Reason::ApplyFailed];
 
 /// Time until the next deadline.
 pub(super) fn next(reconcile: &Reconcile<'_>) -> Option<Duration> {
@@ -56,7 +61,31 @@ fn seconds_starting(reconcile: &Reconcile<'_>) -> Option<u64> {
 
 fn startup_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
     let limit = reconcile.input.prepared.job.spec().run_policy.startup_deadline_seconds?;
-    seconds_starting(reconcile).map(|seconds| limit.saturating_sub(seconds))
+    let seconds = if has_no_pod_yet(reconcile) { Some(0) } else { seconds_starting(reconcile) };
+    seconds.map(|seconds| limit.saturating_sub(seconds))
+}
+
+/// Lets an attempt with a deadline of its start begin now, if its pods are about to be created. The operator
+/// may have died after it wrote the attempt, and the time until it came back is not that of the start.
+pub(super) fn begin_start(reconcile: &mut Reconcile<'_>) {
+    let has_deadline = reconcile.input.prepared.job.spec().run_policy.startup_deadline_seconds.is_some();
+    if has_deadline && has_no_pod_yet(reconcile) {
+        reconcile.status.attempt_start_time = Some(clock::rfc3339(reconcile.input.now));
+    }
+}
+
+/// Whether no operator has tried to create the attempt's pods, and this one may. Pods that the API server
+/// refused were tried.
+fn has_no_pod_yet(reconcile: &Reconcile<'_>) -> bool {
+    let is_refused = |condition: &Condition| {
+        condition.type_ == ConditionType::Reconciling
+            && APPLY_FAILURES.iter().any(|reason| condition.reason == reason.name())
+    };
+    reconcile.pods.present().next().is_none()
+        && !reconcile.pods.missing().is_empty()
+        && !reconcile.status.attempt_in_place
+        && queue::may_create_pods(reconcile.input.queueing)
+        && !reconcile.input.status.conditions.iter().any(is_refused)
 }
 
 /// Seconds until the next step must be finished; `None` without such a limit, and for a trainer that is not

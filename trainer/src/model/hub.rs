@@ -5,6 +5,7 @@
 //! `HF_HUB_CACHE`), shared with other tools. The user's token (`HF_TOKEN`, or the file of a login) is sent to
 //! the public hub and to the mirror of `HF_ENDPOINT`, but to no other mirror that a manifest names.
 
+mod client;
 mod credentials;
 mod dataset_files;
 pub mod push;
@@ -12,11 +13,12 @@ mod snapshot;
 
 use std::path::{Path, PathBuf};
 
-use hf_hub::repository::RepoType;
-use hf_hub::{HFClient, HFClientSync, HFError, HFRepositorySync, resolve_cache_dir, split_id};
+use hf_hub::resolve_cache_dir;
 use rlt_api::ExitCode;
 use rlt_api::spec::{HubDatasetSpec, HubSpec};
 
+pub use client::RequestError;
+use client::{HubRepository, RepositoryKind};
 pub use dataset_files::DatasetFilesError;
 use snapshot::Listed;
 pub use snapshot::SnapshotError;
@@ -27,6 +29,8 @@ pub(crate) use snapshot::is_of_model;
 const README: &str = "README.md";
 /// Maximum size of the README in bytes.
 const MAX_README_BYTES: u64 = 4 << 20;
+/// Maximum number of characters of the hub's answer that an error quotes.
+const MAX_SHOWN_CHARS: usize = 100;
 
 /// A model that was fetched to the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,8 +60,8 @@ pub enum HubError {
     Client {
         /// Repository as `owner/name`.
         repo: String,
-        /// Error of the hub's client.
-        source: Box<HFError>,
+        /// Error of the request.
+        source: Box<RequestError>,
     },
     /// The revision does not exist, or the hub did not answer.
     #[error("resolving revision {revision:?} of {repo} to a commit")]
@@ -66,8 +70,8 @@ pub enum HubError {
         repo: String,
         /// Branch, tag or commit that was requested.
         revision: String,
-        /// Error of the hub's client.
-        source: Box<HFError>,
+        /// Error of the request.
+        source: Box<RequestError>,
     },
     /// The hub's answer contains no commit.
     #[error(
@@ -116,27 +120,12 @@ impl HubError {
             Self::Client { source, .. }
             | Self::Resolve { source, .. }
             | Self::Fetch { source: SnapshotError::Hub { source, .. }, .. }
-                if is_permanent(source) =>
+                if source.is_permanent() =>
             {
                 ExitCode::BadConfig
             }
             _ => ExitCode::RetryableIo,
         }
-    }
-}
-
-/// Whether a retry cannot help: the token lacks a right, or the repository, revision or file does not exist.
-fn is_permanent(error: &HFError) -> bool {
-    match error {
-        HFError::AuthRequired { .. }
-        | HFError::Forbidden { .. }
-        | HFError::RepoNotFound { .. }
-        | HFError::RevisionNotFound { .. }
-        | HFError::EntryNotFound { .. }
-        | HFError::InvalidParameter(_)
-        | HFError::Url(_) => true,
-        HFError::Http { context } => matches!(context.status.as_u16(), 400 | 401 | 403 | 404 | 410 | 451),
-        _ => false,
     }
 }
 
@@ -146,11 +135,7 @@ fn is_permanent(error: &HFError) -> bool {
 /// # Errors
 /// [`HubError`], whose variant is the step that failed.
 pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubError> {
-    let (owner, name) = split_id(&spec.repo);
-    let repository = client(spec, cache_dir)?.model(owner, name);
-    let resolve = || repository.info().revision(&spec.revision).send().map(|info| info.sha);
-    let commit = commit_of(spec, resolve)?;
-    let snapshot = Snapshot::at(commit, "models", &spec.repo, repository, cache_dir);
+    let snapshot = Snapshot::of(spec, RepositoryKind::Model, cache_dir)?;
     let listed = snapshot.list()?;
     snapshot.fetch(listed.iter().filter(|file| snapshot::is_of_model(&file.name)))?;
     Ok(HubModel { commit: snapshot.commit, dir: snapshot.dir })
@@ -161,11 +146,7 @@ pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubEr
 /// # Errors
 /// [`HubError`], whose variant is the step that failed.
 pub fn fetch_dataset(spec: &HubDatasetSpec, cache_dir: Option<&Path>) -> Result<HubDataset, HubError> {
-    let (owner, name) = split_id(&spec.repo);
-    let repository = client(&spec.repository(), cache_dir)?.dataset(owner, name);
-    let resolve = || repository.info().revision(&spec.revision).send().map(|info| info.sha);
-    let commit = commit_of(&spec.repository(), resolve)?;
-    let snapshot = Snapshot::at(commit, "datasets", &spec.repo, repository, cache_dir);
+    let snapshot = Snapshot::of(&spec.repository(), RepositoryKind::Dataset, cache_dir)?;
     let listed = snapshot.list()?;
     let unknown = |source| HubError::DatasetFiles {
         repo: spec.repo.clone(),
@@ -182,63 +163,46 @@ pub fn fetch_dataset(spec: &HubDatasetSpec, cache_dir: Option<&Path>) -> Result<
     Ok(HubDataset { files, commit: snapshot.commit })
 }
 
-fn client(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HFClientSync, HubError> {
-    let mut builder = HFClient::builder();
-    if let Some(endpoint) = &spec.endpoint {
-        builder = builder.endpoint(endpoint);
-        if !credentials::is_trusted(endpoint) {
-            tracing::debug!(
-                endpoint,
-                repo = spec.repo,
-                "the hub's token is not sent to the manifest's mirror"
-            );
-            builder = builder.token(credentials::WITHHELD);
-        }
-    }
-    if let Some(cache_dir) = cache_dir {
-        builder = builder.cache_dir(cache_dir);
-    }
+fn client(spec: &HubSpec, kind: RepositoryKind) -> Result<HubRepository, HubError> {
+    let endpoint = spec.endpoint.clone().unwrap_or_else(credentials::own_endpoint);
+    let token = credentials::token_for(&endpoint);
     let failed = |source| HubError::Client { repo: spec.repo.clone(), source: Box::new(source) };
-    builder.build_sync().map_err(failed)
+    HubRepository::new(&endpoint, kind, &spec.repo, token.as_deref()).map_err(failed)
 }
 
 /// Resolves the revision of `spec` to a commit; asks the hub unless the revision is a commit already.
-fn commit_of(
-    spec: &HubSpec,
-    resolve: impl FnOnce() -> Result<Option<String>, HFError>,
-) -> Result<String, HubError> {
+fn commit_of(spec: &HubSpec, repository: &HubRepository) -> Result<String, HubError> {
     let HubSpec { repo, revision, .. } = spec.clone();
     if is_commit(&revision) {
         return Ok(revision);
     }
-    match resolve().map(Option::unwrap_or_default) {
+    match repository.commit_of(&revision) {
         Ok(commit) if is_commit(&commit) => Ok(commit),
-        Ok(got) => Err(HubError::NoCommit { repo, revision, got }),
+        Ok(got) => {
+            let got = got.chars().take(MAX_SHOWN_CHARS).collect();
+            Err(HubError::NoCommit { repo, revision, got })
+        }
         Err(source) => Err(HubError::Resolve { repo, revision, source: Box::new(source) }),
     }
 }
 
 /// A repository at a commit, and the folder of its files in the cache.
-struct Snapshot<T: RepoType> {
+struct Snapshot {
     repo: String,
-    repository: HFRepositorySync<T>,
+    repository: HubRepository,
     commit: String,
     dir: PathBuf,
 }
 
-impl<T: RepoType + Sync> Snapshot<T> {
-    /// Creates the snapshot of a repository; `kind` is `models` or `datasets`.
-    fn at(
-        commit: String,
-        kind: &str,
-        repo: &str,
-        repository: HFRepositorySync<T>,
-        cache_dir: Option<&Path>,
-    ) -> Self {
+impl Snapshot {
+    /// Resolves the revision of `spec` to a commit.
+    fn of(spec: &HubSpec, kind: RepositoryKind, cache_dir: Option<&Path>) -> Result<Self, HubError> {
+        let repository = client(spec, kind)?;
+        let commit = commit_of(spec, &repository)?;
         let cache_dir = cache_dir.map_or_else(resolve_cache_dir, Path::to_path_buf);
-        let folder = format!("{kind}--{}", repo.replace('/', "--"));
+        let folder = format!("{}--{}", kind.plural(), spec.repo.replace('/', "--"));
         let dir = cache_dir.join(folder).join("snapshots").join(&commit);
-        Self { repo: repo.to_owned(), repository, commit, dir }
+        Ok(Self { repo: spec.repo.clone(), repository, commit, dir })
     }
 
     /// Lists the files of the commit. If the hub does not answer, returns the list that was cached with the

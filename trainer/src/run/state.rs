@@ -7,6 +7,7 @@
 
 use std::time::Instant;
 
+use rlt_api::spec::CheckpointSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -22,7 +23,6 @@ use crate::run::error::TrainError;
 use crate::run::saving::Patience;
 use crate::run::{Progress, Run, StepReward, identity};
 use crate::storage::checkpoint::{Checkpoint, RunIdentity, TensorPart};
-use crate::storage::run_folder::free_bytes;
 
 /// Reads the progress of a run from a checkpoint.
 ///
@@ -174,9 +174,11 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
 /// # Errors
 /// [`TrainError`]: every checkpoint is damaged, or the checkpoint is that of another model or of other data.
 pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), TrainError> {
-    let (checkpoint, notes) = find_together(run)?;
-    if let (Some(checkpoint), true) = (&checkpoint, run.ranks.is_leader()) {
-        check_room(run, checkpoint)?;
+    let (checkpoint, mut notes) = find_together(run)?;
+    match &checkpoint {
+        Some(checkpoint) if run.ranks.is_leader() => check_room(run, checkpoint)?,
+        Some(_) => {}
+        None => notes.extend(check_room_at_start(run, roles)?),
     }
     let unquantized = run.unquantized.take();
     let resumed_after = match (&checkpoint, unquantized) {
@@ -200,12 +202,62 @@ pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), T
 fn check_room(run: &Run, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     let needed: u64 = checkpoint.manifest().files.values().map(|file| file.num_bytes).sum();
     let folder = run.folder.checkpoints();
-    match free_bytes(&folder) {
+    match rlt_files::free_bytes(&folder) {
         Some(free) if free < needed && checkpoint.step() < run.num_steps => {
             Err(TrainError::NoRoom { path: folder.display().to_string(), free, needed })
         }
         _ => Ok(()),
     }
+}
+
+/// Fails if the disk has too little space for the first checkpoint of a run that starts from scratch; returns
+/// a warning on the leader if there is space for fewer checkpoints than the run keeps. Collective.
+fn check_room_at_start(run: &Run, roles: &mut Roles) -> Result<Option<String>, TrainError> {
+    let needed: u64 = run.ranks.all_gather(saved_bytes(run, roles)?)?.iter().sum();
+    if !run.ranks.is_leader() {
+        return Ok(None);
+    }
+    let folder = run.folder.checkpoints();
+    let free = rlt_files::free_bytes(&folder).or_else(|| rlt_files::free_bytes(run.folder.root()));
+    let num_kept = num_kept(&run.spec().checkpoint, run.num_steps);
+    free.map_or(Ok(None), |free| room_at_start(&folder.display().to_string(), free, needed, num_kept))
+}
+
+/// Number of bytes of the tensors that this rank would save now. Those of all ranks are a full checkpoint; a
+/// critic or a copy of the reference that is created later is not counted.
+fn saved_bytes(run: &Run, roles: &mut Roles) -> Result<u64, TrainError> {
+    let bytes_of = |parts: Vec<TensorPart>| -> u64 {
+        parts.iter().map(|part| (part.values.numel() * part.values.kind().elt_size_in_bytes()) as u64).sum()
+    };
+    let mut num_bytes = bytes_of(roles.actor.trainable().tensor_parts()?);
+    if let Some(critic) = roles.critic.trainable() {
+        num_bytes += bytes_of(critic.tensor_parts()?);
+    }
+    if let Some(copy) = roles.reference.own_copy() {
+        num_bytes += bytes_of(copy.tensor_parts(&run.ranks)?);
+    }
+    Ok(num_bytes)
+}
+
+/// Largest number of checkpoints that a run of `num_steps` has at a time: a new one is complete before the
+/// oldest is deleted.
+fn num_kept(spec: &CheckpointSpec, num_steps: u64) -> u64 {
+    let num_saves = if spec.every_steps == 0 { 1 } else { num_steps.div_ceil(spec.every_steps).max(1) };
+    (u64::from(spec.keep) + 1).min(num_saves) + u64::from(spec.keep_best)
+}
+
+/// Compares the free bytes with the size of one checkpoint, and of as many as the run keeps.
+fn room_at_start(path: &str, free: u64, needed: u64, num_kept: u64) -> Result<Option<String>, TrainError> {
+    if free < needed {
+        return Err(TrainError::NoRoom { path: path.to_owned(), free, needed });
+    }
+    let in_all = needed.saturating_mul(num_kept);
+    Ok((free < in_all).then(|| {
+        format!(
+            "warning: {path}: {free} bytes are free, and the {num_kept} checkpoints that the run keeps at a time need \
+             {in_all}: make room, or lower spec.checkpoint.keep"
+        )
+    }))
 }
 
 /// Selects and verifies a checkpoint on the leader; the other ranks open the same one, and read only what
@@ -301,4 +353,38 @@ fn restore_reference(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), T
         roles.reference.restore(frozen);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rlt_api::ExitCode;
+
+    use super::*;
+
+    #[test]
+    fn a_run_starts_only_with_space_for_one_checkpoint_and_is_warned_without_space_for_all() {
+        let error = room_at_start("/run/checkpoints", 99, 100, 4).unwrap_err();
+        assert_eq!(error.exit_code(), ExitCode::RetryableIo);
+        let message = error.to_string();
+        for words in ["/run/checkpoints", "99 bytes are free", "needs 100"] {
+            assert!(message.contains(words), "{message}");
+        }
+        let warning = room_at_start("/run/checkpoints", 399, 100, 4).unwrap().unwrap();
+        for words in ["/run/checkpoints", "399 bytes are free", "4 checkpoints", "need 400"] {
+            assert!(warning.contains(words), "{warning}");
+        }
+        assert_eq!(room_at_start("/run/checkpoints", 400, 100, 4).unwrap(), None);
+    }
+
+    #[test]
+    fn the_number_of_checkpoints_is_that_of_the_saves_up_to_the_kept_ones_and_a_new_one() {
+        let kept = |every_steps, keep, keep_best, num_steps| {
+            num_kept(&CheckpointSpec { every_steps, keep, keep_best, ..CheckpointSpec::default() }, num_steps)
+        };
+        assert_eq!(kept(20, 3, false, 1000), 4);
+        assert_eq!(kept(20, 3, true, 1000), 5);
+        assert_eq!(kept(20, 3, false, 30), 2);
+        assert_eq!(kept(0, 3, false, 1000), 1);
+        assert_eq!(kept(20, 1000, false, 0), 1);
+    }
 }

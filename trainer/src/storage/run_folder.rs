@@ -319,12 +319,6 @@ fn holder() -> String {
     format!("attempt {attempt}, process {} on host {}", std::process::id(), host.trim())
 }
 
-/// Number of free bytes on the disk of `path`; `None` if the file system does not report it.
-pub fn free_bytes(path: &Path) -> Option<u64> {
-    let disk = rustix::fs::statvfs(path).ok().filter(|disk| disk.f_blocks > 0)?;
-    disk.f_bavail.checked_mul(disk.f_frsize)
-}
-
 fn first_difference(earlier: &str, now: &str) -> Option<String> {
     if earlier == now {
         return None;

@@ -15,12 +15,28 @@ pub fn client(connect_timeout: Duration) -> ClientBuilder {
     Client::builder().redirect(Policy::none()).connect_timeout(connect_timeout)
 }
 
+/// Returns an address without its user and password, to be shown.
+pub fn without_password(address: &str) -> String {
+    let Some((scheme, rest)) = address.split_once("://") else { return address.to_owned() };
+    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    format!("{scheme}://{host}{path}")
+}
+
 /// Reads the text of an answer.
 ///
 /// # Errors
 /// When the answer has more than [`MAX_ANSWER_BYTES`], takes longer than `timeout`, or ends early.
 pub fn text_of(answer: Response, timeout: Duration) -> io::Result<String> {
     read_text(answer, MAX_ANSWER_BYTES, timeout)
+}
+
+/// Reads the text of an answer that may be longer than those of tracking servers.
+///
+/// # Errors
+/// As [`text_of`], with `max_bytes` as the limit.
+pub fn text_within(answer: Response, max_bytes: u64, timeout: Duration) -> io::Result<String> {
+    read_text(answer, max_bytes, timeout)
 }
 
 fn read_text(mut answer: impl Read, max_bytes: u64, timeout: Duration) -> io::Result<String> {
@@ -46,6 +62,20 @@ fn read_text(mut answer: impl Read, max_bytes: u64, timeout: Duration) -> io::Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_is_shown_without_its_password() {
+        for (address, shown) in [
+            ("https://user:pass-word@host:8443/a@b?c", "https://host:8443/a@b?c"),
+            ("s3://key:pass-word@bucket", "s3://bucket"),
+            ("https://a@b:pass-word@host?x=@", "https://host?x=@"),
+            ("file:///folder/a@b", "file:///folder/a@b"),
+            ("az://container/prefix", "az://container/prefix"),
+            ("no address", "no address"),
+        ] {
+            assert_eq!(without_password(address), shown);
+        }
+    }
 
     #[test]
     fn an_answer_without_end_is_given_up() {

@@ -11,6 +11,12 @@ fn is_address(uri: &str) -> bool {
         .any(|scheme| uri.strip_prefix(scheme).is_some_and(|rest| rest.starts_with(|first| first != '/')))
 }
 
+/// Whether no `@` stands before the path of an address, where URLs have user and password.
+fn has_plain_bucket(uri: &str) -> bool {
+    let rest = uri.split_once("://").filter(|(scheme, _)| !scheme.contains('/')).map_or("", |(_, rest)| rest);
+    !rest.split('/').next().unwrap_or_default().contains('@')
+}
+
 pub(in crate::rules) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.checkpoint.uri",
@@ -27,6 +33,17 @@ pub(in crate::rules) const RULES: &[Rule] = &[
         holds: Check::Spec(|spec| spec.checkpoint.uri.as_deref().is_none_or(is_address)),
         allowed: Some(|_| {
             "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER".into()
+        }),
+    },
+    Rule {
+        scope: "spec.checkpoint.uri",
+        at: "",
+        reads: &[""],
+        message: "the name of the bucket must hold no password (`@`)",
+        cel: || "!self.matches('^[^/]*://[^/]*@')".into(),
+        holds: Check::Spec(|spec| spec.checkpoint.uri.as_deref().is_none_or(has_plain_bucket)),
+        allowed: Some(|_| {
+            "s3://BUCKET/PREFIX; credentials are read from the environment of the workers".into()
         }),
     },
     Rule {

@@ -1,6 +1,7 @@
 //! Pods that are deleted, nodes that are lost, and pods that never start.
 
 use super::*;
+use crate::decide::ApplyFailure;
 use crate::nodes::NodeState;
 
 fn preempted(worker: Worker, seconds_left: i64) -> Worker {
@@ -128,6 +129,26 @@ fn workers_that_started_while_no_operator_ran_have_not_started_late() {
     assert_eq!((decision.state, decision.status.last_failure), (JobState::Running, None));
     let waits = decided(policy, &starting(600), vec![runs(0), worker(1, 1)]);
     assert_eq!(waits.status.last_failure.unwrap().cause, FailureCause::StartFailed);
+}
+
+#[test]
+fn an_attempt_whose_pods_no_operator_has_created_yet_does_not_start_late() {
+    let policy = json!({"startupDeadlineSeconds": 60});
+    let decision = decided(policy.clone(), &starting(600), vec![]);
+    assert_eq!((&decision.state, decision.start.len()), (&JobState::Starting, 2));
+    assert_eq!(decision.requeue_after, Some(Duration::from_secs(60)));
+    let created = decided(policy.clone(), &decision.status, vec![worker(0, 1), worker(1, 1)]);
+    assert_eq!((created.state, created.status.last_failure), (JobState::Starting, None));
+
+    let failure = ApplyFailure {
+        reason: rlt_api::Reason::WorkersRefused,
+        message: "exceeded quota".into(),
+        needs_action: true,
+    };
+    let refused = decided(policy.clone(), &starting(600), vec![]).failed(failure, now()).status;
+    let refused = RLTrainingJobStatus { attempt_start_time: Some(ago(60)), ..refused };
+    let late = decided(policy, &refused, vec![]).status.last_failure.unwrap();
+    assert_eq!(late.cause, FailureCause::StartFailed, "pods that are refused do not start in time");
 }
 
 #[test]

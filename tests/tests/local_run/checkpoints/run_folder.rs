@@ -183,6 +183,23 @@ fn a_full_disk_costs_checkpoints_then_ends_the_run_retryably_and_room_lets_it_go
     assert_eq!(place.steps().len(), 12);
 }
 
+#[test]
+fn a_run_without_space_for_its_first_checkpoint_ends_retryably_before_its_first_step() {
+    let place = Place::new();
+    let folder = place.run("");
+    let Some(disk) = SmallDisk::mount(&folder, "1m") else {
+        rlt_skipped::skip("a full disk needs a process that may mount");
+        return;
+    };
+    let manifest = tiny_with(json!({
+        "model": { "architecture": { "hiddenSize": 128, "intermediateSize": 512 } },
+        "algorithm": { "kl": { "placement": "None" } }
+    }));
+    place.train(&manifest).expect(75, &["checkpoints: ", "bytes are free, and the next checkpoint needs"]);
+    assert!(disk.resize("64m"));
+    place.train(&manifest).expect(0, &[]);
+}
+
 /// Bytes that the files below `folder` take on a file system with pages of 4 KiB.
 fn space_of(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());

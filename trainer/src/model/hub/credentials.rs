@@ -1,17 +1,48 @@
 //! Servers that may receive the user's token of the hub. A manifest can name any mirror, so it must not
 //! decide where the token goes.
 
+use std::path::Path;
+
 use reqwest::Url;
 
 /// URL of the public hub.
 const PUBLIC_HUB: &str = "https://huggingface.co";
 
-/// Token that is sent to no server. The client would read the user's token if it had none; this one cannot
-/// stand in a header, so that the client sends no header for it.
-pub(super) const WITHHELD: &str = "\n";
+/// Maximum size of a file with a token, in bytes.
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
+
+/// Returns the address of the hub for a manifest that names none: `HF_ENDPOINT`, or the public hub.
+pub(super) fn own_endpoint() -> String {
+    variable("HF_ENDPOINT").unwrap_or_else(|| PUBLIC_HUB.to_owned())
+}
+
+/// Returns the user's token for `endpoint`: that of `HF_TOKEN`, or of the file of a login; `None` if there is
+/// none, and for a mirror that is not the user's own.
+pub(super) fn token_for(endpoint: &str) -> Option<String> {
+    if !is_trusted(endpoint) {
+        tracing::debug!("the hub's token is not sent to the manifest's mirror");
+        return None;
+    }
+    if variable("HF_HUB_DISABLE_IMPLICIT_TOKEN").is_some() {
+        return None;
+    }
+    let of_file = |path: &Path| {
+        let bytes = rlt_files::read(path, MAX_TOKEN_BYTES).ok()?;
+        let token = String::from_utf8(bytes).ok()?.trim().to_owned();
+        (!token.is_empty()).then_some(token)
+    };
+    variable("HF_TOKEN")
+        .or_else(|| of_file(variable("HF_TOKEN_PATH")?.as_ref()))
+        .or_else(|| of_file(&hf_hub::hf_home().join("token")))
+}
+
+/// Returns the value of an environment variable; `None` if it is unset or empty.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
 
 /// Whether the user's token may be sent to `endpoint`: the public hub, or the mirror of `HF_ENDPOINT`.
-pub(super) fn is_trusted(endpoint: &str) -> bool {
+fn is_trusted(endpoint: &str) -> bool {
     is_one_of(endpoint, std::env::var("HF_ENDPOINT").ok().as_deref())
 }
 

@@ -5,13 +5,14 @@
 //! server's entity tags, which are not used here.
 
 use std::fs;
+use std::io::{Read, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hf_hub::repository::{RepoTreeEntry, RepoType};
-use hf_hub::{HFError, HFRepositorySync};
 use serde::{Deserialize, Serialize};
+
+use super::client::{HubRepository, RequestError, TreeEntry};
 
 /// Names of the files that belong to a model: weights, configuration, tokenizer, chat templates and image
 /// processor, but no code and no other formats. A star matches any characters except `/`.
@@ -36,6 +37,8 @@ const LISTING: &str = ".listing.json";
 const MAX_LISTING_BYTES: u64 = 64 << 20;
 /// Maximum number of files that a repository may list.
 const MAX_FILES: usize = 100_000;
+/// Number of bytes that are received before they are written.
+const BUFFER_BYTES: usize = 1 << 20;
 /// Maximum number of concurrent downloads.
 const NUM_CONCURRENT: usize = 4;
 
@@ -56,8 +59,8 @@ pub enum SnapshotError {
     Hub {
         /// Failed request, such as `listing the files`.
         act: String,
-        /// Error of the hub's client.
-        source: Box<HFError>,
+        /// Error of the request.
+        source: Box<RequestError>,
     },
     /// The length of a file differs from the server's list.
     #[error("file {name}: expected {expected} bytes, got {got}")]
@@ -68,6 +71,28 @@ pub enum SnapshotError {
         expected: u64,
         /// Length of the received file, in bytes.
         got: u64,
+    },
+    /// The server sends more of a file than it lists.
+    #[error("file {name}: expected {expected} bytes, as the repository lists, got more")]
+    TooLong {
+        /// Name of the file in the repository.
+        name: String,
+        /// Length in the server's list, in bytes.
+        expected: u64,
+    },
+    /// The disk of the cache has too little space for the missing files.
+    #[error(
+        "{path}: {free} bytes are free, and the missing files need {needed}: make room, or set HF_HUB_CACHE to \
+         another folder",
+        path = path.display()
+    )]
+    NoRoom {
+        /// Folder of the files in the cache.
+        path: PathBuf,
+        /// Number of free bytes.
+        free: u64,
+        /// Number of bytes of the files, as the server lists them.
+        needed: u64,
     },
     /// The cache cannot be written.
     #[error("{act} {path}", path = path.display())]
@@ -94,8 +119,8 @@ pub(super) struct Listed {
 ///
 /// # Errors
 /// [`SnapshotError`].
-pub(super) fn fetch<'a, T: RepoType + Sync>(
-    repository: &HFRepositorySync<T>,
+pub(super) fn fetch<'a>(
+    repository: &HubRepository,
     commit: &str,
     dir: &Path,
     listed: impl Iterator<Item = &'a Listed>,
@@ -105,6 +130,7 @@ pub(super) fn fetch<'a, T: RepoType + Sync>(
         fs::metadata(dir.join(&file.name)).is_ok_and(|metadata| metadata.len() == file.num_bytes)
     };
     let missing: Vec<&Listed> = listed.filter(|file| !is_whole(file)).collect();
+    check_room(dir, &missing)?;
     let next = AtomicUsize::new(0);
     let work = || {
         loop {
@@ -126,12 +152,8 @@ pub(super) fn fetch<'a, T: RepoType + Sync>(
 ///
 /// # Errors
 /// [`SnapshotError`]; a name that leads outside of the snapshot makes the list invalid.
-pub(super) fn list<T: RepoType>(
-    repository: &HFRepositorySync<T>,
-    commit: &str,
-) -> Result<Vec<Listed>, SnapshotError> {
-    let entries = repository.list_tree().revision(commit).recursive(true).limit(MAX_FILES + 1).send();
-    let entries = entries.map_err(|source| SnapshotError::Hub {
+pub(super) fn list(repository: &HubRepository, commit: &str) -> Result<Vec<Listed>, SnapshotError> {
+    let entries = repository.list(commit, MAX_FILES).map_err(|source| SnapshotError::Hub {
         act: "listing the files".to_owned(),
         source: Box::new(source),
     })?;
@@ -140,7 +162,7 @@ pub(super) fn list<T: RepoType>(
     }
     let mut listed = Vec::new();
     for entry in entries {
-        let RepoTreeEntry::File { path: name, size: num_bytes, .. } = entry else { continue };
+        let TreeEntry::File { path: name, size: num_bytes } = entry else { continue };
         if !is_below(&name) {
             return Err(SnapshotError::BadName { name });
         }
@@ -149,22 +171,56 @@ pub(super) fn list<T: RepoType>(
     Ok(listed)
 }
 
-/// Fetches one file of the snapshot `dir` into a temporary folder, and renames it once it is complete. Pods
-/// may share the cache, and processes of different pods may have the same id.
-fn fetch_file<T: RepoType>(
-    repository: &HFRepositorySync<T>,
+/// Fails if the disk has too little space for the missing files.
+fn check_room(dir: &Path, missing: &[&Listed]) -> Result<(), SnapshotError> {
+    let needed = missing.iter().fold(0, |sum: u64, file| sum.saturating_add(file.num_bytes));
+    match rlt_files::free_bytes(dir) {
+        Some(free) if free < needed => Err(SnapshotError::NoRoom { path: dir.to_owned(), free, needed }),
+        _ => Ok(()),
+    }
+}
+
+/// Fetches one file of the snapshot `dir` into a temporary file, and renames it once it is complete. Pods may
+/// share the cache, and processes of different pods may have the same id.
+fn fetch_file(
+    repository: &HubRepository,
     commit: &str,
     dir: &Path,
     file: &Listed,
 ) -> Result<(), SnapshotError> {
-    let name = &file.name;
-    let beside = tempfile::Builder::new().prefix(".fetching-").tempdir_in(dir);
-    let beside = beside.map_err(failed("create a folder in", dir))?;
-    let fetched =
-        repository.download_file().filename(name).revision(commit).local_dir(beside.path().to_owned()).send();
-    fetched
-        .map_err(|source| SnapshotError::Hub { act: format!("fetching {name}"), source: Box::new(source) })
-        .and_then(|_| keep(&beside.path().join(name), &dir.join(name), file))
+    let unanswered =
+        |source| SnapshotError::Hub { act: format!("fetching {}", file.name), source: Box::new(source) };
+    let answer = repository.open_file(commit, &file.name).map_err(unanswered)?;
+    // Pods of other users may share the cache, so the mode is that of any new file.
+    let mode = fs::Permissions::from_mode(0o666);
+    let fetched = tempfile::Builder::new().prefix(".fetching-").permissions(mode).tempfile_in(dir);
+    let mut fetched = fetched.map_err(failed("creating a file in", dir))?;
+    receive(answer, file, fetched.as_file_mut(), dir)?;
+    keep(fetched, &dir.join(&file.name))
+}
+
+/// Writes a file that a server sends, and stops once there are more bytes than the server has listed.
+fn receive(
+    mut answer: impl Read,
+    listed: &Listed,
+    file: &mut fs::File,
+    dir: &Path,
+) -> Result<(), SnapshotError> {
+    let (name, expected) = (&listed.name, listed.num_bytes);
+    let (mut got, mut buffer) = (0, vec![0; BUFFER_BYTES]);
+    loop {
+        let num_read = answer.read(&mut buffer).map_err(|source| SnapshotError::Hub {
+            act: format!("fetching {name}"),
+            source: Box::new(RequestError::Body(source)),
+        })?;
+        got += num_read as u64;
+        match num_read {
+            0 if got == expected => return Ok(()),
+            0 => return Err(SnapshotError::Length { name: name.clone(), expected, got }),
+            _ if got > expected => return Err(SnapshotError::TooLong { name: name.clone(), expected }),
+            _ => file.write_all(&buffer[..num_read]).map_err(failed("writing a file in", dir))?,
+        }
+    }
 }
 
 /// Writes the list of a commit's files, which never changes, into its snapshot. Errors are ignored, because a
@@ -195,20 +251,14 @@ pub(super) fn kept_listing(dir: &Path) -> Option<Vec<Listed>> {
     (listed.len() <= MAX_FILES && listed.iter().all(|file| is_below(&file.name))).then_some(listed)
 }
 
-fn keep(fetched: &Path, path: &Path, file: &Listed) -> Result<(), SnapshotError> {
-    let got = fs::metadata(fetched).map_err(failed("reading", fetched))?.len();
-    if got != file.num_bytes {
-        return Err(SnapshotError::Length { name: file.name.clone(), expected: file.num_bytes, got });
-    }
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(failed("create folder", folder))?;
-    }
-    // A file that has its name is whole, after a loss of power too.
-    let sync = |path: &Path| fs::File::open(path)?.sync_all();
-    sync(fetched).map_err(failed("syncing", fetched))?;
-    fs::rename(fetched, path).map_err(failed("renaming", fetched))?;
+/// Moves a complete file to `path`.
+fn keep(fetched: tempfile::NamedTempFile, path: &Path) -> Result<(), SnapshotError> {
     let folder = path.parent().unwrap_or(path);
-    sync(folder).map_err(failed("syncing", folder))
+    fs::create_dir_all(folder).map_err(failed("creating folder", folder))?;
+    // A file that has its name is complete, after a loss of power too.
+    fetched.as_file().sync_all().map_err(failed("syncing", fetched.path()))?;
+    fetched.persist(path).map_err(|error| failed("writing", path)(error.error))?;
+    fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("syncing", folder))
 }
 
 fn failed(act: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> SnapshotError {
@@ -245,6 +295,21 @@ mod tests {
         for path in ["", "/etc/passwd", "..", "a/..", "a/../../b", "./a", "a//b", "a/", "a\\..\\b", "a\0"] {
             assert!(!is_below(path), "{path:?}");
         }
+    }
+
+    #[test]
+    fn a_file_is_received_up_to_its_listed_length() {
+        let dir = tempfile::tempdir().unwrap();
+        let listed = Listed { name: "config.json".to_owned(), num_bytes: 3 };
+        let received = |answer: &mut dyn Read| {
+            let mut file = tempfile::tempfile().unwrap();
+            receive(answer, &listed, &mut file, dir.path()).map(|()| file.metadata().unwrap().len())
+        };
+        assert_eq!(received(&mut &b"abc"[..]).unwrap(), 3);
+        let error = received(&mut &b"ab"[..]).unwrap_err();
+        assert!(matches!(error, SnapshotError::Length { expected: 3, got: 2, .. }), "{error}");
+        let error = received(&mut std::io::repeat(b'a')).unwrap_err();
+        assert!(matches!(error, SnapshotError::TooLong { expected: 3, .. }), "{error}");
     }
 
     #[test]

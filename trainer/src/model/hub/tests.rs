@@ -223,6 +223,42 @@ fn a_cached_file_that_is_cut_off_is_fetched_again() {
     assert_eq!(hub.downloads().len(), num_downloads + 1, "whole files are not fetched again");
 }
 
+#[test]
+fn files_for_which_the_disk_has_no_space_are_not_fetched() {
+    let (_, files) = tiny_model();
+    let edits = |path: &str, body: Vec<u8>| {
+        if path.contains("/tree/") {
+            br#"[{"type": "file", "size": 4611686018427387904, "path": "config.json"}]"#.to_vec()
+        } else {
+            body
+        }
+    };
+    let hub = HubServer::start_with(files, BTreeMap::new(), edits).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let error = fetch(&spec(&hub, "main"), Some(cache.path())).unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::RetryableIo);
+    let reason = std::error::Error::source(&error).unwrap().to_string();
+    assert!(reason.contains("the missing files need 4611686018427387904"), "{reason}");
+    assert!(reason.contains(&cache.path().display().to_string()), "{reason}");
+    assert!(hub.downloads().is_empty());
+}
+
+#[test]
+fn a_file_longer_than_the_server_lists_is_not_kept() {
+    let (_, files) = tiny_model();
+    let edits = |path: &str, body: Vec<u8>| {
+        if path.ends_with("/config.json") { [body, vec![b' '; 8 << 20]].concat() } else { body }
+    };
+    let hub = HubServer::start_with(files, BTreeMap::new(), edits).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let error = fetch(&spec(&hub, "main"), Some(cache.path())).unwrap_err();
+    assert!(matches!(&error, HubError::Fetch { source: SnapshotError::TooLong { .. }, .. }), "{error:?}");
+    let dir = cache.path().join("models--owner--tiny/snapshots").join(COMMIT);
+    let names = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    assert!(!names.iter().any(|name| name == "config.json" || name.starts_with(".fetching-")), "{names:?}");
+}
+
 fn dataset(hub: &HubServer, config: Option<&str>, split: &str) -> HubDatasetSpec {
     let (config, endpoint) = (config.map(str::to_owned), Some(hub.endpoint().to_owned()));
     let (repo, revision) = (REPO.to_owned(), "main".to_owned());

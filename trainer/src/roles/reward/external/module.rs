@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rlt_api::spec::WasmSpec;
+use rlt_tracking::http;
 use sha2::{Digest, Sha256};
 use wasmi::Error;
 
@@ -30,7 +31,7 @@ pub enum WasmError {
     /// The module could not be fetched.
     #[error("fetch wasm.url {url:?}")]
     Fetch {
-        /// The URL as it is written in the manifest.
+        /// The URL in the manifest, without password and query, which may be a signature.
         url: String,
         /// The error of the request.
         #[source]
@@ -108,8 +109,7 @@ fn read(path: &Path) -> Result<Vec<u8>, WasmError> {
 }
 
 fn fetch(url: &str, event_loop: &EventLoop) -> Result<Vec<u8>, WasmError> {
-    let failed =
-        |source: reqwest::Error| WasmError::Fetch { url: url.to_owned(), source: source.without_url() };
+    let failed = |source: reqwest::Error| WasmError::Fetch { url: shown(url), source: source.without_url() };
     event_loop.handle().block_on(async {
         let client = reqwest::Client::builder().timeout(FETCH_TIMEOUT).build().map_err(failed)?;
         let sent = client.get(url).send().await.and_then(reqwest::Response::error_for_status);
@@ -125,6 +125,11 @@ fn fetch(url: &str, event_loop: &EventLoop) -> Result<Vec<u8>, WasmError> {
     })
 }
 
+/// Returns what errors show of the URL of a module.
+fn shown(url: &str) -> String {
+    http::without_password(url).split(['?', '#']).next().unwrap_or_default().to_owned()
+}
+
 fn check_digest(spec: &WasmSpec, bytes: &[u8]) -> Result<(), WasmError> {
     let Some(expected) = &spec.sha256 else { return Ok(()) };
     let got: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -132,4 +137,26 @@ fn check_digest(spec: &WasmSpec, bytes: &[u8]) -> Result<(), WasmError> {
         return Ok(());
     }
     Err(WasmError::Digest { expected: expected.clone(), got })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn a_module_that_cannot_be_fetched_is_named_without_password_and_signature() {
+        let port = rlt_tests::HeldPort::new().unwrap();
+        let url = format!("http://user:pass-word@127.0.0.1:{}/a.wasm?signature=pass-word", port.number());
+        let event_loop = EventLoop::start().unwrap();
+        let error = fetch(&url, &event_loop).unwrap_err();
+        let expected = format!("fetch wasm.url \"http://127.0.0.1:{}/a.wasm\"", port.number());
+        assert_eq!(error.to_string(), expected);
+        let mut source = error.source();
+        while let Some(cause) = source {
+            assert!(!cause.to_string().contains("pass-word"), "{cause}");
+            source = cause.source();
+        }
+    }
 }

@@ -16,6 +16,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ObjectStore, ObjectStoreExt, PutMode, RetryConfig, WriteMultipart};
 use rlt_files::Refusal;
+use rlt_tracking::http;
 use sha2::{Digest, Sha256};
 
 use super::super::identity::RunIdentity;
@@ -55,7 +56,7 @@ impl Place {
     }
 
     pub(super) fn on(store: Arc<dyn ObjectStore>, prefix: Path, uri: &str) -> Self {
-        let (uri, sent) = (uri.to_owned(), Arc::default());
+        let (uri, sent) = (http::without_password(uri), Arc::default());
         Self { store, prefix, folder: None, uri, sent, part_bytes: PART_BYTES }
     }
 
@@ -300,11 +301,12 @@ impl Reading<'_> {
 
 /// Returns the client for the address, and the folder within the store.
 fn store_of(uri: &str) -> Result<(Arc<dyn ObjectStore>, Path), CopyError> {
-    let address = || CopyError::Address { uri: uri.to_owned() };
+    let address = || CopyError::Address { uri: http::without_password(uri) };
     let prepare = |source| CopyError::Prepare { uri: uri.to_owned(), source };
     let (scheme, rest) = uri.split_once("://").ok_or_else(address)?;
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-    if bucket.is_empty() != (scheme == "file") {
+    // The stores' clients name the bucket in errors, so a password never gets there.
+    if bucket.is_empty() != (scheme == "file") || bucket.contains('@') {
         return Err(address());
     }
     let path = Path::parse(prefix).map_err(|_| address())?;

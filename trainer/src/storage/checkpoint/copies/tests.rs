@@ -258,10 +258,12 @@ fn a_pipe_in_a_folder_of_copies_is_skipped_as_a_damaged_copy_and_never_opened() 
 
 #[test]
 fn an_invalid_address_is_refused_with_the_valid_forms() {
-    for uri in ["bucket/prefix", "ftp://bucket", "s3://", "file://relative", "gs:///prefix"] {
+    let with_password = "s3://user:pass-word@bucket/prefix";
+    for uri in ["bucket/prefix", "ftp://bucket", "s3://", "file://relative", "gs:///prefix", with_password] {
         let error = Place::open(uri).err().unwrap();
         assert!(matches!(error, CopyError::Address { .. }) && error.is_permanent(), "{uri}: {error}");
         assert!(error.to_string().contains("s3://BUCKET/PREFIX"), "{error}");
+        assert!(!error.to_string().contains("pass-word"), "{error}");
     }
 }
 
