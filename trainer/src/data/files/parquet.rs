@@ -4,6 +4,7 @@
 //! in base64, the form of an image, which no text column accepts.
 
 mod codecs;
+mod lists;
 mod pages;
 
 use std::fs::File;

@@ -2,7 +2,7 @@
 
 use ::parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
 use ::parquet::column::writer::ColumnCloseResult;
-use ::parquet::data_type::ByteArrayType;
+use ::parquet::data_type::{ByteArrayType, Int32Type};
 use ::parquet::file::metadata::ParquetMetaDataReader;
 use ::parquet::file::properties::{WriterProperties, WriterVersion};
 use ::parquet::file::writer::SerializedFileWriter;
@@ -93,4 +93,30 @@ fn pages_of_every_codec_are_read_and_refused_if_they_hold_more_than_the_file_sta
             assert!(cause.contains("at most 100 bytes"), "{codec}: {cause}");
         }
     }
+}
+
+#[test]
+fn a_list_of_too_many_values_is_refused_with_its_column() {
+    let cause = |num_values: usize| {
+        let files = Files::new(NAME, "");
+        let schema = parse_message_type("message rows { repeated int32 ids; }").unwrap();
+        let file = fs::File::create(files.path(NAME)).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema.into(), Default::default()).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        let mut repetitions = vec![1; num_values];
+        repetitions[0] = 0;
+        let (values, definitions) = (vec![7; num_values], vec![1; num_values]);
+        let levels = (Some(&definitions[..]), Some(&repetitions[..]));
+        column.typed::<Int32Type>().write_batch(&values, levels.0, levels.1).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
+        let error = files.prompts().unwrap_err();
+        assert!(error.to_string().contains(NAME), "{error}");
+        std::error::Error::source(&error).map(ToString::to_string)
+    };
+    assert_eq!(cause(1000), None, "the file is read, and lacks the prompt");
+    let refused = cause((1 << 22) + 1).unwrap();
+    assert!(refused.contains("column \"ids\"") && refused.contains("at most 4194304"), "{refused}");
 }

@@ -15,6 +15,7 @@ use parquet::record::reader::RowIter;
 use parquet::schema::types::Type;
 
 use super::codecs;
+use super::lists::Lists;
 
 /// Largest size of a page after decompression, in bytes; also the largest row of a file of JSON lines.
 const MAX_PAGE_BYTES: usize = 512 << 20;
@@ -57,6 +58,8 @@ struct Pages {
     column: String,
     /// Number of decompressed bytes that the file's metadata states for the pages that are not read yet.
     num_stated_bytes: u64,
+    /// Bounds of the rows of a column with lists.
+    lists: Option<Lists>,
 }
 
 impl Pages {
@@ -68,6 +71,7 @@ impl Pages {
             codec: column.compression(),
             column: column.column_path().string(),
             num_stated_bytes: u64::try_from(column.uncompressed_size())?,
+            lists: Lists::of(column.column_descr()),
         })
     }
 
@@ -126,6 +130,10 @@ impl PageReader for Pages {
             *buf = self.decompress(buf, num_level_bytes)?.into();
         } else {
             self.check_uncompressed(buf.len())?;
+        }
+        if let Some(lists) = &mut self.lists {
+            let refused = |why: String| ParquetError::General(format!("column {:?}: {why}", self.column));
+            lists.count(&page).map_err(refused)?;
         }
         Ok(Some(page))
     }
