@@ -75,7 +75,10 @@ async fn reconcile_observed(
                 let (decision, applied) =
                     decide_and_apply(job, context, &mut observed, &prepared, nodes_read).await;
                 let decision = match &refused {
-                    Some(refused) => decision.despite(refused),
+                    Some(refused) => {
+                        let privileges = &context.settings.pods.privileges;
+                        decision.despite(refused, privileges.close_channel_to(&prepared.job.spec().workers))
+                    }
                     None => decision,
                 };
                 (decision, applied)

@@ -128,6 +128,14 @@ impl Privileges {
         asked.filter_map(|one| self.refusal(namespace, &one)).collect()
     }
 
+    /// Whether the chart's NetworkPolicy closes the status channel to these workers. In their nodes' networks
+    /// they have the nodes' addresses, which the chart admits only where some job may use such a network.
+    pub fn close_channel_to(&self, workers: &WorkersSpec) -> bool {
+        let node_network = What::Privilege(Privilege::HostNetwork);
+        let uses_it = asked(workers).iter().any(|asked| asked.what == node_network);
+        uses_it && !self.allow.contains(&Privilege::HostNetwork)
+    }
+
     fn refusal(&self, namespace: &str, asked: &Asked) -> Option<String> {
         let Asked { path, what } = asked;
         let is_allowed = match what {

@@ -87,14 +87,15 @@ pub(super) fn hold(status: &mut RLTrainingJobStatus, state: &JobState, now: Time
 }
 
 /// Notes in `Stalled`, unless it is true, that the present specification is refused and the job continues.
-pub(super) fn note_refused(status: &mut RLTrainingJobStatus, reason: Reason, why: &str) {
+/// `consequence` is a clause that ends in `; `, or empty.
+pub(super) fn note_refused(status: &mut RLTrainingJobStatus, reason: Reason, consequence: &str, why: &str) {
     let not_stalled =
         |condition: &&mut Condition| condition.type_ == ConditionType::Stalled && condition.status == False;
     if let Some(condition) = status.conditions.iter_mut().find(not_stalled) {
         condition.reason = reason.name();
         condition.message = cut(format!(
-            "the job continues under the specification that it began with; the present one would be refused: \
-             {why}"
+            "the job continues under the specification that it began with; {consequence}the present one would be \
+             refused: {why}"
         ));
     }
 }

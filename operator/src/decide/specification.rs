@@ -7,6 +7,11 @@ use rlt_objects::prepare::Invalid;
 
 use super::{Decision, JobState, conditions};
 
+/// Note for a job in its nodes' networks to whose pods the chart has closed the status channel.
+const CHANNEL_IS_CLOSED: &str = "its pods have the addresses of their nodes, which the chart's NetworkPolicy admits no \
+                                 longer: where policies are enforced, its reports do not arrive and new attempts of \
+                                 several pods do not start, unless networkPolicy.admitNodes is set; ";
+
 /// The specification that a job runs under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Specification {
@@ -79,11 +84,14 @@ pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, 
 
 impl Decision {
     /// Returns the decision with a note in `Stalled` that the present specification is refused, and that the
-    /// job continues under the one that it began with.
+    /// job continues under the one that it began with. `channel_is_closed` says whether the chart keeps out
+    /// the reports of its pods.
     #[must_use]
-    pub fn despite(mut self, refused: &Invalid) -> Self {
+    pub fn despite(mut self, refused: &Invalid, channel_is_closed: bool) -> Self {
         if self.status.completion_time.is_none() {
-            conditions::note_refused(&mut self.status, refused.reason(), &refused.to_string());
+            let consequence = if channel_is_closed { CHANNEL_IS_CLOSED } else { "" };
+            let why = refused.to_string();
+            conditions::note_refused(&mut self.status, refused.reason(), consequence, &why);
         }
         self
     }
@@ -198,15 +206,32 @@ mod tests {
         let prepared = prepared(2, json!({}));
         let before = status(json!({"attempt": 1, "activeSince": ACTIVE}));
         let before = decide(&input(&prepared, &before, &[])).status;
-        let decision = decide(&input(&prepared, &before, &[])).despite(&invalid());
+        let decision = decide(&input(&prepared, &before, &[])).despite(&invalid(), false);
         let stalled = condition(&decision.status, ConditionType::Stalled);
         assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::False, "PodNotAllowed"));
         assert!(stalled.message.contains("continues") && stalled.message.contains("hostNetwork"));
         let events = decision.events(&before);
         assert_eq!(events.len(), 1, "{events:?}");
         assert!(events[0].is_warning && events[0].reason == Reason::PodNotAllowed, "{events:?}");
-        let again = decide(&input(&prepared, &decision.status, &[])).despite(&invalid());
+        assert!(!stalled.message.contains("NetworkPolicy"), "{stalled:?}");
+        let again = decide(&input(&prepared, &decision.status, &[])).despite(&invalid(), false);
         assert_eq!((again.status.clone(), again.events(&decision.status)), (decision.status, Vec::new()));
+    }
+
+    #[test]
+    fn a_job_whose_reports_the_chart_keeps_out_says_so_in_its_condition_and_an_event() {
+        let prepared = prepared(2, json!({}));
+        let before = status(json!({"attempt": 1, "activeSince": ACTIVE}));
+        let before = decide(&input(&prepared, &before, &[])).status;
+        let decision = decide(&input(&prepared, &before, &[])).despite(&invalid(), true);
+        let events = decision.events(&before);
+        let stalled = &condition(&decision.status, ConditionType::Stalled).message;
+        for message in [stalled, &events[0].message] {
+            assert!(
+                message.contains("networkPolicy.admitNodes") && message.contains("hostNetwork"),
+                "{message}"
+            );
+        }
     }
 
     #[test]

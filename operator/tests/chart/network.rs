@@ -131,9 +131,13 @@ fn workers_of_any_namespace_reach_the_status_channel_and_others_only_by_their_no
     let (_, labels) = job("a", "Guarded");
     let worker = Peer::pod(TEAM, &labels);
     let stranger = Peer::pod(TEAM, &json!({ "app": "web" }));
-    for (set, is_node_accepted) in
-        [("podPrivileges.allow={Root}", false), ("podPrivileges.allow={HostNetwork}", true)]
-    {
+    let cases = [
+        ("podPrivileges.allow={Root}", false),
+        ("podPrivileges.allow={HostNetwork}", true),
+        // Jobs that began under a setting that was less strict.
+        ("podPrivileges.allow={Root},networkPolicy.admitNodes=true", true),
+    ];
+    for (set, is_node_accepted) in cases {
         let (policy, rendered) = policy_of_operator(&helm, set);
         let deployment = of_kind(&rendered, "Deployment")[0]["spec"]["template"]["metadata"].clone();
         assert!(matches(&policy["spec"]["podSelector"], &deployment["labels"]), "{policy}");

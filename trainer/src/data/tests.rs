@@ -5,6 +5,7 @@ mod datasets;
 mod foreign;
 mod images;
 mod mutated;
+mod pages;
 
 use std::fs;
 use std::path::PathBuf;

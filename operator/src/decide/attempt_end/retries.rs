@@ -19,6 +19,9 @@ use super::failure_policy::{self, MatchedRule};
 const MAX_MESSAGE_BYTES: usize = 4096;
 /// Largest number of nodes whose failures are counted.
 const MAX_NODES: usize = 16;
+/// Failures on one node after which a GPU that fails there again uses up retries. Most such failures are the
+/// hardware's, but a kernel that the driver ended may be the program's.
+const MAX_FREE_FAILURES: u32 = 16;
 /// Grace period of the remaining pods of a failed attempt: without their peer they cannot save a checkpoint.
 const SURVIVORS_GRACE_SECONDS: u32 = 5;
 
@@ -71,10 +74,12 @@ pub(in crate::decide) fn wait_to_start(reconcile: &Reconcile<'_>) -> Option<Dura
 }
 
 fn record(status: &mut RLTrainingJobStatus, failure: &Failure, rule: Option<&MatchedRule<'_>>, now: &str) {
+    let is_free = is_known_device(status, failure);
     *status.failures_by_cause.entry(failure.cause).or_default() += 1;
     refill_after_checkpoint(status);
     match rule {
         Some(rule) => rule.count(status),
+        None if is_free => {}
         None => *status.retries_used.entry(failure.cause).or_default() += 1,
     }
     let is_avoided = failure.cause.may_be_the_nodes() || rule.is_some_and(MatchedRule::avoids_node);
@@ -92,6 +97,16 @@ fn record(status: &mut RLTrainingJobStatus, failure: &Failure, rule: Option<&Mat
         advice: failure.cause.advice().into(),
         time: now.to_owned(),
     });
+}
+
+/// Whether a GPU has failed again on a node where the job has failed before. The preference for other nodes
+/// does not help where no other node is free, so a broken GPU uses up a single retry. Failures on different
+/// nodes use up one retry each, because the program may be at fault.
+fn is_known_device(status: &RLTrainingJobStatus, failure: &Failure) -> bool {
+    let failures = failure.node.as_ref().and_then(|node| status.failures_by_node.get(node));
+    failure.cause == FailureCause::DeviceFailed
+        && status.failures_by_cause.contains_key(&FailureCause::DeviceFailed)
+        && failures.is_some_and(|failures| *failures < MAX_FREE_FAILURES)
 }
 
 /// Refills every budget if there is a new checkpoint since the last failure.

@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rlt_api::status::{CheckpointStatus, RLTrainingJobStatus};
-use rlt_objects::queue::{Assignment, Queueing, Workload, WorkloadAction};
+use rlt_objects::node_signals::Impairment;
+use rlt_objects::queue::{Assignment, NO_QUEUE, Queueing, Workload, WorkloadAction};
 use rlt_objects::worker::{Worker, WorkerPhase};
 use serde_json::{Value, json};
 
 use super::super::fixtures::{asked, exit, input, now, prepared, waiting, worker};
 use super::super::{Decision, JobEvent, ReconcileInput, decide};
 use super::*;
+use crate::nodes::{NodeState, NodeStates};
 
 /// Exit code of a failed GPU, and of a crash.
 const DEVICE_FAILED: i32 = 81;
@@ -107,6 +109,41 @@ fn a_place_with_a_failed_gpu_is_given_back_and_the_next_attempt_begins_without_i
     assert_eq!(starts.start.len(), 2);
     assert_eq!(starts.status.excluded_nodes, ["node-0"]);
     assert_eq!(starts.status.failures_by_cause, [(FailureCause::DeviceFailed, 1)].into());
+}
+
+#[test]
+fn a_node_at_fault_uses_up_no_retries_with_and_without_a_queue_whatever_the_number_of_workers() {
+    for cause in [FailureCause::DeviceFailed, FailureCause::NodeProblem, FailureCause::NodeTerminating] {
+        let why = Impairment { cause, message: "taint".into(), since: None, stops_workers: true };
+        let mut nodes = NodeStates::new();
+        if cause != FailureCause::DeviceFailed {
+            nodes.insert("node-0".into(), NodeState::Impaired(Arc::new(why)));
+        }
+        for (num_workers, queueing) in [1, 2]
+            .into_iter()
+            .flat_map(|num_workers| [(num_workers, asked(Some(admitted(&[])))), (num_workers, NO_QUEUE)])
+        {
+            let prepared = prepared(num_workers, json!({}));
+            let mut status = running();
+            for _ in 0..8 {
+                let others = (1..num_workers).map(runs);
+                let workers: Vec<_> =
+                    std::iter::once(failed(0, DEVICE_FAILED)).chain(others).map(Arc::new).collect();
+                let input = input(&prepared, &status, &workers);
+                let over = decide(&ReconcileInput { queueing: &queueing, nodes: &nodes, ..input }).status;
+                assert_eq!(over.completion_time, None, "{cause:?} with {num_workers} workers");
+                assert_eq!(over.last_failure.map(|failure| failure.cause), Some(cause));
+                assert_eq!(over.excluded_nodes.len(), usize::from(queueing.queue.is_some()), "{cause:?}");
+                // The next attempt begins on the same node, because no other one is free.
+                status = RLTrainingJobStatus {
+                    retries_used: over.retries_used,
+                    failures_by_cause: over.failures_by_cause,
+                    failures_by_node: over.failures_by_node,
+                    ..running()
+                };
+            }
+        }
+    }
 }
 
 #[test]

@@ -77,7 +77,7 @@ impl World {
             now: self.now,
             ..input(self.prepared, &self.status, &workers)
         });
-        if self.refusal.is_some() { decision.despite(&invalid) } else { decision }
+        if self.refusal.is_some() { decision.despite(&invalid, false) } else { decision }
     }
 
     /// Whether the operator has no specification under which it may continue the job.

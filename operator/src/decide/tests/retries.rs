@@ -182,3 +182,34 @@ fn a_checkpoint_gives_rules_their_restarts_back_and_a_rule_can_avoid_a_node_that
         assert_eq!(next.failures_by_node.contains_key("node"), avoid_node);
     }
 }
+
+#[test]
+fn a_broken_gpu_uses_up_one_retry_on_its_node_and_failures_on_further_nodes_one_each() {
+    // Retries that these failures of a GPU have used; `None` once the job has failed.
+    let used = |nodes: &[&str], num_workers: u32| {
+        let mut status = running(1, 90);
+        for node in nodes {
+            let mut workers = vec![Worker { node: Some((*node).into()), ..failed(0, 81, 5) }];
+            workers.extend((1..num_workers).map(runs));
+            let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
+            let counted = decide(&input(&prepared(num_workers, json!({})), &status, &workers)).status;
+            if counted.completion_time.is_some() {
+                return None;
+            }
+            status = RLTrainingJobStatus {
+                retries_used: counted.retries_used,
+                failures_by_cause: counted.failures_by_cause,
+                failures_by_node: counted.failures_by_node,
+                ..running(1, 90)
+            };
+        }
+        status.retries_used.get(&FailureCause::DeviceFailed).copied()
+    };
+    for num_workers in [1, 2] {
+        assert_eq!(used(&["a"; 12], num_workers), Some(1));
+        assert_eq!(used(&["a", "b", "a", "b", "a"], num_workers), Some(2));
+        assert_eq!(used(&["a", "b", "c"], num_workers), Some(3));
+        assert_eq!(used(&["a", "b", "c", "d"], num_workers), None, "the program may be at fault");
+        assert_eq!(used(&["a"; 40], num_workers), None, "it does not go on for ever");
+    }
+}

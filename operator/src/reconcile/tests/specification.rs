@@ -75,6 +75,7 @@ async fn a_running_job_that_would_be_refused_continues_and_says_so() {
     let stalled = condition(&status, ConditionType::Stalled);
     assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::False, "PodNotAllowed"));
     assert!(stalled.message.contains("hostNetwork"), "{stalled:?}");
+    assert!(stalled.message.contains("networkPolicy.admitNodes"), "its reports may be kept out: {stalled:?}");
     assert_eq!(condition(&status, ConditionType::PodsReady).status, ConditionStatus::True);
     assert_eq!((status.phase, num_deleted_pods(&server)), (Some(Phase::Running), 0));
     assert_eq!(status.progress.unwrap().step, 3, "reports are taken");

@@ -3,6 +3,10 @@
 //! Byte arrays without an annotation are text if they are UTF-8. Otherwise they become an object with `bytes`
 //! in base64, the form of an image, which no text column accepts.
 
+mod codecs;
+mod lists;
+mod pages;
+
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -12,11 +16,12 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::record::{Field, Row as ParquetRow};
 use serde_json::{Map, Value, json};
 
+use self::pages::RowGroup;
 use super::super::rows::{Place, Row, Rows};
 use super::super::{DataError, RowLocation};
 use crate::panics;
@@ -29,7 +34,8 @@ pub(in crate::data) fn rows(path: Arc<Path>) -> Result<Rows, DataError> {
 /// Rows of a file, from a place on. Row groups before that place are not read.
 pub(in crate::data) struct RowsFrom {
     path: Arc<Path>,
-    reader: SerializedFileReader<File>,
+    file: Arc<File>,
+    metadata: ParquetMetaData,
     /// Index of the row group that is read next.
     next_group: usize,
     group: Option<ReaderIter>,
@@ -41,9 +47,11 @@ impl RowsFrom {
     pub(in crate::data) fn open(path: &Arc<Path>, place: Place) -> Result<Self, DataError> {
         let file =
             rlt_files::open(path).map_err(|source| DataError::Open { path: path.to_path_buf(), source })?;
-        let reader = decoded(|| SerializedFileReader::new(file)).map_err(|source| broken(path, 0, source))?;
-        let mut rows = Self { path: Arc::clone(path), reader, next_group: 0, group: None, number: 0 };
-        while let Some(group) = rows.reader.metadata().row_groups().get(rows.next_group) {
+        let metadata = decoded(|| ParquetMetaDataReader::new().parse_and_finish(&file))
+            .map_err(|source| broken(path, 0, source))?;
+        let (path, file) = (Arc::clone(path), Arc::new(file));
+        let mut rows = Self { path, file, metadata, next_group: 0, group: None, number: 0 };
+        while let Some(group) = rows.metadata.row_groups().get(rows.next_group) {
             let behind = rows.number + group.num_rows().unsigned_abs();
             if behind > place.number {
                 break;
@@ -64,11 +72,10 @@ impl RowsFrom {
     }
 
     fn next_group(&mut self) -> Result<ReaderIter, ParquetError> {
-        let schema = self.reader.metadata().file_metadata().schema_descr_ptr();
-        let group = decoded(|| {
-            let group = self.reader.get_row_group(self.next_group)?;
-            TreeBuilder::new().as_iter(schema, &*group)
-        })?;
+        let schema = self.metadata.file_metadata().schema_descr_ptr();
+        let group = RowGroup { file: &self.file, metadata: self.metadata.row_group(self.next_group) };
+        // Of a batch of rows all values would be decoded at once, for lists any number of them.
+        let group = decoded(|| TreeBuilder::new().with_batch_size(1).as_iter(schema, &group))?;
         self.next_group += 1;
         Ok(group)
     }
@@ -83,7 +90,7 @@ impl RowsFrom {
 
     /// Ends the file: after an error none of its content can be trusted.
     fn end(&mut self) {
-        self.next_group = self.reader.num_row_groups();
+        self.next_group = self.metadata.num_row_groups();
         self.group = None;
     }
 }
@@ -105,7 +112,7 @@ impl Iterator for RowsFrom {
                     }
                 });
             }
-            if self.next_group >= self.reader.num_row_groups() {
+            if self.next_group >= self.metadata.num_row_groups() {
                 return None;
             }
             match self.next_group() {
