@@ -2,7 +2,7 @@
 //! comes before one about the rollout.
 
 use super::validation::*;
-use super::{Conflict, Fact, Refused};
+use super::{Conflict, ConflictRule, Fact, Refused};
 
 /// Every combination that is refused.
 pub static CONFLICTS: &[Conflict] = &[

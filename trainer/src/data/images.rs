@@ -24,7 +24,7 @@ use image::{ExtendedColorType, ImageEncoder as _};
 use rlt_core::images::PromptImage;
 use serde_json::Value;
 
-pub use error::ImageError;
+pub(super) use error::ImageError;
 pub(crate) use processor::ImageProcessor;
 
 use super::DataError;
