@@ -66,14 +66,7 @@ impl World {
             ModelEvent::CheckpointSaved(steps) => self.save(steps),
             ModelEvent::StepFinished => self.finish_step(),
             ModelEvent::RestartedInPlace => self.restart_in_place(),
-            ModelEvent::PodGone(idx) if self.answers(idx) => {
-                let is_leaving = self.pods.values().any(|pod| pod.idx == idx && pod.is_deleting);
-                if is_leaving {
-                    self.processes.remove(&idx);
-                    self.pods.retain(|_, pod| pod.idx != idx);
-                }
-            }
-            ModelEvent::PodGone(_) => {}
+            ModelEvent::PodGone(idx) => self.remove_leaving_pod(idx),
             ModelEvent::SetSuspend(suspend) => self.suspend(suspend),
             ModelEvent::TimePasses(seconds) => {
                 self.now += SignedDuration::from_secs(seconds);
@@ -85,6 +78,15 @@ impl World {
             ModelEvent::ApiServerRefuses(_) if self.is_held() => {}
             ModelEvent::ApiServerRefuses(num_calls) => self.refuse(num_calls),
             ModelEvent::SpecificationRefused(refusal) => self.refusal = refusal,
+        }
+    }
+
+    /// Removes a deleted pod whose node confirms that its processes have ended.
+    fn remove_leaving_pod(&mut self, idx: u32) {
+        let is_leaving = self.pods.values().any(|pod| pod.idx == idx && pod.is_deleting);
+        if is_leaving && self.answers(idx) {
+            self.processes.remove(&idx);
+            self.pods.retain(|_, pod| pod.idx != idx);
         }
     }
 
