@@ -3,21 +3,19 @@
 mod calls;
 mod evaluation;
 mod members;
-mod scope;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-pub(crate) use calls::{Callable, Given};
+pub(crate) use calls::Given;
 pub(crate) use evaluation::compare;
-pub(crate) use scope::{Loop, Scope};
 
 use crate::ast::{Body, CAPTURED, Expr, For, Macro, Node, Statement, Target};
 use crate::error::{Error, Result};
 use crate::rendered::{Clock, Rendered};
 use crate::text::{check_len, push_str};
-use crate::value::{BYTES_A_STEP, Dict, Missing, Value};
+use crate::value::{BYTES_A_STEP, Callable, Dict, Loop, Missing, Scope, Value};
 
 /// Steps that one turn of a loop takes besides those of its body.
 const STEPS_A_TURN: usize = 4;

@@ -7,8 +7,8 @@ use std::rc::Rc;
 pub(crate) use string::{is_lower, is_upper, replace, split_lines};
 
 use crate::error::{Error, Result};
-use crate::interpreter::{Callable, Given, Loop};
-use crate::value::{Missing, Value};
+use crate::interpreter::Given;
+use crate::value::{Callable, Loop, Missing, Value};
 
 /// Methods of lists, tuples and dictionaries that the sandbox allows.
 const SEQUENCE: [&str; 2] = ["count", "index"];

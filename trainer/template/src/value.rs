@@ -1,5 +1,6 @@
 //! Values of templates, with Python's rules of truth, equality and order.
 
+mod callable;
 mod dict;
 
 use std::cell::RefCell;
@@ -7,11 +8,11 @@ use std::cmp::Ordering;
 use std::rc::Rc;
 use std::sync::Arc;
 
+pub(crate) use callable::{Callable, Loop, Scope};
 pub(crate) use dict::{Dict, check_key};
 
 use crate::ast::Comparison;
 use crate::error::{Error, Result};
-use crate::interpreter::{Callable, Loop};
 
 /// Depth of containers within containers that a template may build.
 const MAX_DEPTH: usize = 200;

@@ -4,12 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::{Interpreter, Loop, Scope};
+use super::Interpreter;
 use crate::ast::Macro;
 use crate::error::{Error, Result};
 use crate::methods;
 use crate::text::str_of;
-use crate::value::{Dict, Items, Missing, Span, Value};
+use crate::value::{Callable, Dict, Loop, Missing, Scope, Span, Value};
 
 /// Integers of the longest range: the sandbox's limit.
 const MAX_RANGE: usize = 100_000;
@@ -20,17 +20,6 @@ const MAX_PAIRS: usize = 10_000;
 /// The functions that every template has.
 const GLOBALS: [&str; 7] =
     ["range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"];
-
-/// Something that can be called.
-#[derive(Debug)]
-pub(crate) enum Callable {
-    Global(&'static str),
-    Macro(Arc<Macro>, Scope),
-    Method(Value, Arc<str>),
-    Cycler(Rc<Items>, Cell<usize>),
-    /// Prints its text from the second call on.
-    Joiner(Arc<str>, Cell<bool>),
-}
 
 /// The arguments of a call.
 #[derive(Debug, Default)]

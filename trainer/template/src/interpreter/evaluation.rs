@@ -2,11 +2,11 @@
 
 use std::cmp::Ordering;
 
-use super::{Given, Interpreter, Scope};
+use super::{Given, Interpreter};
 use crate::ast::{Arguments, Comparison, Expr};
 use crate::error::{Error, Result};
 use crate::operators;
-use crate::value::{Dict, Missing, Value};
+use crate::value::{Dict, Missing, Scope, Value};
 use crate::{checks, filters, methods};
 
 impl Interpreter<'_> {

@@ -3,11 +3,11 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::{Callable, Interpreter, Loop};
+use super::Interpreter;
 use crate::error::Result;
 use crate::methods;
 use crate::text::str_of;
-use crate::value::{Missing, Value};
+use crate::value::{Callable, Loop, Missing, Value};
 
 impl Interpreter<'_> {
     /// `value.name`: an attribute, else an item.

@@ -1,12 +1,23 @@
-//! Scopes of variables, and the state of loops.
+//! Functions, macros and loops as values, and the scopes of variables that they close over.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::ast::For;
+use super::{Extent, Items, Value};
+use crate::ast::{For, Macro};
 use crate::error::Result;
-use crate::value::{Extent, Value};
+
+/// Something that can be called.
+#[derive(Debug)]
+pub(crate) enum Callable {
+    Global(&'static str),
+    Macro(Arc<Macro>, Scope),
+    Method(Value, Arc<str>),
+    Cycler(Rc<Items>, Cell<usize>),
+    /// Prints its text from the second call on.
+    Joiner(Arc<str>, Cell<bool>),
+}
 
 /// Variables of a block, and the scope around it.
 #[derive(Clone, Debug, Default)]
