@@ -4,7 +4,8 @@ use std::rc::Rc;
 
 use crate::ast::Comparison;
 use crate::error::{Error, Result};
-use crate::interpreter::{Given, compare};
+use crate::given::Given;
+use crate::interpreter::compare;
 use crate::methods::{is_lower, is_upper};
 use crate::operators;
 use crate::text::str_of;

@@ -5,7 +5,8 @@ mod number;
 mod text;
 
 use crate::error::{Error, Result};
-use crate::interpreter::{Given, Interpreter};
+use crate::given::Given;
+use crate::interpreter::Interpreter;
 use crate::json::{JsonStyle, dumps};
 use crate::text::str_of;
 use crate::value::Value;

@@ -8,7 +8,6 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-pub(crate) use calls::Given;
 pub(crate) use evaluation::compare;
 
 use crate::ast::{Body, CAPTURED, Expr, For, Macro, Node, Statement, Target};

@@ -13,6 +13,7 @@ mod checks;
 mod error;
 mod filters;
 mod format;
+mod given;
 mod interpreter;
 mod json;
 mod lexer;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 pub(crate) use string::{is_lower, is_upper, replace, split_lines};
 
 use crate::error::{Error, Result};
-use crate::interpreter::Given;
+use crate::given::Given;
 use crate::value::{Callable, Loop, Missing, Value};
 
 /// Methods of lists, tuples and dictionaries that the sandbox allows.

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::truncate;
-use crate::interpreter::Given;
+use crate::given::Given;
 use crate::value::Value;
 
 pub(super) fn apply(name: &str, value: &Value, given: Given) -> Result<Value> {

@@ -8,7 +8,7 @@ use super::needed;
 use crate::characters::{is_letter_or_number, is_space};
 use crate::error::{Error, Result};
 use crate::format::percent;
-use crate::interpreter::Given;
+use crate::given::Given;
 use crate::methods::{replace, split_lines};
 use crate::text::{check_len, str_of};
 use crate::value::{Dict, Value};

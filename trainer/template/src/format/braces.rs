@@ -4,7 +4,8 @@ use super::{
     Spec, check_precision, digits, exponential, general, grouped, integer, padded, real, sign_of, truncated,
 };
 use crate::error::{Error, Result};
-use crate::interpreter::{Given, Interpreter};
+use crate::given::Given;
+use crate::interpreter::Interpreter;
 use crate::text::{check_len, float_repr, push_repr, str_of};
 use crate::value::Value;
 

@@ -2,11 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use super::Interpreter;
 use crate::ast::Macro;
 use crate::error::{Error, Result};
+use crate::given::Given;
 use crate::methods;
 use crate::text::str_of;
 use crate::value::{Callable, Dict, Loop, Missing, Scope, Span, Value};
@@ -20,45 +20,6 @@ const MAX_PAIRS: usize = 10_000;
 /// The functions that every template has.
 const GLOBALS: [&str; 7] =
     ["range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"];
-
-/// The arguments of a call.
-#[derive(Debug, Default)]
-pub(crate) struct Given {
-    pub(crate) positional: Vec<Value>,
-    pub(crate) named: Vec<(Arc<str>, Value)>,
-}
-
-impl Given {
-    pub(crate) fn with_caller(mut self, caller: Option<Value>) -> Self {
-        self.named.extend(caller.map(|caller| ("caller".into(), caller)));
-        self
-    }
-
-    /// Steps of reading all arguments.
-    pub(crate) fn steps(&self) -> usize {
-        let values = self.positional.iter().chain(self.named.iter().map(|(_, value)| value));
-        values.map(Value::size).fold(0, usize::saturating_add)
-    }
-
-    /// The arguments by the names of `function`'s parameters.
-    pub(crate) fn bind<const N: usize>(self, function: &str, names: [&str; N]) -> Result<[Option<Value>; N]> {
-        let mut bound = [const { None }; N];
-        if self.positional.len() > N {
-            let found = self.positional.len();
-            return Err(Error::render(format!("{function} takes at most {N} arguments, got {found}")));
-        }
-        for (place, value) in bound.iter_mut().zip(self.positional) {
-            *place = Some(value);
-        }
-        for (name, value) in self.named {
-            match names.iter().position(|own| **own == *name) {
-                Some(at) if bound[at].is_none() => bound[at] = Some(value),
-                _ => return Err(Error::render(format!("{function} got an unexpected argument '{name}'"))),
-            }
-        }
-        Ok(bound)
-    }
-}
 
 impl Interpreter<'_> {
     pub(super) fn global(name: &str) -> Option<Value> {

@@ -2,9 +2,10 @@
 
 use std::cmp::Ordering;
 
-use super::{Given, Interpreter};
+use super::Interpreter;
 use crate::ast::{Arguments, Comparison, Expr};
 use crate::error::{Error, Result};
+use crate::given::Given;
 use crate::operators;
 use crate::value::{Dict, Missing, Scope, Value};
 use crate::{checks, filters, methods};

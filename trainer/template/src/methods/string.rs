@@ -6,7 +6,7 @@ use crate::characters::{
 };
 use crate::error::{Error, Result};
 use crate::format;
-use crate::interpreter::Given;
+use crate::given::Given;
 use crate::text::check_len;
 use crate::value::{MAX_ITEMS, Value};
 
