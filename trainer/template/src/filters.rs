@@ -6,7 +6,7 @@ mod text;
 
 use crate::error::{Error, Result};
 use crate::given::Given;
-use crate::interpreter::Interpreter;
+use crate::interpreter::{Interpreter, members};
 use crate::json::{JsonStyle, dumps};
 use crate::text::str_of;
 use crate::value::Value;
@@ -194,7 +194,7 @@ fn choose(interpreter: &mut Interpreter<'_>, name: &str, value: &Value, mut give
     let mut chosen = Vec::new();
     for item in items {
         let subject = match &attribute {
-            Some(attribute) => Interpreter::path(&item, attribute, None)?,
+            Some(attribute) => members::path(&item, attribute, None)?,
             None => item.clone(),
         };
         let holds = match &test {
@@ -217,7 +217,7 @@ fn map(interpreter: &mut Interpreter<'_>, items: Vec<Value>, mut given: Given) -
         let [attribute, default] = given.bind("map", ["attribute", "default"])?;
         let attribute = attribute.ok_or_else(|| Error::render("map requires a filter argument"))?;
         for item in items {
-            mapped.push(Interpreter::path(&item, &attribute, default.as_ref())?);
+            mapped.push(members::path(&item, &attribute, default.as_ref())?);
         }
     } else {
         let filter = str_of(&given.positional.remove(0))?;

@@ -2,7 +2,7 @@
 
 mod calls;
 mod evaluation;
-mod members;
+pub(crate) mod members;
 
 use std::cell::RefCell;
 use std::rc::Rc;

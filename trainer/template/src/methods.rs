@@ -1,35 +1,16 @@
 //! Methods of strings, lists, dictionaries, loops and functions.
 
+mod names;
 mod string;
 
 use std::rc::Rc;
 
+pub(crate) use names::exists;
 pub(crate) use string::{is_lower, is_upper, replace, split_lines};
 
 use crate::error::{Error, Result};
 use crate::given::Given;
 use crate::value::{Callable, Loop, Missing, Value};
-
-/// Methods of lists, tuples and dictionaries that the sandbox allows.
-const SEQUENCE: [&str; 2] = ["count", "index"];
-const DICT: [&str; 5] = ["get", "items", "keys", "values", "copy"];
-const LOOP: [&str; 2] = ["cycle", "changed"];
-const CYCLER: [&str; 2] = ["next", "reset"];
-
-/// Whether a value has a method of this name.
-pub(crate) fn exists(value: &Value, name: &str) -> bool {
-    match value {
-        Value::Str(_) => string::NAMES.contains(&name),
-        Value::List(_) => SEQUENCE.contains(&name) || name == "copy",
-        Value::Tuple(_) | Value::Range(_) => SEQUENCE.contains(&name),
-        Value::Dict(_) => DICT.contains(&name),
-        Value::Loop(_) => LOOP.contains(&name),
-        Value::Int(_) | Value::Bool(_) => name == "bit_length",
-        Value::Float(_) => name == "is_integer",
-        Value::Callable(callable) => matches!(**callable, Callable::Cycler(..)) && CYCLER.contains(&name),
-        _ => false,
-    }
-}
 
 /// `value.name(given)`.
 pub(crate) fn call(value: &Value, name: &str, given: Given) -> Result<Value> {

@@ -6,7 +6,7 @@ use super::needed;
 use crate::ast::Operator;
 use crate::error::{Error, Result};
 use crate::given::Given;
-use crate::interpreter::Interpreter;
+use crate::interpreter::{Interpreter, members};
 use crate::operators;
 use crate::text::{check_len, push_str, str_of};
 use crate::value::{Missing, Value, check_key};
@@ -83,7 +83,7 @@ fn attr(name: &str, value: &Value, given: Given) -> Result<Value> {
         Value::Dict(_) if !crate::methods::exists(value, &attribute) => {
             Ok(Value::Undefined(Missing::Member(value.kind(), attribute.into())))
         }
-        _ => Interpreter::attribute(value, &attribute.into()),
+        _ => members::attribute(value, &attribute.into()),
     }
 }
 
@@ -149,7 +149,7 @@ fn of_items(name: &str, value: &Value, mut items: Vec<Value>, given: Given) -> R
 fn keyed(items: &[Value], attribute: Option<&Value>) -> Result<Vec<Value>> {
     match attribute {
         None | Some(Value::None) => Ok(items.to_vec()),
-        Some(path) => items.iter().map(|item| Interpreter::path(item, path, None)).collect(),
+        Some(path) => items.iter().map(|item| members::path(item, path, None)).collect(),
     }
 }
 
@@ -169,7 +169,7 @@ fn sort_keys(
         Some(Value::Str(paths)) if paths.contains(',') => {
             let paths: Vec<Value> = paths.split(',').map(Value::str).collect();
             let key = |item: &Value| {
-                let parts = paths.iter().map(|path| Interpreter::path(item, path, None).map(fold));
+                let parts = paths.iter().map(|path| members::path(item, path, None).map(fold));
                 Value::tuple(parts.collect::<Result<_>>()?)
             };
             items.iter().map(key).collect()
@@ -220,7 +220,7 @@ fn group_by(items: Vec<Value>, given: Given) -> Result<Value> {
     let attribute = needed("groupby", attribute)?;
     let mut pairs = Vec::with_capacity(items.len());
     for item in items {
-        pairs.push(Value::tuple(vec![Interpreter::path(&item, &attribute, default.as_ref())?, item])?);
+        pairs.push(Value::tuple(vec![members::path(&item, &attribute, default.as_ref())?, item])?);
     }
     let keys = sort_keys(&pairs, Some(&Value::Int(0)), case_sensitive.clone())?;
     let pairs = sorted(pairs, &keys, false)?;
@@ -229,9 +229,9 @@ fn group_by(items: Vec<Value>, given: Given) -> Result<Value> {
     let mut at = 0;
     while at < pairs.len() {
         let end = (at..pairs.len()).find(|next| !keys[*next].equals(&keys[at])).unwrap_or(pairs.len());
-        let group = pairs[at..end].iter().map(|pair| Interpreter::item(pair, &Value::Int(1)));
+        let group = pairs[at..end].iter().map(|pair| members::item(pair, &Value::Int(1)));
         let group = Value::list(group.collect::<Result<_>>()?)?;
-        groups.push(Value::tuple(vec![Interpreter::item(&pairs[at], &Value::Int(0))?, group])?);
+        groups.push(Value::tuple(vec![members::item(&pairs[at], &Value::Int(0))?, group])?);
         at = end;
     }
     Value::list(groups)

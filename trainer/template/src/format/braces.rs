@@ -5,7 +5,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::given::Given;
-use crate::interpreter::Interpreter;
+use crate::interpreter::members::{attribute, item};
 use crate::text::{check_len, float_repr, push_repr, str_of};
 use crate::value::Value;
 
@@ -127,13 +127,13 @@ fn look_up(name: &str, given: &Given, numbering: &mut Numbering) -> Result<Value
     while !path.is_empty() {
         if let Some(rest) = path.strip_prefix('.') {
             let end = rest.find(['.', '[']).unwrap_or(rest.len());
-            value = Interpreter::attribute(&value, &rest[..end].into())?;
+            value = attribute(&value, &rest[..end].into())?;
             path = &rest[end..];
         } else {
             let end = path.find(']').ok_or_else(|| Error::render("Missing ']' in format string"))?;
             let key = &path[1..end];
             let key = key.parse().map_or_else(|_| Value::str(key), Value::Int);
-            value = Interpreter::item(&value, &key)?;
+            value = item(&value, &key)?;
             path = &path[end + 1..];
         }
     }

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::Interpreter;
+use super::{Interpreter, members};
 use crate::ast::{Arguments, Comparison, Expr};
 use crate::error::{Error, Result};
 use crate::given::Given;
@@ -34,7 +34,7 @@ impl Interpreter<'_> {
             Expr::Dict(entries) => self.dict(entries, scope),
             Expr::Attribute(of, name) => {
                 let of = self.evaluate(of, scope)?;
-                Self::attribute(&of, name)
+                members::attribute(&of, name)
             }
             Expr::Item(of, key) => {
                 let of = self.evaluate(of, scope)?;
@@ -44,7 +44,7 @@ impl Interpreter<'_> {
                 if is_searched && !matches!((&of, &key), (Value::Dict(_), Value::Str(_))) {
                     self.charge(of.steps())?;
                 }
-                Self::item(&of, &key)
+                members::item(&of, &key)
             }
             Expr::Slice(of, bounds) => self.slice(of, bounds, scope),
             Expr::Call(..) => self.call_with(expr, scope, None),
@@ -171,7 +171,7 @@ impl Interpreter<'_> {
             if methods::exists(&of, name) {
                 return self.call_method(&of, name, given);
             }
-            let callee = Self::attribute(&of, name)?;
+            let callee = members::attribute(&of, name)?;
             return self.call(&callee, given.with_caller(caller));
         }
         let callee = self.evaluate(callee, scope)?;

@@ -3,61 +3,58 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::Interpreter;
 use crate::error::Result;
-use crate::methods;
+use crate::methods::exists;
 use crate::text::str_of;
 use crate::value::{Callable, Loop, Missing, Value};
 
-impl Interpreter<'_> {
-    /// `value.name`: an attribute, else an item.
-    pub(crate) fn attribute(value: &Value, name: &Arc<str>) -> Result<Value> {
-        if let Value::Undefined(missing) = value {
-            // Python objects have a class, which the sandbox hides.
-            return if &**name == "__class__" { Ok(value.clone()) } else { Err(missing.error()) };
-        }
-        if let Some(found) = own_attribute(value, name) {
-            return Ok(found);
-        }
-        if let Value::Dict(dict) = value
-            && let Some(found) = dict.get_text(name)
-        {
-            return Ok(found.clone());
-        }
-        Ok(Value::Undefined(Missing::Member(value.kind(), name.clone())))
+/// `value.name`: an attribute, else an item.
+pub(crate) fn attribute(value: &Value, name: &Arc<str>) -> Result<Value> {
+    if let Value::Undefined(missing) = value {
+        // Python objects have a class, which the sandbox hides.
+        return if &**name == "__class__" { Ok(value.clone()) } else { Err(missing.error()) };
     }
+    if let Some(found) = own_attribute(value, name) {
+        return Ok(found);
+    }
+    if let Value::Dict(dict) = value
+        && let Some(found) = dict.get_text(name)
+    {
+        return Ok(found.clone());
+    }
+    Ok(Value::Undefined(Missing::Member(value.kind(), name.clone())))
+}
 
-    /// `value[key]`: an item, else an attribute.
-    pub(crate) fn item(value: &Value, key: &Value) -> Result<Value> {
-        if let Value::Undefined(missing) = value {
-            return Err(missing.error());
-        }
-        if let Some(found) = own_item(value, key) {
-            return Ok(found);
-        }
-        if let Value::Str(name) = key
-            && let Some(found) = own_attribute(value, name)
-        {
-            return Ok(found);
-        }
-        Ok(Value::Undefined(Missing::Member(value.kind(), str_of(key)?.into())))
+/// `value[key]`: an item, else an attribute.
+pub(crate) fn item(value: &Value, key: &Value) -> Result<Value> {
+    if let Value::Undefined(missing) = value {
+        return Err(missing.error());
     }
+    if let Some(found) = own_item(value, key) {
+        return Ok(found);
+    }
+    if let Value::Str(name) = key
+        && let Some(found) = own_attribute(value, name)
+    {
+        return Ok(found);
+    }
+    Ok(Value::Undefined(Missing::Member(value.kind(), str_of(key)?.into())))
+}
 
-    /// `value['a.0.b']` as filters look attributes up.
-    pub(crate) fn path(value: &Value, path: &Value, default: Option<&Value>) -> Result<Value> {
-        let keys = match path {
-            Value::Str(path) => path.split('.').map(path_key).collect(),
-            other => vec![other.clone()],
-        };
-        let mut value = value.clone();
-        for key in keys {
-            value = Self::item(&value, &key)?;
-            if let (Value::Undefined(_), Some(default)) = (&value, default) {
-                value = default.clone();
-            }
+/// `value['a.0.b']` as filters look attributes up.
+pub(crate) fn path(value: &Value, path: &Value, default: Option<&Value>) -> Result<Value> {
+    let keys = match path {
+        Value::Str(path) => path.split('.').map(path_key).collect(),
+        other => vec![other.clone()],
+    };
+    let mut value = value.clone();
+    for key in keys {
+        value = item(&value, &key)?;
+        if let (Value::Undefined(_), Some(default)) = (&value, default) {
+            value = default.clone();
         }
-        Ok(value)
     }
+    Ok(value)
 }
 
 fn path_key(part: &str) -> Value {
@@ -87,7 +84,7 @@ fn own_item(value: &Value, key: &Value) -> Option<Value> {
 }
 
 fn own_attribute(value: &Value, name: &Arc<str>) -> Option<Value> {
-    if methods::exists(value, name) {
+    if exists(value, name) {
         return Some(Value::Callable(Rc::new(Callable::Method(value.clone(), name.clone()))));
     }
     match value {
