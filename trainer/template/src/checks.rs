@@ -5,7 +5,6 @@ use std::rc::Rc;
 use crate::ast::Comparison;
 use crate::error::{Error, Result};
 use crate::given::Given;
-use crate::interpreter::compare;
 use crate::methods::{is_lower, is_upper};
 use crate::operators;
 use crate::text::str_of;
@@ -61,7 +60,7 @@ pub(crate) fn comparison(name: &str) -> Option<Comparison> {
 pub(crate) fn check(name: &str, value: &Value, given: Given) -> Result<bool> {
     if let Some(comparison) = comparison(name) {
         let [other] = given.bind(name, ["other"])?;
-        return compare(comparison, value, &needed(name, other)?);
+        return operators::compare(comparison, value, &needed(name, other)?);
     }
     match name {
         "sameas" => {

@@ -8,8 +8,6 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-pub(crate) use evaluation::compare;
-
 use crate::ast::{Body, CAPTURED, Expr, For, Macro, Node, Statement, Target};
 use crate::error::{Error, Result};
 use crate::rendered::{Clock, Rendered};

@@ -1,6 +1,8 @@
 //! Operators of expressions on values.
 
-use crate::ast::Operator;
+use std::cmp::Ordering;
+
+use crate::ast::{Comparison, Operator};
 use crate::error::{Error, Result};
 use crate::format::percent;
 use crate::text::check_len;
@@ -28,6 +30,21 @@ pub(crate) fn binary(operator: Operator, left: &Value, right: &Value) -> Result<
     result.ok_or_else(|| {
         let (left, right) = (left.kind(), right.kind());
         Error::render(format!("unsupported operand types for {}: '{left}' and '{right}'", symbol(operator)))
+    })
+}
+
+/// `left comparison right`.
+pub(crate) fn compare(comparison: Comparison, left: &Value, right: &Value) -> Result<bool> {
+    let order = |symbol: &str| left.compare(right, symbol);
+    Ok(match comparison {
+        Comparison::Equal => left.equals(right),
+        Comparison::NotEqual => !left.equals(right),
+        Comparison::Less => order("<")? == Some(Ordering::Less),
+        Comparison::LessEqual => matches!(order("<=")?, Some(Ordering::Less | Ordering::Equal)),
+        Comparison::Greater => order(">")? == Some(Ordering::Greater),
+        Comparison::GreaterEqual => matches!(order(">=")?, Some(Ordering::Greater | Ordering::Equal)),
+        Comparison::In => right.contains(left)?,
+        Comparison::NotIn => !right.contains(left)?,
     })
 }
 

@@ -1,7 +1,5 @@
 //! Expressions: their values.
 
-use std::cmp::Ordering;
-
 use super::{Interpreter, members};
 use crate::ast::{Arguments, Comparison, Expr};
 use crate::error::{Error, Result};
@@ -154,7 +152,7 @@ impl Interpreter<'_> {
         for (comparison, right) in others {
             let right = self.evaluate(right, scope)?;
             self.charge(left.comparison_steps(*comparison, &right))?;
-            if !compare(*comparison, &left, &right)? {
+            if !operators::compare(*comparison, &left, &right)? {
                 return Ok(Value::Bool(false));
             }
             left = right;
@@ -199,19 +197,4 @@ impl Interpreter<'_> {
         }
         Ok(given)
     }
-}
-
-/// `left comparison right`.
-pub(crate) fn compare(comparison: Comparison, left: &Value, right: &Value) -> Result<bool> {
-    let order = |symbol: &str| left.compare(right, symbol);
-    Ok(match comparison {
-        Comparison::Equal => left.equals(right),
-        Comparison::NotEqual => !left.equals(right),
-        Comparison::Less => order("<")? == Some(Ordering::Less),
-        Comparison::LessEqual => matches!(order("<=")?, Some(Ordering::Less | Ordering::Equal)),
-        Comparison::Greater => order(">")? == Some(Ordering::Greater),
-        Comparison::GreaterEqual => matches!(order(">=")?, Some(Ordering::Greater | Ordering::Equal)),
-        Comparison::In => right.contains(left)?,
-        Comparison::NotIn => !right.contains(left)?,
-    })
 }
