@@ -14,9 +14,7 @@ mod clock;
 mod conditions;
 mod deadlines;
 mod deletion;
-mod dispatch;
 mod events;
-mod exclusion;
 mod finished;
 mod job_pods;
 mod queue;
@@ -43,10 +41,11 @@ use crate::nodes::{NodeLabels, NodeStates};
 pub use apply_failure::ApplyFailure;
 use attempt_end::{evacuation, failure, restarts, retries, success};
 pub use conditions::JobState;
-pub use dispatch::dispatch;
 pub use events::JobEvent;
 use failure::AttemptState;
 use job_pods::JobPods;
+pub use queue::dispatch::dispatch;
+use queue::exclusion;
 pub use restarts::retries_left;
 pub use spares::Assignment;
 pub use specification::{Specification, refuse, specification};
@@ -362,7 +361,5 @@ fn cause_of(status: &RLTrainingJobStatus) -> Reason {
 pub(crate) mod fixtures;
 #[cfg(test)]
 mod model;
-#[cfg(test)]
-mod model_spares;
 #[cfg(test)]
 mod tests;

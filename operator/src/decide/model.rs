@@ -5,6 +5,7 @@
 
 mod event_effects;
 mod events;
+mod spares;
 mod world;
 
 use proptest::prelude::*;

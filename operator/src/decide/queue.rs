@@ -1,12 +1,15 @@
 //! Admission by Kueue, and changes of the Workload. An eviction is no failure: pods save a checkpoint, and
 //! the job resumes from it when it is admitted again.
 
+pub(super) mod dispatch;
+pub(super) mod exclusion;
+
 use std::time::Duration;
 
 use rlt_api::Reason;
 use rlt_objects::queue::{Queueing, Workload, WorkloadAction};
 
-use super::{Decision, JobState, Reconcile, exclusion, suspension};
+use super::{Decision, JobState, Reconcile, suspension};
 
 /// Returns the state of a job that has to wait for its queue; `None` if it may run. A Workload that cannot be
 /// read is no eviction: existing pods stay, and [`may_create_pods`] prevents new ones.

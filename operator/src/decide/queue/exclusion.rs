@@ -12,8 +12,8 @@ use std::time::Duration;
 use rlt_api::FailureCause;
 use rlt_api::status::{ConditionStatus, ConditionType};
 
-use super::failure::Failure;
-use super::{Reconcile, clock};
+use super::super::failure::Failure;
+use super::super::{Reconcile, clock};
 
 /// Largest number of excluded nodes; the one that is excluded longest is allowed again.
 const MAX_NODES: usize = 16;
@@ -27,7 +27,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(15 * 60);
 /// Whether a node can be excluded: Kueue has assigned single nodes, and the Workload is the operator's own.
 /// MultiKueue deletes a job whose Workload is not as that of the manager cluster, so a prebuilt Workload is
 /// neither changed nor replaced.
-pub(super) fn is_possible(reconcile: &Reconcile<'_>) -> bool {
+pub(in crate::decide) fn is_possible(reconcile: &Reconcile<'_>) -> bool {
     let queueing = reconcile.input.queueing;
     queueing.queue.is_some() && queueing.prebuilt.is_none() && has_hostnames(reconcile)
 }
@@ -41,7 +41,7 @@ fn has_hostnames(reconcile: &Reconcile<'_>) -> bool {
 /// Excludes the node of a failure that is counted already. `is_asked` says whether a rule of the job wants
 /// the node to be avoided. Returns why the next attempt may begin on a node at fault, if MultiKueue keeps the
 /// job's place there.
-pub(super) fn exclude_node(
+pub(in crate::decide) fn exclude_node(
     reconcile: &mut Reconcile<'_>,
     failure: &Failure,
     is_asked: bool,
@@ -77,7 +77,7 @@ fn fails_again(reconcile: &Reconcile<'_>, cause: FailureCause, node: &str) -> bo
 }
 
 /// Returns the excluded nodes that the job's place may have, because its Workload was created before.
-pub(super) fn nodes_of_place<'a>(reconcile: &'a Reconcile<'_>) -> Vec<&'a str> {
+pub(in crate::decide) fn nodes_of_place<'a>(reconcile: &'a Reconcile<'_>) -> Vec<&'a str> {
     let workload = reconcile.input.queueing.workload.as_ref().filter(|_| is_possible(reconcile));
     let Some(workload) = workload else { return Vec::new() };
     let nodes = reconcile.status.excluded_nodes.iter();
@@ -86,7 +86,7 @@ pub(super) fn nodes_of_place<'a>(reconcile: &'a Reconcile<'_>) -> Vec<&'a str> {
 
 /// Allows all nodes again once the job has waited long for a place without those that its Workload excludes.
 /// Returns the time until then.
-pub(super) fn expire(reconcile: &mut Reconcile<'_>) -> Option<Duration> {
+pub(in crate::decide) fn expire(reconcile: &mut Reconcile<'_>) -> Option<Duration> {
     let workload = reconcile.input.queueing.workload.as_ref()?;
     if workload.has_quota || workload.excluded_nodes.is_empty() || reconcile.status.excluded_nodes.is_empty()
     {

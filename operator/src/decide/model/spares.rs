@@ -15,8 +15,8 @@ use rlt_objects::worker::{Exit, Explanation, Launcher, Worker, WorkerPhase};
 use rlt_objects::worker_id::WorkerId;
 use serde_json::json;
 
-use super::fixtures::{exit, input, prepared, with_spares, worker};
-use super::{Assignment, Decision, Deletion, ReconcileInput, decide};
+use crate::decide::fixtures::{exit, input, prepared, with_spares, worker};
+use crate::decide::{Assignment, Decision, Deletion, ReconcileInput, decide};
 use crate::nodes::{NodeState, NodeStates};
 
 const NUM_WORKERS: u32 = 2;

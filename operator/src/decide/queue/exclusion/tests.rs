@@ -9,9 +9,9 @@ use rlt_objects::queue::{Assignment, NO_QUEUE, Queueing, Workload, WorkloadActio
 use rlt_objects::worker::{Worker, WorkerPhase};
 use serde_json::{Value, json};
 
-use super::super::fixtures::{asked, exit, input, now, prepared, waiting, worker};
-use super::super::{Decision, JobEvent, ReconcileInput, decide};
 use super::*;
+use crate::decide::fixtures::{asked, exit, input, now, prepared, waiting, worker};
+use crate::decide::{Decision, JobEvent, ReconcileInput, decide};
 use crate::nodes::{NodeState, NodeStates};
 
 /// Exit code of a failed GPU, and of a crash.

@@ -4,7 +4,7 @@
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::queue::{Queueing, WorkloadAction};
 
-use super::queue::is_outdated;
+use super::is_outdated;
 
 /// Returns the change of the Workload of a job that MultiKueue manages. MultiKueue removes the job from the
 /// other cluster once its Workload here is deleted or has no quota; it sets `Finished` itself.
@@ -42,8 +42,8 @@ mod tests {
     use rlt_objects::queue::{NO_QUEUE, Workload};
     use rlt_objects::worker::Explanation;
 
-    use super::super::fixtures::{asked, waiting};
     use super::*;
+    use crate::decide::fixtures::{asked, waiting};
 
     fn action(queueing: &Queueing) -> Option<WorkloadAction> {
         dispatch(queueing, &RLTrainingJobStatus::default(), false)
