@@ -8,11 +8,11 @@
 //! A new attempt, and the end of a job, are written to the status first; pods follow in the next reconcile.
 //! An operator that crashes in between never leaves pods of two attempts running.
 
-mod apply_failure;
 mod attempt_end;
 mod clock;
 mod conditions;
 mod deadlines;
+mod decision;
 mod deletion;
 mod events;
 mod finished;
@@ -28,26 +28,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use rlt_api::FailureCause;
 use rlt_api::plan::TRAINER_GROUP;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress, RLTrainingJobStatus};
-use rlt_api::{FailureCause, Reason};
 use rlt_objects::labels;
 use rlt_objects::prepare::Prepared;
-use rlt_objects::queue::{Queueing, WorkloadAction};
+use rlt_objects::queue::Queueing;
 use rlt_objects::worker::Worker;
 use rlt_objects::worker_id::WorkerId;
 
 use crate::nodes::{NodeLabels, NodeStates};
-pub use apply_failure::ApplyFailure;
 use attempt_end::{evacuation, failure, restarts, retries, success};
-pub use conditions::JobState;
+pub use decision::{ApplyFailure, Assignment, Decision, Deletion, JobState};
 pub use events::JobEvent;
 use failure::AttemptState;
 use job_pods::JobPods;
 pub use queue::dispatch::dispatch;
 use queue::exclusion;
 pub use restarts::retries_left;
-pub use spares::Assignment;
 pub use specification::{Specification, refuse, specification};
 use success::Completion;
 pub use topology::{nodes_to_read, topology_labels};
@@ -95,46 +93,6 @@ pub struct Report {
     pub without_step: Option<Duration>,
 }
 
-/// The actions of a reconcile, in this order: delete, assign, create, write the status.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Decision {
-    /// Pods to delete.
-    pub delete: Vec<Deletion>,
-    /// The change of the Workload.
-    pub queue: Option<WorkloadAction>,
-    /// Whether the job's other children have to exist.
-    pub needs_children: bool,
-    /// Pods that exist and become workers of the attempt.
-    pub assign: Vec<Assignment>,
-    /// The workers to start.
-    pub start: Vec<WorkerId>,
-    /// Whether the job itself is to be deleted.
-    pub delete_job: bool,
-    /// The status to write.
-    pub status: RLTrainingJobStatus,
-    /// The job's state.
-    pub state: JobState,
-    /// Warnings at the start of the job.
-    pub warnings: Vec<&'static str>,
-    /// The reason why applying the decision failed; `None` before it was applied.
-    pub apply_failure: Option<ApplyFailure>,
-    /// Time until the next reconcile, if no event requeues the job before.
-    pub requeue_after: Option<Duration>,
-}
-
-/// A pod to delete.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deletion {
-    /// Name of the pod.
-    pub name: Arc<str>,
-    /// UID of the pod, a precondition of the deletion.
-    pub uid: Arc<str>,
-    /// The grace period in seconds; by default the pod's own.
-    pub grace_seconds: Option<u32>,
-    /// Node of the pod, if that is lost: the pod is force-deleted once the API server confirms it.
-    pub lost_node: Option<Arc<str>>,
-}
-
 /// Decides about a job.
 pub fn decide(input: &ReconcileInput<'_>) -> Decision {
     let reconcile = Reconcile::begin(input);
@@ -169,21 +127,6 @@ pub fn decide(input: &ReconcileInput<'_>) -> Decision {
             }
             AttemptState::Healthy => run(reconcile),
         }
-    }
-}
-
-impl Decision {
-    /// Returns the time after which the job is reconciled again: `wait`, or less if the decision says so.
-    pub fn sooner(&self, wait: Duration) -> Duration {
-        self.requeue_after.map_or(wait, |own| own.min(wait))
-    }
-
-    /// The Events about the change from a status to this one.
-    pub fn events(&self, before: &RLTrainingJobStatus) -> Vec<JobEvent> {
-        let warnings = self.warnings.iter().map(|message| events::of_warning(message));
-        warnings
-            .chain(events::between(before, &self.status, &self.state, self.apply_failure.as_ref()))
-            .collect()
     }
 }
 
@@ -350,11 +293,6 @@ impl<'a> Reconcile<'a> {
         let report = self.input.report.filter(|report| report.attempt == self.attempt())?;
         report.progress.as_ref()
     }
-}
-
-/// The cause of the end of a finished job.
-fn cause_of(status: &RLTrainingJobStatus) -> Reason {
-    status.last_failure.as_ref().map_or(Reason::StepsFinished, |failure| Reason::Failure(failure.cause))
 }
 
 #[cfg(test)]

@@ -1,60 +1,26 @@
 //! The conditions of a status: each with its reason and message, as a function of the job's state.
 
-use std::time::Duration;
-
 use k8s_openapi::jiff::Timestamp;
+use rlt_api::Reason;
 use rlt_api::status::{Condition, ConditionStatus, ConditionType, Phase, RLTrainingJobStatus};
-use rlt_api::{FailureCause, Reason};
 
-use super::apply_failure::{self, ApplyFailure};
-use super::{cause_of, clock, events};
+use super::{ApplyFailure, Decision, JobState, clock};
 
 /// Longest message of a condition: the schema takes so many characters.
 const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 
-/// The state of a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum JobState {
-    /// Pods of the first attempt, or of the first after a suspension, are being started.
-    Starting,
-    /// All pods run and are ready.
-    Running,
-    /// An attempt is over; the next one begins.
-    Restarting,
-    /// Attempts ended soon after their start; the next one waits this long.
-    WaitingToRestart(Duration),
-    /// A pod does not start, for this cause and with this message.
-    StartDelayed(FailureCause, String),
-    /// A pod is being deleted from outside, and all pods save a checkpoint.
-    Stopping(FailureCause, String),
-    /// A pod is deleted but may still run, because its node does not answer.
-    Stuck(String),
-    /// All pods are being deleted and save a checkpoint.
-    Suspending,
-    /// The job is suspended by its specification, and no pod is left.
-    Suspended,
-    /// The job is not admitted by its queue, and no pod is left; with reason and message.
-    Queued(Reason, String),
-    /// All steps are done.
-    Complete,
-    /// The job has failed for good, for this cause.
-    Failed(FailureCause),
-    /// The specification or the namespace's defaults are invalid, or the pods request forbidden privileges.
-    Invalid(Reason, String),
-}
-
 use ConditionStatus::{False, True, Unknown};
 
-impl JobState {
-    /// The state of a job that has ended.
-    pub(super) fn of_finished(status: &RLTrainingJobStatus) -> Self {
-        let complete = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Complete);
-        match &status.last_failure {
-            Some(failure) if complete.is_none_or(|complete| complete.status != True) => {
-                Self::Failed(failure.cause)
-            }
-            _ => Self::Complete,
-        }
+impl Decision {
+    /// Adds the apply failure to the status of the decision.
+    ///
+    /// The job is not deleted then, so that its status can be read.
+    #[must_use]
+    pub fn failed(mut self, failure: ApplyFailure, now: Timestamp) -> Self {
+        write(&mut self.status, &self.state, Some(&failure), now);
+        self.delete_job = false;
+        self.apply_failure = Some(failure);
+        self
     }
 }
 
@@ -142,11 +108,18 @@ fn entry_of_failure(
             Some(entry(True, failure.reason, "workers cannot be made"))
         }
         ConditionType::Reconciling => Some((True, failure.reason, failure.message.clone())),
-        ConditionType::Stalled if apply_failure::stalls(state, failure, status) => {
+        ConditionType::Stalled if stalls(state, failure, status) => {
             Some((True, failure.reason, failure.message.clone()))
         }
         _ => None,
     }
+}
+
+/// Whether an apply failure stalls the job. A finished job stays `Complete` or `Failed`, even if its clean-up
+/// fails.
+fn stalls(state: &JobState, failure: &ApplyFailure, status: &RLTrainingJobStatus) -> bool {
+    let has_ended = status.completion_time.is_some() || matches!(state, JobState::Complete);
+    failure.needs_action && !has_ended
 }
 
 type Entry = (ConditionStatus, Reason, String);
@@ -264,7 +237,7 @@ fn reconciling(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
         JobState::Starting => (True, Reason::WorkersStarting, starting(status)),
         JobState::Restarting => {
             let rule = deciding_rule(status);
-            let (attempt, pods) = (status.attempt.unwrap_or(1), events::in_pods_that_stay(status));
+            let (attempt, pods) = (status.attempt.unwrap_or(1), in_pods_that_stay(status));
             (True, Reason::Restarting, format!("attempt {attempt} begins{pods}{rule}"))
         }
         JobState::WaitingToRestart(_) => {
@@ -282,6 +255,17 @@ fn reconciling(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
         JobState::Suspending => entry(True, Reason::Suspending, "workers save a checkpoint and stop"),
         _ => entry(False, Reason::Settled, "there is nothing left to reconcile"),
     }
+}
+
+/// The promoted spares of an attempt in place.
+pub(super) fn in_pods_that_stay(status: &RLTrainingJobStatus) -> String {
+    if !status.attempt_in_place {
+        return String::new();
+    }
+    let promoted = status.promoted_spares.iter();
+    let spares: Vec<_> = promoted.map(|one| format!("{} is worker {}", one.pod, one.worker)).collect();
+    let spares = if spares.is_empty() { String::new() } else { format!("; {}", spares.join(", ")) };
+    format!(" in the pods that are there{spares}")
 }
 
 /// The rule of the job by which the last attempt is followed by this one.
@@ -314,4 +298,9 @@ fn failure_in_words(status: &RLTrainingJobStatus) -> String {
     let Some(failure) = &status.last_failure else { return "the job failed".into() };
     let pod = failure.pod.as_deref().map(|pod| format!("{pod}: ")).unwrap_or_default();
     format!("{pod}{}; {}", failure.message, failure.advice)
+}
+
+/// The cause of the end of a finished job.
+pub(super) fn cause_of(status: &RLTrainingJobStatus) -> Reason {
+    status.last_failure.as_ref().map_or(Reason::StepsFinished, |failure| Reason::Failure(failure.cause))
 }

@@ -3,7 +3,8 @@
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_api::{FailureCause, Reason};
 
-use super::{ApplyFailure, JobState, cause_of, conditions};
+use super::conditions::{cause_of, in_pods_that_stay};
+use super::{ApplyFailure, Decision, JobState, conditions};
 
 /// One Event to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,13 +17,21 @@ pub struct JobEvent {
     pub message: String,
 }
 
+impl Decision {
+    /// The Events about the change from a status to this one.
+    pub fn events(&self, before: &RLTrainingJobStatus) -> Vec<JobEvent> {
+        let warnings = self.warnings.iter().map(|message| of_warning(message));
+        warnings.chain(between(before, &self.status, &self.state, self.apply_failure.as_ref())).collect()
+    }
+}
+
 /// The Event of a warning at the start of a job.
-pub(super) fn of_warning(message: &str) -> JobEvent {
+fn of_warning(message: &str) -> JobEvent {
     JobEvent { is_warning: true, reason: Reason::NoStorage, message: message.to_owned() }
 }
 
 /// The Events for a change of the status.
-pub(super) fn between(
+fn between(
     before: &RLTrainingJobStatus,
     after: &RLTrainingJobStatus,
     state: &JobState,
@@ -153,15 +162,4 @@ fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> 
         JobState::Stuck(message) => JobEvent { is_warning: true, ..event(Reason::NodeUnreachable, message) },
         JobState::Invalid(reason, problems) => JobEvent { is_warning: true, ..event(*reason, problems) },
     })
-}
-
-/// The promoted spares of an attempt in place.
-pub(super) fn in_pods_that_stay(status: &RLTrainingJobStatus) -> String {
-    if !status.attempt_in_place {
-        return String::new();
-    }
-    let promoted = status.promoted_spares.iter();
-    let spares: Vec<_> = promoted.map(|one| format!("{} is worker {}", one.pod, one.worker)).collect();
-    let spares = if spares.is_empty() { String::new() } else { format!("; {}", spares.join(", ")) };
-    format!(" in the pods that are there{spares}")
 }

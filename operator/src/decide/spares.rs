@@ -23,24 +23,11 @@ use rlt_objects::worker::{Worker, WorkerPhase};
 use rlt_objects::worker_id::{GroupName, WorkerId};
 
 use super::failure::{self, Failure};
-use super::{Deletion, JobState, Reconcile, deletion};
+use super::{Assignment, Deletion, JobState, Reconcile, deletion};
 use crate::nodes::NodeState;
 
 /// Largest number of promoted spares in a status.
 const MAX_PROMOTED: usize = 64;
-
-/// An existing pod and its new group, index and attempt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assignment {
-    /// Name of the pod.
-    pub name: Arc<str>,
-    /// UID of the pod, a precondition of the change.
-    pub uid: Arc<str>,
-    /// Worker that the pod becomes.
-    pub worker: WorkerId,
-    /// Attempt to which the pod is assigned.
-    pub attempt: u32,
-}
 
 /// Decides, when an attempt has failed, whether the next one continues in the existing pods.
 pub(super) fn plan_attempt(reconcile: &mut Reconcile<'_>, failure: &Failure) {

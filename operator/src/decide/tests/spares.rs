@@ -3,8 +3,8 @@
 use rlt_objects::worker::Launcher;
 use rlt_objects::worker_id::WorkerId;
 
+use super::super::Assignment;
 use super::super::fixtures::with_spares;
-use super::super::spares::Assignment;
 use super::*;
 use crate::nodes::NodeState;
 
