@@ -18,80 +18,27 @@ mod events;
 mod finished;
 mod job_pods;
 mod queue;
+mod reconcile;
 mod spares;
 mod specification;
+mod status;
 mod suspension;
 mod topology;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
-
-use k8s_openapi::jiff::Timestamp;
 use rlt_api::FailureCause;
-use rlt_api::plan::TRAINER_GROUP;
-use rlt_api::status::{CheckpointStatus, CommitStatus, Progress, RLTrainingJobStatus};
-use rlt_objects::labels;
-use rlt_objects::prepare::Prepared;
-use rlt_objects::queue::Queueing;
-use rlt_objects::worker::Worker;
-use rlt_objects::worker_id::WorkerId;
 
-use crate::nodes::{NodeLabels, NodeStates};
 use attempt_end::{evacuation, failure, restarts, retries, success};
 pub use decision::{ApplyFailure, Assignment, Decision, Deletion, JobState};
 pub use events::JobEvent;
 use failure::AttemptState;
-use job_pods::JobPods;
 pub use queue::dispatch::dispatch;
 use queue::exclusion;
+use reconcile::Reconcile;
+pub use reconcile::{ReconcileInput, Report};
 pub use restarts::retries_left;
 pub use specification::{Specification, refuse, specification};
 use success::Completion;
 pub use topology::{nodes_to_read, topology_labels};
-
-/// The input of a decision: everything that it depends on.
-#[derive(Clone, Debug)]
-pub struct ReconcileInput<'a> {
-    /// The specification and its plan.
-    pub prepared: &'a Prepared,
-    /// The status as last written.
-    pub status: &'a RLTrainingJobStatus,
-    /// The generation of the specification.
-    pub generation: i64,
-    /// Whether a GitOps controller would apply the job again after it was deleted.
-    pub is_tracked: bool,
-    /// The job's pods, of all attempts.
-    pub workers: &'a [Arc<Worker>],
-    /// The states of their nodes that are known.
-    pub nodes: &'a NodeStates,
-    /// The labels of the nodes of [`nodes_to_read`], once they were read.
-    pub node_labels: Option<&'a NodeLabels>,
-    /// The trainer's last report.
-    pub report: Option<&'a Report>,
-    /// The job's queue and Workload.
-    pub queueing: &'a Queueing,
-    /// Time of the reconcile.
-    pub now: Timestamp,
-}
-
-/// The trainer's last report.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
-    /// The attempt that reports, from 1.
-    pub attempt: u32,
-    /// How far the training is.
-    pub progress: Option<Progress>,
-    /// All complete checkpoints, oldest first; `None` where they are not known.
-    pub checkpoints: Option<Vec<CheckpointStatus>>,
-    /// Restarts of the attempt's processes within their pod, by cause.
-    pub restarts: BTreeMap<FailureCause, u32>,
-    /// The commits at which models from the hub were read; empty where they are not known.
-    pub commits: Vec<CommitStatus>,
-    /// Time since the training was heard to advance, by the operator's monotonic clock; `None` while its rank
-    /// is silent.
-    pub without_step: Option<Duration>,
-}
 
 /// Decides about a job.
 pub fn decide(input: &ReconcileInput<'_>) -> Decision {
@@ -163,136 +110,6 @@ fn run(mut reconcile: Reconcile<'_>) -> Decision {
     let mut decision = reconcile.decide(state, requeue_after);
     decision.needs_children = true;
     decision
-}
-
-/// One reconcile: its input, and the decision as far as it is made.
-struct Reconcile<'a> {
-    input: &'a ReconcileInput<'a>,
-    pods: JobPods<'a>,
-    status: RLTrainingJobStatus,
-    delete: Vec<Deletion>,
-    assign: Vec<Assignment>,
-    start: Vec<WorkerId>,
-}
-
-impl<'a> Reconcile<'a> {
-    fn begin(input: &'a ReconcileInput<'a>) -> Self {
-        let mut status = input.status.clone();
-        status.observed_generation = Some(input.generation);
-        let attempt = status.attempt.unwrap_or(1);
-        let pods = JobPods::new(input.workers, attempt, &input.prepared.plan);
-        let accepted = &input.prepared.accepted;
-        if let Some(recorded) = status.accepted.as_mut().filter(|one| one.spec_digest == accepted.spec_digest)
-        {
-            recorded.generation = accepted.generation;
-        }
-        status.selector = Some(labels::selector_of_workers(input.prepared.job.name(), TRAINER_GROUP));
-        Self { input, pods, status, delete: Vec::new(), assign: Vec::new(), start: Vec::new() }
-    }
-
-    fn is_finished(&self) -> bool {
-        self.status.completion_time.is_some()
-    }
-
-    fn time(&self, text: Option<&str>) -> Option<Timestamp> {
-        text.and_then(|text| text.parse().ok())
-    }
-
-    fn attempt(&self) -> u32 {
-        self.status.attempt.unwrap_or(1)
-    }
-
-    /// Seconds that the job has been active.
-    fn active_seconds(&self) -> u64 {
-        let now = self.input.now;
-        let since = self.time(self.status.active_since.as_deref()).unwrap_or(now);
-        self.status.active_seconds.unwrap_or(0) + clock::seconds_between(since, now)
-    }
-
-    fn is_past(&self, active_deadline_seconds: Option<u64>) -> bool {
-        self.status.attempt.is_some()
-            && active_deadline_seconds.is_some_and(|deadline| self.active_seconds() >= deadline)
-    }
-
-    /// Changes nothing, and reconciles again after `wait`.
-    fn keep(self, wait: Duration) -> Decision {
-        let state = self.pods.state(&self.status);
-        self.decide(state, Some(wait))
-    }
-
-    /// Writes the status only; pods follow in the next reconcile.
-    fn write_first(self, state: JobState) -> Decision {
-        let mut decision = self.decide(state, Some(Duration::ZERO));
-        decision.delete.clear();
-        decision.assign.clear();
-        decision
-    }
-
-    fn decide(mut self, state: JobState, requeue_after: Option<Duration>) -> Decision {
-        if !self.is_finished() || self.input.status.completion_time.is_none() {
-            let topologies = topology::topologies(&self);
-            self.pods.count(&self.start, &mut self.status);
-            for (group, topology) in self.status.worker_groups.iter_mut().zip(topologies) {
-                group.topology = topology;
-            }
-            self.take_report();
-            self.status.resolved = Some(self.input.prepared.resolved_numbers());
-        } else if self.status.progress.is_none() && self.reported_progress().is_some() {
-            // Workers that find a finished run may end before their only report is received. Once it is in
-            // the status, nothing that is reported later changes the end.
-            self.take_progress();
-        }
-        self.status.queue.clone_from(&self.input.queueing.queue);
-        conditions::write(&mut self.status, &state, None, self.input.now);
-        let warnings = self.warnings_at_start();
-        Decision {
-            queue: queue::action(&self, &state),
-            delete: self.delete,
-            needs_children: false,
-            assign: self.assign,
-            start: self.start,
-            delete_job: false,
-            warnings,
-            status: self.status,
-            state,
-            apply_failure: None,
-            requeue_after,
-        }
-    }
-
-    /// The warnings, if this is the first status with an attempt.
-    fn warnings_at_start(&self) -> Vec<&'static str> {
-        match (self.input.status.attempt, self.status.attempt) {
-            (None, Some(_)) => self.input.prepared.job.warnings(),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Takes progress, checkpoints and restarts from the trainer's report. Of a report of an earlier attempt
-    /// only the checkpoints count, which are still there.
-    fn take_report(&mut self) {
-        self.take_progress();
-        restarts::count(self);
-    }
-
-    fn take_progress(&mut self) {
-        let Some(report) = self.input.report else { return };
-        if let Some(checkpoints) = &report.checkpoints {
-            self.status.checkpoints.clone_from(checkpoints);
-        }
-        if !report.commits.is_empty() {
-            self.status.commits.clone_from(&report.commits);
-        }
-        if let Some(progress) = self.reported_progress() {
-            self.status.progress = Some(progress.clone());
-        }
-    }
-
-    /// The progress of this attempt, if it was reported.
-    fn reported_progress(&self) -> Option<&'a Progress> {
-        let report = self.input.report.filter(|report| report.attempt == self.attempt())?;
-        report.progress.as_ref()
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use rlt_api::status::{RLTrainingJobStatus, WorkerGroupStatus};
 use rlt_objects::worker::{Worker, WorkerPhase};
 use rlt_objects::worker_id::WorkerId;
 
-use super::{JobState, spares};
+use super::JobState;
 
 /// Pods of a job, sorted by role.
 pub(super) struct JobPods<'a> {
@@ -131,7 +131,7 @@ impl<'a> JobPods<'a> {
                 WorkerPhase::Succeeded => group.succeeded += 1,
                 WorkerPhase::Failed => group.failed += 1,
             }
-            group.ready += u32::from(spares::is_loaded(spare));
+            group.ready += u32::from(is_loaded(spare));
         }
         Some(group)
     }
@@ -165,4 +165,10 @@ impl<'a> GroupPods<'a> {
         group.terminating = pods.all().filter(is_terminating).count() as u32;
         group
     }
+}
+
+/// Whether a spare waits with everything loaded.
+pub(super) fn is_loaded(spare: &Worker) -> bool {
+    let launcher = spare.launcher.as_ref();
+    spare.is_in_place() && launcher.is_some_and(|launcher| launcher.is_loaded)
 }

@@ -23,6 +23,7 @@ use rlt_objects::worker::{Worker, WorkerPhase};
 use rlt_objects::worker_id::{GroupName, WorkerId};
 
 use super::failure::{self, Failure};
+use super::job_pods::is_loaded;
 use super::{Assignment, Deletion, JobState, Reconcile, deletion};
 use crate::nodes::NodeState;
 
@@ -103,12 +104,6 @@ fn free_spares<'a>(reconcile: &Reconcile<'a>) -> Vec<&'a Worker> {
     let mut free: Vec<_> = spares.filter(|spare| is_usable(reconcile, spare)).collect();
     free.sort_by_key(|spare| (!is_loaded(spare), spare.idx));
     free
-}
-
-/// Whether a spare waits with everything loaded.
-pub(super) fn is_loaded(spare: &Worker) -> bool {
-    let launcher = spare.launcher.as_ref();
-    spare.is_in_place() && launcher.is_some_and(|launcher| launcher.is_loaded)
 }
 
 /// Returns the pods that become workers of the attempt in this reconcile.
