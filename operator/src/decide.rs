@@ -27,10 +27,10 @@ mod topology;
 
 use rlt_api::FailureCause;
 
+use attempt_end::attempt_state::{AttemptState, attempt_state};
 use attempt_end::{evacuation, failure, restarts, retries, success};
 pub use decision::{ApplyFailure, Assignment, Decision, Deletion, JobState};
 pub use events::JobEvent;
-use failure::AttemptState;
 pub use queue::dispatch::dispatch;
 use queue::exclusion;
 use reconcile::Reconcile;
@@ -63,7 +63,7 @@ pub fn decide(input: &ReconcileInput<'_>) -> Decision {
     } else if reconcile.status.active_since.is_none() {
         suspension::begin(reconcile)
     } else {
-        match failure::attempt_state(&reconcile) {
+        match attempt_state(&reconcile) {
             AttemptState::Failed(failure) => {
                 let failure = evacuation::attribute(&reconcile, failure);
                 retries::answer(reconcile, failure)

@@ -12,7 +12,7 @@ const MAX_CYCLE_FILES: usize = 3;
 
 /// Sizes of the larger cycles that are left, by source folder. The list only gets shorter.
 const ALLOWED: [(&str, &[usize]); 3] = [
-    ("operator/src", &[10]),
+    ("operator/src", &[6]),
     ("trainer/core/algorithms/src", &[14, 8]),
     ("trainer/src", &[27, 4, 4]),
 ];
