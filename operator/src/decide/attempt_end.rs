@@ -3,6 +3,7 @@
 pub(super) mod attempt_state;
 pub(super) mod evacuation;
 pub(super) mod failure;
+pub(super) mod failure_counts;
 pub(super) mod failure_policy;
 pub(super) mod restarts;
 pub(super) mod retries;

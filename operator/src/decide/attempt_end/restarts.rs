@@ -9,7 +9,8 @@ use rlt_api::spec::RetriesSpec;
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::prepare::Prepared;
 
-use super::super::{Reconcile, retries};
+use super::super::Reconcile;
+use super::failure_counts::refill_after_checkpoint;
 
 /// Returns the retries that a pod of the job may use for restarts in place. `None` where it may not restart
 /// its processes: it does not have all ranks, it has one rank (which ends with its pod), or the job has rules
@@ -38,7 +39,7 @@ pub(in crate::decide) fn count(reconcile: &mut Reconcile<'_>) {
     for (cause, count) in restarts {
         let known = reconcile.status.restarts_in_place.get(&cause).copied().unwrap_or(0);
         if count > known {
-            retries::refill_after_checkpoint(&mut reconcile.status);
+            refill_after_checkpoint(&mut reconcile.status);
             let new = count - known;
             let failures = reconcile.status.failures_by_cause.entry(cause).or_default();
             *failures = failures.saturating_add(new);
