@@ -79,11 +79,11 @@ pub fn decide(input: &ReconcileInput<'_>) -> Decision {
 
 /// Deletes the pods of earlier attempts and creates those that are missing.
 fn run(mut reconcile: Reconcile<'_>) -> Decision {
-    let grace = retries::survivors_grace(&reconcile.status);
+    let grace = deletion::survivors_grace(&reconcile.status);
     let earlier = spares::surplus_of_earlier(&reconcile);
     reconcile.delete = deletion::deletions(&reconcile, earlier.into_iter(), grace);
     reconcile.delete.extend(evacuation::deletions(&reconcile));
-    if let Some(wait) = retries::wait_to_start(&reconcile) {
+    if let Some(wait) = deadlines::wait_to_start(&reconcile) {
         return reconcile.decide(JobState::WaitingToRestart(wait), Some(wait));
     }
     let may_create_pods = queue::may_create_pods(reconcile.input.queueing);

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use rlt_api::status::{Condition, ConditionType};
-use rlt_api::{FailureCause, Reason};
+use rlt_api::status::{Condition, ConditionType, RLTrainingJobStatus};
+use rlt_api::{FailureCause, Reason, plan};
 use rlt_objects::worker::{Waiting, Worker};
 
 use super::failure::{Failure, in_words};
@@ -48,6 +48,19 @@ pub(super) fn start_delay(reconcile: &Reconcile<'_>) -> Option<JobState> {
     seconds_starting(reconcile).filter(|seconds| *seconds >= HELD_UP_AFTER_SECONDS)?;
     let (worker, cause, why) = held_up_worker(reconcile)?;
     Some(JobState::StartDelayed(cause, format!("{}: {why}", worker.name)))
+}
+
+/// Remaining restart delay of the attempt.
+pub(super) fn wait_to_start(reconcile: &Reconcile<'_>) -> Option<Duration> {
+    let starts_at = reconcile.time(reconcile.status.attempt_start_time.as_deref());
+    let wait = clock::until(starts_at, reconcile.input.now)?;
+    // A longer wait was computed by an earlier operator whose clock was ahead.
+    (wait <= restart_delay(&reconcile.status)).then_some(wait)
+}
+
+/// Delay of an attempt that follows short ones.
+pub(super) fn restart_delay(status: &RLTrainingJobStatus) -> Duration {
+    plan::restart_delay(status.short_attempts.unwrap_or(0))
 }
 
 /// Seconds since the attempt began; `None` once all of its pods have run. They may have started while no

@@ -4,10 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rlt_api::ExitCode;
+use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::worker::Worker;
 
 use super::{Deletion, JobState, Reconcile, clock};
 use crate::nodes::NodeState;
+
+/// Grace period of the remaining pods of a failed attempt: without their peer they cannot save a checkpoint.
+const SURVIVORS_GRACE_SECONDS: u32 = 5;
 
 /// Returns deletions for pods without a deletion timestamp, and for pods on a lost node.
 pub(super) fn deletions<'w>(
@@ -47,6 +52,14 @@ pub(super) fn node_state<'a>(reconcile: &Reconcile<'a>, worker: &Worker) -> Opti
 /// Remaining grace period of a deleted pod; `None` once it is over.
 pub(super) fn time_left(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Duration> {
     clock::until(worker.leaves_by, reconcile.input.now)
+}
+
+/// Grace period of the remaining pods of a failed attempt. `None`, their own grace period, after a deletion
+/// by others: they may still be saving a checkpoint.
+pub(super) fn survivors_grace(status: &RLTrainingJobStatus) -> Option<u32> {
+    let stopped = i32::from(ExitCode::Preempted.code());
+    let exit_code = status.last_failure.as_ref().and_then(|failure| failure.exit_code);
+    (exit_code != Some(stopped)).then_some(SURVIVORS_GRACE_SECONDS)
 }
 
 /// Returns a stuck state for a pod whose grace period is over and whose node does not answer: only an

@@ -1,6 +1,6 @@
 //! Suspension and resumption of a job. Its active deadline does not run in between.
 
-use super::{Decision, JobState, Reconcile, clock, deletion, evacuation, retries, spares};
+use super::{Decision, JobState, Reconcile, clock, deletion, evacuation, spares};
 
 /// Deletes all pods because of `spec.runPolicy.suspend`. A user who resumes the job allows all nodes again.
 pub(super) fn suspend(mut reconcile: Reconcile<'_>) -> Decision {
@@ -19,7 +19,7 @@ pub(super) fn leave_place(mut reconcile: Reconcile<'_>) -> Decision {
 /// Deletes the pods of a job that gives its place back. Those of a failed attempt have lost their peer and
 /// cannot save a checkpoint.
 pub(super) fn give_place_back(reconcile: Reconcile<'_>, held: JobState) -> Decision {
-    let grace_seconds = retries::survivors_grace(&reconcile.status);
+    let grace_seconds = deletion::survivors_grace(&reconcile.status);
     pause(reconcile, held, grace_seconds)
 }
 
