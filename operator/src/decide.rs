@@ -8,6 +8,7 @@
 //! A new attempt, and the end of a job, are written to the status first; pods follow in the next reconcile.
 //! An operator that crashes in between never leaves pods of two attempts running.
 
+mod attempt;
 mod attempt_end;
 mod clock;
 mod conditions;
@@ -59,7 +60,7 @@ pub fn decide(input: &ReconcileInput<'_>) -> Decision {
     } else if policy.suspend {
         suspension::suspend(reconcile)
     } else if let Some(hold) = queue::hold(&reconcile) {
-        queue::wait(reconcile, hold)
+        suspension::wait_for_queue(reconcile, hold)
     } else if reconcile.status.active_since.is_none() {
         suspension::begin(reconcile)
     } else {
@@ -72,44 +73,9 @@ pub fn decide(input: &ReconcileInput<'_>) -> Decision {
             AttemptState::Stopping { cause, message, wait } => {
                 reconcile.decide(JobState::Stopping(cause, message), Some(wait))
             }
-            AttemptState::Healthy => run(reconcile),
+            AttemptState::Healthy => attempt::run(reconcile),
         }
     }
-}
-
-/// Deletes the pods of earlier attempts and creates those that are missing.
-fn run(mut reconcile: Reconcile<'_>) -> Decision {
-    let grace = deletion::survivors_grace(&reconcile.status);
-    let earlier = spares::surplus_of_earlier(&reconcile);
-    reconcile.delete = deletion::deletions(&reconcile, earlier.into_iter(), grace);
-    reconcile.delete.extend(evacuation::deletions(&reconcile));
-    if let Some(wait) = deadlines::wait_to_start(&reconcile) {
-        return reconcile.decide(JobState::WaitingToRestart(wait), Some(wait));
-    }
-    let may_create_pods = queue::may_create_pods(reconcile.input.queueing);
-    deadlines::begin_start(&mut reconcile);
-    if may_create_pods && !reconcile.status.attempt_in_place {
-        reconcile.start = reconcile.pods.missing();
-    }
-    reconcile.assign = spares::assignments(&reconcile);
-    let state = reconcile.pods.state(&reconcile.status);
-    reconcile.delete.extend(spares::deletions(&reconcile, &state));
-    if may_create_pods {
-        reconcile.start.extend(spares::missing(&reconcile, &state));
-    }
-    if state == JobState::Running && reconcile.status.attempt_running_time.is_none() {
-        reconcile.status.attempt_running_time = Some(clock::rfc3339(reconcile.input.now));
-    }
-    if let Some(state) = evacuation::begin(&mut reconcile) {
-        return reconcile.write_first(state);
-    }
-    let state = deletion::stuck(&reconcile).or_else(|| deadlines::start_delay(&reconcile)).unwrap_or(state);
-    let requeue_after = deadlines::next(&reconcile);
-    // The ConfigMap gets this specification before the status is written.
-    reconcile.status.accepted = Some(reconcile.input.prepared.accepted.clone());
-    let mut decision = reconcile.decide(state, requeue_after);
-    decision.needs_children = true;
-    decision
 }
 
 #[cfg(test)]

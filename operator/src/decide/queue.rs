@@ -4,12 +4,10 @@
 pub(super) mod dispatch;
 pub(super) mod exclusion;
 
-use std::time::Duration;
-
 use rlt_api::Reason;
 use rlt_objects::queue::{Queueing, Workload, WorkloadAction};
 
-use super::{Decision, JobState, Reconcile, suspension};
+use super::{JobState, Reconcile};
 
 /// Returns the state of a job that has to wait for its queue; `None` if it may run. A Workload that cannot be
 /// read is no eviction: existing pods stay, and [`may_create_pods`] prevents new ones.
@@ -50,7 +48,7 @@ pub(super) fn hold(reconcile: &Reconcile<'_>) -> Option<JobState> {
 
 /// Whether a job that runs no attempt gives its place back, because it excludes a node of it. An attempt in
 /// pods that are there keeps the place.
-fn leaves_place(reconcile: &Reconcile<'_>) -> bool {
+pub(super) fn leaves_place(reconcile: &Reconcile<'_>) -> bool {
     reconcile.status.active_since.is_none() && !exclusion::nodes_of_place(reconcile).is_empty()
 }
 
@@ -60,23 +58,6 @@ pub(super) fn may_create_pods(queueing: &Queueing) -> bool {
     let workload = queueing.workload.as_ref().filter(|_| queueing.queue.is_some());
     workload.is_none_or(|workload| workload.unreadable.is_none())
 }
-
-/// Deletes all pods, and waits for the queue.
-pub(super) fn wait(mut reconcile: Reconcile<'_>, hold: JobState) -> Decision {
-    let for_queue =
-        matches!(hold, JobState::Queued(Reason::QueueMissing, _)).then_some(REQUEUE_WITHOUT_KUEUE);
-    let until_expiry = exclusion::expire(&mut reconcile);
-    let mut decision = match leaves_place(&reconcile) {
-        true => suspension::give_place_back(reconcile, hold),
-        false => suspension::pause(reconcile, hold, None),
-    };
-    let waits = [decision.requeue_after, for_queue, until_expiry];
-    decision.requeue_after = waits.into_iter().flatten().min();
-    decision
-}
-
-/// Requeue delay of a job that requests a queue in a cluster without Kueue.
-const REQUEUE_WITHOUT_KUEUE: Duration = Duration::from_secs(30);
 
 /// Returns the change of the Workload.
 pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<WorkloadAction> {
@@ -130,6 +111,7 @@ pub(super) fn is_outdated(queueing: &Queueing, workload: &Workload) -> bool {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use k8s_openapi::jiff::SignedDuration;
     use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
@@ -137,7 +119,8 @@ mod tests {
     use serde_json::json;
 
     use super::super::fixtures::{asked, indices, input, now, prepared, waiting, worker};
-    use super::super::{ReconcileInput, decide};
+    use super::super::suspension::REQUEUE_WITHOUT_KUEUE;
+    use super::super::{Decision, ReconcileInput, decide};
     use super::*;
     use crate::nodes::{NodeState, NodeStates};
 

@@ -1,6 +1,13 @@
 //! Suspension and resumption of a job. Its active deadline does not run in between.
 
-use super::{Decision, JobState, Reconcile, clock, deletion, evacuation, spares};
+use std::time::Duration;
+
+use rlt_api::Reason;
+
+use super::{Decision, JobState, Reconcile, attempt, clock, deletion, evacuation, exclusion, queue, spares};
+
+/// Requeue delay of a job that requests a queue in a cluster without Kueue.
+pub(super) const REQUEUE_WITHOUT_KUEUE: Duration = Duration::from_secs(30);
 
 /// Deletes all pods because of `spec.runPolicy.suspend`. A user who resumes the job allows all nodes again.
 pub(super) fn suspend(mut reconcile: Reconcile<'_>) -> Decision {
@@ -16,16 +23,30 @@ pub(super) fn leave_place(mut reconcile: Reconcile<'_>) -> Decision {
     reconcile.write_first(JobState::Suspending)
 }
 
+/// Deletes all pods, and waits for the queue.
+pub(super) fn wait_for_queue(mut reconcile: Reconcile<'_>, hold: JobState) -> Decision {
+    let for_queue =
+        matches!(hold, JobState::Queued(Reason::QueueMissing, _)).then_some(REQUEUE_WITHOUT_KUEUE);
+    let until_expiry = exclusion::expire(&mut reconcile);
+    let mut decision = match queue::leaves_place(&reconcile) {
+        true => give_place_back(reconcile, hold),
+        false => pause(reconcile, hold, None),
+    };
+    let waits = [decision.requeue_after, for_queue, until_expiry];
+    decision.requeue_after = waits.into_iter().flatten().min();
+    decision
+}
+
 /// Deletes the pods of a job that gives its place back. Those of a failed attempt have lost their peer and
 /// cannot save a checkpoint.
-pub(super) fn give_place_back(reconcile: Reconcile<'_>, held: JobState) -> Decision {
+fn give_place_back(reconcile: Reconcile<'_>, held: JobState) -> Decision {
     let grace_seconds = deletion::survivors_grace(&reconcile.status);
     pause(reconcile, held, grace_seconds)
 }
 
 /// Deletes all pods, by default with their own grace period, in which they save a checkpoint. `held` is the
 /// state once no pod is left.
-pub(super) fn pause(mut reconcile: Reconcile<'_>, held: JobState, grace_seconds: Option<u32>) -> Decision {
+fn pause(mut reconcile: Reconcile<'_>, held: JobState, grace_seconds: Option<u32>) -> Decision {
     deactivate(&mut reconcile);
     reconcile.delete = deletion::deletions(&reconcile, reconcile.pods.all(), grace_seconds);
     if reconcile.pods.all().next().is_none() {
@@ -62,7 +83,7 @@ pub(super) fn begin(mut reconcile: Reconcile<'_>) -> Decision {
             if reconcile.pods.all().next().is_some() {
                 return reconcile.write_first(JobState::Starting);
             }
-            super::run(reconcile)
+            attempt::run(reconcile)
         }
         Some(attempt) => {
             // Reports that arrived while no decision was made are counted now: later decisions ignore those

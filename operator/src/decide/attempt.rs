@@ -1,0 +1,38 @@
+//! An attempt without a failure: its pods, and those of earlier attempts.
+
+use super::{Decision, JobState, Reconcile, clock, deadlines, deletion, evacuation, queue, spares};
+
+/// Deletes the pods of earlier attempts and creates those that are missing.
+pub(super) fn run(mut reconcile: Reconcile<'_>) -> Decision {
+    let grace = deletion::survivors_grace(&reconcile.status);
+    let earlier = spares::surplus_of_earlier(&reconcile);
+    reconcile.delete = deletion::deletions(&reconcile, earlier.into_iter(), grace);
+    reconcile.delete.extend(evacuation::deletions(&reconcile));
+    if let Some(wait) = deadlines::wait_to_start(&reconcile) {
+        return reconcile.decide(JobState::WaitingToRestart(wait), Some(wait));
+    }
+    let may_create_pods = queue::may_create_pods(reconcile.input.queueing);
+    deadlines::begin_start(&mut reconcile);
+    if may_create_pods && !reconcile.status.attempt_in_place {
+        reconcile.start = reconcile.pods.missing();
+    }
+    reconcile.assign = spares::assignments(&reconcile);
+    let state = reconcile.pods.state(&reconcile.status);
+    reconcile.delete.extend(spares::deletions(&reconcile, &state));
+    if may_create_pods {
+        reconcile.start.extend(spares::missing(&reconcile, &state));
+    }
+    if state == JobState::Running && reconcile.status.attempt_running_time.is_none() {
+        reconcile.status.attempt_running_time = Some(clock::rfc3339(reconcile.input.now));
+    }
+    if let Some(state) = evacuation::begin(&mut reconcile) {
+        return reconcile.write_first(state);
+    }
+    let state = deletion::stuck(&reconcile).or_else(|| deadlines::start_delay(&reconcile)).unwrap_or(state);
+    let requeue_after = deadlines::next(&reconcile);
+    // The ConfigMap gets this specification before the status is written.
+    reconcile.status.accepted = Some(reconcile.input.prepared.accepted.clone());
+    let mut decision = reconcile.decide(state, requeue_after);
+    decision.needs_children = true;
+    decision
+}
