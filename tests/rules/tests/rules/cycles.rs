@@ -71,6 +71,29 @@ fn a_cycle_is_found_through_reexports_nested_imports_and_inline_paths() {
     assert!(found.is_empty(), "expected no cycle, got {found:?}");
 }
 
+#[test]
+fn a_function_that_has_the_name_of_its_module_counts_as_an_import() {
+    let texts = [
+        ("lib", "mod a;\nmod b;\nmod c;\nmod d;\n"),
+        ("a", "mod run;\npub use run::run;\n"),
+        ("a/run", "use crate::b::Second;\npub fn run(_: Second) {}\n"),
+        ("b", "use crate::c::Third;\npub struct Second(Third);\n"),
+        ("c", "use crate::d::Fourth;\npub struct Third(Fourth);\n"),
+        ("d", "use crate::a;\npub struct Fourth;\nfn x(second: Second) { a::run(second) }\n"),
+    ];
+    let file = |(name, text): &(&str, &str)| SourceFile {
+        path: format!("p/src/{name}.rs"),
+        text: (*text).to_owned(),
+    };
+    let mut files: Vec<SourceFile> = texts.iter().map(file).collect();
+    let found = Package::read("p/src", &files).cycles();
+    assert_eq!(found, [["p/src/a/run.rs", "p/src/b.rs", "p/src/c.rs", "p/src/d.rs"]]);
+
+    files[5].text = "use crate::a;\npub struct Fourth;\n".to_owned();
+    let found = Package::read("p/src", &files).cycles();
+    assert!(found.is_empty(), "expected no cycle, got {found:?}");
+}
+
 /// Folders that hold the root of a package outside of tests.
 fn source_folders(files: &[SourceFile]) -> BTreeSet<String> {
     let folder = |file: &SourceFile| {
@@ -176,9 +199,25 @@ impl Package {
     }
 
     fn item(&self, from: &ModulePath, path: &[String]) -> Option<ModulePath> {
-        match self.resolve(from, path, 0) {
-            Some(Target::Item(module)) => Some(module),
-            _ => None,
+        match self.resolve(from, path, 0)? {
+            Target::Item(module) => Some(module),
+            Target::Module(module) => self.namesake(&module),
+        }
+    }
+
+    /// The module of an item that the parent of `module` has under the same name: `format::percent` is both a
+    /// module and the function in it that `format` re-exports.
+    fn namesake(&self, module: &ModulePath) -> Option<ModulePath> {
+        let (name, parent) = module.split_last()?;
+        let parent = parent.to_vec();
+        let of_parent = self.modules.get(&parent)?;
+        if of_parent.defined.contains(name) {
+            return Some(parent);
+        }
+        let import = of_parent.imports.get(name).filter(|import| import.path != [name.as_str()])?;
+        match self.resolve(&parent, &import.path, 1)? {
+            Target::Item(at) => Some(at),
+            Target::Module(_) => None,
         }
     }
 
