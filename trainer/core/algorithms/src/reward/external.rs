@@ -1,46 +1,9 @@
 //! Reward functions whose values are external verdicts: of reward models, servers, sandboxes. The trainer
 //! requests the verdicts.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{DeclaredReward, Given, RewardError, RewardFunction, RewardStatus, Sample, Section};
-
-/// Verdicts on one sample, by the name of the function that requested them.
-pub type Verdicts = BTreeMap<String, Verdict>;
-
-/// The verdict of one function on one sample.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Verdict {
-    /// Whether there is a judgement, and if not why.
-    pub status: RewardStatus,
-    /// Unweighted value; 0 without a judgement.
-    pub value: f64,
-    /// Message for users: why there is no verdict, or why the completion is wrong.
-    pub message: Option<String>,
-}
-
-impl Verdict {
-    /// Makes a judgement.
-    pub fn ok(value: f64) -> Self {
-        Self { status: RewardStatus::Ok, value, message: None }
-    }
-
-    /// Makes the judgement that the completion itself is wrong.
-    pub fn wrong(value: f64, message: impl Into<String>) -> Self {
-        Self { status: RewardStatus::Wrong, value, message: Some(message.into()) }
-    }
-
-    /// Reports that there was no judgement within the time limit.
-    pub fn timeout(message: impl Into<String>) -> Self {
-        Self { status: RewardStatus::Timeout, value: 0.0, message: Some(message.into()) }
-    }
-
-    /// Reports that there was no judgement, by no fault of the completion.
-    pub fn infra(message: impl Into<String>) -> Self {
-        Self { status: RewardStatus::Infra, value: 0.0, message: Some(message.into()) }
-    }
-}
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, Section, Verdict};
 
 /// The external verdict under a function's name, which may be any number.
 #[derive(Clone, Debug)]
@@ -130,7 +93,7 @@ impl RewardFunction for External {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample;
+    use super::super::{RewardStatus, Verdicts, sample};
     use super::*;
 
     #[test]

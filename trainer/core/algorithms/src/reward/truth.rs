@@ -1,5 +1,9 @@
-//! Ground truths in the forms of data sets: a bare answer, or a full solution that ends with it.
+//! Ground truths in the forms of data sets: a bare answer, a full solution that ends with it, or a list of
+//! answers.
 
+use serde_json::Value;
+
+use super::RewardError;
 use super::boxed::last_answer;
 
 /// Returns the answer that a ground truth states.
@@ -28,8 +32,33 @@ pub fn without_delimiters(text: &str) -> &str {
     text
 }
 
+/// Whether `matches` accepts a ground truth, or any element of a list of them.
+///
+/// # Errors
+/// [`RewardError::GroundTruth`] for null, an object, an empty list or a list that contains one of these.
+pub fn any_ground_truth(value: &Value, mut matches: impl FnMut(&str) -> bool) -> Result<bool, RewardError> {
+    let values = match value {
+        Value::Array(values) if !values.is_empty() => values.as_slice(),
+        scalar => std::slice::from_ref(scalar),
+    };
+    values.iter().try_fold(false, |found, value| match value {
+        Value::String(text) => Ok(matches(text) || found),
+        Value::Number(_) | Value::Bool(_) => Ok(matches(&value.to_string()) || found),
+        Value::Null | Value::Array(_) | Value::Object(_) => {
+            Err(RewardError::GroundTruth { got: value.to_string().chars().take(80).collect() })
+        }
+    })
+}
+
+/// Checks that completions can be compared with this ground truth.
+pub(super) fn check_comparable(value: &Value) -> Result<(), RewardError> {
+    any_ground_truth(value, |_| false).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -55,6 +84,20 @@ mod tests {
         ];
         for (truth, answer) in cases {
             assert_eq!(stated_answer(truth), answer, "{truth:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_and_lists_are_ground_truths() {
+        let holds = |value, text: &str| any_ground_truth(&value, |truth| truth == text).unwrap();
+        assert!(holds(json!(18), "18") && holds(json!(["a", 2.5]), "2.5") && holds(json!(["a", 2.5]), "a"));
+        assert!(!holds(json!("18"), "8"));
+    }
+
+    #[test]
+    fn a_missing_ground_truth_is_an_error_and_never_a_match() {
+        for value in [json!(null), json!({}), json!([]), json!([null]), json!([[1]]), json!(["a", null])] {
+            assert!(matches!(check_comparable(&value), Err(RewardError::GroundTruth { .. })), "{value}");
         }
     }
 }
