@@ -20,7 +20,10 @@
 mod aggregation;
 mod clipped;
 mod covariance;
+mod error;
+mod formula;
 mod imitation;
+mod inputs;
 mod likelihood;
 mod metrics;
 mod objective;
@@ -29,23 +32,21 @@ mod sapo;
 mod sequence;
 mod value;
 
-use thiserror::Error;
-
 pub use aggregation::{Aggregation, Denominators};
-pub use covariance::{COVARIANCE_HIGH, COVARIANCE_LOW, CovarianceInputs};
+pub use covariance::{COVARIANCE_HIGH, COVARIANCE_LOW};
+pub use error::LossError;
+pub use formula::{CLIP_HIGH, CLIP_LOW, DUAL_CLIP, LossScope, PENALTY};
 pub use imitation::{ImitationLoss, imitation_loss};
+pub use inputs::{CovarianceInputs, LossInputs};
 pub use metrics::LossMetrics;
-pub use objective::{KlTerm, LossInputs, LossOutputs, LossWeights, Objective, PositiveTerm, PreparedLoss};
-pub use policy::{CLIP_HIGH, CLIP_LOW, DUAL_CLIP, LossScope, PENALTY};
+pub use objective::{KlTerm, LossOutputs, LossWeights, Objective, PositiveTerm, PreparedLoss};
 pub use value::{ValueLoss, ValueLossInputs, value_loss};
-
-use crate::rows::RowsError;
 
 register! {
     /// The policy losses.
     pub names PolicyLossKind,
     /// A policy loss with its parameters.
-    pub formulas PolicyLoss: policy::TokenFormula,
+    pub formulas PolicyLoss: formula::TokenFormula,
     tag "policy",
     [
         clipped::Vanilla,
@@ -60,37 +61,4 @@ register! {
         covariance::ClipCov,
         covariance::KlCov,
     ]
-}
-
-/// Inputs from which a loss cannot be computed.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum LossError {
-    /// The length of a slice does not match the rows.
-    #[error("loss inputs do not fit together")]
-    Rows(#[from] RowsError),
-    /// An input that the loss reads is missing.
-    #[error("loss {loss} needs {input}, which is missing")]
-    Missing {
-        /// Name of the loss in manifests, or `kl`, `positive`.
-        loss: &'static str,
-        /// Name of the field of [`LossInputs`].
-        input: &'static str,
-    },
-    /// A chunk is not within the rows, or its slices have another length.
-    #[error(
-        "chunk {start}..{end} of {num_tokens} tokens came with {num_logprobs} log-probs and {num_entropies} \
-         entropies"
-    )]
-    Chunk {
-        /// Index of the chunk's first token.
-        start: usize,
-        /// Index after the chunk's last token.
-        end: usize,
-        /// Number of tokens of the rows.
-        num_tokens: usize,
-        /// Number of log-probs of the chunk.
-        num_logprobs: usize,
-        /// Number of entropies of the chunk.
-        num_entropies: usize,
-    },
 }

@@ -1,9 +1,9 @@
 //! Losses that bound a single token's ratio: PPO's clip, CISPO's weight and DPPO's divergence gate.
 
-use super::policy::{
-    CLIP_HIGH, CLIP_LOW, Clip, DEFAULT_CLIP, DUAL_CLIP, Token, TokenFormula, TokenLoss, weighted_likelihood,
+use super::formula::{
+    CLIP_HIGH, CLIP_LOW, Clip, DEFAULT_CLIP, DUAL_CLIP, RowTerm, Token, TokenFormula, TokenLoss,
+    weighted_likelihood,
 };
-use super::sequence::RowTerm;
 
 /// Epsilon that keeps the Bernoulli KL finite if a probability is 1 (verl's constant).
 const BERNOULLI_EPSILON: f64 = 1e-8;

@@ -3,50 +3,13 @@
 //! whole batch, before any gradient.
 
 use super::clipped::clipped_surrogate;
-use super::policy::{CLIP_HIGH, CLIP_LOW, Clip, DEFAULT_CLIP, PENALTY, Token, TokenFormula, TokenLoss};
-use super::sequence::RowTerm;
-use super::{LossError, LossScope, PolicyLoss};
+use super::formula::{
+    CLIP_HIGH, CLIP_LOW, Clip, DEFAULT_CLIP, PENALTY, RowTerm, Token, TokenFormula, TokenLoss,
+};
+use super::{CovarianceInputs, LossScope};
 use crate::declaration::Parameter;
 use crate::permutation::splitmix64;
-use crate::rows::Rows;
 use crate::whiten::masked_mean;
-
-/// Inputs of [`PolicyLoss::select_tokens`] for the whole batch, one value per token.
-#[derive(Clone, Copy, Debug)]
-pub struct CovarianceInputs<'a> {
-    /// All sequences of the update's batch.
-    pub rows: &'a Rows,
-    /// Advantage of each token.
-    pub advantages: &'a [f64],
-    /// Current log-probs under the actor.
-    pub logprobs: &'a [f64],
-    /// Log-probs under the old policy; `None` if that is the actor.
-    pub old_logprobs: Option<&'a [f64]>,
-    /// Seed of Clip-Cov's choice among the candidates.
-    pub seed: u64,
-}
-
-impl PolicyLoss {
-    /// Selects the tokens that a loss of [`super::LossScope::Batch`] treats specially: Clip-Cov at random
-    /// among the candidates, KL-Cov the highest. Returns one flag per token, all false for other losses.
-    ///
-    /// verl selects per micro-batch, so its choice depends on the split; this selection is over the whole
-    /// batch.
-    ///
-    /// # Errors
-    /// When a slice does not fit the rows.
-    pub fn select_tokens(&self, inputs: &CovarianceInputs<'_>) -> Result<Vec<bool>, LossError> {
-        let rows = inputs.rows;
-        rows.check_tokens("advantages", inputs.advantages)?;
-        rows.check_tokens("logprobs", inputs.logprobs)?;
-        if let Some(old_logprobs) = inputs.old_logprobs {
-            rows.check_tokens("old_logprobs", old_logprobs)?;
-        }
-        let mut selected = vec![false; rows.num_tokens()];
-        self.formula().choose(inputs).into_iter().for_each(|token| selected[token] = true);
-        Ok(selected)
-    }
-}
 
 fn covariances(inputs: &CovarianceInputs<'_>) -> Vec<(usize, f64)> {
     let rows = inputs.rows;

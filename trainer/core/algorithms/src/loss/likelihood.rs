@@ -1,7 +1,6 @@
 //! Losses on the log-prob itself, without a ratio: GPG and DRO.
 
-use super::policy::{PENALTY, Token, TokenFormula, TokenLoss, weighted_likelihood};
-use super::sequence::RowTerm;
+use super::formula::{PENALTY, RowTerm, Token, TokenFormula, TokenLoss, weighted_likelihood};
 
 formula! {
     /// The log-prob times the advantage, without a ratio.

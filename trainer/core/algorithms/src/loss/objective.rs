@@ -3,9 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::policy::{Token, TokenLoss, record};
-use super::sequence::{RowTerm, row_terms};
-use super::{Aggregation, Denominators, LossError, LossMetrics, LossScope, PolicyLoss, imitation_loss};
+use super::formula::{RowTerm, Token, TokenLoss, record};
+use super::policy::row_terms;
+use super::{
+    Aggregation, Denominators, LossError, LossInputs, LossMetrics, LossScope, PolicyLoss, imitation_loss,
+};
 use crate::declaration::Family;
 use crate::kl::KlEstimator;
 use crate::rows::Rows;
@@ -47,44 +49,7 @@ pub struct Objective {
     pub positive: Option<PositiveTerm>,
 }
 
-/// The sequences of one micro-batch and the values of their tokens.
-#[derive(Clone, Copy, Debug)]
-pub struct LossInputs<'a> {
-    /// Sequences and loss masks.
-    pub rows: &'a Rows,
-    /// Advantage of each token.
-    pub advantages: &'a [f64],
-    /// Log-probs under the old policy. `None` means that the old policy is the actor itself (one update per
-    /// batch): the ratio is 1 and no forward pass is needed.
-    pub old_logprobs: Option<&'a [f64]>,
-    /// Log-probs under the reference; needed if the objective has a KL term.
-    pub ref_logprobs: Option<&'a [f64]>,
-    /// Token weights of the rollout correction; factors of the policy loss only.
-    pub importance_weights: Option<&'a [f64]>,
-    /// The actor's log-probs from a forward pass, for [`LossScope::Sequence`] with `old_logprobs`.
-    pub actor_logprobs: Option<&'a [f64]>,
-    /// Tokens chosen by [`PolicyLoss::select_tokens`], for [`LossScope::Batch`].
-    pub selected: Option<&'a [bool]>,
-    /// Weight of each token in [`Objective::positive`], by [`Objective::positive_weights`] of the whole
-    /// update.
-    pub positive_weights: Option<&'a [f64]>,
-}
-
-impl<'a> LossInputs<'a> {
-    /// Makes the inputs of an on-policy update; set further fields as needed.
-    pub fn new(rows: &'a Rows, advantages: &'a [f64]) -> Self {
-        Self {
-            rows,
-            advantages,
-            old_logprobs: None,
-            ref_logprobs: None,
-            importance_weights: None,
-            actor_logprobs: None,
-            selected: None,
-            positive_weights: None,
-        }
-    }
-
+impl LossInputs<'_> {
     fn check(&self, objective: &Objective) -> Result<(), LossError> {
         let missing = |loss, input| Err(LossError::Missing { loss, input });
         self.rows.check_tokens("advantages", self.advantages)?;

@@ -1,8 +1,7 @@
 //! SAPO: a soft gate instead of a clip.
 
 use super::Aggregation;
-use super::policy::{Token, TokenFormula, TokenLoss};
-use super::sequence::RowTerm;
+use super::formula::{RowTerm, Token, TokenFormula, TokenLoss};
 use crate::declaration::Parameter;
 
 const TAU_POSITIVE: Parameter = Parameter::number(

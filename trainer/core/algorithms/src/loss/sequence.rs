@@ -1,48 +1,12 @@
 //! Losses with one ratio for the whole sequence: GSPO and GMPO.
 
 use super::clipped::clipped_surrogate;
-use super::policy::{CLIP_HIGH, CLIP_LOW, Clip, DEFAULT_CLIP, Token, TokenFormula, TokenLoss};
-use super::{Aggregation, LossError, LossInputs, LossScope, PolicyLoss};
-use crate::declaration::Family;
+use super::formula::{CLIP_HIGH, CLIP_LOW, Clip, DEFAULT_CLIP, RowTerm, Token, TokenFormula, TokenLoss};
+use super::{Aggregation, LossInputs, LossScope};
 use crate::whiten::EPSILON;
 
 /// Upper bound to which GSPO's log-ratio is clamped.
 const GSPO_LOG_RATIO_BOUND: f64 = 10.0;
-
-/// Shared terms of one sequence's tokens. They are constants for the gradient, except that a token's own
-/// contribution to the ratio has the derivative that its loss applies.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowTerm {
-    /// Ratio of the sequence, 1 if the actor is the old policy.
-    ratio: f64,
-    /// Whether the ratio has a gradient, because its bound was not reached.
-    alive: bool,
-    /// Mean advantage times the geometric mean of the rollout correction's weights (GMPO).
-    advantage: f64,
-    /// Factor with which the tokens' losses sum to the sequence's, including verl's 1e-8 in the mean (GMPO).
-    share: f64,
-}
-
-impl RowTerm {
-    /// Neutral term, for losses that read single tokens only.
-    pub(super) const NONE: Self = Self { ratio: 1.0, alive: true, advantage: 0.0, share: 1.0 };
-}
-
-/// Computes one term per row; empty for losses without one.
-pub(super) fn row_terms(policy: &PolicyLoss, inputs: &LossInputs<'_>) -> Result<Vec<RowTerm>, LossError> {
-    if policy.scope() != LossScope::Sequence {
-        return Ok(Vec::new());
-    }
-    let log_ratios: Vec<f64> = match (inputs.actor_logprobs, inputs.old_logprobs) {
-        (_, None) => vec![0.0; inputs.rows.num_tokens()],
-        (Some(actor), Some(old)) => actor.iter().zip(old).map(|(actor, old)| actor - old).collect(),
-        (None, Some(_)) => {
-            return Err(LossError::Missing { loss: policy.kind().name(), input: "actor_logprobs" });
-        }
-    };
-    let term = |row_idx| policy.formula().row_term(inputs, row_idx, &log_ratios);
-    Ok((0..inputs.rows.num_rows()).map(term).collect())
-}
 
 formula! {
     /// The clipped ratio of the whole sequence.
