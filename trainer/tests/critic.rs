@@ -43,18 +43,7 @@ fn decoder(family: &str) -> Decoder {
 
 fn batch() -> Batch {
     let token = |seed: usize, at: usize| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId;
-    let prompt = |len: usize| {
-        Arc::new(Prompt {
-            row_idx: 0,
-            tokens: (0..len).map(|at| token(len, at)).collect(),
-            text: String::new(),
-            messages: serde_json::Value::Null,
-            data_source: String::new(),
-            ground_truth: serde_json::Value::Null,
-            extra_info: serde_json::Value::Null,
-            images: Vec::new(),
-        })
-    };
+    let prompt = |len: usize| Arc::new(Prompt::from_tokens(0, (0..len).map(|at| token(len, at)).collect()));
     let sequences: Vec<BatchSequence> = (0..LENS.len())
         .map(|row| BatchSequence {
             prompt: prompt(LENS[row].0),

@@ -29,16 +29,7 @@ const BUDGETS: [usize; 2] = [4096, 12];
 
 fn batch(fixture: &Value) -> Batch {
     let example = |pair: &Value| {
-        let prompt = Prompt {
-            row_idx: 0,
-            tokens: tokens(&pair["prompt_ids"]),
-            text: String::new(),
-            messages: Value::Null,
-            data_source: String::new(),
-            ground_truth: Value::Null,
-            extra_info: Value::Null,
-            images: Vec::new(),
-        };
+        let prompt = Prompt::from_tokens(0, tokens(&pair["prompt_ids"]));
         Arc::new(PreferenceExample {
             prompt: Arc::new(prompt),
             completions: ["chosen_ids", "rejected_ids"].map(|side| tokens(&pair[side])).to_vec(),

@@ -20,16 +20,7 @@ use crate::gradients::{actor_of, assert_close, assert_gradients, fixtures, numbe
 const BUDGETS: [usize; 2] = [4096, 13];
 
 fn prompt(tokens: Vec<TokenId>) -> Arc<Prompt> {
-    Arc::new(Prompt {
-        row_idx: 0,
-        tokens,
-        text: String::new(),
-        messages: Value::Null,
-        data_source: String::new(),
-        ground_truth: Value::Null,
-        extra_info: Value::Null,
-        images: Vec::new(),
-    })
+    Arc::new(Prompt::from_tokens(0, tokens))
 }
 
 /// A model of the fixtures with a classifier's head, in place of the actor.

@@ -150,14 +150,8 @@ impl Batch {
         let rows = Rows::from_masks(learned.iter().map(|(start, d)| &d.loss_mask[*start..]));
         let sequence = |(start, demonstration): &(usize, &Demonstration)| BatchSequence {
             prompt: Arc::new(Prompt {
-                row_idx: 0,
-                tokens: demonstration.tokens[..*start].to_vec(),
-                text: String::new(),
-                messages: serde_json::Value::Null,
-                data_source: String::new(),
-                ground_truth: serde_json::Value::Null,
-                extra_info: serde_json::Value::Null,
                 images: demonstration.images.clone(),
+                ..Prompt::from_tokens(0, demonstration.tokens[..*start].to_vec())
             }),
             sample_idx: 0,
             completion: demonstration.tokens[*start..].to_vec(),
@@ -255,45 +249,19 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::types::{Completion, FinishReason, Reward};
-
-    fn rollout(prompt: &Arc<Prompt>, tokens: &[TokenId], status: RewardStatus) -> Rollout {
-        Rollout {
-            prompt: Arc::clone(prompt),
-            sample_idx: 0,
-            policy_version: 0,
-            completion: Completion {
-                tokens: tokens.to_vec(),
-                rollout_logprobs: tokens.iter().map(|t| -(*t as f32)).collect(),
-                text: String::new(),
-                finish_reason: FinishReason::Stop,
-            },
-            reward: Reward {
-                score: 1.0,
-                value: 1.0,
-                parts: BTreeMap::from([("a".into(), 2.0)]),
-                answer: None,
-                status,
-                message: None,
-            },
-        }
-    }
+    use crate::fixtures::{prompt, reward, rollout};
+    use crate::types::Reward;
 
     fn batch(masked: &[RewardStatus]) -> Batch {
-        let prompt = Arc::new(Prompt {
-            row_idx: 0,
-            tokens: vec![7, 8],
-            text: String::new(),
-            messages: serde_json::Value::Null,
-            data_source: String::new(),
-            ground_truth: serde_json::Value::Null,
-            extra_info: serde_json::Value::Null,
-            images: Vec::new(),
-        });
+        let prompt = prompt(&[7, 8]);
+        let sample = |tokens: &[TokenId], status| {
+            let parts = BTreeMap::from([("a".into(), 2.0)]);
+            rollout(&prompt, tokens, Reward { parts, ..reward(1.0, status) })
+        };
         let rollouts = vec![
-            rollout(&prompt, &[1, 2, 3], RewardStatus::Ok),
-            rollout(&prompt, &[4], RewardStatus::Timeout),
-            rollout(&prompt, &[5, 6], RewardStatus::Wrong),
+            sample(&[1, 2, 3], RewardStatus::Ok),
+            sample(&[4], RewardStatus::Timeout),
+            sample(&[5, 6], RewardStatus::Wrong),
         ];
         Batch::from_groups(&[RolloutGroup { prompt, rollouts }], masked)
     }

@@ -18,43 +18,15 @@ pub fn keeps_group(group: &RolloutGroup, masked: &[RewardStatus], metric: impl F
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     use super::*;
-    use crate::types::{Completion, FinishReason, Prompt, Reward};
+    use crate::fixtures::{prompt, reward, rollout};
 
     fn group(rewards: &[(f64, RewardStatus)]) -> RolloutGroup {
-        let prompt = Arc::new(Prompt {
-            row_idx: 0,
-            tokens: vec![1],
-            text: String::new(),
-            messages: serde_json::Value::Null,
-            data_source: String::new(),
-            ground_truth: serde_json::Value::Null,
-            extra_info: serde_json::Value::Null,
-            images: Vec::new(),
-        });
-        let rollout = |(value, status): &(f64, RewardStatus)| Rollout {
-            prompt: Arc::clone(&prompt),
-            sample_idx: 0,
-            policy_version: 0,
-            completion: Completion {
-                tokens: vec![2],
-                rollout_logprobs: vec![-1.0],
-                text: String::new(),
-                finish_reason: FinishReason::Stop,
-            },
-            reward: Reward {
-                score: *value,
-                value: *value,
-                parts: BTreeMap::new(),
-                answer: None,
-                status: *status,
-                message: None,
-            },
-        };
-        RolloutGroup { rollouts: rewards.iter().map(rollout).collect(), prompt: Arc::clone(&prompt) }
+        let prompt = prompt(&[1]);
+        let sample = |(value, status): &(f64, RewardStatus)| rollout(&prompt, &[2], reward(*value, *status));
+        RolloutGroup { rollouts: rewards.iter().map(sample).collect(), prompt: Arc::clone(&prompt) }
     }
 
     fn is_kept(rewards: &[(f64, RewardStatus)], masked: &[RewardStatus]) -> bool {

@@ -166,19 +166,7 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn prompt() -> Arc<Prompt> {
-        Arc::new(Prompt {
-            row_idx: 0,
-            tokens: vec![7, 8],
-            text: String::new(),
-            messages: serde_json::Value::Null,
-            data_source: String::new(),
-            ground_truth: serde_json::Value::Null,
-            extra_info: serde_json::Value::Null,
-            images: Vec::new(),
-        })
-    }
+    use crate::fixtures::prompt;
 
     #[test]
     fn a_completion_is_read_after_its_last_token_that_is_no_padding() {
@@ -194,7 +182,7 @@ mod tests {
             tokens: tokens.to_vec(),
             places: places.to_vec(),
         };
-        let prompt = prompt();
+        let prompt = prompt(&[7, 8]);
         let batch =
             Batch::to_read([(&prompt, vec![completion(&[1, 2, 3], &[1, 3]), completion(&[4], &[0])])]);
         assert_eq!(batch.rows.ranges().collect::<Vec<_>>(), [0..4, 4..6]);
@@ -208,7 +196,7 @@ mod tests {
         let example = |margin| {
             let completions = vec![vec![1], vec![2]];
             let (labels, step_ends) = (vec![true, false], Vec::new());
-            Arc::new(PreferenceExample { prompt: prompt(), completions, labels, margin, step_ends })
+            Arc::new(PreferenceExample { prompt: prompt(&[7, 8]), completions, labels, margin, step_ends })
         };
         let got = ScoredPairs::of(&[example(0.0), example(2.0)], &[1.0, -1.0, 0.0, 3.0], 0.0).unwrap();
         let loss = |x: f64| (-x).exp().ln_1p();

@@ -93,24 +93,10 @@ pub fn best_and_worst(groups: &[RolloutGroup]) -> Vec<RolloutGroup> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
+    use crate::fixtures::{prompt, reward, rollout};
     use crate::packing::PromptGroup;
-    use crate::types::{Completion, FinishReason, Reward, RewardStatus};
-
-    fn prompt(tokens: &[TokenId]) -> Arc<Prompt> {
-        Arc::new(Prompt {
-            row_idx: 0,
-            tokens: tokens.to_vec(),
-            text: String::new(),
-            messages: serde_json::Value::Null,
-            data_source: String::new(),
-            ground_truth: serde_json::Value::Null,
-            extra_info: serde_json::Value::Null,
-            images: Vec::new(),
-        })
-    }
+    use crate::types::RewardStatus;
 
     fn example(tokens: &[TokenId], completions: &[&[TokenId]]) -> Arc<PreferenceExample> {
         Arc::new(PreferenceExample {
@@ -120,28 +106,6 @@ mod tests {
             margin: 0.0,
             step_ends: Vec::new(),
         })
-    }
-
-    fn rollout(value: f64, status: RewardStatus) -> Rollout {
-        Rollout {
-            prompt: prompt(&[1]),
-            sample_idx: 0,
-            policy_version: 0,
-            completion: Completion {
-                tokens: vec![2],
-                rollout_logprobs: vec![-1.0],
-                text: String::new(),
-                finish_reason: FinishReason::Stop,
-            },
-            reward: Reward {
-                score: value,
-                value,
-                parts: BTreeMap::new(),
-                answer: None,
-                status,
-                message: None,
-            },
-        }
     }
 
     #[test]
@@ -164,12 +128,13 @@ mod tests {
     #[test]
     fn a_group_gives_its_best_and_worst_unless_all_are_equal_or_failed() {
         let group = |rollouts| RolloutGroup { prompt: prompt(&[1]), rollouts };
-        let ok = |value| rollout(value, RewardStatus::Ok);
+        let sample = |value, status| rollout(&prompt(&[1]), &[2], reward(value, status));
+        let ok = |value| sample(value, RewardStatus::Ok);
         let pairs = best_and_worst(&[
-            group(vec![ok(0.5), ok(2.0), ok(-1.0), ok(2.0), rollout(9.0, RewardStatus::Timeout)]),
+            group(vec![ok(0.5), ok(2.0), ok(-1.0), ok(2.0), sample(9.0, RewardStatus::Timeout)]),
             group(vec![ok(1.0), ok(1.0)]),
-            group(vec![rollout(1.0, RewardStatus::Timeout), ok(0.0)]),
-            group(vec![rollout(0.0, RewardStatus::Wrong), ok(1.0)]),
+            group(vec![sample(1.0, RewardStatus::Timeout), ok(0.0)]),
+            group(vec![sample(0.0, RewardStatus::Wrong), ok(1.0)]),
             group(Vec::new()),
         ]);
         let values: Vec<Vec<f64>> =

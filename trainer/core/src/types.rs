@@ -37,6 +37,22 @@ pub struct Prompt {
     pub images: Vec<Arc<PromptImage>>,
 }
 
+impl Prompt {
+    /// Makes a prompt of tokens alone: without text, data source, ground truth and images.
+    pub fn from_tokens(row_idx: u64, tokens: Vec<TokenId>) -> Self {
+        Self {
+            row_idx,
+            tokens,
+            text: String::new(),
+            messages: serde_json::Value::Null,
+            data_source: String::new(),
+            ground_truth: serde_json::Value::Null,
+            extra_info: serde_json::Value::Null,
+            images: Vec::new(),
+        }
+    }
+}
+
 /// A sampled completion of a prompt; filled by the rollout engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Completion {
@@ -70,6 +86,20 @@ pub struct Reward {
     /// Error message, for `completions.jsonl`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+}
+
+impl Reward {
+    /// Makes the reward of a verdict that no length shapes: without parts, answer and message.
+    pub fn from_score(score: f64) -> Self {
+        Self {
+            score,
+            value: score,
+            parts: BTreeMap::new(),
+            answer: None,
+            status: RewardStatus::Ok,
+            message: None,
+        }
+    }
 }
 
 /// One sampled completion of a prompt with its reward.

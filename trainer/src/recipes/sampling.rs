@@ -73,27 +73,17 @@ fn has_signal(group: &RolloutGroup, masked: &[RewardStatus], dynamic: &DynamicSa
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     use rlt_core::types::{Completion, FinishReason, Prompt, Reward, Rollout};
     use rlt_tests::{choices, tiny_job_with};
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
     /// A group of two samples with these scores, and these rewards after the penalty on length.
     fn group(scores: [f64; 2], values: [f64; 2]) -> RolloutGroup {
-        let prompt = Arc::new(Prompt {
-            row_idx: 0,
-            tokens: vec![1],
-            text: String::new(),
-            messages: Value::Null,
-            data_source: String::new(),
-            ground_truth: Value::Null,
-            extra_info: Value::Null,
-            images: Vec::new(),
-        });
+        let prompt = Arc::new(Prompt::from_tokens(0, vec![1]));
         let rollout = |(score, value): (f64, f64)| Rollout {
             prompt: Arc::clone(&prompt),
             sample_idx: 0,
@@ -104,14 +94,7 @@ mod tests {
                 text: String::new(),
                 finish_reason: FinishReason::Stop,
             },
-            reward: Reward {
-                score,
-                value,
-                parts: BTreeMap::new(),
-                answer: None,
-                status: RewardStatus::Ok,
-                message: None,
-            },
+            reward: Reward { value, ..Reward::from_score(score) },
         };
         RolloutGroup {
             rollouts: scores.into_iter().zip(values).map(rollout).collect(),

@@ -50,16 +50,7 @@ fn mixed_requests() -> Vec<Request> {
 /// The completions as the trainer packs them: a prompt once for its samples.
 fn batch_of(requests: &[Request], completions: &[Vec<Completion>]) -> Batch {
     let prompt = |(row_idx, request): (usize, &Request)| {
-        Arc::new(Prompt {
-            row_idx: row_idx as u64,
-            tokens: request.prompt.to_vec(),
-            text: String::new(),
-            messages: serde_json::Value::Null,
-            data_source: String::new(),
-            ground_truth: serde_json::Value::Null,
-            extra_info: serde_json::Value::Null,
-            images: Vec::new(),
-        })
+        Arc::new(Prompt::from_tokens(row_idx as u64, request.prompt.to_vec()))
     };
     let prompts: Vec<_> = requests.iter().enumerate().map(prompt).collect();
     let samples = || {

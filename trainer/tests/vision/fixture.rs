@@ -81,14 +81,8 @@ impl Fixture {
             Arc::new(PromptImage { digest: start as u64, grid, patches: Vec::try_from(patches).unwrap() })
         };
         Arc::new(Prompt {
-            row_idx: idx as u64,
-            text: String::new(),
-            messages: serde_json::Value::Null,
-            tokens: self.tokens(&format!("prompt.{idx}")),
-            data_source: String::new(),
-            ground_truth: serde_json::Value::Null,
-            extra_info: serde_json::Value::Null,
             images: self.expected(&format!("grids.{idx}")).unbind(0).into_iter().map(image).collect(),
+            ..Prompt::from_tokens(idx as u64, self.tokens(&format!("prompt.{idx}")))
         })
     }
 }

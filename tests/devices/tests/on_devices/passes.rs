@@ -32,16 +32,10 @@ pub(crate) fn batch(groups: Groups<'_>) -> Batch {
     let token = |seed: usize, at: usize| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId;
     let (mut sequences, mut group_of) = (Vec::new(), Vec::new());
     for (group_idx, (prompt_len, lens)) in groups.iter().enumerate() {
-        let prompt = Arc::new(Prompt {
-            row_idx: group_idx as u64,
-            tokens: (0..*prompt_len).map(|at| token(group_idx, at)).collect(),
-            text: String::new(),
-            messages: serde_json::Value::Null,
-            data_source: String::new(),
-            ground_truth: serde_json::Value::Null,
-            extra_info: serde_json::Value::Null,
-            images: Vec::new(),
-        });
+        let prompt = Arc::new(Prompt::from_tokens(
+            group_idx as u64,
+            (0..*prompt_len).map(|at| token(group_idx, at)).collect(),
+        ));
         for len in *lens {
             let completion = (0..*len).map(|at| token(sequences.len() + 9, at)).collect();
             group_of.push(group_idx);

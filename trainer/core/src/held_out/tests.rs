@@ -3,44 +3,21 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::types::{Completion, FinishReason, Prompt, RewardStatus, Rollout};
-
-fn prompt(data_source: &str) -> Arc<Prompt> {
-    Arc::new(Prompt {
-        row_idx: 0,
-        tokens: vec![1],
-        text: String::new(),
-        messages: serde_json::Value::Null,
-        data_source: data_source.into(),
-        ground_truth: serde_json::Value::Null,
-        extra_info: serde_json::Value::Null,
-        images: Vec::new(),
-    })
-}
+use crate::fixtures::{reward, rollout};
+use crate::types::{Prompt, RewardStatus, Rollout};
 
 /// A group whose samples have these scores and answers; a sample without a score timed out.
 fn group(data_source: &str, samples: &[(Option<f64>, Option<&str>)]) -> RolloutGroup {
-    let prompt = prompt(data_source);
-    let rollout = |(sample_idx, (score, answer)): (usize, &(Option<f64>, Option<&str>))| Rollout {
-        prompt: prompt.clone(),
-        sample_idx: sample_idx as u32,
-        policy_version: 0,
-        completion: Completion {
-            tokens: vec![1; sample_idx + 1],
-            rollout_logprobs: vec![0.0; sample_idx + 1],
-            text: String::new(),
-            finish_reason: FinishReason::Stop,
-        },
-        reward: Reward {
-            score: score.unwrap_or(9.0),
-            value: 0.0,
-            parts: Default::default(),
-            answer: answer.map(str::to_owned),
-            status: if score.is_some() { RewardStatus::Ok } else { RewardStatus::Timeout },
-            message: None,
-        },
+    let prompt = Prompt { data_source: data_source.into(), ..Prompt::from_tokens(0, vec![1]) };
+    let prompt = Arc::new(prompt);
+    let sample = |(sample_idx, (score, answer)): (usize, &(Option<f64>, Option<&str>))| {
+        let status = if score.is_some() { RewardStatus::Ok } else { RewardStatus::Timeout };
+        let answer = answer.map(str::to_owned);
+        let reward = Reward { value: 0.0, answer, ..reward(score.unwrap_or(9.0), status) };
+        let tokens = vec![1; sample_idx + 1];
+        Rollout { sample_idx: sample_idx as u32, ..rollout(&prompt, &tokens, reward) }
     };
-    RolloutGroup { prompt: prompt.clone(), rollouts: samples.iter().enumerate().map(rollout).collect() }
+    RolloutGroup { rollouts: samples.iter().enumerate().map(sample).collect(), prompt: Arc::clone(&prompt) }
 }
 
 fn scored(scores: &[f64]) -> Vec<(Option<f64>, Option<&'static str>)> {

@@ -13,10 +13,8 @@ use std::sync::Arc;
 
 use rlt_core::batch::Batch;
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
-use rlt_core::types::{
-    Completion, FinishReason, Prompt, Reward, RewardStatus, Rollout, RolloutGroup, TokenId,
-};
-use serde_json::{Value, json};
+use rlt_core::types::{Completion, FinishReason, Prompt, Reward, Rollout, RolloutGroup, TokenId};
+use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use self::deviation::compared;
@@ -103,16 +101,10 @@ fn batch(vocab_size: usize) -> Batch {
         .iter()
         .enumerate()
         .map(|(idx, &[prompt_len, num_samples, len])| {
-            let prompt = Arc::new(Prompt {
-                row_idx: idx as u64,
-                tokens: (0..prompt_len).map(|at| token(at + 7 * idx)).collect(),
-                text: String::new(),
-                messages: Value::Null,
-                data_source: String::new(),
-                ground_truth: Value::Null,
-                extra_info: Value::Null,
-                images: Vec::new(),
-            });
+            let prompt = Arc::new(Prompt::from_tokens(
+                idx as u64,
+                (0..prompt_len).map(|at| token(at + 7 * idx)).collect(),
+            ));
             let rollout = |sample: usize| Rollout {
                 prompt: Arc::clone(&prompt),
                 sample_idx: sample as u32,
@@ -123,23 +115,12 @@ fn batch(vocab_size: usize) -> Batch {
                     text: String::new(),
                     finish_reason: FinishReason::Length,
                 },
-                reward: reward(sample as f64),
+                reward: Reward::from_score(sample as f64),
             };
             RolloutGroup { rollouts: (0..num_samples).map(rollout).collect(), prompt: Arc::clone(&prompt) }
         })
         .collect();
     Batch::from_groups(&groups, &[])
-}
-
-fn reward(value: f64) -> Reward {
-    Reward {
-        score: value,
-        value,
-        parts: BTreeMap::new(),
-        answer: None,
-        status: RewardStatus::Ok,
-        message: None,
-    }
 }
 
 /// Checks that two passes with deterministic operators have the same gradients to the bit.

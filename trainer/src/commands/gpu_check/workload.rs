@@ -1,7 +1,6 @@
 //! A full GRPO step on random tokens with random rewards: rollout, log-probs of the reference, one update.
 //! Benchmarks and `gpu-check` measure it, and peers do the same work.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -12,7 +11,6 @@ use rlt_core::kl::KlEstimator;
 use rlt_core::loss::{Aggregation, KlTerm, Objective, Vanilla};
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus, Rollout, RolloutGroup, TokenId};
-use serde_json::Value;
 
 use super::Failure;
 use crate::commands::measure::wait;
@@ -143,16 +141,10 @@ impl GrpoWorkload {
 
     fn prompt(&self, prompt_idx: u64) -> Arc<Prompt> {
         let seed = derive_seed(&[self.step, prompt_idx]);
-        Arc::new(Prompt {
-            row_idx: prompt_idx,
-            tokens: random_tokens(seed, self.load.prompt_len, self.actor.decoder.config.vocab_size),
-            text: String::new(),
-            messages: Value::Null,
-            data_source: String::new(),
-            ground_truth: Value::Null,
-            extra_info: Value::Null,
-            images: Vec::new(),
-        })
+        Arc::new(Prompt::from_tokens(
+            prompt_idx,
+            random_tokens(seed, self.load.prompt_len, self.actor.decoder.config.vocab_size),
+        ))
     }
 
     fn group(&self, prompt: Arc<Prompt>, completions: Vec<Completion>) -> RolloutGroup {
@@ -163,14 +155,7 @@ impl GrpoWorkload {
                 sample_idx: sample_idx as u32,
                 policy_version: self.step,
                 completion,
-                reward: Reward {
-                    score: value,
-                    value,
-                    parts: BTreeMap::new(),
-                    answer: None,
-                    status: RewardStatus::Ok,
-                    message: None,
-                },
+                reward: Reward::from_score(value),
             }
         };
         let rollouts = completions.into_iter().enumerate().map(rollout).collect();

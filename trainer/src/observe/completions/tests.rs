@@ -8,14 +8,10 @@ use super::*;
 
 fn group(row_idx: u64, statuses: &[RewardStatus]) -> RolloutGroup {
     let prompt = Arc::new(Prompt {
-        row_idx,
-        tokens: vec![1, 2],
         text: "1+1=".into(),
-        messages: serde_json::Value::Null,
         data_source: "arithmetic".into(),
         ground_truth: serde_json::json!("2"),
-        extra_info: serde_json::Value::Null,
-        images: Vec::new(),
+        ..Prompt::from_tokens(row_idx, vec![1, 2])
     });
     let rollout = |(sample_idx, status): (u32, &RewardStatus)| Rollout {
         prompt: Arc::clone(&prompt),
@@ -27,14 +23,7 @@ fn group(row_idx: u64, statuses: &[RewardStatus]) -> RolloutGroup {
             text: "2".into(),
             finish_reason: FinishReason::Stop,
         },
-        reward: Reward {
-            score: 1.0,
-            value: f64::from(sample_idx),
-            parts: BTreeMap::new(),
-            answer: None,
-            status: *status,
-            message: None,
-        },
+        reward: Reward { value: f64::from(sample_idx), status: *status, ..Reward::from_score(1.0) },
     };
     RolloutGroup { rollouts: (0..).zip(statuses).map(rollout).collect(), prompt }
 }

@@ -105,16 +105,10 @@ fn batch() -> Batch {
     let mut sequences = Vec::new();
     let mut groups = Vec::new();
     for (group_idx, (prompt_len, lens)) in GROUPS.iter().enumerate() {
-        let prompt = Arc::new(Prompt {
-            row_idx: group_idx as u64,
-            tokens: (0..*prompt_len).map(|at| token(group_idx, at)).collect(),
-            text: String::new(),
-            messages: serde_json::Value::Null,
-            data_source: String::new(),
-            ground_truth: serde_json::Value::Null,
-            extra_info: serde_json::Value::Null,
-            images: Vec::new(),
-        });
+        let prompt = Arc::new(Prompt::from_tokens(
+            group_idx as u64,
+            (0..*prompt_len).map(|at| token(group_idx, at)).collect(),
+        ));
         for len in *lens {
             let completion = (0..*len).map(|at| token(sequences.len() + 9, at)).collect();
             groups.push(group_idx);

@@ -35,14 +35,10 @@ impl<F: Fn(&Sample<'_>) -> Result<f64, RewardError> + Send + Sync> RewardFunctio
 
 fn prompt(ground_truth: Value) -> Arc<Prompt> {
     Arc::new(Prompt {
-        row_idx: 0,
-        tokens: vec![1],
         text: "question".into(),
-        messages: Value::Null,
         data_source: "a".into(),
         ground_truth,
-        extra_info: Value::Null,
-        images: Vec::new(),
+        ..Prompt::from_tokens(0, vec![1])
     })
 }
 

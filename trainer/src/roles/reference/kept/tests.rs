@@ -10,16 +10,7 @@ use super::*;
 use crate::parallel::tests::on_ranks;
 
 fn example(prompt: &[u32], completions: &[&[u32]]) -> Arc<PreferenceExample> {
-    let prompt = Prompt {
-        row_idx: 0,
-        tokens: prompt.to_vec(),
-        text: String::new(),
-        messages: serde_json::Value::Null,
-        data_source: String::new(),
-        ground_truth: serde_json::Value::Null,
-        extra_info: serde_json::Value::Null,
-        images: Vec::new(),
-    };
+    let prompt = Prompt::from_tokens(0, prompt.to_vec());
     Arc::new(PreferenceExample {
         prompt: Arc::new(prompt),
         completions: completions.iter().map(|tokens| tokens.to_vec()).collect(),

@@ -22,14 +22,11 @@ use super::*;
 
 fn prompt(ground_truth: Value) -> Arc<Prompt> {
     Arc::new(Prompt {
-        row_idx: 0,
-        tokens: vec![1],
         text: "question ".into(),
-        messages: Value::Null,
         data_source: "a".into(),
         ground_truth,
         extra_info: json!({"level": 3}),
-        images: Vec::new(),
+        ..Prompt::from_tokens(0, vec![1])
     })
 }
 

@@ -126,16 +126,7 @@ mod tests {
     }
 
     fn prompt(text: &str, messages: Value) -> Prompt {
-        Prompt {
-            row_idx: 0,
-            tokens: vec![90, 91],
-            text: text.into(),
-            messages,
-            data_source: String::new(),
-            ground_truth: Value::Null,
-            extra_info: Value::Null,
-            images: Vec::new(),
-        }
+        Prompt { text: text.into(), messages, ..Prompt::from_tokens(0, vec![90, 91]) }
     }
 
     fn completion(text: &str) -> Completion {
