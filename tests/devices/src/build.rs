@@ -14,11 +14,9 @@ use crate::KERNELS;
 
 pub(crate) const KERNELS_FILE: &str = "rlt-kernels.fatbin";
 
-/// How all sources are compiled. The stand-ins' own loops are not what a test waits for; libtorch's headers
-/// are slow enough to compile at this level.
-const FLAGS: [&str; 8] = [
+/// Options by which all sources are compiled.
+const FLAGS: [&str; 7] = [
     "-std=c++17",
-    "-O1",
     "-fPIC",
     "-fopenmp",
     "-DAT_PER_OPERATOR_HEADERS",
@@ -26,6 +24,11 @@ const FLAGS: [&str; 8] = [
     "-Wall",
     "-Wno-unused-parameter",
 ];
+
+/// Optimisation of the kernels, the driver and NCCL, in which tests spend their time.
+const LEVEL: &str = "-O2";
+/// Optimisation of sources with libtorch's headers, which compile more slowly the higher it is.
+const TORCH_LEVEL: &str = "-O1";
 
 /// An error of building the emulated devices.
 #[derive(Debug)]
@@ -139,7 +142,7 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, BuildError> {
 /// A digest of how things are compiled, and of these files.
 fn digest(places: &Places, files: &[PathBuf]) -> Result<String, BuildError> {
     let mut digest = Sha256::new();
-    digest.update(FLAGS.join(" "));
+    digest.update([FLAGS.join(" ").as_str(), LEVEL, TORCH_LEVEL].join(" "));
     digest.update(places.libtorch.as_os_str().as_encoded_bytes());
     for path in files {
         digest.update(path.as_os_str().as_encoded_bytes());
@@ -227,7 +230,8 @@ fn compile_one(places: &Places, source: &Path, object: &Path) -> Result<(), Buil
 
 fn compiler(places: &Places, source: &Path, object: &Path) -> Command {
     let mut command = Command::new("g++");
-    command.args(FLAGS);
+    let has_torch = source.starts_with(places.sources.join("torch_cuda"));
+    command.args(FLAGS).arg(if has_torch { TORCH_LEVEL } else { LEVEL });
     let include = places.libtorch.join("include");
     for folder in [include.clone(), include.join("torch/csrc/api/include"), places.cuda()] {
         command.arg("-isystem").arg(folder);

@@ -80,17 +80,24 @@ uint64_t random_number() {
 // A number below `bound`.
 unsigned below(unsigned bound) { return unsigned((random_number() >> 32) * bound >> 32); }
 
+// One mapping holds the stacks of all threads, in huge pages where the system has them: each switch goes to another
+// stack, and a page for each would miss the translations that the processor keeps.
+char* map_stacks() {
+  const size_t size = MAX_THREADS * STACK_STRIDE;
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) std::abort();
+  madvise(memory, size, MADV_HUGEPAGE);
+  return static_cast<char*>(memory);
+}
+
 char* stack() {
   if (!block.free_stacks.empty()) {
     char* last = block.free_stacks.back();
     return block.free_stacks.pop_back(), last;
   }
-  void* memory = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) std::abort();
-  return static_cast<char*>(memory);
+  static char* const stacks = map_stacks();
+  return stacks + block.num_stacks++ * STACK_STRIDE;
 }
-
-void to_scheduler() { swap(&block.threads[block.current].stack_pointer, block.scheduler); }
 
 void thread_main() {
   block.body(block.body_argument);
@@ -98,18 +105,26 @@ void thread_main() {
   ++block.num_done;
   // The next thread that starts may have this stack: nothing is done on it but leaving.
   block.free_stacks.push_back(self.stack);
-  to_scheduler();
+  swap(&self.stack_pointer, block.scheduler);
 }
 
-void resume(unsigned thread) {
-  block.current = thread;
-  thread_index = {thread % block_size.x, thread / block_size.x % block_size.y, thread / block_size.x / block_size.y};
-  Fiber& fiber = block.threads[thread];
+// Takes a random thread out of those that can run, as the current one.
+Fiber& next() {
+  std::swap(block.ready[below(block.num_ready)], block.ready[block.num_ready - 1]);
+  block.current = block.ready[--block.num_ready];
+  Fiber& fiber = block.threads[block.current];
+  thread_index = fiber.index;
   if (fiber.stack == nullptr) {
     fiber.stack = stack();
     fiber.stack_pointer = fresh(fiber.stack, thread_main);
   }
-  swap(&block.scheduler, fiber.stack_pointer);
+  return fiber;
+}
+
+// Leaves the current thread until it is ready again. The scheduler takes over only where no other thread can run.
+void leave() {
+  void** self = &block.threads[block.current].stack_pointer;
+  swap(self, block.num_ready > 0 ? next().stack_pointer : block.scheduler);
 }
 
 void run_block() {
@@ -123,10 +138,7 @@ void run_block() {
     block.ready[thread] = thread;
     block.threads[thread].stack = nullptr;
   }
-  while (block.num_ready > 0) {
-    std::swap(block.ready[below(block.num_ready)], block.ready[block.num_ready - 1]);
-    resume(block.ready[--block.num_ready]);
-  }
+  while (block.num_ready > 0) swap(&block.scheduler, next().stack_pointer);
   if (block.num_done == block.num_threads) return;
   std::fprintf(stderr, "kernel: %u of %u threads of block %u,%u,%u wait at a barrier that the others never reach\n",
                block.num_threads - block.num_done, block.num_threads, block_index.x, block_index.y, block_index.z);
@@ -138,7 +150,7 @@ void run_block() {
 void wait(Group& group) {
   if (++group.arrived < group.size) {
     group.waiting[group.num_waiting++] = block.current;
-    to_scheduler();
+    leave();
     return;
   }
   for (unsigned i = 0; i < group.num_waiting; ++i) block.ready[block.num_ready++] = group.waiting[i];
@@ -155,6 +167,10 @@ void run(const unsigned grid[3], const unsigned threads[3], size_t shared_bytes,
     std::abort();
   }
   block.body = body, block.body_argument = argument;
+  for (unsigned thread = 0; thread < block.num_threads; ++thread) {
+    const unsigned row = thread / threads[0];
+    block.threads[thread].index = {thread % threads[0], row % threads[1], row / threads[1]};
+  }
 #if !defined(__x86_64__)
   block.scheduler = nullptr;
 #endif

@@ -26,6 +26,9 @@ namespace fibers {
 
 constexpr unsigned WARP = 32, MAX_THREADS = 1024;
 constexpr size_t STACK_BYTES = 64 << 10;
+// From one stack to the next: nine lines of the cache more than its size. At equal offsets of their pages, the frames of
+// all threads would share a few sets of the cache.
+constexpr size_t STACK_STRIDE = STACK_BYTES + 9 * 64;
 
 struct Index {
   unsigned x, y, z;
@@ -37,6 +40,7 @@ extern "C" void rlt_fiber_switch(void** from, void* to);
 struct Fiber {
   void* stack_pointer;
   char* stack;  // null before the start
+  Index index;
 };
 
 // Threads that wait for each other.
@@ -53,6 +57,7 @@ struct Block {
   unsigned ready[MAX_THREADS], num_ready, num_done, num_threads, current;
   void* scheduler;
   std::vector<char*> free_stacks;
+  size_t num_stacks;
   void (*body)(void*);
   void* body_argument;
 };
