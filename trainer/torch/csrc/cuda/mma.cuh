@@ -40,24 +40,30 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 #else
+// The two numbers of 16 bits in a register.
+template <class T>
+__device__ inline void halves(uint64_t registers, int idx, float* numbers) {
+  const uint32_t pair = uint32_t(registers >> 32 * idx);
+  numbers[0] = to_float(T{uint16_t(pair)}), numbers[1] = to_float(T{uint16_t(pair >> 16)});
+}
+
 template <class T>
 __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T) {
-  // What every lane has, by register.
-  uint32_t of_a[4][32], of_b[2][32];
-  const auto share = [](uint32_t value, uint32_t(&all)[32]) {
-    const uint64_t* shown = fibers::show(value);
-    for (int lane = 0; lane < 32; ++lane) all[lane] = uint32_t(shown[lane]);
-  };
-  for (int r = 0; r < 4; ++r) share(a[r], of_a[r]);
-  for (int r = 0; r < 2; ++r) share(b[r], of_b[r]);
-  const auto half = [](uint32_t pair, int k) { return to_float(T{uint16_t(k % 2 == 0 ? pair : pair >> 16)}); };
-  for (int place = 0; place < 4; ++place) {
-    const int g = lane_idx() / 4, col = 2 * (lane_idx() % 4) + place % 2, low = place / 2;
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t left = of_a[low + 2 * (k / 8)][4 * g + k % 8 / 2], right = of_b[k / 8][4 * col + k % 8 / 2];
-      d[place] += half(left, k) * half(right, k);
-    }
+  // The rows and columns of this lane's sums, which are spread over a few lanes. Two registers are shown at a time.
+  const int g = lane_idx() / 4, t = lane_idx() % 4;
+  float rows[2][16], cols[2][16];
+  for (int part = 0; part < 2; ++part) {
+    const uint64_t* shown = fibers::show(a[2 * part] | uint64_t(a[2 * part + 1]) << 32);
+    for (int i = 0; i < 4; ++i)
+      for (int low = 0; low < 2; ++low) halves<T>(shown[4 * g + i], low, &rows[low][8 * part + 2 * i]);
   }
+  const uint64_t* shown = fibers::show(b[0] | uint64_t(b[1]) << 32);
+  for (int i = 0; i < 4; ++i)
+    for (int part = 0; part < 2; ++part)
+      for (int odd = 0; odd < 2; ++odd)
+        halves<T>(shown[4 * (2 * t + odd) + i], part, &cols[odd][8 * part + 2 * i]);
+  for (int k = 0; k < 16; ++k)
+    for (int place = 0; place < 4; ++place) d[place] += rows[place / 2][k] * cols[place % 2][k];
 }
 #endif
 
