@@ -41,7 +41,7 @@ pub(crate) use experts::ExpertWeights;
 pub use experts::{Choices, ExpertProducts, Mixture, Routes};
 pub use export::{Export, ExportOptions};
 pub(crate) use files::unknown_fields::unknown_fields;
-use files::{checkpoint, export, fresh, mxfp4, quant_state, quantize};
+use files::{checkpoint, export, fresh, mxfp4, names, quant_state, quantize};
 use inputs::{latent, packed, placed, products, training_products};
 pub use latent::{LatentParts, LatentProducts};
 pub use layer::{DecoderLayer, DenseProducts, FeedForward, LayerContext, Projections};

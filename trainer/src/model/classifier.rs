@@ -11,7 +11,8 @@ use rlt_core::tensor_shard::TensorShard;
 use rlt_core::types::TokenId;
 use tch::{Kind, Tensor, no_grad};
 
-use super::weights::{SCORE_HEAD, Weights};
+use super::names::SCORE_HEAD;
+use super::weights::Weights;
 use super::{Adapter, Decoder, LoadOptions, ModelError, PackedInput};
 
 /// A frozen classifier.

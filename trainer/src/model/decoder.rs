@@ -10,6 +10,7 @@ use tch::{Device, Kind, Tensor};
 use super::error::ModelError;
 use super::layer::{DecoderLayer, LayerContext};
 use super::lora::LoraConfig;
+use super::names::layer_idx;
 use super::ops;
 use super::packed::PackedInput;
 use super::projection::Adapter;
@@ -261,11 +262,6 @@ impl Decoder {
 
 /// Tensors with their names.
 pub(crate) type NamedTensors = Vec<(String, Tensor)>;
-
-/// The layer index in a parameter's name, an adapter's too: `..layers.<index>..`.
-pub(super) fn layer_idx(name: &str) -> Option<usize> {
-    name.split_once(".layers.")?.1.split('.').next()?.parse().ok()
-}
 
 impl DecoderLayer {
     fn push_parameters(&self, layer: &str, parameters: &mut Vec<(String, Tensor)>) {

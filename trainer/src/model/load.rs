@@ -13,12 +13,13 @@ use super::decoder::{Decoder, LoadOptions};
 use super::error::ModelError;
 use super::experts::ExpertWeights;
 use super::layer::{DecoderLayer, LayerShape};
+use super::names::{EMBEDDING, is_label_head};
 use super::norms::LayerNorms;
 use super::projection::Projection;
 use super::rope::Ropes;
 use super::saved_modules::SavedModules;
 use super::vision::VisionTower;
-use super::weights::{EMBEDDING, Weights, is_label_head};
+use super::weights::Weights;
 
 impl Decoder {
     /// Reads a model folder, see [`Weights::open`].

@@ -22,15 +22,15 @@ mod targets;
 use std::collections::BTreeMap;
 
 use rlt_api::ExitCode;
-use rlt_api::plan::model_config::{ModelConfig, ProjectionShape, TOWER};
+use rlt_api::plan::model_config::{ModelConfig, ProjectionShape};
 use rlt_api::spec::{DropoutPosition, LoraInit, LoraSpec, VlmLora};
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 
 use super::decoder::Decoder;
 use super::error::ModelError;
+use super::names::{is_label_head, is_of_tower};
 use super::projection::{LoraPair, Projection};
-use super::weights::is_label_head;
 use adapter::CONFIG_FILE;
 pub use adapter::{AdapterExport, BaseModel};
 pub use patterns::Patterns;
@@ -410,11 +410,6 @@ impl Decoder {
         let of_text = self.layers.iter_mut().flat_map(|layer| &mut layer.projections);
         of_text.chain(self.vision.iter_mut().flat_map(|tower| &mut tower.projections))
     }
-}
-
-/// Whether `name` is a module or parameter of the vision tower.
-pub(crate) fn is_of_tower(name: &str) -> bool {
-    name.starts_with(TOWER)
 }
 
 /// `[out_features, in_features]` of every projection of the text model, by its full name.

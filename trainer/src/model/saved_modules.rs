@@ -11,9 +11,9 @@ use super::decoder::{Decoder, NamedTensors};
 use super::layer::DecoderLayer;
 use super::load::outline;
 use super::lora::LoraError;
+use super::names::{EMBEDDING, is_label_head};
 use super::norms::{LayerNorms, Norm};
 use super::projection::Adapter;
-use super::weights::{EMBEDDING, is_label_head};
 
 /// The name of the final norm's weight.
 const FINAL_NORM: &str = "model.norm.weight";

@@ -24,11 +24,11 @@ use rlt_core::mesh::AxisPlace;
 use tch::Tensor;
 
 use self::experts::place_experts;
-use super::decoder::{Decoder, layer_idx};
+use super::decoder::Decoder;
 use super::layer::DecoderLayer;
+use super::names::{EMBEDDING, HEAD, layer_idx};
 use super::projection::ProjectionPart;
 use super::tp_shards::{ShardedDim, TpCut};
-use super::weights::{EMBEDDING, HEAD};
 
 /// Placements of a model's parameters over the ranks of a tensor-parallel group.
 #[derive(Debug)]

@@ -29,7 +29,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rlt_api::plan::model_config::{ModelConfig, TOWER, TensorShape, VisionBlocks, VisionConfig};
+use rlt_api::plan::model_config::{ModelConfig, TensorShape, VisionConfig};
 use rlt_core::images::PromptImage;
 use rlt_core::tensor_shard::TensorShard;
 use tch::{Tensor, no_grad};
@@ -43,41 +43,6 @@ use super::error::ModelError;
 use super::load::outline;
 use super::projection::{Adapter, Projection};
 use super::weights::Weights;
-
-/// The name of a tensor in published models: the tower under `visual.`, the text model under `model.`. Since
-/// 4.52 transformers calls them `model.visual.` and `model.language_model.` in memory.
-pub(crate) fn published_name(name: &str) -> String {
-    let renamed = |from: &str, to: &str| name.strip_prefix(from).map(|rest| format!("{to}{rest}"));
-    let tower = renamed("model.visual.", TOWER);
-    tower.or_else(|| renamed("model.language_model.", "model.")).unwrap_or_else(|| name.to_owned())
-}
-
-/// Returns the name of a tensor in the text model, from its name in published files or in those that
-/// transformers 5 writes; `None` for tensors of the vision tower and of the projection of its features.
-pub(crate) fn text_model_name(name: &str) -> Option<String> {
-    const TOWER_PARTS: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
-    let within = name.strip_prefix("model.").unwrap_or(name);
-    if TOWER_PARTS.iter().any(|part| within.starts_with(part)) {
-        return None;
-    }
-    if let Some(rest) = name.strip_prefix("model.language_model.") {
-        return Some(format!("model.{rest}"));
-    }
-    Some(name.strip_prefix("language_model.").unwrap_or(name).to_owned())
-}
-
-/// The name under which a tensor is exported: as models of the family were published, which for Qwen3-VL are
-/// the names in transformers' memory.
-pub(crate) fn stored_name(config: &ModelConfig, name: String) -> String {
-    if config.vision.as_ref().is_none_or(|vision| vision.blocks != VisionBlocks::Positioned) {
-        return name;
-    }
-    match name.strip_prefix("model.") {
-        Some(rest) => format!("model.language_model.{rest}"),
-        None if name.starts_with(TOWER) => format!("model.{name}"),
-        None => name,
-    }
-}
 
 /// A vision tower with its weights.
 #[derive(Debug)]

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use rlt_api::plan::model_config::{
-    ModelConfig, OutputHead, ParameterShape, SCORE_BIAS, SCORE_WEIGHT, TensorShape, stored_ranges,
-};
+use rlt_api::plan::model_config::{ModelConfig, OutputHead, ParameterShape, TensorShape, stored_ranges};
 use rlt_api::spec::{Precision, QuantizationSpec};
 use rlt_core::tensor_shard::{CoveredRun, ReadGroup, TensorShard, TensorSlice};
 use rlt_core::types::TokenId;
@@ -14,26 +12,15 @@ use tch::kind::FLOAT_CPU;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::checkpoint::{CHUNK, WeightFiles, read_json};
-use super::decoder::layer_idx;
 use super::error::ModelError;
 use super::fresh;
 use super::load::read_config;
 use super::lora::LoraError;
 use super::lora::folded::FoldedAdapter;
 use super::mxfp4;
+use super::names::{self, EMBEDDING, HEAD, is_label_head, layer_idx};
 use super::quant_state;
 use super::quantize::{self, QuantizedParts};
-use super::vision;
-
-pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
-pub(super) const HEAD: &str = "lm_head.weight";
-/// Name of a sequence classifier's weight.
-pub(super) const SCORE_HEAD: &str = SCORE_WEIGHT;
-
-/// Whether a weight belongs to a classifier's head.
-pub(super) fn is_label_head(name: &str) -> bool {
-    name == SCORE_WEIGHT || name == SCORE_BIAS
-}
 
 /// Source of a model's weights, checked against its configuration.
 #[derive(Debug)]
@@ -72,14 +59,14 @@ impl Weights {
         let mut config = read_config(dir)?;
         let mut files = WeightFiles::open(dir)?;
         if config.vision.is_some() {
-            files.rename(vision::published_name);
+            files.rename(names::published_name);
         }
         if ModelConfig::leaves_tower_out(&read_json(&dir.join("config.json"))?) {
             let dir = dir.display();
             tracing::warn!(
                 "the vision tower of {dir} is left out: only its text model is trained and exported"
             );
-            files.select(vision::text_model_name);
+            files.select(names::text_model_name);
         }
         let embedding_under_head = check(&mut config, &files)?;
         Ok(Self::new(config, Source::Files { files, embedding_under_head, fresh_head: None }))

@@ -13,14 +13,13 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 use tempfile::NamedTempFile;
 
-use super::super::decoder::{self, Decoder};
+use super::super::decoder::Decoder;
 use super::super::error::ModelError;
 use super::super::expert_lora::ExpertTensor;
 use super::super::experts::ExpertWeights;
 use super::super::load::outline;
-use super::super::lora::is_of_tower;
 use super::super::projection::{Adapter, Projection};
-use super::super::vision;
+use super::names::{self, is_of_tower};
 use rlt_api::plan::model_config::{ParameterShape, stored_ranges};
 
 /// Options of an exported folder.
@@ -66,7 +65,7 @@ impl Decoder {
             .map(|projection| (format!("{}.weight", projection.name), projection))
             .collect();
         let of_part =
-            |(name, _): &(String, Tensor)| decoder::layer_idx(name) == layer_idx && !is_of_tower(name);
+            |(name, _): &(String, Tensor)| names::layer_idx(name) == layer_idx && !is_of_tower(name);
         let mut saved = if merge_lora { self.saved_by_base(layer_idx) } else { BTreeMap::new() };
         let parameters = self.base_parameters().into_iter().filter(of_part);
         let parameters = parameters.map(|(name, base)| match saved.remove(&name) {
@@ -108,7 +107,7 @@ impl Decoder {
         };
         let tower = if layer_idx.is_none() { self.stored_tower(adapter, dtype, reads) } else { Vec::new() };
         let stored = parameters.flat_map(stored).chain(tower);
-        stored.map(|(name, weight)| (vision::stored_name(&self.config, name), weight)).collect()
+        stored.map(|(name, weight)| (names::stored_name(&self.config, name), weight)).collect()
     }
 
     /// The weights of the vision tower as they are stored, by the tower's names; none without a tower.

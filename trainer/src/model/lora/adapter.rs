@@ -9,15 +9,14 @@ use rlt_api::plan::model_config::{OutputHead, ParameterShape, TOWER, TensorShape
 use rlt_api::spec::VlmLora;
 use tch::Tensor;
 
-use super::{LoraError, dora, experts, is_of_tower, peft_names};
+use super::{LoraError, dora, experts, peft_names};
 use crate::model::checkpoint::{WeightFiles, read_json};
-use crate::model::decoder::{self, Decoder, NamedTensors};
+use crate::model::decoder::{Decoder, NamedTensors};
 use crate::model::experts::ExpertWeights;
 use crate::model::export::{StoredAs, TensorWriter, in_size, write_json};
+use crate::model::names::{self, EMBEDDING, HEAD, is_label_head, is_of_tower};
 use crate::model::projection::Projection;
 use crate::model::saved_modules::ADAPTED_MODEL;
-use crate::model::vision;
-use crate::model::weights::{EMBEDDING, HEAD, is_label_head};
 use config::adapter_config;
 pub(super) use config::{continued, read_adapter_config};
 
@@ -231,7 +230,7 @@ impl<'a> AdapterExport<'a> {
     /// [`LoraError::Model`] when the file cannot be written.
     pub fn write(&mut self, layer_idx: Option<usize>) -> Result<(), LoraError> {
         let matrices = self.decoder.saved_with_adapter().into_iter();
-        let of_part = matrices.filter(|(name, _)| decoder::layer_idx(name) == layer_idx);
+        let of_part = matrices.filter(|(name, _)| names::layer_idx(name) == layer_idx);
         for (_, matrix) in of_part {
             self.file.write(&StoredAs::plain(&matrix))?;
         }
@@ -296,7 +295,7 @@ fn stored_name(decoder: &Decoder, name: &str) -> String {
 /// The name in this program of a module or matrix in PEFT's files, the inverse of [`stored_name`].
 fn own_name(name: &str) -> String {
     match name.strip_prefix(ADAPTED_MODEL) {
-        Some(module) => format!("{ADAPTED_MODEL}{}", vision::published_name(module)),
-        None => vision::published_name(name),
+        Some(module) => format!("{ADAPTED_MODEL}{}", names::published_name(module)),
+        None => names::published_name(name),
     }
 }

@@ -8,7 +8,8 @@ use fancy_regex::Regex;
 
 use rlt_api::spec::modules_of_megatron;
 
-use super::{LoraConfig, LoraError, is_of_tower};
+use super::{LoraConfig, LoraError};
+use crate::model::names::is_of_tower;
 
 /// A choice of linear layers of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]

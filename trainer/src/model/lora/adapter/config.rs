@@ -12,7 +12,7 @@ use super::{BaseModel, CONFIG_FILE, adapted_parts, own_name, stored_name};
 use crate::model::checkpoint::read_json;
 use crate::model::decoder::Decoder;
 use crate::model::lora::{LoraConfig, LoraError, ModuleMatch, Patterns};
-use crate::model::weights::is_label_head;
+use crate::model::names::is_label_head;
 
 /// Version of PEFT in whose layout adapters are written.
 const PEFT_VERSION: &str = "0.21.2";
