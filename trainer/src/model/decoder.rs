@@ -13,31 +13,12 @@ use super::lora::LoraConfig;
 use super::names::layer_idx;
 use super::ops;
 use super::packed::PackedInput;
+use super::parameters::{LoadOptions, NamedTensors};
 use super::projection::Adapter;
 use super::rope::{RopeTables, Ropes};
 use super::saved_modules::SavedModules;
 use super::tp_cuts::ParameterCuts;
 use super::vision::VisionTower;
-
-/// Device and dtypes of a decoder's weights, and whether they are trained.
-#[derive(Clone, Copy, Debug)]
-pub struct LoadOptions {
-    /// Device of all tensors.
-    pub device: Device,
-    /// Storage dtype of weights, in which they are also updated.
-    pub storage: Kind,
-    /// Compute dtype of activations; weights are cast to it inside each layer.
-    pub compute: Kind,
-    /// Whether the weights collect gradients. Attaching an adapter always freezes them.
-    pub trainable: bool,
-}
-
-impl Default for LoadOptions {
-    /// Options for frozen f32 weights on the CPU.
-    fn default() -> Self {
-        Self { device: Device::Cpu, storage: Kind::Float, compute: Kind::Float, trainable: false }
-    }
-}
 
 /// A decoder with its weights.
 #[derive(Debug)]
@@ -259,9 +240,6 @@ impl Decoder {
         Err(ModelError::VocabularyMismatch { vocab_size, max_token_id })
     }
 }
-
-/// Tensors with their names.
-pub(crate) type NamedTensors = Vec<(String, Tensor)>;
 
 impl DecoderLayer {
     fn push_parameters(&self, layer: &str, parameters: &mut Vec<(String, Tensor)>) {

@@ -6,10 +6,10 @@ use std::path::Path;
 use rlt_torch::TensorFile;
 use tch::{Device, Kind, Tensor};
 
-use super::decoder::{Decoder, LoadOptions};
+use super::decoder::Decoder;
 use super::experts::ExpertWeights;
 use super::layer::DecoderLayer;
-use super::load::outline;
+use super::parameters::{LoadOptions, outline};
 use super::projection::{Adapter, Projection};
 use super::saved_modules::SavedModules;
 use super::vision::VisionTower;

@@ -5,16 +5,17 @@ use std::path::Path;
 use rlt_api::conflicts::{Fact, Facts, conflict_of};
 use rlt_api::plan::model_config::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
 use rlt_core::tensor_shard::TensorShard;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::base_weight::{BaseWeight, layout_of};
 use super::checkpoint::read_json;
-use super::decoder::{Decoder, LoadOptions};
+use super::decoder::Decoder;
 use super::error::ModelError;
 use super::experts::ExpertWeights;
 use super::layer::{DecoderLayer, LayerShape};
 use super::names::{EMBEDDING, is_label_head};
 use super::norms::LayerNorms;
+use super::parameters::{LoadOptions, outline};
 use super::projection::Projection;
 use super::rope::Ropes;
 use super::saved_modules::SavedModules;
@@ -91,11 +92,6 @@ impl Decoder {
 /// f32.
 fn stored_as(name: &str, options: &LoadOptions) -> Kind {
     if is_label_head(name) { Kind::Float } else { options.storage }
-}
-
-/// A tensor of zeros that takes the memory of one value.
-pub(super) fn outline(shape: &[i64], numbers: (Kind, Device)) -> Tensor {
-    Tensor::zeros([1], numbers).expand(shape, false).detach()
 }
 
 /// Reads the model configuration of a folder, with the ending tokens of `generation_config.json` if it names

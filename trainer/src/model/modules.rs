@@ -1,8 +1,9 @@
-//! Parts of layers that know no layer: weights, products, norms, rotary embeddings and operations.
+//! Parts of layers that know no layer: parameters, weights, products, norms, rotary embeddings, operations.
 
 pub(super) mod base_weight;
 pub(super) mod norms;
 pub(super) mod ops;
+pub(super) mod parameters;
 pub(super) mod projection;
 pub(super) mod random;
 pub(super) mod rope;

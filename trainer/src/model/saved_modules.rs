@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use rlt_api::spec::is_module_to_save;
 use tch::{Kind, Tensor, no_grad};
 
-use super::decoder::{Decoder, NamedTensors};
+use super::decoder::Decoder;
 use super::layer::DecoderLayer;
-use super::load::outline;
 use super::lora::LoraError;
 use super::names::{EMBEDDING, is_label_head};
 use super::norms::{LayerNorms, Norm};
+use super::parameters::{NamedTensors, outline};
 use super::projection::Adapter;
 
 /// The name of the final norm's weight.

@@ -38,9 +38,8 @@ use self::forward::Forward;
 use self::kept::KeptFeatures;
 pub(crate) use self::pass::TowerPass;
 use super::base_weight::BaseWeight;
-use super::decoder::{LoadOptions, NamedTensors};
 use super::error::ModelError;
-use super::load::outline;
+use super::parameters::{LoadOptions, NamedTensors, outline};
 use super::projection::{Adapter, Projection};
 use super::weights::Weights;
 

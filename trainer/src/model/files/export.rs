@@ -17,7 +17,7 @@ use super::super::decoder::Decoder;
 use super::super::error::ModelError;
 use super::super::expert_lora::ExpertTensor;
 use super::super::experts::ExpertWeights;
-use super::super::load::outline;
+use super::super::parameters::outline;
 use super::super::projection::{Adapter, Projection};
 use super::names::{self, is_of_tower};
 use rlt_api::plan::model_config::{ParameterShape, stored_ranges};

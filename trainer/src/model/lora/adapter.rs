@@ -11,10 +11,11 @@ use tch::Tensor;
 
 use super::{LoraError, dora, experts, peft_names};
 use crate::model::checkpoint::{WeightFiles, read_json};
-use crate::model::decoder::{Decoder, NamedTensors};
+use crate::model::decoder::Decoder;
 use crate::model::experts::ExpertWeights;
 use crate::model::export::{StoredAs, TensorWriter, in_size, write_json};
 use crate::model::names::{self, EMBEDDING, HEAD, is_label_head, is_of_tower};
+use crate::model::parameters::NamedTensors;
 use crate::model::projection::Projection;
 use crate::model::saved_modules::ADAPTED_MODEL;
 use config::adapter_config;

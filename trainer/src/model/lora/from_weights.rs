@@ -4,7 +4,8 @@
 use tch::no_grad;
 
 use super::dora;
-use crate::model::decoder::{Decoder, NamedTensors};
+use crate::model::decoder::Decoder;
+use crate::model::parameters::NamedTensors;
 
 impl Decoder {
     /// Whether a fresh adapter has parameters that follow from the weights below it.

@@ -11,8 +11,9 @@ use rlt_api::spec::LoraInit;
 use tch::{Tensor, no_grad};
 
 use super::{LoraConfig, LoraError, peft_names};
-use crate::model::decoder::{Decoder, NamedTensors};
+use crate::model::decoder::Decoder;
 use crate::model::error::ModelError;
+use crate::model::parameters::NamedTensors;
 use crate::model::weights::Weights;
 
 impl Decoder {

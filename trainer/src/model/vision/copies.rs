@@ -6,8 +6,8 @@ use std::rc::Rc;
 use tch::{Kind, Tensor};
 
 use super::VisionTower;
-use crate::model::decoder::{LoadOptions, NamedTensors};
 use crate::model::lora::{dora, peft_names};
+use crate::model::parameters::{LoadOptions, NamedTensors};
 use crate::model::projection::{LoraPair, Projection};
 
 impl VisionTower {

@@ -1,0 +1,31 @@
+//! Parameters of a decoder: device and dtypes of their tensors, tensors with names, and outlines of tensors.
+
+use tch::{Device, Kind, Tensor};
+
+/// Device and dtypes of a decoder's weights, and whether they are trained.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// Device of all tensors.
+    pub device: Device,
+    /// Storage dtype of weights, in which they are also updated.
+    pub storage: Kind,
+    /// Compute dtype of activations; weights are cast to it inside each layer.
+    pub compute: Kind,
+    /// Whether the weights collect gradients. Attaching an adapter always freezes them.
+    pub trainable: bool,
+}
+
+impl Default for LoadOptions {
+    /// Options for frozen f32 weights on the CPU.
+    fn default() -> Self {
+        Self { device: Device::Cpu, storage: Kind::Float, compute: Kind::Float, trainable: false }
+    }
+}
+
+/// Tensors with their names.
+pub(crate) type NamedTensors = Vec<(String, Tensor)>;
+
+/// A tensor of zeros that takes the memory of one value.
+pub(in crate::model) fn outline(shape: &[i64], numbers: (Kind, Device)) -> Tensor {
+    Tensor::zeros([1], numbers).expand(shape, false).detach()
+}
