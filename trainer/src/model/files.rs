@@ -1,6 +1,7 @@
 //! Weights of files, quantized weights, new weights, and the export of a decoder.
 
 pub(super) mod checkpoint;
+pub(super) mod config;
 pub(super) mod export;
 pub(super) mod fresh;
 pub(super) mod mxfp4;

@@ -8,7 +8,6 @@ use rlt_core::tensor_shard::TensorShard;
 use tch::{Kind, Tensor};
 
 use super::base_weight::{BaseWeight, layout_of};
-use super::checkpoint::read_json;
 use super::decoder::Decoder;
 use super::error::ModelError;
 use super::experts::ExpertWeights;
@@ -92,25 +91,6 @@ impl Decoder {
 /// f32.
 fn stored_as(name: &str, options: &LoadOptions) -> Kind {
     if is_label_head(name) { Kind::Float } else { options.storage }
-}
-
-/// Reads the model configuration of a folder, with the ending tokens of `generation_config.json` if it names
-/// some.
-///
-/// # Errors
-/// [`ModelError`] with the file.
-pub fn read_config(dir: &Path) -> Result<ModelConfig, ModelError> {
-    let path = dir.join("config.json");
-    let config_error = |path: &Path| {
-        let path = path.to_owned();
-        |source| ModelError::Config { path, source }
-    };
-    let config = ModelConfig::from_json(&read_json(&path)?).map_err(config_error(&path))?;
-    let path = dir.join("generation_config.json");
-    if !path.exists() {
-        return Ok(config);
-    }
-    config.with_generation_config(&read_json(&path)?).map_err(config_error(&path))
 }
 
 /// Makes the tensor for a name, shape and dtype on the model's device.

@@ -13,8 +13,8 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::checkpoint::{CHUNK, WeightFiles, read_json};
 use super::error::ModelError;
+use super::files::config::read_config;
 use super::fresh;
-use super::load::read_config;
 use super::lora::LoraError;
 use super::lora::folded::FoldedAdapter;
 use super::mxfp4;
