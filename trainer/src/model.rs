@@ -53,7 +53,7 @@ pub(crate) use norms::Norm;
 pub(crate) use ops::{activation_of, clamped_activation, gated_activation_packed};
 pub use packed::{PackedImages, PackedInput};
 pub use parameters::LoadOptions;
-pub(crate) use parameters::NamedTensors;
+pub(crate) use parameters::{NamedTensors, of_ranges};
 pub(crate) use placed::PlacedFeatures;
 pub(crate) use projection::LoraPair;
 pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};

@@ -212,14 +212,5 @@ fn of_projection(idx: usize, products: &[ProductRows], kept: &[ShardedDim]) -> O
     (!ranges.is_empty()).then_some(KeptDim { dim: 0, ranges })
 }
 
-/// Concatenates ranges of a dim; one range is a view.
-pub(crate) fn of_ranges(all: &Tensor, ranges: &[Range<usize>], dim: i64) -> Tensor {
-    let parts = ranges.iter().map(|range| all.narrow(dim, range.start as i64, range.len() as i64));
-    match parts.collect::<Vec<_>>().as_slice() {
-        [one] => one.shallow_clone(),
-        parts => Tensor::cat(parts, dim),
-    }
-}
-
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,7 @@
-//! Parameters of a decoder: device and dtypes of their tensors, tensors with names, and outlines of tensors.
+//! Parameters of a decoder: device and dtypes of their tensors, tensors with names, outlines and ranges of
+//! tensors.
+
+use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
@@ -28,4 +31,13 @@ pub(crate) type NamedTensors = Vec<(String, Tensor)>;
 /// A tensor of zeros that takes the memory of one value.
 pub(in crate::model) fn outline(shape: &[i64], numbers: (Kind, Device)) -> Tensor {
     Tensor::zeros([1], numbers).expand(shape, false).detach()
+}
+
+/// Concatenates ranges of a dim; one range is a view.
+pub(crate) fn of_ranges(all: &Tensor, ranges: &[Range<usize>], dim: i64) -> Tensor {
+    let parts = ranges.iter().map(|range| all.narrow(dim, range.start as i64, range.len() as i64));
+    match parts.collect::<Vec<_>>().as_slice() {
+        [one] => one.shallow_clone(),
+        parts => Tensor::cat(parts, dim),
+    }
 }

@@ -8,8 +8,8 @@ use rlt_torch::cuda::DropoutMask;
 use tch::{Kind, Tensor};
 
 use super::super::lora::dora;
-use super::super::tp_cuts::of_ranges;
 use super::base_weight::BaseWeight;
+use super::parameters::of_ranges;
 use super::random::TensorRandom;
 
 /// Whether the adapter takes part. With it off the same weights are the reference policy.

@@ -8,7 +8,8 @@ use rlt_core::mesh::{AxisPlace, Shards};
 use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use tch::{Tensor, no_grad};
 
-use crate::model::tp_cuts::{ParameterCuts, of_ranges};
+use crate::model::of_ranges;
+use crate::model::tp_cuts::ParameterCuts;
 
 /// Alignment in bytes at which memory is read fastest.
 const CACHE_LINE: usize = 64;

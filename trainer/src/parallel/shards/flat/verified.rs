@@ -7,7 +7,7 @@ use tch::{Kind, Tensor, no_grad};
 use super::super::place::Place;
 use super::super::whole::WeightDtype;
 use super::{Flat, Parameter};
-use crate::model::tp_cuts::of_ranges;
+use crate::model::of_ranges;
 use crate::parallel::{MeshRanks, RankError};
 
 impl Flat {
