@@ -14,6 +14,7 @@ pub(super) mod folded;
 mod from_weights;
 mod init;
 mod loftq;
+mod names;
 mod patterns;
 mod resize;
 mod serving;
@@ -31,8 +32,10 @@ use super::decoder::Decoder;
 use super::error::ModelError;
 use super::names::{is_label_head, is_of_tower};
 use super::projection::{LoraPair, Projection};
-use adapter::CONFIG_FILE;
 pub use adapter::{AdapterExport, BaseModel};
+use names::CONFIG_FILE;
+pub(super) use names::magnitudes_name;
+pub(crate) use names::{ADAPTED_MODEL, peft_names};
 pub use patterns::Patterns;
 pub use targets::ModuleMatch;
 
@@ -422,11 +425,6 @@ fn projection_sizes(config: &ModelConfig) -> BTreeMap<String, [i64; 2]> {
         config.projections(layer_idx).into_iter().map(named)
     };
     (0..config.num_layers).flat_map(of_layer).collect()
-}
-
-/// PEFT's names of a projection's matrices A and B.
-pub(crate) fn peft_names(projection: &str) -> [String; 2] {
-    ["A", "B"].map(|matrix| format!("base_model.model.{projection}.lora_{matrix}.weight"))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::decoder::Decoder;
 use super::layer::DecoderLayer;
-use super::lora::LoraError;
+use super::lora::{ADAPTED_MODEL, LoraError};
 use super::names::{EMBEDDING, is_label_head};
 use super::norms::{LayerNorms, Norm};
 use super::parameters::{NamedTensors, outline};
@@ -17,8 +17,6 @@ use super::projection::Adapter;
 
 /// The name of the final norm's weight.
 const FINAL_NORM: &str = "model.norm.weight";
-/// PEFT's prefix of the names of a model's parameters.
-pub(crate) const ADAPTED_MODEL: &str = "base_model.model.";
 
 /// Trained copies of modules outside of the layers, f32; `None` where the base's is used. Copies of norms in
 /// layers are [`DecoderLayer::saved_norms`].

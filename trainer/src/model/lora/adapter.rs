@@ -9,7 +9,8 @@ use rlt_api::plan::model_config::{OutputHead, ParameterShape, TOWER, TensorShape
 use rlt_api::spec::VlmLora;
 use tch::Tensor;
 
-use super::{LoraError, dora, experts, peft_names};
+use super::names::{ADAPTED_MODEL, CONFIG_FILE, WEIGHTS_FILE, magnitudes_name, peft_names};
+use super::{LoraError, experts};
 use crate::model::checkpoint::{WeightFiles, read_json};
 use crate::model::decoder::Decoder;
 use crate::model::experts::ExpertWeights;
@@ -17,12 +18,8 @@ use crate::model::export::{StoredAs, TensorWriter, in_size, write_json};
 use crate::model::names::{self, EMBEDDING, HEAD, is_label_head, is_of_tower};
 use crate::model::parameters::NamedTensors;
 use crate::model::projection::Projection;
-use crate::model::saved_modules::ADAPTED_MODEL;
 use config::adapter_config;
 pub(super) use config::{continued, read_adapter_config};
-
-pub(super) const CONFIG_FILE: &str = "adapter_config.json";
-pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
 /// The base model of an adapter, as PEFT names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,7 +136,7 @@ impl Decoder {
     fn saved_with_adapter(&self) -> Vec<(String, Tensor)> {
         let is_head = |(name, _): &(String, Tensor)| is_label_head(name);
         let head = self.base_parameters().into_iter().filter(is_head);
-        let head = head.map(|(name, tensor)| (format!("base_model.model.{name}"), tensor));
+        let head = head.map(|(name, tensor)| (format!("{ADAPTED_MODEL}{name}"), tensor));
         // PEFT expects a tied head, too.
         let outer = self.saved_by_base(None);
         let tied = outer
@@ -189,7 +186,7 @@ fn adapter_of(projection: &Projection) -> NamedTensors {
     let Some(lora) = &projection.lora else { return NamedTensors::new() };
     let [name_a, name_b] = peft_names(&projection.name);
     let magnitudes = lora.magnitudes.iter().map(Tensor::shallow_clone);
-    let magnitudes = magnitudes.map(|values| (dora::peft_name(&projection.name), values));
+    let magnitudes = magnitudes.map(|values| (magnitudes_name(&projection.name), values));
     let pair = [(name_a, lora.a.shallow_clone()), (name_b, lora.b.shallow_clone())];
     pair.into_iter().chain(magnitudes).collect()
 }

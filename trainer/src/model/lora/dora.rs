@@ -12,11 +12,6 @@ use tch::{Kind, Tensor, no_grad};
 
 use crate::model::projection::{Dropout, LoraPair, Projection};
 
-/// PEFT's name of the magnitudes of a projection.
-pub(in crate::model) fn peft_name(projection: &str) -> String {
-    format!("base_model.model.{projection}.lora_magnitude_vector")
-}
-
 /// Initial magnitudes of a fresh adapter, f32 [out]: the row norms of `weight` with the adapter folded in.
 pub(super) fn magnitudes(lora: &LoraPair, weight: &Tensor) -> Tensor {
     no_grad(|| row_norms(&adapted(lora, weight, Kind::Float)))

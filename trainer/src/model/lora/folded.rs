@@ -10,8 +10,9 @@ use rlt_api::plan::model_config::{ModelConfig, TensorShape};
 use rlt_core::tensor_shard::TensorShard;
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::adapter::{CONFIG_FILE, open_weights, read_adapter_config};
-use super::{LoraConfig, LoraError, peft_names, projection_sizes, targets};
+use super::adapter::{open_weights, read_adapter_config};
+use super::names::{CONFIG_FILE, peft_names};
+use super::{LoraConfig, LoraError, projection_sizes, targets};
 use crate::model::checkpoint::WeightFiles;
 use crate::model::error::ModelError;
 

@@ -4,6 +4,7 @@
 use tch::no_grad;
 
 use super::dora;
+use super::names::magnitudes_name;
 use crate::model::decoder::Decoder;
 use crate::model::parameters::NamedTensors;
 
@@ -37,7 +38,7 @@ impl Decoder {
         let projections = layer.into_iter().flat_map(|layer| &layer.projections).chain(of_tower);
         let magnitudes = projections.filter_map(|projection| {
             let lora = projection.lora.as_ref().filter(|lora| lora.magnitudes.is_some())?;
-            Some((dora::peft_name(&projection.name), dora::magnitudes(lora, &projection.weight.numbers())))
+            Some((magnitudes_name(&projection.name), dora::magnitudes(lora, &projection.weight.numbers())))
         });
         magnitudes.chain(self.start_of_saved(layer_idx)).collect()
     }

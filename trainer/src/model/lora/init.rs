@@ -3,7 +3,7 @@
 use rlt_api::spec::LoraInit;
 use tch::Tensor;
 
-use super::peft_names;
+use super::names::peft_names;
 use crate::model::random::TensorRandom;
 
 /// Draws A [rank, in] and B [out, rank], f32 on the CPU, for a projection with this name and size.

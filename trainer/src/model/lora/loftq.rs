@@ -10,7 +10,8 @@
 use rlt_api::spec::LoraInit;
 use tch::{Tensor, no_grad};
 
-use super::{LoraConfig, LoraError, peft_names};
+use super::names::peft_names;
+use super::{LoraConfig, LoraError};
 use crate::model::decoder::Decoder;
 use crate::model::error::ModelError;
 use crate::model::parameters::NamedTensors;

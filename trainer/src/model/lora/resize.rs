@@ -13,7 +13,8 @@ use rlt_api::plan::model_config::TensorShape;
 use tch::{Kind, Tensor, no_grad};
 
 use super::adapter::open_weights;
-use super::{LoraConfig, LoraError, dora, peft_names};
+use super::names::{magnitudes_name, peft_names};
+use super::{LoraConfig, LoraError};
 use crate::model::decoder::Decoder;
 use crate::model::projection::LoraPair;
 
@@ -35,7 +36,7 @@ impl Decoder {
             let read = [files.read(&name_a)?, files.read(&name_b)?];
             no_grad(|| resize(lora, read, scaling));
             if let Some(magnitudes) = &lora.magnitudes {
-                let stored = files.read(&dora::peft_name(&projection.name))?;
+                let stored = files.read(&magnitudes_name(&projection.name))?;
                 no_grad(|| magnitudes.shallow_clone().copy_(&stored));
             }
         }
@@ -58,7 +59,7 @@ impl Decoder {
             shapes.push(TensorShape { name: name_a, shape: vec![rank, inputs] });
             shapes.push(TensorShape { name: name_b, shape: vec![outputs, rank] });
             if lora.magnitudes.is_some() {
-                shapes.push(TensorShape { name: dora::peft_name(&projection.name), shape: vec![outputs] });
+                shapes.push(TensorShape { name: magnitudes_name(&projection.name), shape: vec![outputs] });
             }
         }
         Ok(shapes)

@@ -14,6 +14,7 @@ use rlt_core::mesh::AxisPlace;
 use rlt_torch::ExpertRows;
 use tch::{Kind, Tensor, no_grad};
 
+use super::super::peft_names;
 use super::super::projection::Adapter;
 use super::experts::ExpertWeights;
 
@@ -150,7 +151,7 @@ impl ExpertWeights {
     pub(in crate::model) fn adapter_parameters(&self) -> Vec<(String, Tensor)> {
         let mut parameters = Vec::new();
         if let Some(lora) = &self.router_lora {
-            let [name_a, name_b] = super::super::lora::peft_names(&format!("{}.gate", self.module));
+            let [name_a, name_b] = peft_names(&format!("{}.gate", self.module));
             parameters.extend([(name_a, lora.a.shallow_clone()), (name_b, lora.b.shallow_clone())]);
         }
         for (_, lora, [name_a, name_b]) in self.adapted() {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use tch::{Kind, Tensor};
 
 use super::VisionTower;
-use crate::model::lora::{dora, peft_names};
+use crate::model::lora::{magnitudes_name, peft_names};
 use crate::model::parameters::{LoadOptions, NamedTensors};
 use crate::model::projection::{LoraPair, Projection};
 
@@ -103,7 +103,7 @@ impl LoraPair {
         Self {
             a: of(&name_a, &self.a),
             b: of(&name_b, &self.b),
-            magnitudes: magnitudes.map(|own| of(&dora::peft_name(name), own)),
+            magnitudes: magnitudes.map(|own| of(&magnitudes_name(name), own)),
             ..*self
         }
     }

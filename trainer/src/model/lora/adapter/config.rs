@@ -8,7 +8,8 @@ use rlt_api::plan::model_config::OutputHead;
 use rlt_api::spec::{DropoutPosition, LoraInit, VlmLora};
 use serde_json::{Value, json};
 
-use super::{BaseModel, CONFIG_FILE, adapted_parts, own_name, stored_name};
+use super::super::names::CONFIG_FILE;
+use super::{BaseModel, adapted_parts, own_name, stored_name};
 use crate::model::checkpoint::read_json;
 use crate::model::decoder::Decoder;
 use crate::model::lora::{LoraConfig, LoraError, ModuleMatch, Patterns};
