@@ -9,8 +9,9 @@ use rlt_api::plan::model_config::{OutputHead, ParameterShape, TOWER, TensorShape
 use rlt_api::spec::VlmLora;
 use tch::Tensor;
 
+use super::error::LoraError;
+use super::experts;
 use super::names::{ADAPTED_MODEL, CONFIG_FILE, WEIGHTS_FILE, magnitudes_name, peft_names};
-use super::{LoraError, experts};
 use crate::model::checkpoint::{WeightFiles, read_json};
 use crate::model::decoder::Decoder;
 use crate::model::experts::ExpertWeights;

@@ -8,11 +8,12 @@ use rlt_api::plan::model_config::OutputHead;
 use rlt_api::spec::{DropoutPosition, LoraInit, VlmLora};
 use serde_json::{Value, json};
 
+use super::super::error::LoraError;
 use super::super::names::CONFIG_FILE;
 use super::{BaseModel, adapted_parts, own_name, stored_name};
 use crate::model::checkpoint::read_json;
 use crate::model::decoder::Decoder;
-use crate::model::lora::{LoraConfig, LoraError, ModuleMatch, Patterns};
+use crate::model::lora::{LoraConfig, ModuleMatch, Patterns};
 use crate::model::names::is_label_head;
 
 /// Version of PEFT in whose layout adapters are written.
