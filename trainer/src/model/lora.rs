@@ -8,6 +8,7 @@
 //! initialisation and files are PEFT's.
 
 mod adapter;
+mod config;
 pub(super) mod dora;
 mod error;
 mod experts;
@@ -22,103 +23,22 @@ mod serving;
 mod targets;
 
 use std::collections::BTreeMap;
-
-use rlt_api::plan::model_config::{ModelConfig, ProjectionShape};
-use rlt_api::spec::{DropoutPosition, LoraInit, LoraSpec, VlmLora};
 use std::path::Path;
+
+use rlt_api::spec::{LoraInit, LoraSpec, VlmLora};
 use tch::{Device, Kind, Tensor};
 
 use super::decoder::Decoder;
 use super::names::{is_label_head, is_of_tower};
 use super::projection::{LoraPair, Projection};
 pub use adapter::{AdapterExport, BaseModel};
+pub use config::LoraConfig;
 pub use error::LoraError;
 pub(super) use names::magnitudes_name;
 pub(crate) use names::{ADAPTED_MODEL, peft_names};
 pub use patterns::Patterns;
 pub use targets::ModuleMatch;
-
-/// Shape, targets and initialisation of adapters.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LoraConfig {
-    /// Rank of the update, where no pattern gives another one.
-    pub rank: usize,
-    /// Numerator of the scaling, where no pattern gives another one.
-    pub alpha: f64,
-    /// Scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732) instead of alpha / rank.
-    pub rank_stabilized: bool,
-    /// Parts of a vision-language model that get an adapter: text, vision or both.
-    pub parts: VlmLora,
-    /// Linear layers of these parts that get an adapter.
-    pub targets: ModuleMatch,
-    /// Parameters of experts and routers that get an adapter, full names or their ends after a dot.
-    pub target_parameters: Vec<String>,
-    /// Linear layers that get none although `targets` matches them.
-    pub exclude: Option<ModuleMatch>,
-    /// Probability with which an input of A, or an output of B, is dropped in a pass that has a dropout seed.
-    pub dropout: f64,
-    /// Initialisation of A and B.
-    pub init: LoraInit,
-    /// Ranks and alphas of single modules (PEFT's `rank_pattern` and `alpha_pattern`).
-    pub patterns: Patterns,
-    /// Whether magnitudes are trained apart from directions (DoRA).
-    pub dora: bool,
-    /// Whether dropout applies to the input of A or to the output of B.
-    pub dropout_position: DropoutPosition,
-    /// Ends of the names of modules of which all weights are trained, and saved with the adapter.
-    pub modules_to_save: Vec<String>,
-}
-
-impl Default for LoraConfig {
-    /// The configuration of a specification that sets no field.
-    fn default() -> Self {
-        Self::from_spec(&LoraSpec::default())
-    }
-}
-
-impl LoraConfig {
-    /// The adapter that `spec.model.lora` describes.
-    pub fn from_spec(spec: &LoraSpec) -> Self {
-        let choose = |names: &[String], pattern: &Option<String>| match pattern {
-            Some(pattern) => Some(ModuleMatch::Pattern(pattern.clone())),
-            None if names.is_empty() => None,
-            None => Some(ModuleMatch::from_names(names)),
-        };
-        Self {
-            rank: spec.rank as usize,
-            alpha: spec.alpha,
-            rank_stabilized: spec.rank_stabilized,
-            parts: spec.vlm_lora,
-            targets: choose(&spec.target_modules, &spec.target_pattern)
-                .unwrap_or_else(|| ModuleMatch::Names(Vec::new())),
-            target_parameters: spec.target_parameters.clone(),
-            exclude: choose(&spec.exclude_modules, &spec.exclude_pattern),
-            dropout: spec.dropout,
-            init: spec.init,
-            patterns: Patterns::from_spec(spec),
-            dora: spec.dora,
-            dropout_position: spec.dropout_position,
-            modules_to_save: spec.modules_to_save.clone(),
-        }
-    }
-
-    /// Factor of `B A x` where no pattern gives another rank or alpha.
-    pub fn scaling(&self) -> f64 {
-        self.scaling_of(self.rank, self.alpha)
-    }
-
-    fn scaling_of(&self, rank: usize, alpha: f64) -> f64 {
-        let rank = rank as f64;
-        alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
-    }
-
-    /// Rank and scaling of the adapter of the module or parameter `name`.
-    fn rank_and_scaling(&self, name: &str) -> Result<(usize, f64), LoraError> {
-        let (rank, alpha) = self.patterns.of(name)?;
-        let rank = rank.unwrap_or(self.rank);
-        Ok((rank, self.scaling_of(rank, alpha.unwrap_or(self.alpha))))
-    }
-}
+use targets::projection_sizes;
 
 impl Decoder {
     /// Attaches the adapter that `spec.model.lora` describes: a fresh one drawn from `seed`, or the stored
@@ -178,7 +98,7 @@ impl Decoder {
         }
         let available = self.projection_names(config.parts);
         let config = &config.clone().in_own_names(&available);
-        let matched = targets::matched(config, &available)?;
+        let matched = config.matched(&available)?;
         self.check_expert_targets(config)?;
         for (name, parameter) in self.named_parameters() {
             let _ = parameter.set_requires_grad(is_label_head(&name));
@@ -252,18 +172,6 @@ impl Decoder {
         let of_text = self.layers.iter_mut().flat_map(|layer| &mut layer.projections);
         of_text.chain(self.vision.iter_mut().flat_map(|tower| &mut tower.projections))
     }
-}
-
-/// `[out_features, in_features]` of every projection of the text model, by its full name.
-fn projection_sizes(config: &ModelConfig) -> BTreeMap<String, [i64; 2]> {
-    let of_layer = |layer_idx: usize| {
-        let named = move |shape: ProjectionShape| {
-            let size = [shape.out_features, shape.in_features].map(|width| width as i64);
-            (format!("model.layers.{layer_idx}.{}", shape.name), size)
-        };
-        config.projections(layer_idx).into_iter().map(named)
-    };
-    (0..config.num_layers).flat_map(of_layer).collect()
 }
 
 #[cfg(test)]

@@ -12,7 +12,8 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::adapter::{open_weights, read_adapter_config};
 use super::names::{CONFIG_FILE, peft_names};
-use super::{LoraConfig, LoraError, projection_sizes, targets};
+use super::targets::projection_sizes;
+use super::{LoraConfig, LoraError};
 use crate::model::checkpoint::WeightFiles;
 use crate::model::error::ModelError;
 
@@ -50,7 +51,7 @@ impl FoldedAdapter {
         let available: Vec<String> = sizes.keys().cloned().collect();
         let stored = stored.in_own_names(&available);
         let (mut products, mut expected) = (BTreeMap::new(), Vec::new());
-        for module in targets::matched(&stored, &available)? {
+        for module in stored.matched(&available)? {
             let Some([outputs, inputs]) = sizes.get(&module).copied() else { continue };
             let (rank, scaling) = stored.rank_and_scaling(&module)?;
             let names = peft_names(&module);

@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 
 use rlt_api::spec::LoraSpec;
 
-use super::{LoraError, targets};
+use super::error::LoraError;
+use super::targets;
 
 /// Regular expressions, each for a full name or its end after a dot. If several match, the first counts.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,14 +1,15 @@
 //! Choice of the linear layers that get an adapter, by PEFT's rules: a list matches a full name or its end
 //! after a dot, a pattern matches the full name.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use fancy_regex::Regex;
 
+use rlt_api::plan::model_config::{ModelConfig, ProjectionShape};
 use rlt_api::spec::modules_of_megatron;
 
-use super::{LoraConfig, LoraError};
+use super::error::LoraError;
 use crate::model::names::is_of_tower;
 
 /// A choice of linear layers of a model.
@@ -31,6 +32,45 @@ impl ModuleMatch {
             names => Self::Names(names.to_vec()),
         }
     }
+
+    /// Replaces Megatron's names, if no module is called so, by the names of the model's modules.
+    pub(super) fn in_own_names(self, available: &[String]) -> Self {
+        match self {
+            Self::Names(names) => {
+                Self::Names(names.into_iter().flat_map(|name| own_names(name, available)).collect())
+            }
+            other => other,
+        }
+    }
+
+    /// The names among `available` that the choice matches.
+    pub(super) fn select<'a>(&self, available: &'a [String]) -> Result<BTreeSet<&'a str>, LoraError> {
+        let mut selected = BTreeSet::new();
+        match self {
+            Self::AllLinear => selected.extend(available.iter().map(String::as_str)),
+            Self::Names(names) => {
+                for name in names {
+                    let is_match = |module: &&str| is_called(module, name);
+                    let matches: Vec<&str> = available.iter().map(String::as_str).filter(is_match).collect();
+                    if matches.is_empty() {
+                        let (name, available) = (name.clone(), kinds(available));
+                        return Err(LoraError::UnknownModule { name, available });
+                    }
+                    selected.extend(matches);
+                }
+            }
+            Self::Pattern(pattern) => {
+                let bad = |source| LoraError::BadPattern { pattern: pattern.clone(), source };
+                let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| bad(Box::new(error)))?;
+                for module in available {
+                    if is_match(&regex, module).map_err(bad)? {
+                        selected.insert(module.as_str());
+                    }
+                }
+            }
+        }
+        Ok(selected)
+    }
 }
 
 impl fmt::Display for ModuleMatch {
@@ -40,19 +80,6 @@ impl fmt::Display for ModuleMatch {
             Self::Names(names) => write!(f, "{names:?}"),
             Self::Pattern(pattern) => write!(f, "/{pattern}/"),
         }
-    }
-}
-
-impl LoraConfig {
-    /// Replaces Megatron's names, if no module is called so, by the names of the model's modules.
-    pub(super) fn in_own_names(self, available: &[String]) -> Self {
-        let own = |choice: ModuleMatch| match choice {
-            ModuleMatch::Names(names) => {
-                ModuleMatch::Names(names.into_iter().flat_map(|name| own_names(name, available)).collect())
-            }
-            other => other,
-        };
-        Self { targets: own(self.targets), exclude: self.exclude.map(own), ..self }
     }
 }
 
@@ -70,57 +97,6 @@ fn is_called(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|start| start.is_empty() || start.ends_with('.'))
 }
 
-/// The names among `available` that the configuration chooses. Choosing none is an error, unless only
-/// parameters are adapted.
-pub(super) fn matched(config: &LoraConfig, available: &[String]) -> Result<BTreeSet<String>, LoraError> {
-    let chosen = select(&config.targets, available)?;
-    let excluded = match &config.exclude {
-        Some(exclude) => select(exclude, available)?,
-        None => BTreeSet::new(),
-    };
-    if matches!(&config.targets, ModuleMatch::Names(names) if names.is_empty())
-        && !config.target_parameters.is_empty()
-    {
-        return Ok(BTreeSet::new());
-    }
-    let matched: BTreeSet<String> = chosen.difference(&excluded).map(|name| (*name).to_owned()).collect();
-    if matched.is_empty() {
-        return Err(LoraError::NoTarget {
-            targets: config.targets.to_string(),
-            exclude: config.exclude.as_ref().map_or_else(|| "exceptions".to_owned(), ModuleMatch::to_string),
-            available: kinds(available),
-        });
-    }
-    Ok(matched)
-}
-
-fn select<'a>(choice: &ModuleMatch, available: &'a [String]) -> Result<BTreeSet<&'a str>, LoraError> {
-    let mut selected = BTreeSet::new();
-    match choice {
-        ModuleMatch::AllLinear => selected.extend(available.iter().map(String::as_str)),
-        ModuleMatch::Names(names) => {
-            for name in names {
-                let is_match = |module: &&str| is_called(module, name);
-                let matches: Vec<&str> = available.iter().map(String::as_str).filter(is_match).collect();
-                if matches.is_empty() {
-                    return Err(LoraError::UnknownModule { name: name.clone(), available: kinds(available) });
-                }
-                selected.extend(matches);
-            }
-        }
-        ModuleMatch::Pattern(pattern) => {
-            let bad = |source| LoraError::BadPattern { pattern: pattern.clone(), source };
-            let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| bad(Box::new(error)))?;
-            for module in available {
-                if is_match(&regex, module).map_err(bad)? {
-                    selected.insert(module.as_str());
-                }
-            }
-        }
-    }
-    Ok(selected)
-}
-
 /// Whether `regex` matches a module's name in checkpoints, or that of a vision tower's module in
 /// transformers' memory.
 pub(super) fn is_match(regex: &Regex, module: &str) -> Result<bool, Box<fancy_regex::Error>> {
@@ -128,8 +104,20 @@ pub(super) fn is_match(regex: &Regex, module: &str) -> Result<bool, Box<fancy_re
 }
 
 /// The last components of all names, each once, as a text for errors.
-fn kinds(available: &[String]) -> String {
+pub(super) fn kinds(available: &[String]) -> String {
     let last = |name: &'_ String| name.rsplit('.').next().unwrap_or_default().to_owned();
     let kinds: BTreeSet<String> = available.iter().map(last).collect();
     kinds.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+/// `[out_features, in_features]` of every projection of the text model, by its full name.
+pub(super) fn projection_sizes(config: &ModelConfig) -> BTreeMap<String, [i64; 2]> {
+    let of_layer = |layer_idx: usize| {
+        let named = move |shape: ProjectionShape| {
+            let size = [shape.out_features, shape.in_features].map(|width| width as i64);
+            (format!("model.layers.{layer_idx}.{}", shape.name), size)
+        };
+        config.projections(layer_idx).into_iter().map(named)
+    };
+    (0..config.num_layers).flat_map(of_layer).collect()
 }
