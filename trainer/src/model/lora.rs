@@ -18,6 +18,7 @@ mod init;
 mod loftq;
 mod names;
 mod patterns;
+mod peft_files;
 mod resize;
 mod serving;
 mod targets;
@@ -64,7 +65,7 @@ impl Decoder {
             self.attach(&config, seed)?;
             return config.patterns.check_used(&self.adapted_names());
         };
-        let stored = adapter::continued(dir, &config, spec.resize_adapter)?;
+        let stored = peft_files::continued(dir, &config, spec.resize_adapter)?;
         self.attach(&config, seed)?;
         self.allocate_modules_to_save();
         if spec.resize_adapter {

@@ -5,31 +5,22 @@ mod config;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use rlt_api::plan::model_config::{OutputHead, ParameterShape, TOWER, TensorShape};
-use rlt_api::spec::VlmLora;
+use rlt_api::plan::model_config::{OutputHead, ParameterShape, TensorShape};
 use tch::Tensor;
 
 use super::error::LoraError;
 use super::experts;
-use super::names::{ADAPTED_MODEL, CONFIG_FILE, WEIGHTS_FILE, magnitudes_name, peft_names};
+use super::names::{ADAPTED_MODEL, CONFIG_FILE, WEIGHTS_FILE, magnitudes_name, peft_names, stored_name};
+use super::peft_files::{adapted_parts, open_weights, read_adapter_config};
 use crate::model::checkpoint::{WeightFiles, read_json};
 use crate::model::decoder::Decoder;
 use crate::model::experts::ExpertWeights;
 use crate::model::export::{StoredAs, TensorWriter, in_size, write_json};
-use crate::model::names::{self, EMBEDDING, HEAD, is_label_head, is_of_tower};
+use crate::model::names::{self, EMBEDDING, HEAD, is_label_head};
 use crate::model::parameters::NamedTensors;
 use crate::model::projection::Projection;
+pub use config::BaseModel;
 use config::adapter_config;
-pub(super) use config::{continued, read_adapter_config};
-
-/// The base model of an adapter, as PEFT names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BaseModel {
-    /// A folder, or an id on the hub.
-    pub name_or_path: String,
-    /// Commit of an id on the hub.
-    pub revision: Option<String>,
-}
 
 impl Decoder {
     /// Attaches the PEFT adapter in `dir` and freezes everything else.
@@ -213,7 +204,7 @@ impl<'a> AdapterExport<'a> {
         let config = decoder.lora.as_ref().ok_or_else(no_adapter)?;
         write_json(&dir.join(CONFIG_FILE), &adapter_config(decoder, config, base_model))?;
         let matrices = decoder.saved_with_adapter();
-        let name = |own: &str| stored_name(decoder, own);
+        let name = |own: &str| stored_name(&decoder.config, own);
         let sizes = decoder.sizes_with_adapter();
         let whole = |own: &str, tensor: &Tensor| {
             sizes.get(own).map_or_else(|| tensor.shallow_clone(), |size| in_size(tensor, size))
@@ -242,59 +233,5 @@ impl<'a> AdapterExport<'a> {
     /// [`LoraError::Model`] when the file cannot be written.
     pub fn finish(self) -> Result<(), LoraError> {
         Ok(self.file.finish()?)
-    }
-}
-
-/// Opens the file with the matrices of the adapter in `dir`.
-pub(super) fn open_weights(dir: &Path) -> Result<WeightFiles, LoraError> {
-    let mut files = WeightFiles::open_file(&dir.join(WEIGHTS_FILE))?;
-    files.rename(own_name);
-    Ok(files)
-}
-
-/// The parts of a vision-language model whose linear layers the adapter in `dir` adapts; `None` if it adapts
-/// none.
-pub(super) fn adapted_parts(dir: &Path) -> Result<Option<VlmLora>, LoraError> {
-    let files = open_weights(dir)?;
-    let is_of_tower = |name: &str| name.strip_prefix(ADAPTED_MODEL).is_some_and(is_of_tower);
-    let (mut text, mut vision) = (false, false);
-    for name in files.names().filter(|name| name.contains(".lora_")) {
-        *(if is_of_tower(name) { &mut vision } else { &mut text }) = true;
-    }
-    Ok(match (text, vision) {
-        (true, true) => Some(VlmLora::Both),
-        (false, true) => Some(VlmLora::Vision),
-        (true, false) => Some(VlmLora::Text),
-        (false, false) => None,
-    })
-}
-
-/// Prefix of a text model with a vision tower in transformers' memory.
-const LANGUAGE_MODEL: &str = "model.language_model.";
-/// Modules of the text model.
-const OF_LANGUAGE_MODEL: [&str; 3] = ["layers.", "embed_tokens", "norm"];
-
-/// Prefix of a vision tower in transformers' memory.
-const VISION_TOWER: &str = "model.visual.";
-
-/// The name of a module or matrix in PEFT's files, which follow transformers' names in memory.
-fn stored_name(decoder: &Decoder, name: &str) -> String {
-    if decoder.config.vision.is_none() {
-        return name.to_owned();
-    }
-    let (start, module) = name.split_at(name.strip_prefix(ADAPTED_MODEL).map_or(0, |_| ADAPTED_MODEL.len()));
-    if let Some(of_tower) = module.strip_prefix(TOWER) {
-        return format!("{start}{VISION_TOWER}{of_tower}");
-    }
-    OF_LANGUAGE_MODEL.iter().fold(name.to_owned(), |name, part| {
-        name.replace(&format!("model.{part}"), &format!("{LANGUAGE_MODEL}{part}"))
-    })
-}
-
-/// The name in this program of a module or matrix in PEFT's files, the inverse of [`stored_name`].
-fn own_name(name: &str) -> String {
-    match name.strip_prefix(ADAPTED_MODEL) {
-        Some(module) => format!("{ADAPTED_MODEL}{}", names::published_name(module)),
-        None => names::published_name(name),
     }
 }

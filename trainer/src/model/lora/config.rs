@@ -7,6 +7,7 @@ use rlt_api::spec::{DropoutPosition, LoraInit, LoraSpec, VlmLora};
 use super::error::LoraError;
 use super::patterns::Patterns;
 use super::targets::{ModuleMatch, kinds};
+use crate::model::names::is_label_head;
 
 /// Shape, targets and initialisation of adapters.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,5 +122,11 @@ impl LoraConfig {
             });
         }
         Ok(matched)
+    }
+
+    /// The names in `modules_to_save` without a classifier's head, sorted.
+    pub(super) fn modules_beside(&self) -> BTreeSet<&str> {
+        let names = self.modules_to_save.iter().map(String::as_str);
+        names.filter(|name| !is_label_head(&format!("{name}.weight"))).collect()
     }
 }

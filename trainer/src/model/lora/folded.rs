@@ -10,8 +10,8 @@ use rlt_api::plan::model_config::{ModelConfig, TensorShape};
 use rlt_core::tensor_shard::TensorShard;
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::adapter::{open_weights, read_adapter_config};
 use super::names::{CONFIG_FILE, peft_names};
+use super::peft_files::{open_weights, read_adapter_config};
 use super::targets::projection_sizes;
 use super::{LoraConfig, LoraError};
 use crate::model::checkpoint::WeightFiles;

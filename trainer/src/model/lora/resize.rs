@@ -12,8 +12,8 @@ use std::path::Path;
 use rlt_api::plan::model_config::TensorShape;
 use tch::{Kind, Tensor, no_grad};
 
-use super::adapter::open_weights;
 use super::names::{magnitudes_name, peft_names};
+use super::peft_files::open_weights;
 use super::{LoraConfig, LoraError};
 use crate::model::decoder::Decoder;
 use crate::model::projection::LoraPair;
