@@ -17,7 +17,6 @@ use super::parameters::{LoadOptions, NamedTensors};
 use super::projection::Adapter;
 use super::rope::{RopeTables, Ropes};
 use super::saved_modules::SavedModules;
-use super::tp_cuts::ParameterCuts;
 use super::vision::VisionTower;
 
 /// A decoder with its weights.
@@ -63,16 +62,6 @@ impl Decoder {
             Some(features) => features.in_place_of(&embedded_td),
             None => embedded_td,
         }
-    }
-
-    /// This rank's summand of the embeddings of `tokens_t`, `[t, d]`: zeros for tokens of other ranks. With
-    /// tensor parallelism a rank has the rows `cuts` of the embedding.
-    pub(crate) fn embed_part(&self, tokens_t: &Tensor, adapter: Adapter, cuts: &ParameterCuts) -> Tensor {
-        let (own_t, is_other_t) = cuts.own_tokens(tokens_t);
-        let weight_vd = self.embedding_weight(adapter);
-        let hidden_td = Tensor::embedding(weight_vd, &own_t, -1, false, false).to_kind(self.compute_kind());
-        let hidden_td = hidden_td.masked_fill(&is_other_t.unsqueeze(1), 0.0);
-        if self.config.embedding_scale == 1.0 { hidden_td } else { hidden_td * self.embedding_scale() }
     }
 
     /// Computes the features of images, concatenated, [tokens of images, k * hidden] in the compute dtype.

@@ -27,7 +27,7 @@ use self::experts::place_experts;
 use super::decoder::Decoder;
 use super::layer::DecoderLayer;
 use super::names::{EMBEDDING, HEAD, layer_idx};
-use super::projection::ProjectionPart;
+use super::projection::{Adapter, ProjectionPart};
 use super::tp_shards::{ShardedDim, TpCut};
 
 /// Placements of a model's parameters over the ranks of a tensor-parallel group.
@@ -121,6 +121,18 @@ impl ParameterCuts {
         let layer = layer_idx(name).and_then(|layer_idx| self.layer(layer_idx));
         let placement = layer.zip(inside_layer(name)).and_then(|(layer, name)| layer.placements.get(name));
         placement.cloned().unwrap_or(Placement::Replicate)
+    }
+}
+
+impl Decoder {
+    /// This rank's summand of the embeddings of `tokens_t`, `[t, d]`: zeros for tokens of other ranks. With
+    /// tensor parallelism a rank has the rows `cuts` of the embedding.
+    pub(crate) fn embed_part(&self, tokens_t: &Tensor, adapter: Adapter, cuts: &ParameterCuts) -> Tensor {
+        let (own_t, is_other_t) = cuts.own_tokens(tokens_t);
+        let weight_vd = self.embedding_weight(adapter);
+        let hidden_td = Tensor::embedding(weight_vd, &own_t, -1, false, false).to_kind(self.compute_kind());
+        let hidden_td = hidden_td.masked_fill(&is_other_t.unsqueeze(1), 0.0);
+        if self.config.embedding_scale == 1.0 { hidden_td } else { hidden_td * self.embedding_scale() }
     }
 }
 
