@@ -1,5 +1,7 @@
 //! A decoder: embedding, layers, final norm and head, with their parameters by Hugging Face name.
 
+mod saved_weights;
+
 use std::sync::Arc;
 
 use rlt_api::plan::model_config::{ModelConfig, SCORE_BIAS};
@@ -16,8 +18,8 @@ use super::packed::PackedInput;
 use super::parameters::{LoadOptions, NamedTensors};
 use super::projection::Adapter;
 use super::rope::{RopeTables, Ropes};
-use super::saved_modules::SavedModules;
 use super::vision::VisionTower;
+pub(super) use saved_weights::SavedModules;
 
 /// A decoder with its weights.
 #[derive(Debug)]

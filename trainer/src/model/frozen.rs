@@ -6,12 +6,11 @@ use std::path::Path;
 use rlt_torch::TensorFile;
 use tch::{Device, Kind, Tensor};
 
-use super::decoder::Decoder;
+use super::decoder::{Decoder, SavedModules};
 use super::experts::ExpertWeights;
 use super::layer::DecoderLayer;
 use super::parameters::{LoadOptions, outline};
 use super::projection::{Adapter, Projection};
-use super::saved_modules::SavedModules;
 use super::vision::VisionTower;
 
 impl Decoder {

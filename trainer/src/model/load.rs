@@ -8,7 +8,7 @@ use rlt_core::tensor_shard::TensorShard;
 use tch::{Kind, Tensor};
 
 use super::base_weight::{BaseWeight, layout_of};
-use super::decoder::Decoder;
+use super::decoder::{Decoder, SavedModules};
 use super::error::ModelError;
 use super::experts::ExpertWeights;
 use super::layer::{DecoderLayer, LayerShape};
@@ -17,7 +17,6 @@ use super::norms::LayerNorms;
 use super::parameters::{LoadOptions, outline};
 use super::projection::Projection;
 use super::rope::Ropes;
-use super::saved_modules::SavedModules;
 use super::vision::VisionTower;
 use super::weights::Weights;
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use rlt_api::spec::is_module_to_save;
 use tch::{Kind, Tensor, no_grad};
 
-use super::decoder::Decoder;
+use super::decoder::{Decoder, SavedModules};
 use super::layer::DecoderLayer;
 use super::lora::{ADAPTED_MODEL, LoraError};
 use super::names::{EMBEDDING, is_label_head};
@@ -17,17 +17,6 @@ use super::projection::Adapter;
 
 /// The name of the final norm's weight.
 const FINAL_NORM: &str = "model.norm.weight";
-
-/// Trained copies of modules outside of the layers, f32; `None` where the base's is used. Copies of norms in
-/// layers are [`DecoderLayer::saved_norms`].
-#[derive(Debug, Default)]
-pub(crate) struct SavedModules {
-    /// Embedding, [vocabulary, hidden]; with tied weights it is the head, too.
-    embedding: Option<Tensor>,
-    norm: Option<Tensor>,
-    /// Head, [vocabulary, hidden].
-    head: Option<Tensor>,
-}
 
 /// The trained copy if there is one and the adapter takes part, else the base's tensor.
 fn chosen<'a>(saved: &'a Option<Tensor>, base: &'a Tensor, adapter: Adapter) -> &'a Tensor {
