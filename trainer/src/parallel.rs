@@ -20,7 +20,9 @@
 mod environment;
 mod ep_group;
 mod error;
+mod groups;
 mod layer;
+mod link;
 mod mesh;
 mod shards;
 mod sp_group;
@@ -42,6 +44,7 @@ pub use environment::RankEnvironment;
 pub use ep_group::EpGroup;
 pub use error::RankError;
 pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, Ulysses};
+use link::Link;
 pub use mesh::MeshRanks;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
 pub(crate) use shards::{TensorParallel, copy_tensor_shard};
@@ -71,24 +74,6 @@ pub struct Ranks {
     /// Tensor-parallel group of this rank, if `rank` and `size` count only the ranks with the same shard
     /// index in all tensor-parallel groups; `None` if they count all ranks.
     tensor_parallel: Option<Arc<TensorParallelRanks>>,
-}
-
-#[derive(Debug)]
-struct Link {
-    group: Box<dyn Collectives>,
-    /// Rendezvous of all ranks; `None` for a single rank.
-    rendezvous: Option<Rendezvous>,
-}
-
-impl Link {
-    /// Connects this rank with the other `members` of a new group.
-    fn connect(&self, name: &str, members: &[usize]) -> Result<Box<dyn Collectives>, RankError> {
-        let group = match &self.rendezvous {
-            Some(rendezvous) => rendezvous.group(name, members)?,
-            None => None,
-        };
-        Ok(group.unwrap_or_else(|| Box::new(Alone::new(name))))
-    }
 }
 
 impl Ranks {

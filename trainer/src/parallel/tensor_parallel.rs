@@ -13,20 +13,23 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
+use rlt_core::mesh::AxisPlace;
 use rlt_torch::collectives::Collectives;
 
-use super::{Link, RankError, Ranks, TpGroup};
+use super::link::Link;
+use super::{RankError, TpGroup};
 
 /// Tensor-parallel group of this rank, and the ranks with the same index in their groups.
 #[derive(Debug)]
 pub(super) struct TensorParallelRanks {
-    group: Arc<TpGroup>,
-    of_place: Mutex<Box<dyn Collectives>>,
+    /// Tensor-parallel group of this rank.
+    pub(super) group: Arc<TpGroup>,
+    /// Collectives of the ranks with this rank's index in their groups.
+    pub(super) of_place: Mutex<Box<dyn Collectives>>,
     /// Index of this rank among all ranks of the job.
-    world_rank: usize,
+    pub(super) world_rank: usize,
     /// Number of all ranks of the job.
-    world_size: usize,
+    pub(super) world_size: usize,
 }
 
 impl TensorParallelRanks {
@@ -45,51 +48,5 @@ impl TensorParallelRanks {
         let AxisPlace { index, size } = self.group.place();
         let members: Vec<usize> = members.iter().map(|member| member * size + index).collect();
         link.connect(&format!("tensor-parallel place {index} of {size}, {name}"), &members)
-    }
-}
-
-impl Ranks {
-    /// Connects tensor-parallel groups of `tp` adjacent ranks; returns the ranks with this rank's index in
-    /// their groups. Collective, once.
-    ///
-    /// # Errors
-    /// [`RankError`] when `tp` does not divide the ranks, or one is lost.
-    pub fn with_tensor_parallel(self, tp: usize) -> Result<Self, RankError> {
-        let mesh = Mesh::new(self.size, Degrees { tp, ..Degrees::default() })?;
-        if tp == 1 {
-            return Ok(self);
-        }
-        let (world_rank, world_size) = (self.rank, self.size);
-        let place = mesh.place(self.rank, &[Axis::Tp]);
-        let name = format!("tensor-parallel group {} of {tp}", self.rank / tp);
-        let members = mesh.members(self.rank, &[Axis::Tp]);
-        let group = Arc::new(TpGroup::new(place, self.connect(&name, &members)?));
-        let members = mesh.members(self.rank, &[Axis::DpReplicate]);
-        let of_place = self.connect(&format!("tensor-parallel place {} of {tp}", place.index), &members)?;
-        let ranks = TensorParallelRanks { group, of_place: Mutex::new(of_place), world_rank, world_size };
-        let (rank, size) = (self.rank / tp, self.size / tp);
-        Ok(Self { rank, size, tensor_parallel: Some(Arc::new(ranks)), ..self })
-    }
-
-    /// This rank's tensor-parallel group; `None` without tensor parallelism.
-    pub fn tp_group(&self) -> Option<Arc<TpGroup>> {
-        self.tensor_parallel.as_ref().map(|ranks| Arc::clone(&ranks.group))
-    }
-
-    /// All ranks of the job, whatever their tensor-parallel index, without sequence-parallel groups.
-    #[must_use]
-    pub fn of_all_places(&self) -> Self {
-        match &self.tensor_parallel {
-            None => self.clone(),
-            Some(ranks) => {
-                let (rank, size) = (ranks.world_rank, ranks.world_size);
-                Self { rank, size, tensor_parallel: None, sp_group: None, ..self.clone() }
-            }
-        }
-    }
-
-    /// Index of this rank among all ranks of the job.
-    pub(super) fn world_rank(&self) -> usize {
-        self.tensor_parallel.as_ref().map_or(self.rank, |ranks| ranks.world_rank)
     }
 }

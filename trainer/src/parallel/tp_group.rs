@@ -2,13 +2,13 @@
 //! results are all-reduced or all-gathered here. Rows and columns of a shard are in `model::tp_shards`, the
 //! assignment of prompts to ranks in `rlt_core::tensor_parallel`.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
+use rlt_core::mesh::AxisPlace;
 use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction, StreamGroup};
 use tch::{Device, Kind, Tensor};
 
-use super::{RankError, Ranks};
+use super::RankError;
 
 /// This rank's membership in a tensor-parallel group.
 #[derive(Debug)]
@@ -126,22 +126,5 @@ impl TpGroup {
     ) -> Result<(), RankError> {
         let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(start(group.as_mut())?.wait()?)
-    }
-}
-
-impl Ranks {
-    /// Connects the rollout tensor-parallel groups, each of `num_shards` adjacent ranks; `None` for groups of
-    /// one rank. Collective, once.
-    ///
-    /// # Errors
-    /// [`RankError`] when `num_shards` does not divide the ranks, or one is lost.
-    pub fn rollout_tp_group(&self, num_shards: usize) -> Result<Option<Arc<TpGroup>>, RankError> {
-        let mesh = Mesh::new(self.size, Degrees { tp: num_shards, ..Degrees::default() })?;
-        if num_shards == 1 {
-            return Ok(None);
-        }
-        let name = format!("rollout {} of {num_shards} shards", self.rank / num_shards);
-        let group = self.connect(&name, &mesh.members(self.rank, &[Axis::Tp]))?;
-        Ok(Some(Arc::new(TpGroup::new(mesh.place(self.rank, &[Axis::Tp]), group))))
     }
 }

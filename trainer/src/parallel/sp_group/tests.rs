@@ -14,6 +14,7 @@ use super::*;
 use crate::model::{
     Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput, Weights,
 };
+use crate::parallel::Ranks;
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
 use crate::roles::actor::layer_schedule::{self, Model};
 use crate::roles::actor::probe::Sample;

@@ -1,0 +1,115 @@
+//! Parallel groups of this rank: their connection, and its place in them. The layout of ranks is in
+//! `rlt_core::mesh`.
+
+use std::sync::{Arc, Mutex};
+
+use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
+use tch::Tensor;
+
+use super::tensor_parallel::TensorParallelRanks;
+use super::{RankError, Ranks, SpGroup, TpGroup};
+
+impl Ranks {
+    /// Connects the sequence-parallel groups, each of `sp` adjacent ranks. Collective, once for each `sp`.
+    ///
+    /// # Errors
+    /// [`RankError`] when `sp` does not divide the ranks, or one is lost.
+    pub fn with_sequence_parallel(self, sp: usize) -> Result<Self, RankError> {
+        let mesh = Mesh::new(self.size, Degrees { sp, ..Degrees::default() })?;
+        if sp == 1 {
+            return Ok(Self { sp_group: None, ..self });
+        }
+        let name = format!("sequence-parallel group {} of {sp}", self.rank / sp);
+        let group = self.connect(&name, &mesh.members(self.rank, &[Axis::Sp]))?;
+        let place = mesh.place(self.rank, &[Axis::Sp]);
+        Ok(Self { sp_group: Some(Arc::new(SpGroup::new(place, group))), ..self })
+    }
+
+    /// This rank's sequence-parallel group; `None` if every rank has tokens of its own.
+    pub fn sp_group(&self) -> Option<&SpGroup> {
+        self.sp_group.as_deref()
+    }
+
+    /// This rank's place in its sequence-parallel group, by which it computes a shard of the packed tokens.
+    pub fn sp_place(&self) -> AxisPlace {
+        self.sp_group().map_or(AxisPlace::ALONE, SpGroup::place)
+    }
+
+    /// Whether this is the first rank of its group, which alone counts values that all of them have.
+    pub fn is_sp_leader(&self) -> bool {
+        self.sp_place().index == 0
+    }
+
+    /// All-reduces a vector over the sequence-parallel group element by element; all its ranks get the same
+    /// bits.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_reduce_over_sp(&self, vector: &mut [f64]) -> Result<(), RankError> {
+        let Some(sp_group) = self.sp_group() else { return Ok(()) };
+        let tensor = Tensor::from_slice(vector);
+        sp_group.all_reduce(&tensor)?;
+        let len = vector.len();
+        tensor.copy_data(vector, len);
+        Ok(())
+    }
+
+    /// Connects tensor-parallel groups of `tp` adjacent ranks; returns the ranks with this rank's index in
+    /// their groups. Collective, once.
+    ///
+    /// # Errors
+    /// [`RankError`] when `tp` does not divide the ranks, or one is lost.
+    pub fn with_tensor_parallel(self, tp: usize) -> Result<Self, RankError> {
+        let mesh = Mesh::new(self.size, Degrees { tp, ..Degrees::default() })?;
+        if tp == 1 {
+            return Ok(self);
+        }
+        let (world_rank, world_size) = (self.rank, self.size);
+        let place = mesh.place(self.rank, &[Axis::Tp]);
+        let name = format!("tensor-parallel group {} of {tp}", self.rank / tp);
+        let members = mesh.members(self.rank, &[Axis::Tp]);
+        let group = Arc::new(TpGroup::new(place, self.connect(&name, &members)?));
+        let members = mesh.members(self.rank, &[Axis::DpReplicate]);
+        let of_place = self.connect(&format!("tensor-parallel place {} of {tp}", place.index), &members)?;
+        let ranks = TensorParallelRanks { group, of_place: Mutex::new(of_place), world_rank, world_size };
+        let (rank, size) = (self.rank / tp, self.size / tp);
+        Ok(Self { rank, size, tensor_parallel: Some(Arc::new(ranks)), ..self })
+    }
+
+    /// This rank's tensor-parallel group; `None` without tensor parallelism.
+    pub fn tp_group(&self) -> Option<Arc<TpGroup>> {
+        self.tensor_parallel.as_ref().map(|ranks| Arc::clone(&ranks.group))
+    }
+
+    /// All ranks of the job, whatever their tensor-parallel index, without sequence-parallel groups.
+    #[must_use]
+    pub fn of_all_places(&self) -> Self {
+        match &self.tensor_parallel {
+            None => self.clone(),
+            Some(ranks) => {
+                let (rank, size) = (ranks.world_rank, ranks.world_size);
+                Self { rank, size, tensor_parallel: None, sp_group: None, ..self.clone() }
+            }
+        }
+    }
+
+    /// Index of this rank among all ranks of the job.
+    pub(super) fn world_rank(&self) -> usize {
+        self.tensor_parallel.as_ref().map_or(self.rank, |ranks| ranks.world_rank)
+    }
+
+    /// Connects the rollout tensor-parallel groups, each of `num_shards` adjacent ranks; `None` for groups of
+    /// one rank. Collective, once.
+    ///
+    /// # Errors
+    /// [`RankError`] when `num_shards` does not divide the ranks, or one is lost.
+    pub fn rollout_tp_group(&self, num_shards: usize) -> Result<Option<Arc<TpGroup>>, RankError> {
+        let mesh = Mesh::new(self.size, Degrees { tp: num_shards, ..Degrees::default() })?;
+        if num_shards == 1 {
+            return Ok(None);
+        }
+        let name = format!("rollout {} of {num_shards} shards", self.rank / num_shards);
+        let group = self.connect(&name, &mesh.members(self.rank, &[Axis::Tp]))?;
+        Ok(Some(Arc::new(TpGroup::new(mesh.place(self.rank, &[Axis::Tp]), group))))
+    }
+}
