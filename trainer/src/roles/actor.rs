@@ -13,6 +13,7 @@
 
 mod balance;
 mod classifier;
+mod error;
 mod gradients;
 mod in_stream;
 pub(crate) mod layer_schedule;
@@ -30,10 +31,10 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use rlt_core::loss::{LossError, LossMetrics, PreparedLoss};
-use rlt_core::packing::PackingError;
+use rlt_core::loss::{LossMetrics, PreparedLoss};
 use tch::Tensor;
 
+pub use self::error::ActorError;
 pub use self::gradients::OuterGradients;
 use self::in_stream::LossSums;
 pub use self::in_stream::{EvaluateLoss, PendingLoss, StreamLoss};
@@ -45,8 +46,8 @@ use self::routes::WatchedRoutes;
 use crate::model::{Adapter, Decoder};
 use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
 use crate::roles::learner::{Learner, TrainingPass};
-use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
-use crate::roles::trainable::{ApplyError, Trainable};
+use crate::roles::optim::{AdamW, LossScale, StepOutcome};
+use crate::roles::trainable::Trainable;
 
 /// Settings of the actor's passes, which are fixed for a run.
 #[derive(Clone, Copy, Debug)]
@@ -80,29 +81,6 @@ pub struct Accumulated {
     pub logprobs: Vec<f64>,
 }
 
-/// The actor could not compute.
-#[derive(Debug, thiserror::Error)]
-pub enum ActorError {
-    /// A batch cannot be split under the token budget.
-    #[error("failed to split the batch into micro-batches")]
-    Packing(#[from] PackingError),
-    /// The loss does not fit the micro-batch.
-    #[error("failed to evaluate the loss")]
-    Loss(#[from] LossError),
-    /// A kernel refused its input.
-    #[error("failed to run the loss head")]
-    Kernel(#[source] rlt_torch::Error),
-    /// The loss panicked on a thread of the driver.
-    #[error("the loss of a micro-batch panicked")]
-    LossPanicked,
-    /// A rank was lost, or ranks failed to exchange tensors.
-    #[error("failed to communicate with the other ranks")]
-    Ranks(#[from] RankError),
-    /// The optimizer failed.
-    #[error("failed to apply the gradients")]
-    Optimizer(#[from] OptimError),
-}
-
 /// The trained policy with its optimizer.
 #[derive(Debug)]
 pub struct Actor {
@@ -129,26 +107,6 @@ pub struct Actor {
     shards: Option<ShardedParameters>,
     /// Folder for layer inputs that are offloaded between forward and backward pass; `None` if they stay.
     offload_inputs_to: Option<PathBuf>,
-}
-
-impl From<rlt_torch::Error> for ActorError {
-    fn from(error: rlt_torch::Error) -> Self {
-        match error {
-            // A lost rank is not a kernel's fault.
-            rlt_torch::Error::Collective(source) => Self::Ranks((*source).into()),
-            other => Self::Kernel(other),
-        }
-    }
-}
-
-impl From<ApplyError> for ActorError {
-    fn from(error: ApplyError) -> Self {
-        match error {
-            ApplyError::Optimizer(error) => Self::Optimizer(error),
-            ApplyError::Ranks(error) => Self::Ranks(error),
-            ApplyError::Parameters(error) => Self::Ranks(error.into()),
-        }
-    }
 }
 
 impl Actor {
