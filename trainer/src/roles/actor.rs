@@ -43,7 +43,7 @@ pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
 pub use self::role::ActorRole;
 use self::routes::WatchedRoutes;
-use crate::model::{Adapter, Decoder};
+use crate::model::{Adapter, Decoder, RouteCounts, RoutesOfCompletion};
 use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
 use crate::roles::learner::{Learner, TrainingPass};
 use crate::roles::optim::{AdamW, LossScale, StepOutcome};
@@ -263,6 +263,26 @@ impl Actor {
     /// If libtorch refuses an operation, or a rank is lost.
     pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
         Ok(self.trainable().apply(learning_rate)?)
+    }
+
+    /// Starts to count the routers' choices in passes over a batch, for whose rows the rollout logged
+    /// `of_rows`, until [`Self::take_route_counts`]. Nothing is counted without experts.
+    pub(crate) fn watch_routes(&self, of_rows: Vec<Option<RoutesOfCompletion>>) {
+        let experts = self.decoder.config.experts.as_ref();
+        let watched = experts.map(|experts| Rc::new(WatchedRoutes::new(of_rows, experts)));
+        self.watched_routes.replace(watched);
+    }
+
+    /// Ends the count, and returns the counts of all ranks.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub(crate) fn take_route_counts(&self) -> Result<Option<RouteCounts>, ActorError> {
+        let Some(watched) = self.watched_routes.take() else { return Ok(None) };
+        let num_experts = self.decoder.config.experts.as_ref().map_or(0, |experts| experts.num_experts);
+        let mut numbers = watched.all().to_numbers();
+        self.ranks.all_reduce(&mut [&mut numbers])?;
+        Ok(Some(RouteCounts::from_numbers(&numbers, num_experts)))
     }
 
     /// Sets the seed of the adapters' dropout for the next update; `None` disables it.

@@ -2,11 +2,11 @@
 //! the rollout's, and how balanced the choices are, at the tokens that predict completion tokens.
 
 use std::cell::RefCell;
-use std::rc::Rc;
 
+use rlt_api::plan::model_config::Experts;
 use tch::Tensor;
 
-use super::{Actor, ActorError, MicroBatch};
+use super::MicroBatch;
 use crate::model::{Counted, RouteCounts, RouteWatch, RoutesOfCompletion};
 
 /// Counters of the passes over a batch.
@@ -21,6 +21,14 @@ pub(crate) struct WatchedRoutes {
 }
 
 impl WatchedRoutes {
+    /// Counters of passes over a batch through layers with `experts`. The rollout logged `of_rows` for the
+    /// batch's rows.
+    pub(super) fn new(of_rows: Vec<Option<RoutesOfCompletion>>, experts: &Experts) -> Self {
+        let num_layers = experts.layers.iter().filter(|has_experts| **has_experts).count();
+        let counts = RefCell::new(RouteCounts::of_none(num_layers, experts.num_experts));
+        Self { of_rows, num_layers, counts, on_device: RefCell::default() }
+    }
+
     /// The observer of the pass over `micro_batch`.
     pub(crate) fn watch(&self, micro_batch: &MicroBatch) -> RouteWatch {
         let predicted = micro_batch.predicted.in_rows(&micro_batch.rows);
@@ -53,36 +61,11 @@ impl WatchedRoutes {
     }
 
     /// All counts of this rank. Waits for those of a GPU.
-    fn all(&self) -> RouteCounts {
+    pub(super) fn all(&self) -> RouteCounts {
         let mut counts = self.counts.borrow().clone();
         if let Some(there) = self.on_device.take() {
             counts += RouteCounts::from_device(&there);
         }
         counts
-    }
-}
-
-impl Actor {
-    /// Starts to count the routers' choices in passes over a batch, for whose rows the rollout logged
-    /// `of_rows`, until [`Self::take_route_counts`]. Nothing is counted without experts.
-    pub(crate) fn watch_routes(&self, of_rows: Vec<Option<RoutesOfCompletion>>) {
-        self.watched_routes.replace(self.decoder.config.experts.as_ref().map(|experts| {
-            let num_layers = experts.layers.iter().filter(|has_experts| **has_experts).count();
-            let counts = RouteCounts::of_none(num_layers, experts.num_experts);
-            let (counts, on_device) = (RefCell::new(counts), RefCell::default());
-            Rc::new(WatchedRoutes { of_rows, num_layers, counts, on_device })
-        }));
-    }
-
-    /// Ends the count, and returns the counts of all ranks.
-    ///
-    /// # Errors
-    /// When a rank is lost.
-    pub(crate) fn take_route_counts(&self) -> Result<Option<RouteCounts>, ActorError> {
-        let Some(watched) = self.watched_routes.take() else { return Ok(None) };
-        let num_experts = self.decoder.config.experts.as_ref().map_or(0, |experts| experts.num_experts);
-        let mut numbers = watched.all().to_numbers();
-        self.ranks.all_reduce(&mut [&mut numbers])?;
-        Ok(Some(RouteCounts::from_numbers(&numbers, num_experts)))
     }
 }
