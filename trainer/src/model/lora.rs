@@ -9,7 +9,6 @@
 
 mod adapter;
 mod config;
-pub(super) mod dora;
 mod error;
 mod experts;
 pub(super) mod folded;

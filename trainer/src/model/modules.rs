@@ -1,6 +1,7 @@
 //! Parts of layers that know no layer: parameters, weights, products, norms, rotary embeddings, operations.
 
 pub(super) mod base_weight;
+mod dora;
 pub(super) mod norms;
 pub(super) mod ops;
 pub(super) mod parameters;

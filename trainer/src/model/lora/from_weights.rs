@@ -1,9 +1,8 @@
 //! Parameters of a fresh adapter that follow from the base weights: DoRA's magnitudes and `modulesToSave`. If
 //! the weights are sharded, they are computed a layer at a time, while the layer is unsharded.
 
-use tch::no_grad;
+use tch::{Kind, no_grad};
 
-use super::dora;
 use super::names::magnitudes_name;
 use crate::model::decoder::Decoder;
 use crate::model::parameters::NamedTensors;
@@ -23,9 +22,8 @@ impl Decoder {
         for projection in self.projections() {
             let Some(lora) = &projection.lora else { continue };
             if let Some(magnitudes) = &lora.magnitudes {
-                no_grad(|| {
-                    magnitudes.shallow_clone().copy_(&dora::magnitudes(lora, &projection.weight.numbers()))
-                });
+                let norms = lora.adapted_norms(&projection.weight.numbers(), Kind::Float);
+                no_grad(|| magnitudes.shallow_clone().copy_(&norms));
             }
         }
     }
@@ -38,7 +36,8 @@ impl Decoder {
         let projections = layer.into_iter().flat_map(|layer| &layer.projections).chain(of_tower);
         let magnitudes = projections.filter_map(|projection| {
             let lora = projection.lora.as_ref().filter(|lora| lora.magnitudes.is_some())?;
-            Some((magnitudes_name(&projection.name), dora::magnitudes(lora, &projection.weight.numbers())))
+            let norms = lora.adapted_norms(&projection.weight.numbers(), Kind::Float);
+            Some((magnitudes_name(&projection.name), norms))
         });
         magnitudes.chain(self.start_of_saved(layer_idx)).collect()
     }

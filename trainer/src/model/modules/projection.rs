@@ -7,8 +7,8 @@ use rlt_core::local_tensor::DimRanges;
 use rlt_torch::cuda::DropoutMask;
 use tch::{Kind, Tensor};
 
-use super::super::lora::dora;
 use super::base_weight::BaseWeight;
+use super::dora;
 use super::parameters::of_ranges;
 use super::random::TensorRandom;
 
@@ -111,10 +111,34 @@ impl Projection {
         let base = || self.product(x, self.bias.as_ref());
         match (&self.lora, adapter) {
             (Some(lora), Adapter::On) => match &lora.magnitudes {
-                Some(magnitudes) => dora::forward(self, lora, magnitudes, x, dropout),
+                Some(magnitudes) => self.forward_dora(lora, magnitudes, x, dropout),
                 None => lora.add_to(base(), x, &self.name, dropout),
             },
             _ => base(),
+        }
+    }
+
+    /// [`Self::forward`] with a DoRA adapter.
+    fn forward_dora(
+        &self,
+        lora: &LoraPair,
+        magnitudes: &Tensor,
+        x: &Tensor,
+        dropout: Option<Dropout>,
+    ) -> Tensor {
+        let (kind, name) = (x.kind(), self.name.as_str());
+        let scale = (magnitudes / lora.adapted_norms(&self.weight.numbers(), kind)).to_kind(kind);
+        match dropout.filter(|_| lora.dropout > 0.0) {
+            None => {
+                let scaled = lora.add_to(self.product(x, None), x, name, None) * scale;
+                self.bias.as_ref().map_or_else(|| scaled.shallow_clone(), |bias| &scaled + bias.to_kind(kind))
+            }
+            Some(dropout) => {
+                let kept = x * lora.dropout_mask(x, name, dropout);
+                let base = self.product(&kept, None);
+                let scaled = lora.add_to(base.copy(), &kept, name, None) * scale;
+                self.product(x, self.bias.as_ref()) + scaled - base
+            }
         }
     }
 
@@ -134,7 +158,7 @@ impl Projection {
     }
 
     /// Computes `x W^T + bias` without the adapter.
-    pub(in crate::model) fn product(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
+    fn product(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
         self.weight.linear(x, bias)
     }
 
@@ -162,16 +186,16 @@ impl LoraPair {
         }
     }
 
+    /// Row norms of `weight` with the adapter folded in, f32 [out] without gradient, of A and B as a product
+    /// in `kind` rounds them. A fresh adapter's magnitudes are those of f32.
+    pub(in crate::model) fn adapted_norms(&self, weight: &Tensor, kind: Kind) -> Tensor {
+        tch::no_grad(|| dora::row_norms(&dora::adapted(weight, [&self.a, &self.b], self.scaling, kind)))
+    }
+
     /// Adds the adapter's output to `base` in place, and applies the scaling where there are only `rank`
     /// values a token. Out of place, each wide tensor of the sum would leave a hole in the heap that cannot
     /// be reused, because kept activations lie between them.
-    pub(in crate::model) fn add_to(
-        &self,
-        base: Tensor,
-        x: &Tensor,
-        name: &str,
-        dropout: Option<Dropout>,
-    ) -> Tensor {
+    fn add_to(&self, base: Tensor, x: &Tensor, name: &str, dropout: Option<Dropout>) -> Tensor {
         self.add_part_to(base, x, name, &ProjectionPart::default(), dropout)
     }
 
