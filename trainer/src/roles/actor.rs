@@ -18,6 +18,7 @@ mod gradients;
 mod in_stream;
 pub(crate) mod layer_schedule;
 mod loftq;
+mod loss_sums;
 mod micro_batch;
 mod placed_images;
 pub(crate) mod probe;
@@ -31,14 +32,16 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use rlt_core::loss::{LossMetrics, PreparedLoss};
+use rlt_core::loss::PreparedLoss;
 use tch::Tensor;
 
 pub use self::error::ActorError;
 pub use self::gradients::OuterGradients;
-use self::in_stream::LossSums;
 pub use self::in_stream::{EvaluateLoss, PendingLoss, StreamLoss};
 use self::layer_schedule::Model;
+pub use self::loss_sums::Accumulated;
+use self::loss_sums::LossSums;
+pub(crate) use self::loss_sums::scaled;
 pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
 pub use self::role::ActorRole;
@@ -69,16 +72,6 @@ pub struct TokenScores {
     pub logprobs: Vec<f64>,
     /// Entropy of the distribution from which each token was drawn.
     pub entropies: Vec<f64>,
-}
-
-/// A micro-batch's summands of an update's results.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Accumulated {
-    /// The micro-batch's share of the loss.
-    pub loss: LossMetrics,
-    /// Log-prob of each completion token of the micro-batch, before the update; 0 for tokens of other
-    /// sequence-parallel ranks.
-    pub logprobs: Vec<f64>,
 }
 
 /// The trained policy with its optimizer.
@@ -313,15 +306,6 @@ impl Learner for Actor {
             max_grad_norm: self.options.max_grad_norm,
         }
     }
-}
-
-pub(crate) fn widen(values: &[f32]) -> Vec<f64> {
-    values.iter().map(|value| f64::from(*value)).collect()
-}
-
-/// Derivatives of a loss multiplied by `factor`, a power of two.
-pub(crate) fn scaled(values: &[f64], factor: f64) -> Vec<f32> {
-    values.iter().map(|value| (*value * factor) as f32).collect()
 }
 
 /// Restores the saved value of a dynamic loss scale; a fixed one is kept.

@@ -1,5 +1,5 @@
 //! The loss of micro-batches on a GPU: the host evaluates it in the order of the device's stream, so that no
-//! thread waits between micro-batches. Its sums are used on CPUs too.
+//! thread waits between micro-batches.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,63 +8,14 @@ use rlt_core::loss::{LossError, LossOutputs};
 use rlt_torch::{ChunkLoss, DeviceHead, HostCalls};
 use tch::Tensor;
 
+use super::loss_sums::{Accumulated, LossSums};
 use super::micro_batch::Predicted;
-use super::{Accumulated, Actor, ActorError, MicroBatch, scaled, widen};
+use super::{Actor, ActorError, MicroBatch};
 use crate::model::Adapter;
 use crate::roles::learner::Learner;
 
 /// Evaluates the loss of the completion tokens in a range, by their log-probs and entropies.
 pub type EvaluateLoss = dyn FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOutputs, LossError> + Send;
-
-/// The sums over a micro-batch's chunks so far.
-#[derive(Debug)]
-pub(super) struct LossSums {
-    accumulated: Accumulated,
-    /// Factor of the derivatives.
-    factor: f64,
-    failure: Option<LossError>,
-    num_chunks: usize,
-}
-
-impl LossSums {
-    /// Begins the sums of a loss that is multiplied by `factor` before its backward pass.
-    pub(super) fn of(micro_batch: &MicroBatch, factor: f64) -> Self {
-        let logprobs = vec![0.0; micro_batch.rows.num_tokens()];
-        let accumulated = Accumulated { logprobs, ..Accumulated::default() };
-        Self { accumulated, factor, failure: None, num_chunks: 0 }
-    }
-
-    /// Adds the loss of a chunk of the predicted tokens and writes its derivatives, over zeros.
-    pub(super) fn add(
-        &mut self,
-        predicted: &Predicted,
-        chunk: Range<usize>,
-        [logprobs, entropies]: [&[f32]; 2],
-        [by_logprob, by_entropy]: [&mut [f32]; 2],
-        mut evaluate: impl FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOutputs, LossError>,
-    ) {
-        for (here, tokens) in predicted.stretches(chunk) {
-            let (logprobs, entropies) = (&logprobs[here.clone()], &entropies[here.clone()]);
-            match evaluate(tokens.clone(), logprobs, entropies) {
-                Ok(outputs) => {
-                    self.accumulated.loss += outputs.metrics;
-                    self.accumulated.logprobs[tokens].copy_from_slice(&widen(logprobs));
-                    by_logprob[here.clone()].copy_from_slice(&scaled(&outputs.dlogprobs, self.factor));
-                    by_entropy[here].copy_from_slice(&scaled(&outputs.dentropies, self.factor));
-                }
-                Err(error) => self.failure = Some(error),
-            }
-        }
-        self.num_chunks += 1;
-    }
-
-    pub(super) fn finish(&mut self) -> Result<Accumulated, LossError> {
-        match self.failure.take() {
-            Some(error) => Err(error),
-            None => Ok(std::mem::take(&mut self.accumulated)),
-        }
-    }
-}
 
 /// The summands of a micro-batch in an update: known, or pending on the device's stream.
 #[derive(Debug)]
@@ -116,7 +67,7 @@ impl StreamLoss {
     pub fn finish(mut self) -> Result<Accumulated, ActorError> {
         self.calls.wait()?;
         let mut evaluation = self.evaluation.lock().unwrap_or_else(PoisonError::into_inner);
-        if evaluation.sums.num_chunks != self.num_chunks && evaluation.sums.failure.is_none() {
+        if evaluation.sums.misses_chunks(self.num_chunks) {
             return Err(ActorError::LossPanicked);
         }
         Ok(evaluation.sums.finish()?)
