@@ -7,29 +7,29 @@ use tch::Tensor;
 use super::attention::{Rotary, Spans, attend};
 use super::forward::Forward;
 
-/// A block of a tower, by its index.
-pub(super) struct Block<'a> {
-    pub(super) pass: Forward<'a>,
-    pub(super) block_idx: usize,
-}
-
-impl Block<'_> {
-    /// Runs the block, `[p, d]` to `[p, d]`; patches attend to those of their span.
-    pub(super) fn forward(&self, hidden_pd: &Tensor, rotary: &Rotary, spans: &Spans) -> Tensor {
-        let pass = &self.pass;
-        let normed_pd = pass.norm(&self.name("norm1"), hidden_pd);
-        let num_heads = pass.tower.config.num_heads as i64;
-        let qkv = pass.linear(&self.name("attn.qkv"), &normed_pd).unflatten(-1, [3, num_heads, -1]);
+impl Forward<'_> {
+    /// Runs block `block_idx`, `[p, d]` to `[p, d]`; patches attend to those of their span.
+    pub(super) fn block(
+        &self,
+        block_idx: usize,
+        hidden_pd: &Tensor,
+        rotary: &Rotary,
+        spans: &Spans,
+    ) -> Tensor {
+        let name = |module: &str| format!("blocks.{block_idx}.{module}");
+        let normed_pd = self.norm(&name("norm1"), hidden_pd);
+        let num_heads = self.tower.config.num_heads as i64;
+        let qkv = self.linear(&name("attn.qkv"), &normed_pd).unflatten(-1, [3, num_heads, -1]);
         let [q_phw, k_phw, v_phw] = [0, 1, 2].map(|part| qkv.select(1, part));
         let attended = attend([&rotary.turn(&q_phw), &rotary.turn(&k_phw), &v_phw], spans);
-        let hidden_pd = hidden_pd + pass.linear(&self.name("attn.proj"), &attended.flatten(1, 2));
-        let normed_pd = pass.norm(&self.name("norm2"), &hidden_pd);
-        hidden_pd + self.feed_forward(&normed_pd)
+        let hidden_pd = hidden_pd + self.linear(&name("attn.proj"), &attended.flatten(1, 2));
+        let normed_pd = self.norm(&name("norm2"), &hidden_pd);
+        hidden_pd + self.feed_forward(block_idx, &normed_pd)
     }
 
-    fn feed_forward(&self, x: &Tensor) -> Tensor {
-        let linear = |name: &str, x: &Tensor| self.pass.linear(&self.name(&format!("mlp.{name}")), x);
-        match self.pass.tower.config.blocks {
+    fn feed_forward(&self, block_idx: usize, x: &Tensor) -> Tensor {
+        let linear = |name: &str, x: &Tensor| self.linear(&format!("blocks.{block_idx}.mlp.{name}"), x);
+        match self.tower.config.blocks {
             VisionBlocks::Plain => {
                 let inner = linear("fc1", x);
                 // This activation is the quick GELU.
@@ -40,9 +40,5 @@ impl Block<'_> {
                 linear("down_proj", &(linear("gate_proj", x).silu() * linear("up_proj", x)))
             }
         }
-    }
-
-    fn name(&self, module: &str) -> String {
-        format!("blocks.{}.{module}", self.block_idx)
     }
 }

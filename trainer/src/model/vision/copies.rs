@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use tch::{Kind, Tensor};
 
-use super::VisionTower;
+use super::tower::VisionTower;
 use crate::model::lora::{magnitudes_name, peft_names};
 use crate::model::parameters::{LoadOptions, NamedTensors};
 use crate::model::projection::{LoraPair, Projection};

@@ -5,9 +5,8 @@
 use rlt_core::images::PromptImage;
 use tch::{Kind, Tensor};
 
-use super::VisionTower;
-use super::block::Block;
 use super::order::{PatchOrder, Units};
+use super::tower::VisionTower;
 use crate::model::projection::{Adapter, Dropout};
 use rlt_api::plan::model_config::TOWER;
 
@@ -33,7 +32,7 @@ impl Forward<'_> {
         let mut added = Vec::new();
         for block_idx in 0..config.depth {
             let sees = if config.sees_all(block_idx) { &units.frames } else { &units.windows };
-            hidden_pd = Block { pass: *self, block_idx }.forward(&hidden_pd, &rotary, sees);
+            hidden_pd = self.block(block_idx, &hidden_pd, &rotary, sees);
             if let Some(idx) = config.deepstack_blocks.iter().position(|block| *block == block_idx) {
                 added.push(self.merge(&format!("deepstack_merger_list.{idx}"), &hidden_pd));
             }

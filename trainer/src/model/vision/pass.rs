@@ -10,8 +10,8 @@ use rlt_core::images::PromptImage;
 use rlt_torch::backward;
 use tch::Tensor;
 
-use super::VisionTower;
 use super::forward::Forward;
+use super::tower::VisionTower;
 use crate::model::decoder::Decoder;
 use crate::model::layer::LayerContext;
 use crate::model::packed::{PackedImages, PackedInput};

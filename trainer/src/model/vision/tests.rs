@@ -1,8 +1,14 @@
 //! Features of a tower by the image's digest.
 
-use serde_json::json;
+use std::sync::Arc;
 
-use super::*;
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_core::images::PromptImage;
+use serde_json::json;
+use tch::no_grad;
+
+use super::VisionTower;
+use crate::model::{Adapter, LoadOptions, Weights};
 
 fn tower() -> VisionTower {
     let config = ModelConfig::from_json(&json!({

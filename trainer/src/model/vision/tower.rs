@@ -1,0 +1,161 @@
+//! The weights of a vision tower: read, outlined or trained, with their names on disk.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use rlt_api::plan::model_config::{ModelConfig, TensorShape, VisionConfig};
+use rlt_core::tensor_shard::TensorShard;
+use tch::Tensor;
+
+use super::kept::KeptFeatures;
+use crate::model::base_weight::BaseWeight;
+use crate::model::error::ModelError;
+use crate::model::parameters::{LoadOptions, NamedTensors, outline};
+use crate::model::projection::Projection;
+use crate::model::weights::Weights;
+
+/// A vision tower with its weights.
+#[derive(Debug)]
+pub(crate) struct VisionTower {
+    pub(super) config: VisionConfig,
+    pub(super) options: LoadOptions,
+    /// The linear layers of blocks and mergers.
+    pub(in crate::model) projections: Vec<Projection>,
+    /// All other tensors by their names on disk: patch embedding, positions and norms.
+    pub(super) others: NamedTensors,
+    /// Names of all tensors, in the order of the configuration.
+    pub(super) names: Vec<String>,
+    /// Whether the weights are parameters of the decoder: those of a trained tower, and its copies in other
+    /// roles.
+    pub(in crate::model) is_own: bool,
+    /// Cache of features that do not change; that of frozen weights is shared with the towers of other roles.
+    pub(super) kept: Rc<RefCell<KeptFeatures>>,
+    /// Whether trained values do not change during the lifetime of this tower.
+    pub(super) is_snapshot: bool,
+}
+
+impl VisionTower {
+    /// Reads the tower of a model, in the storage dtype; `None` if the model has none.
+    ///
+    /// # Errors
+    /// [`ModelError`], as of [`Weights::fill`], and if the device has too little memory.
+    pub(crate) fn read(weights: &Weights, options: &LoadOptions) -> Result<Option<Self>, ModelError> {
+        let read = |(name, shape): (String, Vec<i64>)| {
+            let values = Tensor::f_empty(&shape, (options.storage, options.device)).map_err(|source| {
+                ModelError::Torch { tensor: name.clone(), device: format!("{:?}", options.device), source }
+            })?;
+            weights.fill(&TensorShard::whole(&name, &shape), &values.view(-1))?;
+            Ok((name, values))
+        };
+        let tensors = shapes(weights.config()).map(read).collect::<Result<_, ModelError>>()?;
+        Ok(Self::of_tensors(weights.config(), options, tensors))
+    }
+
+    /// The outline of a tower whose weights are trained, see [`crate::model::Decoder::outline`]; `None`
+    /// if the model has none.
+    pub(crate) fn outline(model: &ModelConfig, options: &LoadOptions) -> Option<Self> {
+        let numbers = (options.storage, options.device);
+        let tensors = shapes(model).map(|(name, shape)| (name, outline(&shape, numbers))).collect();
+        Self::of_tensors(model, options, tensors).map(Self::trained)
+    }
+
+    fn of_tensors(model: &ModelConfig, options: &LoadOptions, tensors: NamedTensors) -> Option<Self> {
+        let config = model.vision.clone()?;
+        let names = tensors.iter().map(|(name, _)| name.clone()).collect();
+        let linears: BTreeSet<String> = model.vision_linears().map(|linear| linear.name).collect();
+        let (projections, others) = split(tensors, &linears);
+        Some(Self {
+            config,
+            options: LoadOptions { trainable: false, ..*options },
+            projections,
+            others,
+            names,
+            is_own: false,
+            kept: Rc::default(),
+            is_snapshot: false,
+        })
+    }
+
+    /// Makes the weights trainable parameters of the decoder.
+    pub(crate) fn trained(self) -> Self {
+        for (_, mut tensor) in self.parameters() {
+            let _ = tensor.requires_grad_(true);
+        }
+        Self { is_own: true, ..self }
+    }
+
+    /// Clears the cache of features, after weights have changed.
+    pub(crate) fn forget(&self) {
+        *self.kept.borrow_mut() = KeptFeatures::default();
+    }
+
+    /// Whether linear layers have adapters.
+    pub(crate) fn is_adapted(&self) -> bool {
+        self.projections.iter().any(|projection| projection.lora.is_some())
+    }
+
+    /// Whether training passes of the tower's decoder train its weights or adapters.
+    pub(crate) fn is_trained(&self) -> bool {
+        self.is_adapted() || self.trains_weights()
+    }
+
+    /// Whether training passes train the weights.
+    pub(super) fn trains_weights(&self) -> bool {
+        self.others.iter().any(|(_, tensor)| tensor.requires_grad())
+    }
+
+    /// Every tensor of the base, with its name on disk.
+    pub(in crate::model) fn parameters(&self) -> NamedTensors {
+        self.tensors().map(|(name, tensor, _)| (name, tensor)).collect()
+    }
+
+    /// Every tensor of the base, to be replaced.
+    pub(in crate::model) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
+        let linears = self.projections.iter_mut();
+        let linears = linears.flat_map(|own| own.weight.tensors_mut().into_iter().chain(&mut own.bias));
+        linears.chain(self.others.iter_mut().map(|(_, tensor)| tensor))
+    }
+
+    /// Every tensor of the base with its name on disk, and for a linear layer's weight that layer.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Tensor, Option<&Projection>)> + '_ {
+        self.names.iter().filter_map(|name| {
+            if let Some((_, tensor)) = self.others.iter().find(|(own, _)| own == name) {
+                return Some((name.clone(), tensor.shallow_clone(), None));
+            }
+            let (module, part) = name.rsplit_once('.')?;
+            let projection = self.projections.iter().find(|projection| projection.name == module)?;
+            match part {
+                "weight" => {
+                    Some((name.clone(), projection.weight.as_dense()?.shallow_clone(), Some(projection)))
+                }
+                _ => Some((name.clone(), projection.bias.as_ref()?.shallow_clone(), None)),
+            }
+        })
+    }
+}
+
+/// Names and shapes of all tensors of a model's tower.
+fn shapes(model: &ModelConfig) -> impl Iterator<Item = (String, Vec<i64>)> {
+    let shape = |tensor: TensorShape| (tensor.name, tensor.shape.into_iter().map(|dim| dim as i64).collect());
+    model.vision_tensors().into_iter().map(shape)
+}
+
+/// Splits tensors into linear layers, those whose names are in `linears`, and all others.
+fn split(tensors: NamedTensors, linears: &BTreeSet<String>) -> (Vec<Projection>, NamedTensors) {
+    let (mut projections, mut others) = (Vec::<Projection>::new(), NamedTensors::new());
+    for (name, tensor) in tensors {
+        match name.rsplit_once('.') {
+            Some((module, "weight")) if linears.contains(module) => {
+                let weight = BaseWeight::Dense(tensor);
+                projections.push(Projection { name: module.to_owned(), weight, bias: None, lora: None });
+            }
+            Some((module, "bias")) if linears.contains(module) => {
+                // A bias follows its weight.
+                projections.last_mut().iter_mut().for_each(|last| last.bias = Some(tensor.shallow_clone()));
+            }
+            _ => others.push((name, tensor)),
+        }
+    }
+    (projections, others)
+}
