@@ -16,11 +16,26 @@ MAX_TEXT = 240
 RATES = [("tokensPerSecond", "tokens/s"), ("stepSeconds", "s a step"), ("peerStepSeconds", "s a step of the peer"),
          ("teraflopsPerSecond", "TFLOP/s"), ("gigabytesPerSecond", "GB/s"), ("reservedGigabytes", "GB reserved")]
 # Figures that say what a finding measured.
-SUBJECTS = ["model", "kernel", "operator", "copy", "shape", "batch", "contextTokens", "calls", "dtype", "peer", "trace"]
+SUBJECTS = ["load", "model", "kernel", "operator", "copy", "shape", "batch", "contextTokens", "calls", "dtype", "peer",
+            "trace"]
 MFU = ["mfu", "updateMfu"]
 FRACTIONS = ["fractionOfPeak", "fractionOfBandwidth"]
 # Begins the name of a measured time as a multiple of its prediction.
 RATIO = "ratioToPredicted"
+# What others have published, and the goals for one H100. Of each load that the check `published` measures: the work, our
+# figure with its unit, the goal, the figure of others, and whose it is on which hardware.
+PUBLISHED = {
+    "grpo-step": ("GRPO step of Qwen2.5-0.5B, 64 prompts x 5 samples of about 330 tokens", ("stepSeconds", "s"), 6, "59.8 s",
+                  "verl (2025), two GPUs"),
+    "generation": ("generation with 0.5B parameters", ("tokensPerSecond", "tokens/s"), 40_000, "24k tokens/s",
+                   "nano-vllm, one A800"),
+    "training-16k": ("full training of Qwen3-0.6B at 16k tokens", ("mfu", "MFU"), 0.27, "11.9k tokens/s, MFU 0.11",
+                     "prime-rl, one H100"),
+    "sft-8k": ("SFT of Qwen3-0.6B at 8k tokens", ("tokensPerSecond", "tokens/s"), 35_000, "26k tokens/s",
+               "prime-rl, one H100"),
+}
+# Figures of which less is better.
+TIMES = {"stepSeconds"}
 
 
 def findings(path):
@@ -91,7 +106,8 @@ def predicted(finding, name):
 
 def ratio(finding, made):
     """How many times as long the peer takes, which a stage of its own may have measured."""
-    own, peer = finding.get("stepSeconds"), None
+    # The peers' load is that of the checks `grpo-step-small` and `grpo-step-large`.
+    own, peer = None if "load" in finding else finding.get("stepSeconds"), None
     if own:
         peers = [f for f in made if f.get("peerStepSeconds") and f.get("model") == finding.get("model")]
         peer = peers[0]["peerStepSeconds"] if peers else None
@@ -118,6 +134,17 @@ def prediction_rows(made):
             words = re.sub("[A-Z]", lambda letter: " " + letter[0].lower(), name).strip()
             columns = [finding.get(name[:1].lower() + name[1:]), finding.get("predicted" + name), finding[key]]
             yield [subject(finding), words, *(number(value) for value in columns)]
+
+
+def published_rows(made):
+    """Each figure of others beside the goal and our figure, which may not have been measured."""
+    for load, (work, (key, unit), goal, others, source) in PUBLISHED.items():
+        finding = next((f for f in made if f.get("load") == load and f["run"] == "first"), {})
+        figures = dict([(key, unit), ("tokensPerSecond", "tokens/s")])
+        words = [f"{number(finding[name])} {unit}" for name, unit in figures.items() if finding.get(name) is not None]
+        own = finding.get(key)
+        reached = "" if not own else number(goal / own if key in TIMES else own / goal)
+        yield [work, ", ".join(words) or "not measured", f"{number(goal)} {unit}", reached, others, source]
 
 
 def kernel_rows(made):
@@ -148,6 +175,9 @@ def page(lines, identity):
     if speeds:
         header = ["measured", "result", "MFU", "of the data sheet", "predicted", "peer's time as a multiple"]
         text += ["## Speed", "", *table(header, speeds)]
+    header = ["work", "measured", "goal on one H100", "of the goal", "others", "whose, on what"]
+    text += ["## Figures of others", "", "A goal is reached where its fraction is 1 or more.", ""]
+    text += table(header, published_rows(made))
     if predictions:
         header = ["load", "time", "measured", "predicted by the plan", "measured / predicted"]
         text += ["## Times and predictions", "", *table(header, predictions)]

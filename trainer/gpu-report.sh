@@ -40,6 +40,7 @@ STAGES='
     update                               30  10
     grpo-step-small                      60  20
     grpo-step-large                      90  30
+    published                            90  30
     decode-tail                          60  20
     draws                                20   5
     checkpoints                          40  15
@@ -52,9 +53,9 @@ STAGES='
     ncu:decode-speed                     60  20
 '
 # Checks whose times are the result: compute-sanitizer would only make them slow.
-SPEED=' gemm copies decode-speed update grpo-step-small grpo-step-large decode-tail peer-small peer-large trace '
+SPEED=' gemm copies decode-speed update grpo-step-small grpo-step-large published decode-tail peer-small peer-large trace '
 # Checks that decode by CUDA graphs.
-GRAPHS=' graphs graph-models training checkpoints decode-speed grpo-step-small grpo-step-large decode-tail trace '
+GRAPHS=' graphs graph-models training checkpoints decode-speed grpo-step-small grpo-step-large published decode-tail trace '
 # Seconds at the end that are kept free for killing what runs and for writing the page.
 RESERVE=4
 # Seconds that a killed stage may take to end before it is left behind: a process in the driver cannot be killed.

@@ -277,6 +277,35 @@ fn the_page_has_speeds_beside_bounds_predictions_and_peers() {
 }
 
 #[test]
+fn the_page_has_the_figures_of_others_beside_ours_and_the_goals() {
+    let none = Machine::new("").report(&["--seconds", "0"]);
+    for row in [
+        "samples of about 330 tokens | not measured | 6 s |  | 59.8 s | verl (2025), two GPUs |",
+        "with 0.5B parameters | not measured | 40,000 tokens/s |  | 24k tokens/s | nano-vllm, one A800 |",
+        "at 16k tokens | not measured | 0.27 MFU |  | 11.9k tokens/s, MFU 0.11 | prime-rl, one H100 |",
+        "at 8k tokens | not measured | 35,000 tokens/s |  | 26k tokens/s | prime-rl, one H100 |",
+    ] {
+        assert!(none.has_row(&[row]), "{row}: {}", none.page);
+    }
+    let loads = r#"echo '{"name":"published","status":"passed","load":"grpo-step","model":"0.5B","stepSeconds":4.0}'
+echo '{"name":"published","status":"passed","load":"generation","tokensPerSecond":20000.0}'
+echo '{"name":"published","status":"passed","load":"training-16k","tokensPerSecond":9000.0,"mfu":null}'"#;
+    let peer = r#"echo '{"name":"peer-small","status":"passed","model":"0.5B","peerStepSeconds":4.8}'"#;
+    let machine = Machine::new(&format!("published) {loads} ;;\npeer-small) {peer} ;;"));
+    let report = machine.report(&["--seconds", "100000"]);
+    for row in [
+        "of about 330 tokens | 4 s | 6 s | 1.5 | 59.8 s |",
+        "| 20,000 tokens/s | 40,000 tokens/s | 0.5 | 24k tokens/s |",
+        // A GPU that is not in the table of plans has no MFU.
+        "at 16k tokens | 9,000 tokens/s | 0.27 MFU |  |",
+        // The peer's load is another one.
+        "| published, load grpo-step, model 0.5B | 4 s a step |  |  |  |  |",
+    ] {
+        assert!(report.has_row(&[row]), "{row}: {}", report.page);
+    }
+}
+
+#[test]
 fn checks_run_with_the_settings_of_jobs_or_those_that_are_given() {
     let machine = Machine::new("");
     std::fs::copy(workspace_root().join("trainer/gpu-check.sh"), machine.path("gpu-check")).unwrap();

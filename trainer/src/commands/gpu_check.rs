@@ -109,6 +109,8 @@ pub enum Check {
     Kernels,
     /// Speed: decoding with 1.5B parameters and long contexts; reserved memory of many calls. Not by default.
     DecodeTail,
+    /// Speed: the loads of which others have published figures. Not by default.
+    Published,
     /// Speed: the GRPO step of `grpo-step-small` by transformers alone. Not by default.
     PeerSmall,
     /// Speed: the GRPO step of `grpo-step-large` by transformers alone. Not by default.
@@ -130,6 +132,7 @@ impl Check {
                 | Self::GraphModels
                 | Self::Kernels
                 | Self::DecodeTail
+                | Self::Published
                 | Self::PeerSmall
                 | Self::PeerLarge
                 | Self::Trace
@@ -147,6 +150,7 @@ impl Check {
             Self::Trace => 40,
             Self::Training => 50,
             Self::GraphModels | Self::Kernels | Self::DecodeTail => 60,
+            Self::Published => 90,
             Self::GrpoStepSmall | Self::PeerSmall => 125,
             Self::GrpoStepLarge | Self::PeerLarge => 150,
         };
@@ -178,6 +182,7 @@ impl Check {
             Self::GraphModels => graph_models::check(report),
             Self::Kernels => kernels::check(report),
             Self::DecodeTail => speed::decode_tail::check(report),
+            Self::Published => speed::published::check(report),
             Self::PeerSmall => speed::grpo_step::peer_alone(Size::Small, report),
             Self::PeerLarge => speed::grpo_step::peer_alone(Size::Large, report),
             Self::Trace => speed::trace::check(&args.trace_folder, report),

@@ -93,6 +93,20 @@ fn a_tail_and_memory_are_measured() {
 }
 
 #[test]
+fn every_load_with_a_published_figure_is_measured_and_predicted() {
+    let lines = passed("published");
+    let loads: Vec<&str> = lines.iter().filter_map(|line| line["load"].as_str()).collect();
+    assert_eq!(loads, ["grpo-step", "generation", "training-16k", "sft-8k"], "{lines:#?}");
+    let page = std::fs::read_to_string(workspace_root().join("trainer/gpu-report-page.py")).unwrap();
+    for load in loads {
+        assert!(page.contains(&format!("\"{load}\": (")), "the page of a report has no figure of {load}");
+    }
+    assert_predicted(&lines[0], &["stepSeconds"]);
+    assert_predicted(&lines[1], &["generationSeconds"]);
+    lines[2..].iter().for_each(|line| assert_predicted(line, &["updateSeconds"]));
+}
+
+#[test]
 fn decoding_and_an_update_are_traced_to_files() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().to_str().unwrap();
@@ -146,7 +160,7 @@ fn stages_of_report() -> BTreeSet<String> {
 fn every_check_is_skipped_without_a_gpu_and_a_report_runs_those_of_one_gpu() {
     let (output, lines) = check(&["--all"], Vec::new());
     assert!(output.status.success());
-    assert!(lines.len() == 23 && lines.iter().all(|line| line["status"] == "skipped"), "{lines:#?}");
+    assert!(lines.len() == 24 && lines.iter().all(|line| line["status"] == "skipped"), "{lines:#?}");
     let mut checks: BTreeSet<String> =
         lines.iter().map(|line| line["name"].as_str().unwrap().to_owned()).collect();
     // Collectives need two GPUs, and only emulated devices count what a decoding step asks of them.

@@ -45,6 +45,21 @@ impl Size {
     }
 }
 
+/// Content of the `config.json` of a model of 0.6B parameters, in the shape of Qwen3; the tiny one on an
+/// emulated device.
+pub(super) fn qwen3_600m() -> Value {
+    if is_stand_in() {
+        return tiny();
+    }
+    json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024,
+        "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "tie_word_embeddings": true,
+        "initializer_range": 0.02, "bos_token_id": null, "eos_token_id": null, "pad_token_id": null
+    })
+}
+
 /// Configuration of the model for the checks of decoding and updating.
 pub(super) fn llama_135m() -> Result<ModelConfig, Failure> {
     config(&if is_stand_in() { tiny() } else { serde_json::from_str(LLAMA_135M)? })

@@ -10,6 +10,7 @@ pub(super) mod grpo_step;
 pub(super) mod limits;
 mod peer;
 mod prediction;
+pub(super) mod published;
 pub(super) mod trace;
 pub(super) mod update;
 

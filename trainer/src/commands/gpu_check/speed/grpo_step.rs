@@ -30,10 +30,25 @@ pub(in super::super) fn check(size: Size, has_peer: bool, report: &mut Report<'_
     // The peer first: its process releases all its memory at its end, this one keeps libtorch's cached
     // blocks.
     let peer = has_peer.then(|| peer::times(&document, load, ROUNDS, peer_limit(size)));
-    let times = times(&config, load)?;
-    let line = own_line(size, &config, load, &times);
-    report(with_prediction(line, |machine| prediction::of_step(&config, &load, machine)))?;
+    let (line, times) = own_step(size, &config, load)?;
+    report(line)?;
     peer.map_or(Ok(()), |peer| report(peer_line(size, peer, Some(&times))))
+}
+
+/// Measures our step of a load without a peer.
+pub(super) fn of_load(size: Size, load: GrpoLoad) -> Result<Finding, Failure> {
+    let config = config(&size.document())?;
+    match lacks_memory(&config)? {
+        Some(reason) => Ok(Finding::skipped(reason).with([("model", json!(size.name()))])),
+        None => Ok(own_step(size, &config, load)?.0),
+    }
+}
+
+/// Measures our step; returns its line with the prediction, and its times.
+fn own_step(size: Size, config: &ModelConfig, load: GrpoLoad) -> Result<(Finding, GrpoTimes), Failure> {
+    let times = times(config, load)?;
+    let line = own_line(size, config, load, &times);
+    Ok((with_prediction(line, |machine| prediction::of_step(config, &load, machine)), times))
 }
 
 /// Measures only the peer's step.

@@ -44,6 +44,15 @@ pub(super) struct DecodeLoad {
     pub(super) new_tokens: [usize; 2],
 }
 
+/// Requests that are sampled together, of one sample each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GenerationLoad {
+    pub(super) num_requests: usize,
+    /// Mean numbers of tokens of a prompt and of a completion.
+    pub(super) prompt_len: usize,
+    pub(super) new_tokens: usize,
+}
+
 /// An update with demonstrations of one length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UpdateLoad {
@@ -101,10 +110,11 @@ pub(super) fn of_step(
 ) -> Result<Vec<Predicted>, Failure> {
     let plan = planned(config, machine, |spec| {
         set_lengths(spec, load.prompt_len, load.new_tokens);
-        spec["training"]["promptsPerStep"] = json!(load.num_prompts);
+        set_prompts(spec, load.num_prompts);
         spec["training"]["maxTokensPerMicroBatch"] = json!(load.max_tokens);
-        spec["data"]["task"]["numTrain"] = json!(load.num_prompts.max(16));
         spec["rollout"]["samplesPerPrompt"] = json!(load.samples_per_prompt);
+        // As measured, all samples decode together.
+        spec["rollout"]["maxConcurrentSequences"] = json!(load.num_prompts * load.samples_per_prompt);
         spec["algorithm"]["kl"] = json!({ "placement": "Loss", "coefficient": 0.04 });
     })?;
     let num_tokens = (load.num_prompts * load.samples_per_prompt * load.new_tokens) as f64;
@@ -134,9 +144,8 @@ pub(super) fn of_update(
         set_lengths(spec, 1, load.len.saturating_sub(1));
         spec["algorithm"] = json!({ "kind": "SFT" });
         spec["rewards"]["functions"] = json!([]);
-        spec["training"]["promptsPerStep"] = json!(load.num_sequences);
+        set_prompts(spec, load.num_sequences);
         spec["training"]["maxTokensPerMicroBatch"] = json!(load.max_tokens);
-        spec["data"]["task"]["numTrain"] = json!(load.num_sequences.max(16));
     })?;
     let update = seconds(&plan, "update");
     Ok(vec![
@@ -172,6 +181,38 @@ pub(super) fn of_decoding(
         Predicted::time("stepMilliseconds", 1e3 * step),
         Predicted::rate("tokensPerSecond", load.batch as f64 / step),
     ])
+}
+
+/// Predicts a rollout, prefill included, with the mean lengths of its requests.
+///
+/// # Errors
+/// If no valid job has this load.
+pub(super) fn of_generation(
+    config: &ModelConfig,
+    load: &GenerationLoad,
+    machine: &Machine,
+) -> Result<Vec<Predicted>, Failure> {
+    let GenerationLoad { num_requests, prompt_len, new_tokens } = *load;
+    let plan = planned(config, machine, |spec| {
+        set_lengths(spec, prompt_len, new_tokens);
+        // A kind that takes a single sample of a prompt.
+        spec["algorithm"] = json!({ "kind": "ReinforcePlusPlus" });
+        set_prompts(spec, num_requests);
+        spec["rollout"]["samplesPerPrompt"] = json!(1);
+        spec["rollout"]["maxConcurrentSequences"] = json!(num_requests);
+    })?;
+    let rollout = seconds(&plan, "rollout");
+    Ok(vec![
+        Predicted::time("generationSeconds", rollout),
+        Predicted::rate("tokensPerSecond", (num_requests * new_tokens) as f64 / rollout),
+    ])
+}
+
+/// Sets the number of prompts per step, with a task that has enough of them: about 5000 sums.
+fn set_prompts(spec: &mut Value, num_prompts: usize) {
+    spec["training"]["promptsPerStep"] = json!(num_prompts);
+    spec["data"]["task"]["numTrain"] = json!(num_prompts.max(16));
+    spec["data"]["task"]["maxOperand"] = json!(99);
 }
 
 fn set_lengths(spec: &mut Value, prompt_len: usize, new_tokens: usize) {
@@ -233,6 +274,8 @@ mod tests {
         assert!(phases.iter().all(|seconds| *seconds > 0.0), "{all:?}");
         let difference = phases.iter().sum::<f64>() / value(&all, "stepSeconds") - 1.0;
         assert!(difference.abs() < 1e-9, "a step is its phases: {all:?}");
+        let large = GrpoLoad { num_prompts: 64, samples_per_prompt: 5, new_tokens: 330, ..load };
+        assert!(seconds(&large) > 1.1 * seconds(&load), "longer completions of more samples");
     }
 
     #[test]
@@ -260,6 +303,20 @@ mod tests {
         assert!((0.0..=1.0).contains(&value(&all, "mfu")), "{all:?}");
         let half = UpdateLoad { num_sequences: 16, ..load };
         assert!(seconds > 1.5 * value(&of_update(&config, &half, &h100()).unwrap(), "updateSeconds"));
+    }
+
+    #[test]
+    fn a_generation_is_predicted_from_its_requests() {
+        let config = shapes::llama_135m().unwrap();
+        let seconds = |num_requests, new_tokens| {
+            let load = GenerationLoad { num_requests, prompt_len: 562, new_tokens };
+            let all = of_generation(&config, &load, &h100()).unwrap();
+            let (seconds, rate) = (value(&all, "generationSeconds"), value(&all, "tokensPerSecond"));
+            assert!((seconds * rate / (num_requests * new_tokens) as f64 - 1.0).abs() < 1e-9, "{all:?}");
+            seconds
+        };
+        assert!(seconds(256, 562) > 1.5 * seconds(256, 281), "half of the steps");
+        assert!(seconds(256, 562) > seconds(64, 562), "more sequences a step");
     }
 
     #[test]
