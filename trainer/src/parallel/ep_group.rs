@@ -6,7 +6,7 @@ use std::cell::RefCell;
 
 use rlt_core::mesh::{Axis, AxisPlace, Mesh};
 use rlt_torch::collectives::Collectives;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::{RankError, Ranks};
 
@@ -39,9 +39,7 @@ impl EpGroup {
     pub fn exchange_counts(&self, counts: &[i64]) -> Result<Vec<i64>, RankError> {
         let splits = vec![(counts.len() / self.place.size) as i64; self.place.size];
         let received = self.all_to_all(&Tensor::from_slice(counts), &splits, &splits)?;
-        let mut numbers = vec![0; received.numel()];
-        received.copy_data(&mut numbers, received.numel());
-        Ok(numbers)
+        Ok(rlt_torch::to_vec(&received))
     }
 
     /// All-to-all: sends the next `sent[r]` of the `rows`, `[n, ..]`, to rank `r` of the group, and returns
@@ -76,8 +74,8 @@ impl EpGroup {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub(super) fn sum(&self, number: f64) -> Result<f64, RankError> {
-        let all = self.all_gather(&Tensor::from_slice(&[number]))?.to_kind(Kind::Double);
-        Ok((0..all.numel() as i64).map(|place| all.double_value(&[place])).sum())
+        let all = self.all_gather(&Tensor::from_slice(&[number]))?;
+        Ok(rlt_torch::to_vec::<f64>(&all).iter().sum())
     }
 }
 

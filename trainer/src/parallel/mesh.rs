@@ -146,6 +146,6 @@ impl MeshRanks {
         let own = Tensor::from_slice(&[number]);
         let all = Tensor::zeros([self.dp_shard() as i64], (Kind::Double, own.device()));
         self.all_gather(&all, &own)?.wait()?;
-        Ok((0..self.dp_shard() as i64).map(|shard| all.double_value(&[shard])).sum())
+        Ok(rlt_torch::to_vec::<f64>(&all).iter().sum())
     }
 }

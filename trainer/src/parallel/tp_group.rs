@@ -77,7 +77,7 @@ impl TpGroup {
     /// [`RankError`] when a rank is lost.
     pub fn sum(&self, number: f64) -> Result<f64, RankError> {
         let all = self.all_gather(&Tensor::from_slice(&[number]))?;
-        Ok((0..self.place.size as i64).map(|place| all.double_value(&[place, 0])).sum())
+        Ok(rlt_torch::to_vec::<f64>(&all).iter().sum())
     }
 
     /// All-reduces numbers by their maximum, element by element.

@@ -31,7 +31,7 @@ mod services;
 mod vocabulary_shard;
 
 pub use access::{
-    f32_slice, f32_slice_mut, i32_slice, i32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec,
+    f32_slice, f32_slice_mut, i32_slice, i32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec, to_vec,
 };
 pub use attention::{AttentionScores, Segments, paged_attention, varlen_attention, write_kv};
 pub use autograd::{backward, backward_many, set_grad};

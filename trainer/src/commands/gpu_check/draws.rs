@@ -73,7 +73,7 @@ fn compared(
             let at_boundary = is_near(u - NOISE)? == token || is_near(u + NOISE)? == token;
             *(if at_boundary { &mut num_at_boundary } else { &mut num_different }) += 1;
         }
-        let logprob = truth.logprobs.double_value(&[i64::from(token)]);
+        let logprob = truth.logprobs.get(token as usize).copied().unwrap_or(f64::NAN);
         error = worse((logprob - f64::from(logprobs[row as usize])).abs(), error);
     }
     let figures = [
@@ -143,23 +143,18 @@ struct Row {
     /// Probabilities of the penalised logits at the row's temperature.
     probs: Vec<f32>,
     /// Log-probs without the penalty, which are reported.
-    logprobs: Tensor,
+    logprobs: Vec<f64>,
 }
 
 impl Row {
     fn new(logits: &Tensor, params: &SamplingParams, history: &[u32]) -> Self {
         let plain = logits.to_kind(Kind::Double);
         let logprobs = (&plain / params.logprob_temperature()).log_softmax(-1, Kind::Double);
-        // In one copy: a tensor's iterator takes a call for each of the vocabulary's tokens.
-        let mut logits = vec![0.0_f32; plain.numel()];
-        plain.to_kind(Kind::Float).copy_data(&mut logits, plain.numel());
+        let mut logits: Vec<f32> = rlt_torch::to_vec(&plain.to_kind(Kind::Float));
         apply_repetition_penalty(&mut logits, history, params.repetition_penalty);
         let penalised = Tensor::from_slice(&logits) / params.temperature.max(f64::MIN_POSITIVE);
-        let probs = penalised.softmax(-1, Kind::Float);
-        let mut row = Self { logits, probs: vec![0.0; plain.numel()], logprobs };
-        let len = row.probs.len();
-        probs.copy_data(&mut row.probs, len);
-        row
+        let probs = rlt_torch::to_vec(&penalised.softmax(-1, Kind::Float));
+        Self { logits, probs, logprobs: rlt_torch::to_vec(&logprobs) }
     }
 
     /// Returns the token that is drawn at `u`.

@@ -81,6 +81,18 @@ pub(crate) fn i64_slice_mut(tensor: &mut Tensor) -> Result<&mut [i64], Error> {
     Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
 }
 
+/// Copies the elements of a tensor on any device to the host in one call, and waits for them. Reading them
+/// one by one takes a call into libtorch for each, and on a GPU a wait.
+///
+/// # Panics
+/// When the tensor has another dtype than `T`.
+pub fn to_vec<T: tch::kind::Element>(tensor: &Tensor) -> Vec<T> {
+    let mut values = vec![T::ZERO; tensor.numel()];
+    let on_host = tensor.detach().to_device(Device::Cpu).contiguous();
+    on_host.copy_data(&mut values, tensor.numel());
+    values
+}
+
 /// Returns the start and the number of bytes of a contiguous CPU tensor.
 fn place_of_bytes(act: &'static str, tensor: &Tensor) -> Result<(*mut u8, usize), Error> {
     let (data, len) = elements(act, tensor, tensor.kind())?;

@@ -6,6 +6,14 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 
 #[test]
+fn the_elements_of_a_tensor_of_any_strides_are_copied_in_order() {
+    let tensor = Tensor::from_slice(&[1_i64, 2, 3, 4, 5, 6]).view([2, 3]).tr();
+    assert_eq!(crate::to_vec::<i64>(&tensor), [1, 4, 2, 5, 3, 6]);
+    assert!(crate::to_vec::<i64>(&tensor.narrow(0, 0, 0)).is_empty());
+    assert_eq!(crate::to_vec::<f32>(&Tensor::from(0.5_f32)), [0.5]);
+}
+
+#[test]
 fn backward_of_several_outputs_adds_their_gradients() {
     let x = leaf(&randn(&[4], 1));
     let (a, b) = (&x * 2.0, &x * &x);

@@ -37,9 +37,9 @@ impl Flat {
                 of_experts = leaf.detach().chunk(group.place().size as i64, 0);
             }
             let parts = of_experts.iter().flat_map(|all| shards_of(all, place));
-            for (rank, part) in parts.enumerate() {
+            for (part, expected) in parts.zip(rlt_torch::to_vec::<i64>(&expected)) {
                 let got = digest(&part.contiguous().view(-1))?.cast_signed();
-                others_match &= got == expected.int64_value(&[rank as i64]);
+                others_match &= got == expected;
             }
         }
         Ok(matches_shards && others_match)
@@ -58,10 +58,10 @@ impl Flat {
         let own = Tensor::from_slice(&[digest(&sent)?.cast_signed()]).to_device(device);
         let all = Tensor::zeros([ranks.dp_shard() as i64], (Kind::Int64, device));
         ranks.all_gather(&all, &own)?.wait().map_err(RankError::from)?;
-        for shard in 0..ranks.dp_shard() {
+        for (shard, expected) in rlt_torch::to_vec::<i64>(&all).into_iter().enumerate() {
             let Range { start, end } = self.layout.range(shard);
             let gathered = digest(&whole.narrow(0, start as i64, (end - start) as i64))?;
-            if gathered.cast_signed() != all.int64_value(&[shard as i64]) {
+            if gathered.cast_signed() != expected {
                 return Ok(false);
             }
         }
