@@ -7,6 +7,7 @@
 mod case;
 mod decoding;
 mod experts;
+mod state;
 mod training;
 
 use rlt_torch::cuda::Kernels;
@@ -18,6 +19,7 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     let (_no_grad, kernels) = (tch::no_grad_guard(), Kernels::load(0)?);
     tch::manual_seed(11);
     decoding::check(&kernels, report)?;
+    state::check(&kernels, report)?;
     training::check(&kernels, report)?;
     experts::check(&kernels, report)
 }

@@ -39,6 +39,11 @@ impl Layer {
         self.tokens * self.per_token
     }
 
+    /// Number of rows of each expert in libtorch's batched products, which have the same number for all.
+    fn even_rows(&self) -> i64 {
+        (self.rows() / self.experts).max(1)
+    }
+
     /// Checks routing by the weights of the chosen experts; returns the choices.
     fn route(&self, kernels: &Kernels, report: &mut Report<'_>) -> Result<Tensor, Failure> {
         let Self { tokens, experts, per_token, .. } = *self;
@@ -180,9 +185,7 @@ impl GroupedProducts<'_> {
         let (rows, weight) = (&self.rows, &self.weight);
         let out = &empty(&[self.layer.rows(), inner], Kind::BFloat16);
         let truth = self.by_expert(|expert, range| part(rows, range).matmul(&wide(&weight.get(expert)).tr()));
-        // libtorch's peer: a batched product with the same number of rows for every expert.
-        let each = (self.layer.rows() / experts).max(1);
-        let even = random(&[experts, each, width]);
+        let even = random(&[experts, self.layer.even_rows(), width]);
         Case {
             kernel: "grouped_linear",
             shape: self.shape(),
@@ -196,9 +199,11 @@ impl GroupedProducts<'_> {
     }
 
     fn check_input_gradient(&self, report: &mut Report<'_>) -> Result<(), Failure> {
+        let Layer { experts, width, inner, .. } = *self.layer;
         let Self { kernels, ends, .. } = *self;
         let (grad, weight) = (&self.grad, &self.weight);
-        let out = &empty(&[self.layer.rows(), self.layer.width], Kind::BFloat16);
+        let out = &empty(&[self.layer.rows(), width], Kind::BFloat16);
+        let even = random(&[experts, self.layer.even_rows(), inner]);
         let truth = self.by_expert(|expert, range| part(grad, range).matmul(&wide(&weight.get(expert))));
         Case {
             kernel: "grouped_linear_dx",
@@ -207,7 +212,7 @@ impl GroupedProducts<'_> {
             launch: Box::new(|| Ok(GroupedLinearDx { grad, weight, ends, out }.launch(kernels)?)),
             result: Box::new(|| out.copy()),
             truth: Tensor::cat(&truth, 0),
-            libtorch: None,
+            libtorch: Some(Box::new(|| drop(even.bmm(weight)))),
         }
         .report(report)
     }
@@ -217,6 +222,7 @@ impl GroupedProducts<'_> {
         let Self { kernels, ends, .. } = *self;
         let (grad, rows) = (&self.grad, &self.rows);
         let out = &empty(&[experts, inner, width], Kind::BFloat16);
+        let even = [inner, width].map(|columns| random(&[experts, self.layer.even_rows(), columns]));
         let truth = self.by_expert(|_, range| part(grad, range).tr().matmul(&part(rows, range)));
         Case {
             kernel: "grouped_linear_dw",
@@ -225,7 +231,7 @@ impl GroupedProducts<'_> {
             launch: Box::new(|| Ok(GroupedLinearDw { grad, rows, ends, out }.launch(kernels)?)),
             result: Box::new(|| out.copy()),
             truth: Tensor::stack(&truth, 0),
-            libtorch: None,
+            libtorch: Some(Box::new(|| drop(even[0].transpose(1, 2).bmm(&even[1])))),
         }
         .report(report)
     }

@@ -47,6 +47,7 @@ fn norm(kernels: &Kernels, size @ [rows, width]: [i64; 2], report: &mut Report<'
     let backward = NormRows { out: &grad_x, ..forward };
     let scaled = wide(&grad) * wide(&weight);
     let along = (&scaled * &normed).mean_dim([-1_i64].as_slice(), true, None::<Kind>);
+    let inverse_peer = inverse.to_kind(Kind::BFloat16);
     Case {
         kernel: "rms_norm_rows_backward",
         shape: size.to_vec(),
@@ -60,9 +61,17 @@ fn norm(kernels: &Kernels, size @ [rows, width]: [i64; 2], report: &mut Report<'
             &[(&scaled - &normed * along) * &inverse, scaled_sum(&(wide(&grad) * &normed), rows)],
             0,
         ),
-        libtorch: None,
+        libtorch: Some(Box::new(|| drop(norm_backward_by_libtorch([&x, &weight, &grad, &inverse_peer])))),
     }
     .report(report)
+}
+
+/// Computes the gradients of the norm's input and weight in bf16 by libtorch's operators.
+fn norm_backward_by_libtorch([x, weight, grad, inverse]: [&Tensor; 4]) -> [Tensor; 2] {
+    let (scaled, normed) = (grad * weight, x * inverse);
+    let along = (&scaled * &normed).mean_dim([-1_i64].as_slice(), true, None::<Kind>);
+    let of_weight = (grad * &normed).sum_dim_intlist([0_i64].as_slice(), false, None::<Kind>);
+    [(scaled - normed * along) * inverse, of_weight]
 }
 
 /// Returns the sum of rows divided by the root of their number, `[1, width]`.
@@ -93,7 +102,7 @@ fn gated(kernels: &Kernels, size @ [rows, width]: [i64; 2], report: &mut Report<
         launch: Box::new(|| Ok(launch.launch_backward(kernels, &grad, [&grad_gate, &grad_up])?)),
         result: Box::new(|| Tensor::cat(&[&grad_gate, &grad_up], 0)),
         truth: Tensor::cat(&[wide(&grad) * wide(&up) * slope, wide(&grad) * wide(&gate).silu()], 0),
-        libtorch: None,
+        libtorch: Some(Box::new(|| drop((gate.silu_backward(&(&grad * &up)), &grad * gate.silu())))),
     }
     .report(report)
 }
@@ -136,8 +145,7 @@ fn head(
 ) -> Result<(), Failure> {
     let logits = random(&size);
     let targets = (Tensor::arange(rows, (Kind::Int64, GPU)) * 104_729).remainder(vocabulary);
-    let [logprob, entropy, max, log_sum, grad_logprob, grad_entropy] =
-        [0; 6].map(|_| empty(&[rows], Kind::Float));
+    let [logprob, entropy, max, log_sum] = [0; 4].map(|_| empty(&[rows], Kind::Float));
     let at_target = |all: &Tensor| all.gather(-1, &targets.unsqueeze(1), false).squeeze_dim(-1);
     let logprobs = wide(&logits).log_softmax(-1, None::<Kind>);
     let probs = logprobs.exp();
@@ -161,31 +169,47 @@ fn head(
         libtorch: Some(Box::new(|| drop(at_target(&logits.log_softmax(-1, Kind::Float))))),
     }
     .report(report)?;
-    let slopes = [&grad_logprob, &grad_entropy].map(|grad| {
-        let mut grad = grad.shallow_clone();
-        grad.copy_(&Tensor::randn([rows], (Kind::Float, GPU)));
-        wide(&grad).unsqueeze(1)
-    });
+    head_backward(kernels, forward, &logprobs, report)
+}
+
+/// Case of the head's backward pass, which overwrites the logits of `forward` with their gradient.
+fn head_backward(
+    kernels: &Kernels,
+    forward: HeadForward<'_>,
+    logprobs: &Tensor,
+    report: &mut Report<'_>,
+) -> Result<(), Failure> {
+    let HeadForward { logits, targets, .. } = forward;
+    let [rows, vocabulary] = logits.size()[..] else { return Err("logits are a matrix".into()) };
+    let [grad_logprob, grad_entropy] = [0; 2].map(|_| Tensor::randn([rows], (Kind::Float, GPU)));
+    let slopes = [&grad_logprob, &grad_entropy].map(|grad| wide(grad).unsqueeze(1));
+    let probs = logprobs.exp();
+    let entropies = -(&probs * logprobs).sum_dim_intlist([-1_i64].as_slice(), true, None::<Kind>);
     let is_target =
         Tensor::arange(vocabulary, (Kind::Int64, GPU)).unsqueeze(0).eq_tensor(&targets.unsqueeze(1));
-    let by_entropy = -(&probs * (&logprobs + entropies.unsqueeze(1))) * &slopes[1];
-    let truth = (wide(&is_target) - &probs) * &slopes[0] + by_entropy;
+    let truth = (wide(&is_target) - &probs) * &slopes[0] - &probs * (logprobs + &entropies) * &slopes[1];
     // The launch overwrites its input, so the result is copied before the timed launches.
     let input = logits.copy();
-    let mut restored = logits.shallow_clone();
     forward.launch(kernels)?;
     let backward = HeadBackward { forward, grad_logprob: &grad_logprob, grad_entropy: &grad_entropy };
     backward.launch(kernels)?;
     let found = logits.copy();
-    restored.copy_(&input);
+    logits.shallow_clone().copy_(&input);
+    let [is_target, of_logprob, of_entropy, entropies] =
+        [&is_target, &slopes[0], &slopes[1], &entropies].map(|tensor| tensor.to_kind(Kind::BFloat16));
     Case {
         kernel: "head_backward",
-        shape: size.to_vec(),
+        shape: vec![rows, vocabulary],
         cost: bytes(2 * rows * vocabulary),
         launch: Box::new(|| Ok(backward.launch(kernels)?)),
         result: Box::new(|| found.copy()),
         truth,
-        libtorch: None,
+        libtorch: Some(Box::new(|| {
+            let logprobs = input.log_softmax(-1, None::<Kind>);
+            let probs = logprobs.exp();
+            let by_entropy = &probs * (logprobs + &entropies) * &of_entropy;
+            drop((&is_target - probs) * &of_logprob - by_entropy);
+        })),
     }
     .report(report)
 }
@@ -267,6 +291,7 @@ fn optimizer(kernels: &Kernels, count: i64, report: &mut Report<'_>) -> Result<(
         step: 3,
     };
     let launch = FusedAdamW { table: &table, words: &words, step, device_scale: None };
+    let peers = [&param, &exp_avg, &exp_avg_sq].map(Tensor::copy);
     Case {
         kernel: "adamw",
         shape: vec![count],
@@ -275,9 +300,21 @@ fn optimizer(kernels: &Kernels, count: i64, report: &mut Report<'_>) -> Result<(
         launch: Box::new(|| Ok(launch.launch(kernels)?)),
         result: Box::new(|| wide(&param) - &before),
         truth,
-        libtorch: None,
+        libtorch: Some(Box::new(|| drop(adamw_by_libtorch(&peers, &grad, [bias1, bias2])))),
     }
     .report(report)
+}
+
+/// Changes a parameter and its moments as the case of AdamW does, by libtorch's operators; returns the copy
+/// in bf16.
+fn adamw_by_libtorch(tensors: &[Tensor; 3], grad: &Tensor, [bias1, bias2]: [f64; 2]) -> Tensor {
+    let [mut param, mut exp_avg, mut exp_avg_sq] = tensors.each_ref().map(Tensor::shallow_clone);
+    let _ = exp_avg.lerp_(grad, 0.1);
+    let _ = exp_avg_sq.lerp_(&grad.square(), 0.001);
+    let moved = (&exp_avg / bias1) / ((&exp_avg_sq / bias2).sqrt() + 1e-8) * 1e-3;
+    let _ = param.g_mul_scalar_(1.0 - 1e-3 * 0.1);
+    let _ = param.g_sub_(&moved);
+    param.to_kind(Kind::BFloat16)
 }
 
 /// Case of the weight digest: equal values have equal digests, and other values another one. Unit tests
