@@ -20,6 +20,7 @@ use crate::run::error::TrainError;
 use crate::run::finish::export_kind;
 use crate::run::setup::hub_models::base_model;
 use crate::run::setup::{load_tokenizer, model, source_kind};
+use crate::run::state;
 use crate::storage::checkpoint::Checkpoint;
 use crate::storage::run_folder::{EXPORTS, RunFolder};
 
@@ -173,6 +174,7 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     }
     let hub = args.push_to.as_ref().map(hub_of_environment).transpose()?;
     let (checkpoint, step) = choose::checkpoint(&folder, args.step)?;
+    let spec = &trained_spec(spec, &checkpoint);
     let default = || folder.root().join(EXPORTS).join(format!("step-{step:06}"));
     let output = args.output.clone().unwrap_or_else(default);
     write(spec, &folder, &checkpoint, args, &output)?;
@@ -183,6 +185,15 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
         tracing::info!("hub:{} is at commit {commit}", target.0);
     }
     Ok(())
+}
+
+/// Returns the specification with the compute dtype in which `checkpoint` was trained. The manifest may leave
+/// it to the device, and this process has another one.
+fn trained_spec(spec: &ResolvedSpec, checkpoint: &Checkpoint) -> ResolvedSpec {
+    let mut spec = spec.clone();
+    let of_manifest = || spec.training.precision.on(spec.workers.device.without_machine());
+    spec.training.precision = state::precision_of(checkpoint).unwrap_or_else(of_manifest);
+    spec
 }
 
 /// Returns the hub to push to. It is checked before anything is exported.

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use rlt_api::spec::CheckpointSpec;
+use rlt_api::spec::{CheckpointSpec, Precision};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -32,6 +32,11 @@ pub(crate) fn progress_of(checkpoint: &Checkpoint) -> Result<Progress, TrainErro
     serde_json::from_value(checkpoint.state()["progress"].clone()).map_err(TrainError::State)
 }
 
+/// Returns the compute dtype in which a checkpoint was trained; `None` for those of earlier releases.
+pub(crate) fn precision_of(checkpoint: &Checkpoint) -> Option<Precision> {
+    serde_json::from_value(checkpoint.state()["precision"].clone()).ok()
+}
+
 /// JSON state of a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 struct State {
@@ -51,6 +56,10 @@ struct State {
     /// checkpoint is that of the best evaluation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     kept_best: Option<StepReward>,
+    /// Compute dtype of the training, which the manifest may leave to the device; `None` in checkpoints of
+    /// earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    precision: Option<Precision>,
     /// Identity of the run; `None` in checkpoints of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     run: Option<RunIdentity>,
@@ -162,6 +171,7 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
         loss_scale: Some(roles.actor.loss_scale()),
         critic_loss_scale: roles.critic.loss_scale(),
         kept_best: run.saver.borrow().best.after_save_of(run.progress.step),
+        precision: Some(run.spec().training.precision),
         run: Some(run.identity.clone()),
         recipe: run.recipes.training.state(),
     };

@@ -1,7 +1,7 @@
 //! Runs of the tiny job on devices and on the CPU, and how far two of them differ.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rlt_devices::{Counts, StandIn};
@@ -54,10 +54,21 @@ impl Run {
         run
     }
 
+    /// Trains a job on a machine with so many devices, which the manifest need not name.
+    pub(crate) fn of(num_devices: usize, manifest: &Value) -> Self {
+        let run = Self { folder: tempfile::tempdir().unwrap() };
+        run.train(num_devices, manifest, &[]);
+        run
+    }
+
     /// Trains in the same run folder, where a run may have left something.
     pub(crate) fn go_on(&self, num_devices: usize, changes: &Value, variables: &[(&str, &str)]) {
+        self.train(num_devices, &manifest(num_devices, changes), variables);
+    }
+
+    fn train(&self, num_devices: usize, manifest: &Value, variables: &[(&str, &str)]) {
         let path = self.file("job.yaml");
-        fs::write(&path, manifest(num_devices, changes).to_string()).unwrap();
+        fs::write(&path, manifest.to_string()).unwrap();
         let mut command = Command::new(fresh_binary("rlt-trainer"));
         command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(self.file("run"));
         if num_devices > 0 {
@@ -78,19 +89,18 @@ impl Run {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
+    /// Weights of the run's own export.
     pub(crate) fn weights(&self) -> Vec<(String, Vec<f64>)> {
-        let folder = self.file("run/export");
-        let name = ["model.safetensors", "adapter_model.safetensors"];
-        let path = name.map(|name| folder.join(name)).into_iter().find(|path| path.exists()).unwrap();
-        let bytes = fs::read(path).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        let number = |bytes: &[u8]| f64::from(f32::from_le_bytes(bytes.try_into().unwrap()));
-        let mut weights: Vec<_> = tensors
-            .iter()
-            .map(|(name, tensor)| (name.to_owned(), tensor.data().chunks_exact(4).map(number).collect()))
-            .collect();
-        weights.sort_by(|(a, _): &(String, Vec<f64>), (b, _)| a.cmp(b));
-        weights
+        weights_in(&self.file("run/export"))
+    }
+
+    /// Weights of the newest checkpoint, as `rlt-trainer export` writes them on a machine without devices.
+    pub(crate) fn exported_weights(&self) -> Vec<(String, Vec<f64>)> {
+        let mut command = Command::new(fresh_binary("rlt-trainer"));
+        command.arg("export").arg(self.file("run")).arg("--output").arg(self.file("exported"));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        weights_in(&self.file("exported"))
     }
 
     /// Counts of the work that each process of the run asked of its devices.
@@ -99,6 +109,21 @@ impl Run {
         let is_report = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("counts-");
         reports.filter(is_report).map(|path| Counts::read(&path).unwrap()).collect()
     }
+}
+
+/// Weights of an exported folder by name, in fp32.
+fn weights_in(folder: &Path) -> Vec<(String, Vec<f64>)> {
+    let name = ["model.safetensors", "adapter_model.safetensors"];
+    let path = name.map(|name| folder.join(name)).into_iter().find(|path| path.exists()).unwrap();
+    let bytes = fs::read(path).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let number = |bytes: &[u8]| f64::from(f32::from_le_bytes(bytes.try_into().unwrap()));
+    let mut weights: Vec<_> = tensors
+        .iter()
+        .map(|(name, tensor)| (name.to_owned(), tensor.data().chunks_exact(4).map(number).collect()))
+        .collect();
+    weights.sort_by(|(a, _): &(String, Vec<f64>), (b, _)| a.cmp(b));
+    weights
 }
 
 /// Runs a job that fails on emulated devices, with the device of `changes`. Returns the exit code, standard

@@ -98,15 +98,15 @@ pub(super) fn actor(
     Ok(actor)
 }
 
-/// Builds the full policy of a job on the CPU, for a checkpoint to be read into.
+/// Builds the full policy of a job on the CPU, for a checkpoint to be read into. The job's compute dtype is
+/// that in which the checkpoint was trained.
 pub(crate) fn whole_policy(
     spec: &ResolvedSpec,
     model_dir: Option<&Path>,
     tokenizer: &Tokenizer,
 ) -> Result<Decoder, TrainError> {
     let weights = weights(spec, model_dir, tokenizer)?;
-    let precision = spec.training.precision.on(spec.workers.device);
-    let weights = weights.quantized(spec.model.quantization.as_ref(), precision)?;
+    let weights = weights.quantized(spec.model.quantization.as_ref(), spec.training.precision)?;
     decoder(spec, &weights, Device::Cpu, false)
 }
 
