@@ -392,6 +392,8 @@ for folder in /usr/local/cuda/bin /opt/nvidia/nsight-compute/*/; do
 done
 commit=$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)
 identity="commit $commit, bundle $(sha256sum "$bundle" | cut -c 1-12)"
+# A corrected kernel can be tried without a new bundle.
+[ -z "${RLT_KERNELS:-}" ] || identity+=", kernels of $RLT_KERNELS instead of the bundle's"
 run_stages
 for file in "$out"/*; do
     [ "$(stat --format %s "$file")" -le "$MAX_FILE" ] || truncate --size "$MAX_FILE" "$file"

@@ -56,6 +56,11 @@ impl Machine {
     }
 
     fn report(&self, arguments: &[&str]) -> Report {
+        self.report_with(arguments, &[])
+    }
+
+    /// Runs the script with further environment variables.
+    fn report_with(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Report {
         let mut script = Command::new("bash");
         script.arg(workspace_root().join("trainer/gpu-report.sh"));
         script.arg("--bundle").arg(self.path("bundle.tar.gz")).arg("--out").arg(self.path("report"));
@@ -66,7 +71,7 @@ impl Machine {
             .stdin(Stdio::null());
         let path = std::env::var("PATH").unwrap();
         script.env("PATH", format!("{}:{path}", self.path("bin").display())).env("FAKE", self.folder.path());
-        script.env_remove("OMP_NUM_THREADS");
+        script.env_remove("OMP_NUM_THREADS").env_remove("RLT_KERNELS").envs(variables.iter().copied());
         let output = script.output().unwrap();
         Report::read(output, &self.path("report"))
     }
@@ -323,6 +328,20 @@ fn checks_run_with_the_settings_of_jobs_or_those_that_are_given() {
     let libraries = machine.path("lib").display().to_string();
     assert_eq!(run(None), format!("1000 {libraries} gpu-check device\n"));
     assert_eq!(run(Some("7")), format!("7 {libraries} gpu-check device\n"));
+}
+
+/// A kernel is corrected on the machine with the GPU, where the binary cannot be built.
+#[test]
+fn other_kernels_than_the_bundles_are_used_and_named() {
+    let kernels = r#"echo "{\"name\":\"paged\",\"status\":\"passed\",\"kernels\":\"$RLT_KERNELS\"}""#;
+    let machine = Machine::new(&format!("paged) {kernels} ;;"));
+    let report = machine.report_with(&["--seconds", "100000"], &[("RLT_KERNELS", "/tmp/mine.fatbin")]);
+    assert_eq!(report.made("paged", "first")[0]["kernels"], "/tmp/mine.fatbin");
+    let named = ", kernels of /tmp/mine.fatbin instead of the bundle's";
+    assert!(report.has_row(&["commit ", named]), "{}", report.page);
+    let report = machine.report(&["--seconds", "100000"]);
+    assert_eq!(report.made("paged", "first")[0]["kernels"], "");
+    assert!(!report.page.contains("instead of the bundle's"), "{}", report.page);
 }
 
 #[test]
