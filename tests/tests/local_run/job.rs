@@ -15,6 +15,9 @@ use tempfile::TempDir;
 /// Longest that a test waits for something that takes a second on a quiet machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
+/// Steps of a run that a test ends: no machine trains as many while a test waits, however slow the test is.
+pub(crate) const ENDLESS: u32 = 1_000_000;
+
 /// The tiny job on a model and data from files.
 pub(crate) fn on_files(model: &Path, changes: Value) -> Value {
     let mut manifest = tiny();

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::job::{Ended, Place, signal, tiny, tiny_with};
+use crate::job::{ENDLESS, Ended, Place, signal, tiny, tiny_with};
 
 fn rlctl(arguments: &[&str]) -> Ended {
     let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
@@ -25,7 +25,7 @@ fn run_trains_with_the_trainer_beside_it() {
 #[test]
 fn run_hands_on_signals_and_exit_codes() {
     let place = Place::new();
-    let manifest = place.write(&tiny_with(json!({ "training": { "steps": 400 } })));
+    let manifest = place.write(&tiny_with(json!({ "training": { "steps": ENDLESS } })));
     let child = Command::new(rlt_tests::fresh_binary("rlctl"))
         .arg("run")
         .arg(manifest)

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use rlt_tests::object_server::{BUCKET, Mood, ObjectServer};
 use serde_json::{Value, json};
 
-use crate::job::{Ended, Place, end_of, merge, signal, tiny_with, wait_until};
+use crate::job::{ENDLESS, Ended, Place, end_of, merge, signal, tiny_with, wait_until};
 use crate::resume::assert_same_run;
 
 fn job(steps: u32, uri: &str) -> Value {
@@ -107,7 +107,7 @@ fn a_run_is_not_complete_before_its_last_checkpoint_is_copied() {
 fn a_store_that_hangs_does_not_keep_a_run_from_stopping_in_time() {
     let (server, place) = (ObjectServer::start().unwrap(), Place::new());
     server.become_(Mood::Silent);
-    let child = start(&place, &hasty(on_server(4000)), &server);
+    let child = start(&place, &hasty(on_server(ENDLESS)), &server);
     place.wait_for_steps(2);
     signal(&child, "TERM");
     // The store does not answer within the time of any test.
@@ -120,7 +120,7 @@ fn a_copy_that_a_kill_cut_off_does_not_count() {
     train(&first, &on_server(2), &server).expect(0, &[]);
     // Of the next one only the shard is uploaded.
     server.become_(Mood::WillingFor(1));
-    let child = start(&first, &on_server(4000), &server);
+    let child = start(&first, &on_server(ENDLESS), &server);
     let is_third = |key: &String| &**key > "runs/one/step-000003";
     wait_until("a file of the third step's copy", || server.keys().iter().any(is_third));
     signal(&child, "KILL");

@@ -8,7 +8,7 @@ use rlt_tests::relay::{Flow, Relay};
 use serde_json::{Value, json};
 
 use crate::copies::whole_of;
-use crate::job::{Ended, Place, signal, tiny_with, wait_until};
+use crate::job::{ENDLESS, Ended, Place, signal, tiny_with, wait_until};
 
 /// 1.1 million weights: a checkpoint of three times as many numbers takes two parts of an upload.
 fn job(steps: u32) -> Value {
@@ -73,7 +73,7 @@ fn an_interrupted_upload_is_no_checkpoint_and_a_failing_store_stops_no_run() {
     assert_eq!(store.whole_copies(), names(&["step-000001"]));
     // A part of the next shard is uploaded, and some of the one after it.
     store.relay.set(Flow::Only(10 << 20));
-    let child = store.begin(&first, &job(4000));
+    let child = store.begin(&first, &job(ENDLESS));
     wait_until("the end of what the relay carries", || store.relay.is_dry());
     signal(&child, "KILL");
     child.wait_with_output().unwrap();

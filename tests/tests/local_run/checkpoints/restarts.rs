@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use crate::bad_model::diverging;
-use crate::job::{Place, end_of, merge, signal, wait_until};
+use crate::job::{ENDLESS, Place, end_of, merge, signal, wait_until};
 use crate::ranks::{is_running, on, send, workers};
 use crate::resume::assert_same_run;
 
@@ -75,7 +75,7 @@ fn survives(count: u32, num_kills: usize, dice: &mut Dice) {
         on(count, &changes)
     };
     let place = Place::new();
-    let mut launcher = place.start(&job(100_000));
+    let mut launcher = place.start(&job(ENDLESS.into()));
     let said = listen(&mut launcher);
     let mut pids = next_workers(&mut launcher, count as usize, &[]);
     for _ in 0..num_kills {
@@ -114,7 +114,7 @@ fn kills_of_any_rank_at_any_moment_change_nothing() {
 fn a_budget_that_is_used_up_ends_the_run_with_the_last_cause() {
     let place = Place::new();
     let mut changes = retries(json!({ "crash": 1 }));
-    merge(&mut changes, json!({ "training": { "steps": 4000 } }));
+    merge(&mut changes, json!({ "training": { "steps": ENDLESS } }));
     let mut launcher = place.start(&on(2, &changes));
     let first = next_workers(&mut launcher, 2, &[]);
     place.wait_for_steps(1);
@@ -134,7 +134,7 @@ fn a_run_that_starts_afresh_does_so_once() {
     let mut changes = retries(json!({ "crash": 3 }));
     merge(&mut changes, json!({ "training": { "steps": 6 } }));
     place.train(&on(2, &changes)).expect(0, &[]);
-    merge(&mut changes, json!({ "training": { "steps": 4000, "seed": 7 } }));
+    merge(&mut changes, json!({ "training": { "steps": ENDLESS, "seed": 7 } }));
     let path = place.write(&on(2, &changes));
     let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
     command.args(["launch", "--overwrite", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
@@ -158,7 +158,7 @@ fn a_run_that_starts_afresh_does_so_once() {
 #[test]
 fn a_launcher_does_not_restart_ranks_that_the_environment_assigned() {
     let place = Place::new();
-    let path = place.write(&on(2, &json!({ "training": { "steps": 4000 } })));
+    let path = place.write(&on(2, &json!({ "training": { "steps": ENDLESS } })));
     let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
     command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
     command.envs([
@@ -196,7 +196,7 @@ fn a_rank_that_does_not_stop_in_time_is_killed_and_named() {
     let place = Place::new();
     let mut launcher = place.start(&on(
         2,
-        &json!({ "training": { "steps": 4000 }, "workers": { "peerTimeoutSeconds": 3600 },
+        &json!({ "training": { "steps": ENDLESS }, "workers": { "peerTimeoutSeconds": 3600 },
                  "runPolicy": { "terminationGracePeriodSeconds": 1 } }),
     ));
     let pids = next_workers(&mut launcher, 2, &[]);
@@ -217,7 +217,7 @@ fn a_rank_that_does_not_stop_in_time_is_killed_and_named() {
 fn a_signal_at_any_moment_of_the_start_stops_all_ranks_as_preempted() {
     for delay in [0, 30, 200] {
         let place = Place::new();
-        let mut launcher = place.start(&on(3, &json!({ "training": { "steps": 4000 } })));
+        let mut launcher = place.start(&on(3, &json!({ "training": { "steps": ENDLESS } })));
         let pids = next_workers(&mut launcher, 3, &[]);
         std::thread::sleep(Duration::from_millis(delay));
         signal(&launcher, "TERM");

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 
 use serde_json::{Value, json};
 
-use crate::job::{Place, end_of, merge, signal, tiny_with, wait_until};
+use crate::job::{ENDLESS, Place, end_of, merge, signal, tiny_with, wait_until};
 
 const SIGTERM: u32 = 15;
 
@@ -67,7 +67,7 @@ pub(crate) fn prolonged(changes: &Value) -> (Place, Place) {
 /// machine trains before the signal; the second one ends two steps after it.
 fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
     let (whole, resumed) = (Place::new(), Place::new());
-    let child = resumed.start(&with_steps(changes, 100_000));
+    let child = resumed.start(&with_steps(changes, ENDLESS.into()));
     // A checkpoint is committed beside the next steps, and before the next one begins: that of step 2 before
     // step 5.
     resumed.wait_for_steps(5);
@@ -253,7 +253,7 @@ fn newest_checkpoint(place: &Place) -> u64 {
 fn a_kill_beside_every_commit_loses_no_line_of_the_log() {
     let (whole, resumed) = (Place::new(), Place::new());
     for step in [1, 4, 9, 15] {
-        let mut child = resumed.start(&with_steps(&json!({}), 100_000));
+        let mut child = resumed.start(&with_steps(&json!({}), ENDLESS.into()));
         // The instant of a commit, at which the log must hold the step already. On a busy machine it may be
         // that of a later step.
         while newest_checkpoint(&resumed) < step {

@@ -8,12 +8,12 @@ use std::process::Command;
 use rlt_tests::SmallDisk;
 use serde_json::json;
 
-use crate::job::{Ended, Place, merge, signal, tiny, tiny_with};
+use crate::job::{ENDLESS, Ended, Place, merge, signal, tiny, tiny_with};
 
 #[test]
 fn a_second_run_in_the_same_folder_is_refused_and_disturbs_nothing() {
     let place = Place::new();
-    let manifest = tiny_with(json!({ "training": { "steps": 400 } }));
+    let manifest = tiny_with(json!({ "training": { "steps": ENDLESS } }));
     let first = place.start(&manifest);
     place.wait_for_steps(1);
     let second = place.train(&manifest);

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::job::{Ended, Place, end_of, merge, tiny_with, wait_until};
+use crate::job::{ENDLESS, Ended, Place, end_of, merge, tiny_with, wait_until};
 use crate::ranks::{TOLERANCE, difference, is_running, send, train, workers};
 use crate::resume::assert_same_run;
 
@@ -76,7 +76,7 @@ fn two_pods_of_two_ranks_train_as_one_rank() {
 fn a_rank_that_dies_in_one_pod_ends_both_and_they_go_on_from_the_checkpoint() {
     let changes = |steps: u32| json!({ "training": { "steps": steps }, "checkpoint": { "everySteps": 1 } });
     let (place, whole) = (Place::new(), Place::new());
-    let mut running = pods(&place, &two_by_two(&changes(4000)));
+    let mut running = pods(&place, &two_by_two(&changes(ENDLESS)));
     // Before the second checkpoint begins the first one is committed.
     place.wait_for_steps(3);
     let of_second = workers(&running[1]);
@@ -121,7 +121,7 @@ fn restarted(pod: &Child, place: &Place, known: &BTreeMap<String, u32>) -> BTree
 #[test]
 fn a_pod_with_all_ranks_restarts_them_in_place_as_often_as_a_new_checkpoint_comes_before() {
     let (place, whole) = (Place::new(), Place::new());
-    let mut pod = pod_of_all(&place, &one_by(3, 4000, 1), &json!({ "crash": 1 }));
+    let mut pod = pod_of_all(&place, &one_by(3, ENDLESS, 1), &json!({ "crash": 1 }));
     place.wait_for_steps(3);
     let mut ranks = workers(&pod);
     for victim in ["2", "0"] {
@@ -144,7 +144,7 @@ fn a_pod_with_all_ranks_restarts_them_in_place_as_often_as_a_new_checkpoint_come
 #[test]
 fn a_pod_whose_ranks_crash_twice_without_a_checkpoint_ends_and_counts_what_it_restarted() {
     let place = Place::new();
-    let pod = pod_of_all(&place, &one_by(2, 4000, 4000), &json!({ "crash": 9 }));
+    let pod = pod_of_all(&place, &one_by(2, ENDLESS, ENDLESS), &json!({ "crash": 9 }));
     place.wait_for_steps(2);
     let first = workers(&pod);
     send(first["1"], "KILL");
@@ -157,7 +157,7 @@ fn a_pod_whose_ranks_crash_twice_without_a_checkpoint_ends_and_counts_what_it_re
 #[test]
 fn a_pod_without_retries_of_its_own_ends_with_its_first_rank() {
     let place = Place::new();
-    let pod = pod_of_all(&place, &one_by(2, 4000, 1), &json!({ "crash": 0 }));
+    let pod = pod_of_all(&place, &one_by(2, ENDLESS, 1), &json!({ "crash": 0 }));
     place.wait_for_steps(1);
     send(workers(&pod)["0"], "KILL");
     end_of(pod).expect(76, &["rank 0 was killed by signal 9"]);

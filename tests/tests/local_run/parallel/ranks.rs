@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use crate::job::{Ended, Place, end_of, merge, signal, tiny_with, wait_until};
+use crate::job::{ENDLESS, Ended, Place, end_of, merge, signal, tiny_with, wait_until};
 use crate::memory;
 
 /// Sums over ranks are added in another order than sums of one rank: a few roundings of fp32, enlarged by the
@@ -180,7 +180,7 @@ fn a_killed_rank_ends_all_with_one_named_cause_and_nothing_is_lost() {
     let changes =
         |steps: u32| json!({ "training": { "steps": steps }, "workers": { "peerTimeoutSeconds": 3600 } });
     let job = |steps: u32| on(3, &merged(never_again(), changes(steps)));
-    let launcher = place.start(&job(4000));
+    let launcher = place.start(&job(ENDLESS));
     // Before the second checkpoint begins the first one is committed.
     place.wait_for_steps(3);
     let workers = workers(&launcher);
@@ -202,7 +202,7 @@ fn a_rank_that_hangs_is_named_after_the_timeout() {
         2,
         &json!({
             // Ranks that start on a busy machine need less than that to find each other.
-            "training": { "steps": 4000 }, "workers": { "peerTimeoutSeconds": 15 },
+            "training": { "steps": ENDLESS }, "workers": { "peerTimeoutSeconds": 15 },
             "runPolicy": never_again()["runPolicy"]
         }),
     ));
@@ -221,7 +221,7 @@ fn a_rank_that_hangs_is_named_after_the_timeout() {
 fn a_signal_to_the_launcher_saves_a_checkpoint_on_all_ranks_together() {
     let place = Place::new();
     let launcher =
-        place.start(&on(2, &json!({ "training": { "steps": 4000 }, "checkpoint": { "everySteps": 0 } })));
+        place.start(&on(2, &json!({ "training": { "steps": ENDLESS }, "checkpoint": { "everySteps": 0 } })));
     place.wait_for_steps(2);
     signal(&launcher, "TERM");
     end_of(launcher).expect(80, &[]);
@@ -231,7 +231,7 @@ fn a_signal_to_the_launcher_saves_a_checkpoint_on_all_ranks_together() {
 #[test]
 fn workers_end_with_their_launcher() {
     let place = Place::new();
-    let mut launcher = place.start(&on(2, &json!({ "training": { "steps": 4000 } })));
+    let mut launcher = place.start(&on(2, &json!({ "training": { "steps": ENDLESS } })));
     place.wait_for_steps(1);
     let workers = workers(&launcher);
     launcher.kill().unwrap();

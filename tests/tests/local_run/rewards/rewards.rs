@@ -36,6 +36,8 @@ fn with_hanging_reward(on_error: &str) -> Value {
 
 #[test]
 fn a_hanging_reward_function_masks_its_samples_and_the_run_continues() {
+    // Built before the clock runs.
+    rlt_tests::fresh_binary("rlt-trainer");
     for on_error in ["Mask", "Zero"] {
         let place = Place::new();
         let started = Instant::now();
@@ -46,12 +48,14 @@ fn a_hanging_reward_function_masks_its_samples_and_the_run_continues() {
         let ratio = |step: &Value| step["reward/error_ratio"].as_f64().unwrap();
         assert!(steps.iter().any(|step| ratio(step) > 0.0), "nothing hung: {steps:?}");
         let completions = place.completions();
-        let hung: Vec<_> = completions.iter().filter(|c| c["reward_status"] == "timeout").collect();
-        assert!(!hung.is_empty(), "{completions:?}");
-        for completion in hung {
-            assert!(completion["reward_message"].as_str().unwrap().contains("endless: no answer within"));
-            assert_eq!(completion["reward"], 0.0);
-        }
+        // On a busy machine the other function may be late, too.
+        let late: Vec<_> = completions.iter().filter(|c| c["reward_status"] == "timeout").collect();
+        assert!(late.iter().all(|completion| completion["reward"] == 0.0), "{late:?}");
+        let hung = |completion: &&Value| {
+            let message = completion["reward_message"].as_str().unwrap();
+            message.contains("endless: no answer within")
+        };
+        assert!(late.into_iter().any(hung), "{completions:?}");
     }
 }
 

@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use super::*;
 
+/// How long a test waits for what takes milliseconds on a quiet machine.
+const PATIENCE: Duration = Duration::from_secs(100);
+
 fn scrape(address: SocketAddr) -> String {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, address.port())).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
     let mut response = String::new();
     stream.read_to_string(&mut response).unwrap();
@@ -85,7 +88,7 @@ fn the_port_is_free_again_afterwards() {
     let address = endpoint.address();
     let open = TcpStream::connect((Ipv4Addr::LOCALHOST, address.port())).unwrap();
     drop((exporter, endpoint));
-    let deadline = std::time::Instant::now() + Duration::from_secs(5);
+    let deadline = std::time::Instant::now() + PATIENCE;
     while TcpListener::bind(address).is_err() {
         assert!(std::time::Instant::now() < deadline, "the port stays taken");
         std::thread::sleep(Duration::from_millis(10));

@@ -151,6 +151,19 @@ fn a_folder_whose_name_is_not_its_step_is_skipped_and_foreign_files_are_kept() {
     assert_eq!(objects(&store, "runs/one/step-9").len(), 3, "another's folder was removed");
 }
 
+/// Waits for the error of a copy, whose first try may not have failed yet.
+fn failure_of(uploads: &Uploads) -> String {
+    let started = Instant::now();
+    loop {
+        let result = uploads.finish(Duration::ZERO);
+        match &result {
+            Err(error) if !error.to_string().contains("nothing moved") => return error.to_string(),
+            _ => assert!(started.elapsed() < PATIENCE, "no copy fails: {result:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_local_checkpoint_that_does_not_fit_its_manifest_is_never_copied_as_whole() {
     let (store, here) = (Arc::new(InMemory::new()), tempfile::tempdir().unwrap());
@@ -161,15 +174,7 @@ fn a_local_checkpoint_that_does_not_fit_its_manifest_is_never_copied_as_whole() 
     fs::write(&shard, bytes).unwrap();
     let uploads = Uploads::to(place(&store), 3, &this_run()).unwrap();
     uploads.offer(1, &saved.path);
-    let started = Instant::now();
-    // The first try may not have failed yet.
-    let error = loop {
-        let error = uploads.finish(Duration::ZERO).unwrap_err().to_string();
-        if !error.contains("nothing moved") || started.elapsed() > PATIENCE {
-            break error;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
+    let error = failure_of(&uploads);
     assert!(error.contains("is not what its manifest says"), "{error}");
     assert!(uploads.needs(&saved.path) && uploads.copied_step().is_none());
     assert!(!objects(&store, "runs/one/step-000001").contains(&"manifest.json".to_owned()));
@@ -381,8 +386,14 @@ fn the_copy_of_the_best_checkpoint_stays_until_a_better_one_has_its_own() {
     uploads.offer(3, &better);
     uploads.protect(3, &better);
     uploads.offer(4, &save(4));
-    assert!(uploads.finish(Duration::from_millis(300)).is_err());
-    assert!(folders(&store).contains(&"step-000001".to_owned()), "{:?}", folders(&store));
+    let started = Instant::now();
+    while uploads.copied_step() != Some(4) {
+        assert!(started.elapsed() < PATIENCE, "the newest one is not copied");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // A failure after that copy: older ones were removed in between.
+    let error = failure_of(&uploads);
+    assert!(folders(&store).contains(&"step-000001".to_owned()), "{error}: {:?}", folders(&store));
     assert!(uploads.needs(&better));
 
     fs::write(&shard, whole).unwrap();
