@@ -35,6 +35,8 @@ use test_namespace::{TestNamespace, merge};
 const NAME: &str = "supervised";
 /// Longest time that a test waits for a training in pods, which takes seconds on a quiet machine.
 const TIMEOUT: Duration = Duration::from_secs(600);
+/// Steps of the job until it is told its end; no machine trains as many.
+const ENDLESS: u64 = 1_000_000;
 /// Between two checkpoints.
 const EVERY_STEPS: u64 = 3;
 /// Steps after the job was suspended.
@@ -109,7 +111,7 @@ async fn a_spare_and_the_pods_that_stay_train_what_undisturbed_ranks_of_one_mach
     let output = format!("runs/{NAME}");
     let last_step = || folder.steps(&output).last().and_then(|line| line["step"].as_u64()).unwrap_or(0);
     let _operator = operator(&test).await;
-    let job = serde_json::from_value(supervised(10_000)).unwrap();
+    let job = serde_json::from_value(supervised(ENDLESS)).unwrap();
     test.jobs().create(&PostParams::default(), &job).await.unwrap();
 
     test.when(NAME, is_prepared).await;

@@ -27,7 +27,7 @@ const LAST_STEPS: u64 = 3;
 /// have one order. Its number of steps is larger than any test needs: the test decides when it ends.
 fn sharded() -> Value {
     let changes = json!({
-        "training": { "steps": 10_000 },
+        "training": { "steps": 1_000_000 },
         "data": { "task": { "numHeldOut": 8 } },
         "checkpoint": { "everySteps": EVERY_STEPS },
         "workers": { "threads": 1, "storage": { "claimName": "shared" } }

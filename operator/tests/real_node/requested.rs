@@ -112,7 +112,7 @@ async fn requested_resources_reach_the_trainers_container() {
     });
     let resources = json!({ "extra": { "rdma/hca_shared": "1" } });
     let workers = json!({ "pod": pod, "resources": resources });
-    test.post(NAME, json!({ "training": { "steps": 10_000 }, "workers": workers })).await;
+    test.post(NAME, json!({ "training": { "steps": 1_000_000 }, "workers": workers })).await;
 
     test.when(NAME, |status| status.ready.as_deref() == Some("1/1")).await;
     let worker = test.when_pods(NAME, |pods| !pods.is_empty()).await.remove(0);
