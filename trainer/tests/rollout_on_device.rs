@@ -35,11 +35,13 @@ use std::path::Path;
 use std::process::Command;
 
 use fixture::*;
+use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_devices::{Counts, StandIn};
 use rlt_trainer::model::{Decoder, LoadOptions};
-use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request, RolloutStats};
+use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request, RolloutProgress, RolloutStats};
+use serde_json::json;
 use tch::Device;
 
 const INSIDE: &str = "RLT_TEST_INSIDE";
@@ -146,6 +148,56 @@ fn graphs_give_the_bits_of_launches_one_by_one() {
             let by_graphs = sampled(&device, options(), &requests).0;
             assert_eq!(by_graphs, sampled(&device, eager, &requests).0, "{family}");
         }
+    });
+}
+
+/// A model whose contexts may have 1024 tokens, which paged attention splits over several blocks.
+fn long_decoder(device: Device) -> Decoder {
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "vocab_size": 96, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+        "hidden_act": "silu", "tie_word_embeddings": true, "initializer_range": 0.1, "bos_token_id": null,
+        "eos_token_id": null, "pad_token_id": null
+    });
+    let config = ModelConfig::from_json(&config).unwrap();
+    Decoder::from_config(&config, 3, &LoadOptions { device, ..LoadOptions::default() }).unwrap()
+}
+
+/// Every prompt is longer than a prefill and so begins in a step of its own. Four samples end at about the
+/// same time, so that the batch falls from four rows to one, and grows again row by row. The launches of all
+/// numbers of rows share the workspace of paged attention.
+#[test]
+fn long_contexts_of_a_batch_that_shrinks_and_grows_are_sampled_as_on_the_cpu() {
+    on_device("long_contexts_of_a_batch_that_shrinks_and_grows_are_sampled_as_on_the_cpu", || {
+        let (cpu, device) = (long_decoder(Device::Cpu), long_decoder(DEVICE));
+        let request = |idx: u32| Request {
+            images: Vec::new(),
+            prompt: (0..300 + idx * 97 % 400).map(|at| 2 + (at * 7 + idx * 13) % 90).collect(),
+            seeds: vec![u64::from(idx)],
+            sampling: SamplingParams::default(),
+            max_new_tokens: 8 - idx as usize % 4,
+        };
+        let requests: Vec<Request> = (0..12).map(request).collect();
+        let options =
+            EngineOptions { max_concurrent: 4, max_prefill_tokens: 128, ..EngineOptions::default() };
+        let mut same = SameSamples::default();
+        let expected = generate(&cpu, options.clone(), &requests).unwrap();
+        for uses_graphs in [true, false] {
+            let mut engine = Engine::new(EngineOptions { uses_graphs, ..options.clone() });
+            engine.sync_weights(&device, 0).unwrap();
+            let mut rows = Vec::new();
+            let mut go_on = |progress: RolloutProgress| {
+                rows.push(progress.num_running);
+                std::ops::ControlFlow::Continue(())
+            };
+            same.compare(&expected, &engine.generate(&device, &requests, &Letters, &mut go_on).unwrap());
+            rows.dedup();
+            let grows_again =
+                |at: usize| rows[at - 1] > rows[at] && rows[at + 1..].iter().any(|later| *later == 4);
+            assert!((1..rows.len()).any(grows_again), "the batch does not shrink and grow: {rows:?}");
+        }
+        same.check();
     });
 }
 
