@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::LoraSpec;
 use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::loss::{Aggregation, Gspo, Objective, PolicyLoss, Vanilla};
@@ -14,6 +15,7 @@ use rlt_trainer::parallel::Ranks;
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use rlt_trainer::roles::update::{UpdatePlan, update};
+use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use crate::asked::{Asked, asked_by};
@@ -73,6 +75,10 @@ pub(crate) fn actor(family: &str, device: Device, compute: Kind) -> Actor {
 }
 
 fn actor_of(decoder: Decoder) -> Actor {
+    actor_with(decoder, false)
+}
+
+fn actor_with(decoder: Decoder, activation_checkpointing: bool) -> Actor {
     // A step divides a gradient by its own size. With the default of 1e-8 a gradient that is hardly more than
     // the rounding of its sum would move a weight as far as any other, and rounding depends on the CPU.
     let options = AdamWOptions { epsilon: 1e-5, ..AdamWOptions::default() };
@@ -80,7 +86,7 @@ fn actor_of(decoder: Decoder) -> Actor {
     let options = ActorOptions {
         temperature: 0.9,
         head_chunk_tokens: LARGE,
-        activation_checkpointing: false,
+        activation_checkpointing,
         max_grad_norm: 1.0,
     };
     Actor::new(decoder, optimizer, options, Ranks::alone())
@@ -186,6 +192,49 @@ fn an_update_waits_once_and_launches_as_much_for_many_samples_as_for_few() {
         assert_eq!([few.host_to_device, many.host_to_device], [4, 4]);
         // Log-probs and entropies; the gradients' norm.
         assert_eq!([few.device_to_host, many.device_to_host], [2, 2]);
+    });
+}
+
+/// A model on a device with this number of layers, and with an adapter if there is one.
+fn layered(num_layers: usize, lora: Option<&LoraSpec>) -> Decoder {
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64,
+        "intermediate_size": 96, "num_hidden_layers": num_layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "hidden_act": "silu", "tie_word_embeddings": true,
+        "initializer_range": 0.1, "bos_token_id": null, "eos_token_id": null, "pad_token_id": null
+    });
+    let config = ModelConfig::from_json(&config).unwrap();
+    let options = LoadOptions { device: Device::Cuda(0), trainable: true, ..LoadOptions::default() };
+    let mut decoder = Decoder::from_config(&config, 3, &options).unwrap();
+    if let Some(spec) = lora {
+        decoder.attach_lora_spec(spec, 1).unwrap();
+    }
+    decoder
+}
+
+/// Work that the host does for each token or layer shows as copies to or from the device, or as waits.
+#[test]
+fn copies_and_waits_of_an_update_depend_on_neither_tokens_nor_layers() {
+    on_device("passes::copies_and_waits_of_an_update_depend_on_neither_tokens_nor_layers", || {
+        let adapter = LoraSpec { rank: 4, ..LoraSpec::default() };
+        let magnitudes = LoraSpec { dora: true, ..adapter.clone() };
+        for (what, lora, is_checkpointing) in [
+            ("all weights", None, false),
+            ("all weights with activation checkpointing", None, true),
+            ("an adapter", Some(&adapter), false),
+            ("an adapter with magnitudes", Some(&magnitudes), false),
+        ] {
+            let copies_and_waits = |num_layers, groups| {
+                let mut actor = actor_with(layered(num_layers, lora), is_checkpointing);
+                let (batch, plan) = (batch(groups), UpdatePlan { num_epochs: 1, ..plan(VANILLA, LARGE) });
+                // Libraries and kernels are loaded by the first.
+                update(&mut actor, &batch, &plan).unwrap();
+                let asked = asked_by(|| update(&mut actor, &batch, &plan).unwrap()).1;
+                [asked.host_to_device, asked.device_to_host, asked.waits]
+            };
+            assert_eq!(copies_and_waits(1, FEW), copies_and_waits(3, MANY), "{what}");
+        }
     });
 }
 
