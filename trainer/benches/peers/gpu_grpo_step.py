@@ -2,9 +2,10 @@
 
     python gpu_grpo_step.py <<<'{"config": ..., "device": "cuda", ...}'
 
-One JSON object in, one line out: seconds of the phases of the fastest step, or `missing`: what this Python lacks. It is what
-TRL's GRPOTrainer does without its bookkeeping: `generate` on a bf16 copy of the policy, log-probs of a bf16 reference, one
-update with fp32 masters under bf16 autocast, fused AdamW, activations kept. Weights and tokens are random.
+One JSON object in. After each measured step one line out, so that a process that is killed loses only the step that it is
+in: seconds of the phases of the fastest step so far, or `missing`: what this Python lacks. A step is what TRL's GRPOTrainer
+does without its bookkeeping: `generate` on a bf16 copy of the policy, log-probs of a bf16 reference, one update with fp32
+masters under bf16 autocast, fused AdamW, activations kept. Weights and tokens are random.
 """
 
 import copy
@@ -112,9 +113,11 @@ def main():
     transformers.logging.set_verbosity_error()
     step = Step(torch, transformers, task)
     step.run()
-    rounds = [step.run() for _ in range(task["rounds"])]
+    rounds = []
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    answer({"versions": versions, **min(rounds, key=lambda seconds: sum(seconds.values()))})
+    for _ in range(task["rounds"]):
+        rounds.append(step.run())
+        answer({"versions": versions, **min(rounds, key=lambda seconds: sum(seconds.values()))})
 
 
 if __name__ == "__main__":

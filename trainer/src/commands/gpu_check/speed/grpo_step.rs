@@ -139,7 +139,7 @@ fn peer_line(size: Size, peer: Result<PeerTimes, peer::Unmeasured>, own: Option<
             ("peerReferenceSeconds", peer.reference_seconds),
             ("peerUpdateSeconds", peer.update_seconds),
         ],
-        [("peer", json!(peer.versions))],
+        [("peer", json!(peer.versions)), ("endedAtItsLimit", json!(peer.was_ended))],
     )
     .with(model);
     let Some(own) = own else { return finding };
