@@ -77,7 +77,7 @@ impl Decoder {
 
     /// A decoder with this configuration, but without layers and head, around other weights. It is for an
     /// engine that has its own products and [`DecoderLayer::without_projections`].
-    pub(crate) fn frame(&self, embedding: Tensor, norm: Tensor) -> Self {
+    pub(crate) fn unpacked(&self, embedding: Tensor, norm: Tensor) -> Self {
         Self {
             config: self.config.clone(),
             options: self.options,
@@ -99,7 +99,7 @@ impl Decoder {
     fn without_head(&self, of: impl Fn(&Tensor) -> Tensor, of_quantized: fn(&Tensor) -> Tensor) -> Self {
         let layers = self.layers.iter().map(|layer| layer_of(layer, &of, of_quantized)).collect();
         let vision = self.vision.as_ref().map(|tower| tower.of_role(&of));
-        Self { layers, vision, ..self.frame(of(&self.embedding), of(&self.norm)) }
+        Self { layers, vision, ..self.unpacked(of(&self.embedding), of(&self.norm)) }
     }
 
     /// Moves the weights of a frozen decoder on the CPU into an unlinked file of `folder` that is mapped into

@@ -208,7 +208,7 @@ pub enum EngineError {
     },
     /// The gathered weights differ from the ranks' shards, by their digests.
     #[error("synchronise weights: the gathered parameters of {unit} differ from the ranks' shards")]
-    Torn {
+    GatherMismatch {
         /// Name of the unit of the model, such as `layer 3`.
         unit: String,
     },
@@ -356,7 +356,7 @@ impl EngineError {
             | Self::Asleep
             | Self::StaleWeights { .. }
             | Self::OlderWeights { .. }
-            | Self::Torn { .. }
+            | Self::GatherMismatch { .. }
             | Self::Ranks(_)
             | Self::Disagreement { .. }
             | Self::Tensor { .. } => None,

@@ -9,7 +9,7 @@ use rlt_torch::{Block, PackedLinear, has_one_order};
 use tch::{Kind, Tensor};
 
 use super::product::Product;
-use super::stacked_experts::StackedExperts;
+use super::stacked_experts::GroupedExperts;
 use crate::model::tp_shards::TpCut;
 use crate::model::{
     Adapter, DecoderLayer, ExpertTensor, ExpertWeights, Mixture, Routes, clamped_activation,
@@ -22,7 +22,7 @@ enum Packed {
     /// Gate and up, and down, of each expert, on a CPU.
     Each(Vec<[ExpertProduct; 2]>),
     /// Stacked weights of all experts, on a GPU.
-    Stacked(StackedExperts),
+    Stacked(GroupedExperts),
 }
 
 /// Router and experts of a layer, packed.
@@ -71,7 +71,7 @@ impl PackedExperts {
             (given, _) => given,
         };
         let experts = match weights.router.device().is_cuda() {
-            true => Packed::Stacked(StackedExperts::pack(weights, cut, kind, shares)?),
+            true => Packed::Stacked(GroupedExperts::pack(weights, cut, kind, shares)?),
             false => Packed::Each(packed_each(weights, cut, kind, &mut packed)?),
         };
         let activation = layer.activation();
@@ -103,7 +103,7 @@ impl PackedExperts {
     }
 
     /// The stacked weights of all experts on a GPU.
-    pub(super) fn stacked(&self) -> Result<&StackedExperts, rlt_torch::Error> {
+    pub(super) fn stacked(&self) -> Result<&GroupedExperts, rlt_torch::Error> {
         match &self.experts {
             Packed::Stacked(stacked) => Ok(stacked),
             Packed::Each(_) => Err(rlt_torch::Error::Argument {

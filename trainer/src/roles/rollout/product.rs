@@ -12,10 +12,10 @@ use rlt_torch::cuda::Kernels;
 use rlt_torch::{Block, Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, Tensor, no_grad};
 
-use super::wide_heads::HeadLayout;
+use super::wide_heads::PaddedHeads;
 use crate::model::tp_shards::{ShardedDim, TpCut};
 use crate::model::{Adapter, BaseWeight, LoraPair, NamedTensors, Projection, ProjectionWeights, peft_names};
-pub(super) use on_device::{DeviceProduct, Scratch};
+pub(super) use on_device::{DeviceProduct, Workspace};
 
 /// A linear layer without gradients, [rows, in] to [rows, out].
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl ProjectionShard {
 
 /// Settings of products by projections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PackOptions {
+pub(super) struct ProductOptions {
     /// Compute dtype of the rollout.
     pub(super) kind: Kind,
     /// Whether tensors that need no packing are shared with the trainer.
@@ -106,7 +106,7 @@ impl Product {
     pub(super) fn of_projections(
         projections: Vec<(&Projection, ProjectionShard)>,
         cut: &TpCut<'_>,
-        options: PackOptions,
+        options: ProductOptions,
         block: &mut Block,
     ) -> Result<Self, Error> {
         let adapted = projections
@@ -121,8 +121,8 @@ impl Product {
         &mut self,
         of_name: impl Fn(&str) -> Option<&'a Projection>,
         gathered: Option<&NamedTensors>,
-        options: PackOptions,
-        layout: &HeadLayout,
+        options: ProductOptions,
+        layout: &PaddedHeads,
     ) -> Result<usize, Error> {
         match self {
             Self::Packed(_) => Ok(0),
@@ -173,7 +173,7 @@ impl Product {
         x: &Tensor,
         out: &Tensor,
         kernels: &Kernels,
-        scratch: &Scratch,
+        scratch: &Workspace,
     ) -> Result<(), Error> {
         match self {
             Self::Packed(packed) => packed.forward_into(x, out),
@@ -201,10 +201,10 @@ impl AdaptedProjection {
         projection: &Projection,
         part: ProjectionShard,
         cut: &TpCut<'_>,
-        options: PackOptions,
+        options: ProductOptions,
         block: &mut Block,
     ) -> Result<Self, Error> {
-        let PackOptions { kind, shares, rows_hint } = options;
+        let ProductOptions { kind, shares, rows_hint } = options;
         let keep = |tensor: &Tensor| if shares { tensor.detach() } else { tensor.detach().copy() };
         let cast = |tensor: &Tensor| no_grad(|| tensor.detach().to_kind(kind));
         let (base, base_bytes) = match &projection.weight {
@@ -236,7 +236,7 @@ impl AdaptedProjection {
         &mut self,
         projection: &Projection,
         gathered: Option<&NamedTensors>,
-        PackOptions { kind, rows_hint, .. }: PackOptions,
+        ProductOptions { kind, rows_hint, .. }: ProductOptions,
     ) -> Result<usize, Error> {
         self.lora = None;
         let Some(pair) = &projection.lora else { return Ok(0) };

@@ -8,14 +8,14 @@ use crate::model::{Adapter, ExpertTensor, ExpertWeights};
 
 /// Weights of all experts, or this rank's shard of each.
 #[derive(Debug)]
-pub(super) struct StackedExperts {
+pub(super) struct GroupedExperts {
     /// Gate and up projections, gate first, `[e, 2 i, d]`.
     pub(super) gate_up: Tensor,
     /// Down projections, `[e, d, i]`.
     pub(super) down: Tensor,
 }
 
-impl StackedExperts {
+impl GroupedExperts {
     /// Casts the weights to `kind` with merged adapters, one expert at a time. With `shares`, weights that
     /// need no change are shared with the model.
     pub(super) fn pack(

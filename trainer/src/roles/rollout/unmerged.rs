@@ -16,11 +16,11 @@ use rlt_api::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
 use rlt_torch::{Block, Error};
 use tch::Tensor;
 
-use super::digest::{KnownDigests, digest_of};
+use super::digest::{DigestCache, digest_of};
 use super::experts::PackedExperts;
-use super::product::{DeviceProduct, PackOptions, Product, ProjectionShard};
-use super::weights::{DOWN, OUTPUT, PackedBlock, PackedLayer, Packing, RolloutWeights, unit_name};
-use super::wide_heads::HeadLayout;
+use super::product::{DeviceProduct, Product, ProductOptions, ProjectionShard};
+use super::weights::{DOWN, OUTPUT, PackOptions, PackedBlock, PackedLayer, RolloutWeights, unit_name};
+use super::wide_heads::PaddedHeads;
 use super::{EngineError, WeightDigest};
 use crate::model::tp_shards::{ShardedDim, TpCut};
 use crate::model::{Decoder, DecoderLayer, FeedForward, NamedTensors, Projection, VisionTower};
@@ -48,7 +48,7 @@ pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
 impl RolloutWeights {
     /// Frees the adapter, and keeps the base.
     pub(super) fn drop_adapter(&mut self) {
-        self.frame.vision = self.frame.vision.as_ref().map(VisionTower::base);
+        self.unpacked.vision = self.unpacked.vision.as_ref().map(VisionTower::base);
         self.layers.iter_mut().flat_map(PackedLayer::products).for_each(Product::drop_adapter);
     }
 
@@ -59,25 +59,26 @@ impl RolloutWeights {
         mut self,
         policy: DecoderUnits<'_>,
         policy_version: u64,
-        packing: &Packing,
-        known: &mut KnownDigests,
+        pack_options: &PackOptions,
+        digest_cache: &mut DigestCache,
     ) -> Result<Option<(Self, usize)>, EngineError> {
-        let digest = WeightDigest::of_known(policy, known)?;
+        let digest = WeightDigest::of_known(policy, digest_cache)?;
         if !has_base(policy, &digest, &self.digest)? {
             return Ok(None);
         }
-        let options = PackOptions { kind: packing.kind, shares: true, rows_hint: packing.rows_hint };
+        let options =
+            ProductOptions { kind: pack_options.kind, shares: true, rows_hint: pack_options.rows_hint };
         let mut num_bytes = self.take_tower(policy)?;
         for (layer_idx, (packed, layer)) in self.layers.iter_mut().zip(policy.decoder().layers()).enumerate()
         {
             let what = || unit_name(FsdpUnit::Layer(layer_idx));
-            let torn = || EngineError::Torn { unit: what() };
+            let gather_mismatch = || EngineError::GatherMismatch { unit: what() };
             let gathered = match policy.shards() {
                 None => None,
                 Some(shards) => {
                     let unit = FsdpUnit::Layer(layer_idx);
                     let digest = |tensor: &_| digest_of(&what(), tensor);
-                    Some(shards.gather_verified(unit, digest)?.ok_or_else(torn)?)
+                    Some(shards.gather_verified(unit, digest)?.ok_or_else(gather_mismatch)?)
                 }
             };
             let taken = packed.take_adapter(layer, gathered.as_ref(), options, &self.head_layout);
@@ -98,8 +99,8 @@ impl RolloutWeights {
             None => NamedTensors::new(),
             Some(shards) => {
                 let digest = |tensor: &_| digest_of(&unit_name(unit), tensor);
-                let torn = || EngineError::Torn { unit: unit_name(unit) };
-                shards.gather_verified(unit, digest)?.ok_or_else(torn)?
+                let gather_mismatch = || EngineError::GatherMismatch { unit: unit_name(unit) };
+                shards.gather_verified(unit, digest)?.ok_or_else(gather_mismatch)?
             }
         };
         let num_bytes = Cell::new(0);
@@ -110,7 +111,7 @@ impl RolloutWeights {
                 whole.shallow_clone()
             }
         };
-        self.frame.vision = Some(tower.snapshot(of));
+        self.unpacked.vision = Some(tower.snapshot(of));
         Ok(num_bytes.get())
     }
 }
@@ -139,8 +140,8 @@ impl PackedLayer {
     pub(super) fn of_projections(
         layer: &DecoderLayer,
         cut: &TpCut<'_>,
-        layout: &HeadLayout,
-        options: PackOptions,
+        layout: &PaddedHeads,
+        options: ProductOptions,
         block: &mut Block,
     ) -> Result<Self, Error> {
         let parts = parts(layer, cut);
@@ -171,7 +172,7 @@ impl PackedLayer {
         let gate = layer
             .shared_gate()
             .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], cut, options, block));
-        let PackOptions { kind, shares, rows_hint } = options;
+        let ProductOptions { kind, shares, rows_hint } = options;
         let experts = PackedExperts::pack(layer, cut, kind, shares, rows_hint, gate.transpose()?, block)?;
         let feed_forward = match (experts, beside) {
             (Some(experts), beside) => FeedForward::Experts { experts, beside },
@@ -202,8 +203,8 @@ impl PackedLayer {
         &mut self,
         layer: &DecoderLayer,
         gathered: Option<&NamedTensors>,
-        options: PackOptions,
-        layout: &HeadLayout,
+        options: ProductOptions,
+        layout: &PaddedHeads,
     ) -> Result<usize, Error> {
         let of_name = |name: &str| layer.projections().iter().find(|projection| projection.name == name);
         let mut products = self.products();

@@ -13,7 +13,7 @@ use rlt_torch::{Activation, Error};
 use tch::{Device, Kind, Tensor};
 
 use crate::roles::rollout::experts::PackedExperts;
-use crate::roles::rollout::product::Scratch;
+use crate::roles::rollout::product::Workspace;
 use crate::roles::rollout::weights::PackedBlock;
 
 /// Output buffers of the layers with experts, for a number of rows.
@@ -105,17 +105,17 @@ impl ExpertBuffers {
 }
 
 /// The packed weights of a layer with experts, and the settings of its kernels.
-pub(super) struct Mix<'a> {
+pub(super) struct MoeLaunch<'a> {
     pub(super) kernels: &'a Kernels,
     pub(super) activation: Activation,
     pub(super) experts: &'a PackedExperts,
     /// The shared expert; `None` without one.
     pub(super) block: Option<&'a PackedBlock>,
     /// Buffers of products with unmerged adapters.
-    pub(super) scratch: &'a Scratch,
+    pub(super) scratch: &'a Workspace,
 }
 
-impl Mix<'_> {
+impl MoeLaunch<'_> {
     /// Writes the output of the experts for `input`, `[rows, d]`, including the shared expert, to `out`, and
     /// digests of the choices to `digests`, i32 `[rows]`.
     pub(super) fn launch(
