@@ -87,14 +87,14 @@ pub enum EndpointError {
 
 /// The server gave no usable answer, after all attempts.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum NoAnswer {
+pub(super) enum RequestError {
     /// The last attempt exceeded its time limit.
     Timeout(String),
     /// The last attempt failed for another reason.
     Infra(String),
 }
 
-impl NoAnswer {
+impl RequestError {
     pub(super) fn verdict(&self) -> Verdict {
         match self {
             Self::Timeout(message) => Verdict::timeout(message.clone()),
@@ -152,13 +152,13 @@ impl Endpoint {
         &self,
         mut question: impl FnMut() -> Result<Value, String>,
         mut take: impl FnMut(Value) -> Result<(), String>,
-    ) -> Result<(), NoAnswer> {
+    ) -> Result<(), RequestError> {
         let mut attempt = 0;
         loop {
             let failure = {
-                let closed = |_| NoAnswer::Infra("the queue of requests is closed".to_owned());
+                let closed = |_| RequestError::Infra("the queue of requests is closed".to_owned());
                 let _permit = self.permits.acquire().await.map_err(closed)?;
-                let body = question().map_err(NoAnswer::Infra)?;
+                let body = question().map_err(RequestError::Infra)?;
                 match self.attempt(&body).await {
                     Ok(answer) => match take(answer) {
                         Ok(()) => return Ok(()),
@@ -176,11 +176,11 @@ impl Endpoint {
         }
     }
 
-    fn gave_up(&self, failure: &Failure, num_attempts: u32) -> NoAnswer {
+    fn gave_up(&self, failure: &Failure, num_attempts: u32) -> RequestError {
         let Failure { message, is_timeout, .. } = failure;
         let place = format!("{}{}", self.url.origin().ascii_serialization(), self.url.path());
         let message = format!("{place}, attempt {num_attempts}: {message}");
-        if *is_timeout { NoAnswer::Timeout(message) } else { NoAnswer::Infra(message) }
+        if *is_timeout { RequestError::Timeout(message) } else { RequestError::Infra(message) }
     }
 
     async fn attempt(&self, body: &Value) -> Result<Value, Failure> {
