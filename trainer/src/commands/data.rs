@@ -11,7 +11,7 @@ use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 
 use crate::commands::worker::read_manifest;
-use crate::data::preview::{Fate, Preview, demonstrations, preferences, prompts, shown};
+use crate::data::preview::{Preview, RowOutcome, demonstrations, preferences, prompts, shown};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Demonstration, RowLocation, Split};
 use crate::model::{hub, read_config};
@@ -229,25 +229,25 @@ fn write_all<T>(
     describe: impl Fn(&RowLocation, &T) -> Description,
 ) -> std::io::Result<Counts> {
     let mut counts = Counts::default();
-    for Preview { location, fate } in rows {
-        let (word, item) = match fate {
-            Fate::Kept(item) => ("kept", item),
-            Fate::Truncated(item) => ("cut to the allowed length", item),
-            Fate::Filtered { num_tokens, max_tokens } => {
+    for Preview { location, outcome } in rows {
+        let (word, item) = match outcome {
+            RowOutcome::Kept(item) => ("kept", item),
+            RowOutcome::Truncated(item) => ("cut to the allowed length", item),
+            RowOutcome::Filtered { num_tokens, max_tokens } => {
                 counts.filtered += 1;
                 writeln!(output, "{location}: left out: {num_tokens} tokens, at most {max_tokens}\n")?;
                 continue;
             }
-            Fate::Broken(error) => {
+            RowOutcome::Broken(error) => {
                 counts.broken += 1;
                 writeln!(output, "{location}: wrong: {}\n", causes(error))?;
                 continue;
             }
         };
         let Description { line, text, problem } = describe(location, item);
-        match (&problem, fate) {
+        match (&problem, outcome) {
             (Some(_), _) => counts.broken += 1,
-            (None, Fate::Truncated(_)) => counts.truncated += 1,
+            (None, RowOutcome::Truncated(_)) => counts.truncated += 1,
             (None, _) => counts.kept += 1,
         }
         let word = problem.map_or_else(|| word.to_owned(), |problem| format!("wrong: {problem}"));

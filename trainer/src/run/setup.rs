@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rlt_api::ValidatedJob;
 use rlt_api::resolved::ResolvedSpec;
 
-use crate::data::{Data, TrainingRows};
+use crate::data::{Pipeline, TrainingRows};
 use crate::observe::stop::StopRequest;
 use crate::parallel::Ranks;
 use crate::roles::Roles;
@@ -48,7 +48,7 @@ pub fn setup(
     stop: StopRequest,
     ranks: Ranks,
     choose: fn(&ResolvedSpec) -> Recipes,
-) -> Result<(Run, Roles, Data), TrainError> {
+) -> Result<(Run, Roles, Pipeline), TrainError> {
     let identity = identity::of_job(&job)?;
     let pass_ranks = PassRanks::of(job.spec(), ranks)?;
     let ranks = pass_ranks.updates.of_all_places();

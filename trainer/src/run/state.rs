@@ -11,7 +11,7 @@ use rlt_api::spec::CheckpointSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::data::{Data, DataPosition, LoaderState};
+use crate::data::{DataPosition, LoaderState, Pipeline};
 use crate::model::NamedTensors;
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
@@ -64,7 +64,7 @@ struct State {
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`]; earlier checkpoints are unchanged.
-pub fn save(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
+pub fn save(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError> {
     run.saver.borrow_mut().commit_if_done(Patience::Until)?;
     begin(run, roles, data)?;
     timed(run, || run.saver.borrow_mut().settle(Patience::Until))
@@ -76,7 +76,7 @@ pub fn save(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError>
 ///
 /// # Errors
 /// [`TrainError`], except for a failed save.
-pub fn save_beside(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
+pub fn save_beside(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError> {
     run.saver.borrow_mut().commit_if_done(Patience::Until)?;
     let begun = begin(run, roles, data);
     run.saver.borrow_mut().tolerate(run.progress.step, begun)
@@ -100,7 +100,7 @@ fn timed(run: &Run, act: impl FnOnce() -> Result<(), TrainError>) -> Result<(), 
     result
 }
 
-fn begin(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
+fn begin(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError> {
     timed(run, || {
         let position = (run.progress.cold_start_steps, run.progress.step);
         if run.saver.borrow().saved_at == Some(position) {
@@ -151,7 +151,7 @@ fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
     Ok(tensors)
 }
 
-fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
+fn state(run: &Run, roles: &Roles, data: &Pipeline) -> Result<Value, TrainError> {
     let DataPosition { prompts, demonstrations, preferences } = data.position();
     let state = State {
         progress: Progress { elapsed_seconds: run.elapsed_seconds(), ..run.progress.clone() },
@@ -173,7 +173,7 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
 ///
 /// # Errors
 /// [`TrainError`]: every checkpoint is damaged, or the checkpoint is that of another model or of other data.
-pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), TrainError> {
+pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Pipeline) -> Result<(), TrainError> {
     let (checkpoint, mut notes) = find_together(run)?;
     match &checkpoint {
         Some(checkpoint) if run.ranks.is_leader() => check_room(run, checkpoint)?,
@@ -306,7 +306,7 @@ fn find(run: &Run) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
 fn restore(
     run: &mut Run,
     roles: &mut Roles,
-    data: &mut Data,
+    data: &mut Pipeline,
     checkpoint: &Checkpoint,
 ) -> Result<(Stage, u64), TrainError> {
     roles.actor.trainable().restore(checkpoint)?;

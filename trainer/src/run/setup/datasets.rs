@@ -16,8 +16,8 @@ use super::hub_models;
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{
-    CheckItem, Data, DataError, Dataset, DatasetCounts, Demonstration, PreferenceFormat, PreferenceLimits,
-    PreferenceRows, Split, StepFormat, StreamOptions, TrainingRows,
+    CheckItem, DataError, Dataset, DatasetCounts, Demonstration, Pipeline, PreferenceFormat,
+    PreferenceLimits, PreferenceRows, Split, StepFormat, StreamOptions, TrainingRows,
 };
 use crate::model::hub;
 use crate::roles::reward::RewardFunctions;
@@ -200,9 +200,9 @@ impl Datasets {
         of_rows.chain(of_completions).collect()
     }
 
-    pub(super) fn in_order(self, spec: &ResolvedSpec) -> Result<Data, TrainError> {
+    pub(super) fn in_order(self, spec: &ResolvedSpec) -> Result<Pipeline, TrainError> {
         let (shuffle, seed) = (spec.data.shuffle, data_seed(spec));
-        Ok(Data {
+        Ok(Pipeline {
             prompts: self.prompts.map(|rows| rows.in_order(shuffle, seed)).transpose()?,
             demonstrations: self.demonstrations.map(|rows| rows.in_order(shuffle, seed)).transpose()?,
             preferences: self.preferences.map(|rows| rows.in_order(shuffle, seed)).transpose()?,
