@@ -26,7 +26,7 @@ use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::saver::Saver;
-use crate::run::saving::Saving;
+use crate::run::saving::CheckpointWriter;
 use crate::run::{Progress, Run, identity};
 use crate::storage::checkpoint::{CheckpointStore, RunIdentity};
 use crate::storage::run_folder::RunFolder;
@@ -112,8 +112,8 @@ fn saver(
     context: &Rc<StepContext>,
 ) -> Result<Saver, TrainError> {
     let checkpoints = checkpoint_store(spec, identity, folder, ranks)?;
-    let saving = Saving::prepare(ranks, &checkpoints)?;
-    Ok(Saver::new(ranks.clone(), checkpoints, saving, Rc::clone(context)))
+    let writer = CheckpointWriter::prepare(ranks, &checkpoints)?;
+    Ok(Saver::new(ranks.clone(), checkpoints, writer, Rc::clone(context)))
 }
 
 fn checkpoint_store(

@@ -20,7 +20,7 @@ use crate::roles::critic::Critic;
 use crate::roles::optim::LossScale;
 use crate::roles::reference::FrozenPolicy;
 use crate::run::error::TrainError;
-use crate::run::saving::Patience;
+use crate::run::saving::Wait;
 use crate::run::{Progress, Run, StepReward, identity};
 use crate::storage::checkpoint::{Checkpoint, RunIdentity, TensorPart};
 
@@ -65,9 +65,9 @@ struct State {
 /// # Errors
 /// [`TrainError::Checkpoint`]; earlier checkpoints are unchanged.
 pub fn save(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError> {
-    run.saver.borrow_mut().commit_if_done(Patience::Until)?;
+    run.saver.borrow_mut().commit_if_done(Wait::UntilWritten)?;
     begin(run, roles, data)?;
-    timed(run, || run.saver.borrow_mut().settle(Patience::Until))
+    timed(run, || run.saver.borrow_mut().settle(Wait::UntilWritten))
 }
 
 /// Begins to save a checkpoint of the last complete step; the training waits only until its state is copied.
@@ -77,7 +77,7 @@ pub fn save(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainEr
 /// # Errors
 /// [`TrainError`], except for a failed save.
 pub fn save_beside(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError> {
-    run.saver.borrow_mut().commit_if_done(Patience::Until)?;
+    run.saver.borrow_mut().commit_if_done(Wait::UntilWritten)?;
     let begun = begin(run, roles, data);
     run.saver.borrow_mut().tolerate(run.progress.step, begun)
 }
@@ -86,7 +86,7 @@ pub fn save_beside(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), 
 /// all ranks failed in the same way.
 pub fn keep_save(run: &Run, error: &TrainError) {
     if (run.ranks.size() == 1 || matches!(error, TrainError::Diverged { .. }))
-        && let Err(error) = run.saver.borrow_mut().settle(Patience::Until)
+        && let Err(error) = run.saver.borrow_mut().settle(Wait::UntilWritten)
     {
         tracing::error!(error = &error as &dyn std::error::Error, "the last checkpoint could not be saved");
     }

@@ -18,7 +18,7 @@ use crate::roles::{Roles, StepError};
 use crate::run::error::TrainError;
 use crate::run::evaluate::{Evaluation, evaluate};
 use crate::run::recipe::Recipe;
-use crate::run::saving::Patience;
+use crate::run::saving::Wait;
 use crate::run::setup::datasets::{row_metrics, streamed_warnings};
 use crate::run::{Run, StepReward};
 use crate::run::{finish, out_of_memory, state};
@@ -144,7 +144,7 @@ fn train_one_step(
         }
         metrics.extend(evaluation.into_metrics());
     }
-    run.saver.borrow_mut().commit_if_done(Patience::None)?;
+    run.saver.borrow_mut().commit_if_done(Wait::None)?;
     // Logged first: after a kill at any moment, no step of a checkpoint is missing from the logs.
     log(run, data, metrics);
     // The last step is followed by a checkpoint in any case, after the loop.

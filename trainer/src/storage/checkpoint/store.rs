@@ -177,13 +177,13 @@ impl CheckpointStore {
         self.copies.as_ref().and_then(|copies| copies.uploads.copied_step())
     }
 
-    /// Waits for the copy of the newest checkpoint. Gives up `patience` after the object store has last
+    /// Waits for the copy of the newest checkpoint. Gives up `timeout` after the object store has last
     /// received bytes.
     ///
     /// # Errors
     /// [`CopyError::NotCopied`]; the checkpoint itself is unchanged.
-    pub fn finish_copies(&self, patience: Duration) -> Result<(), CopyError> {
-        self.copies.as_ref().map_or(Ok(()), |copies| copies.uploads.finish(patience))
+    pub fn finish_copies(&self, timeout: Duration) -> Result<(), CopyError> {
+        self.copies.as_ref().map_or(Ok(()), |copies| copies.uploads.finish(timeout))
     }
 
     /// Writes and commits a checkpoint of `step` finished steps whose tensors this process has in full; see

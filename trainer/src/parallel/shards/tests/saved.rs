@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::*;
-use crate::run::saving::{Patience, Saving, Settled};
+use crate::run::saving::{CheckpointWriter, Settled, Wait};
 use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
 
 /// The layout of ranks: their number, `dpShard`, `sp`.
@@ -47,13 +47,13 @@ pub(super) fn save(Way { case, layout, offload }: Way, dir: &Path) -> [BTreeMap<
             true => CheckpointStore::open(dir, 1).unwrap(),
             false => CheckpointStore::follow(dir),
         };
-        let mut saving = Saving::prepare(ranks, &store).unwrap();
-        assert!(saving.is_shared());
+        let mut writer = CheckpointWriter::prepare(ranks, &store).unwrap();
+        assert!(writer.is_shared());
         let saved = state_of(&mut actor);
-        saving.begin(ranks, &store, 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
+        writer.begin(ranks, &store, 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
         // Later changes of the weights are not in it.
         train_on(&mut actor, case, 2..4);
-        let settled = saving.settle(ranks, &mut store, Patience::Until).unwrap();
+        let settled = writer.settle(ranks, &mut store, Wait::UntilWritten).unwrap();
         assert!(matches!(settled, Settled::Committed));
         [saved, state_of(&mut actor)]
     });

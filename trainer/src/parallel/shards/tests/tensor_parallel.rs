@@ -9,7 +9,7 @@ use serde_json::json;
 use super::*;
 use crate::model::PackedInput;
 use crate::roles::actor::layer_schedule::{self, Model};
-use crate::run::saving::{Patience, Saving, Settled};
+use crate::run::saving::{CheckpointWriter, Settled, Wait};
 use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
 
 /// Qwen3 with four query and two key heads, whose norms act on heads of a rank; no rank has as many of the 11
@@ -150,11 +150,11 @@ pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
             true => CheckpointStore::open(dir, 1).unwrap(),
             false => CheckpointStore::follow(dir),
         };
-        let mut saving = Saving::prepare(&all, &store).unwrap();
+        let mut writer = CheckpointWriter::prepare(&all, &store).unwrap();
         let saved = state_of(&mut actor);
-        saving.begin(&all, &store, 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
+        writer.begin(&all, &store, 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
         train_steps(&mut actor, case, 2..4);
-        let settled = saving.settle(&all, &mut store, Patience::Until).unwrap();
+        let settled = writer.settle(&all, &mut store, Wait::UntilWritten).unwrap();
         assert!(matches!(settled, Settled::Committed));
         [saved, state_of(&mut actor)]
     });

@@ -130,12 +130,12 @@ impl Uploads {
         self.shared.lock().copied
     }
 
-    /// Waits until the newest checkpoint is copied and older copies are removed. Gives up `patience` after
+    /// Waits until the newest checkpoint is copied and older copies are removed. Gives up `timeout` after
     /// the object store has last received bytes; the next run then removes the older copies.
     ///
     /// # Errors
     /// [`CopyError::NotCopied`] with the last failure.
-    pub(in super::super) fn finish(&self, patience: Duration) -> Result<(), CopyError> {
+    pub(in super::super) fn finish(&self, timeout: Duration) -> Result<(), CopyError> {
         let (mut sent, mut moved) = (self.sent.load(Ordering::Relaxed), Instant::now());
         self.shared.lock().is_ending = true;
         self.shared.changed.notify_all();
@@ -149,11 +149,11 @@ impl Uploads {
             if now_sent != sent {
                 (sent, moved) = (now_sent, Instant::now());
             }
-            if moved.elapsed() >= patience {
+            if moved.elapsed() >= timeout {
                 if state.copied == Some(offer.step) {
                     return Ok(());
                 }
-                let waited = || format!("nothing moved for {} s", patience.as_secs());
+                let waited = || format!("nothing moved for {} s", timeout.as_secs());
                 let reason = state.failure.unwrap_or_else(waited);
                 return Err(CopyError::NotCopied { step: offer.step, uri: self.uri.clone(), reason });
             }
