@@ -16,7 +16,7 @@ use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
 use crate::roles::trainable::{in_file, saved_here};
-use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
+use crate::storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 
 pub use self::role::ReferenceRole;
 pub(crate) use self::role::kl_controller;
@@ -206,15 +206,16 @@ impl FrozenPolicy {
     ///
     /// # Errors
     /// [`RankError::Shards`] when an offloaded tensor cannot be read.
-    pub(crate) fn tensor_parts(&self, ranks: &Ranks) -> Result<Vec<TensorPart>, RankError> {
+    pub(crate) fn checkpoint_shards(&self, ranks: &Ranks) -> Result<Vec<CheckpointShard>, RankError> {
         let Some(shards) = &self.shards else {
             let tensors = self.decoder.named_parameters().into_iter();
-            let whole = tensors.map(|(name, tensor)| TensorPart::whole(stored_name(&name), tensor)).collect();
-            return Ok(divided(whole, ranks.rank(), ranks.size()));
+            let whole =
+                tensors.map(|(name, tensor)| CheckpointShard::whole(stored_name(&name), tensor)).collect();
+            return Ok(split_between_copies(whole, ranks.rank(), ranks.size()));
         };
         let mut pieces = Vec::new();
         shards.show(|slice, values| {
-            pieces.push(TensorPart::of(&slice.named(&stored_name(slice.name)), values));
+            pieces.push(CheckpointShard::of(&slice.named(&stored_name(slice.name)), values));
             Ok::<(), RankError>(())
         })?;
         Ok(saved_here(shards, pieces))

@@ -18,7 +18,7 @@ use crate::observe::completions;
 use crate::observe::phases::{self, PhaseClock, cost_metrics};
 use crate::observe::stop::{StopReason, StopRequest};
 use crate::observe::tracking::{CompletionRecord, Stage};
-use crate::observe::watch::Watchers;
+use crate::observe::watch::Observers;
 
 /// The position of a step in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ type Hook = Box<dyn Fn() -> Result<(), HookError>>;
 pub struct StepContext {
     job_seed: u64,
     stop: StopRequest,
-    watch: RefCell<Watchers>,
+    watch: RefCell<Observers>,
     position: Cell<StepPosition>,
     record: RefCell<StepRecord>,
     is_sampling: Cell<bool>,
@@ -97,7 +97,7 @@ impl StepContext {
         Rc::new(Self {
             job_seed,
             stop,
-            watch: RefCell::new(Watchers::none()),
+            watch: RefCell::new(Observers::none()),
             position: Cell::new(position),
             record: RefCell::default(),
             is_sampling: Cell::new(false),
@@ -133,11 +133,11 @@ impl StepContext {
     }
 
     /// Trackers, progress and status channel.
-    pub(crate) fn watch(&self) -> Ref<'_, Watchers> {
+    pub(crate) fn watch(&self) -> Ref<'_, Observers> {
         self.watch.borrow()
     }
 
-    pub(crate) fn watch_mut(&self) -> RefMut<'_, Watchers> {
+    pub(crate) fn watch_mut(&self) -> RefMut<'_, Observers> {
         self.watch.borrow_mut()
     }
 

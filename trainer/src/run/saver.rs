@@ -14,7 +14,7 @@ use crate::run::StepReward;
 use crate::run::best::BestCheckpoint;
 use crate::run::error::TrainError;
 use crate::run::saving::{CheckpointWriter, Settled, Wait};
-use crate::storage::checkpoint::{CheckpointStore, TensorPart};
+use crate::storage::checkpoint::{CheckpointShard, CheckpointStore};
 use crate::storage::error_chain;
 
 /// Number of completed cold-start steps and training steps at the time of a checkpoint.
@@ -90,7 +90,7 @@ impl Saver {
         &mut self,
         position: SavedAt,
         state: Value,
-        parts: Option<Vec<TensorPart>>,
+        parts: Option<Vec<CheckpointShard>>,
     ) -> Result<(), TrainError> {
         let begun = self.writer.begin(&self.ranks, &self.checkpoints, position.1, state, parts);
         match begun {

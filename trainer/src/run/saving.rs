@@ -17,7 +17,9 @@ use serde_json::Value;
 
 use crate::parallel::{RankError, Ranks};
 use crate::run::error::TrainError;
-use crate::storage::checkpoint::{CheckpointError, CheckpointStore, TensorPart, UnsyncedShard, WrittenShard};
+use crate::storage::checkpoint::{
+    CheckpointError, CheckpointShard, CheckpointStore, UnsyncedShard, WrittenShard,
+};
 use crate::storage::error_chain;
 
 /// Asynchronous saving by all ranks, with the save in flight.
@@ -88,10 +90,10 @@ impl CheckpointWriter {
         store: &CheckpointStore,
         step: u64,
         state: Value,
-        parts: Option<Vec<TensorPart>>,
+        parts: Option<Vec<CheckpointShard>>,
     ) -> Result<(), TrainError> {
         agree(ranks, if ranks.is_leader() { store.begin(step) } else { Ok(()) })?;
-        let write = |parts: Vec<TensorPart>| store.write(step, ranks.rank(), parts);
+        let write = |parts: Vec<CheckpointShard>| store.write(step, ranks.rank(), parts);
         let written = agree(ranks, parts.map(write).transpose());
         let started = written.and_then(|shard| agree(ranks, shard.map(complete_on_thread).transpose()));
         if started.is_err() && ranks.is_leader() {

@@ -22,7 +22,7 @@ use crate::roles::reference::FrozenPolicy;
 use crate::run::error::TrainError;
 use crate::run::saving::Wait;
 use crate::run::{Progress, Run, StepReward, identity};
-use crate::storage::checkpoint::{Checkpoint, RunIdentity, TensorPart};
+use crate::storage::checkpoint::{Checkpoint, CheckpointShard, RunIdentity};
 
 /// Reads the progress of a run from a checkpoint.
 ///
@@ -122,18 +122,18 @@ fn begin(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError
 }
 
 /// Returns the pieces of all roles that this rank saves; `None` if the leader saves for this rank.
-fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainError> {
+fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<CheckpointShard>>, TrainError> {
     if !run.saver.borrow().is_shared() {
         let tensors = tensors(run, roles)?.into_iter();
-        let whole = || tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
+        let whole = || tensors.map(|(name, tensor)| CheckpointShard::whole(name, tensor)).collect();
         return Ok(run.ranks.is_leader().then(whole));
     }
-    let mut parts = roles.actor.trainable().tensor_parts()?;
+    let mut parts = roles.actor.trainable().checkpoint_shards()?;
     if let Some(critic) = roles.critic.trainable() {
-        parts.extend(critic.tensor_parts()?);
+        parts.extend(critic.checkpoint_shards()?);
     }
     if let Some(copy) = roles.reference.own_copy() {
-        parts.extend(copy.tensor_parts(&run.ranks)?);
+        parts.extend(copy.checkpoint_shards(&run.ranks)?);
     }
     Ok(Some(parts))
 }
@@ -226,15 +226,15 @@ fn check_room_at_start(run: &Run, roles: &mut Roles) -> Result<Option<String>, T
 /// Number of bytes of the tensors that this rank would save now. Those of all ranks are a full checkpoint; a
 /// critic or a copy of the reference that is created later is not counted.
 fn saved_bytes(run: &Run, roles: &mut Roles) -> Result<u64, TrainError> {
-    let bytes_of = |parts: Vec<TensorPart>| -> u64 {
+    let bytes_of = |parts: Vec<CheckpointShard>| -> u64 {
         parts.iter().map(|part| (part.values.numel() * part.values.kind().elt_size_in_bytes()) as u64).sum()
     };
-    let mut num_bytes = bytes_of(roles.actor.trainable().tensor_parts()?);
+    let mut num_bytes = bytes_of(roles.actor.trainable().checkpoint_shards()?);
     if let Some(critic) = roles.critic.trainable() {
-        num_bytes += bytes_of(critic.tensor_parts()?);
+        num_bytes += bytes_of(critic.checkpoint_shards()?);
     }
     if let Some(copy) = roles.reference.own_copy() {
-        num_bytes += bytes_of(copy.tensor_parts(&run.ranks)?);
+        num_bytes += bytes_of(copy.checkpoint_shards(&run.ranks)?);
     }
     Ok(num_bytes)
 }

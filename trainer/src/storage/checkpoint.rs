@@ -48,7 +48,7 @@ pub use error::CheckpointError;
 pub use identity::RunIdentity;
 pub use load::Checkpoint;
 pub use manifest::{FileEntry, Manifest, TensorEntry, TensorPiece};
-pub use part::{TensorPart, divided};
+pub use part::{CheckpointShard, split_between_copies};
 pub use save::{UnsyncedShard, WrittenShard};
 pub use store::{CheckpointStore, CommittedCheckpoint, Latest, Saved};
 

@@ -11,7 +11,7 @@ use super::copies::{self, CopyError, Uploads};
 use super::identity::RunIdentity;
 use super::load::{self, Checkpoint};
 use super::order::{SaveOrder, folder_name, save_order, step_of};
-use super::part::TensorPart;
+use super::part::CheckpointShard;
 use super::save::{self, UnsyncedShard, WrittenShard};
 use super::storage::{FileSystem, Storage};
 use super::{CheckpointContent, CheckpointError};
@@ -194,8 +194,9 @@ impl CheckpointStore {
     /// checkpoint is then removed.
     pub fn save(&mut self, step: u64, content: &CheckpointContent) -> Result<Saved, CheckpointError> {
         let tensors = content.tensors.iter();
-        let parts: Vec<TensorPart> =
-            tensors.map(|(name, tensor)| TensorPart::whole(name.clone(), tensor.shallow_clone())).collect();
+        let parts: Vec<CheckpointShard> = tensors
+            .map(|(name, tensor)| CheckpointShard::whole(name.clone(), tensor.shallow_clone()))
+            .collect();
         self.begin(step)?;
         let written = self.write(step, 0, parts).and_then(UnsyncedShard::complete);
         match written {
@@ -232,7 +233,7 @@ impl CheckpointStore {
         &self,
         step: u64,
         writer_idx: usize,
-        parts: Vec<TensorPart>,
+        parts: Vec<CheckpointShard>,
     ) -> Result<UnsyncedShard, CheckpointError> {
         let name = save::shard_name(writer_idx);
         UnsyncedShard::write(&*self.storage, &self.temporary(step), name, parts)

@@ -50,7 +50,9 @@ pub(super) fn save(Way { case, layout, offload }: Way, dir: &Path) -> [BTreeMap<
         let mut writer = CheckpointWriter::prepare(ranks, &store).unwrap();
         assert!(writer.is_shared());
         let saved = state_of(&mut actor);
-        writer.begin(ranks, &store, 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
+        writer
+            .begin(ranks, &store, 2, json!({}), Some(actor.trainable().checkpoint_shards().unwrap()))
+            .unwrap();
         // Later changes of the weights are not in it.
         train_on(&mut actor, case, 2..4);
         let settled = writer.settle(ranks, &mut store, Wait::UntilWritten).unwrap();

@@ -152,7 +152,9 @@ pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
         };
         let mut writer = CheckpointWriter::prepare(&all, &store).unwrap();
         let saved = state_of(&mut actor);
-        writer.begin(&all, &store, 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
+        writer
+            .begin(&all, &store, 2, json!({}), Some(actor.trainable().checkpoint_shards().unwrap()))
+            .unwrap();
         train_steps(&mut actor, case, 2..4);
         let settled = writer.settle(&all, &mut store, Wait::UntilWritten).unwrap();
         assert!(matches!(settled, Settled::Committed));
