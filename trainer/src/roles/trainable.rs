@@ -184,7 +184,7 @@ impl Trainable<'_> {
         })
     }
 
-    /// Loads what [`Self::checkpoint_shards`] or [`Self::tensors`] saved in a checkpoint, each rank its own shard.
+    /// Loads what [`Self::checkpoint_shards`] or [`Self::tensors`] saved, each rank its own shard.
     ///
     /// # Errors
     /// [`CheckpointError`]: the checkpoint lacks a tensor, or one has another shape.

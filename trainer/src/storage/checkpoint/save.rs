@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use tch::Tensor;
 
 use super::manifest::{self, FileEntry, Manifest, TensorEntry, TensorPiece};
-use super::part::CheckpointShard;
+use super::shard::CheckpointShard;
 use super::storage::{Storage, StorageFile};
 use super::{CheckpointError, dtype, load};
 

@@ -7,12 +7,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::copies::{self, CopyError, Uploads};
 use super::identity::RunIdentity;
 use super::load::{self, Checkpoint};
 use super::order::{SaveOrder, folder_name, save_order, step_of};
-use super::part::CheckpointShard;
+use super::remote::{self, CopyError, Uploads};
 use super::save::{self, UnsyncedShard, WrittenShard};
+use super::shard::CheckpointShard;
 use super::storage::{FileSystem, Storage};
 use super::{CheckpointContent, CheckpointError};
 
@@ -169,7 +169,7 @@ impl CheckpointStore {
     pub fn fetch_newer(&self) -> Result<Vec<String>, CopyError> {
         let Some(Copies { uri, run, .. }) = &self.copies else { return Ok(Vec::new()) };
         let here = self.newest_first()?.into_iter().find_map(|(_, order)| order.ok());
-        copies::fetch_newer(uri.as_str(), run, &self.dir, here.map(|(save_index, _)| save_index))
+        remote::fetch_newer(uri.as_str(), run, &self.dir, here.map(|(save_index, _)| save_index))
     }
 
     /// Newest step that has a complete copy; `None` without copies.
@@ -258,7 +258,7 @@ impl CheckpointStore {
         }
         let saved = Saved { num_bytes: written?, path };
         if let Some(copies) = &self.copies {
-            copies.uploads.offer(step, &saved.path);
+            copies.uploads.request(step, &saved.path);
         }
         if let Err(error) = self.remove_old() {
             tracing::warn!(error = &error as &dyn std::error::Error, "failed to delete an old checkpoint");
@@ -287,7 +287,7 @@ impl CheckpointStore {
                 Ok(checkpoint) => {
                     if let Some(copies) = &self.copies {
                         // A run that ended early may have left it without one.
-                        copies.uploads.offer(checkpoint.step(), &path);
+                        copies.uploads.request(checkpoint.step(), &path);
                     }
                     self.resumed_from = Some(path);
                     return Ok(Latest { checkpoint: Some(checkpoint), skipped });
@@ -386,7 +386,7 @@ impl CheckpointStore {
             {
                 let restored = self.storage.rename(&path, &original);
                 restored.map_err(CheckpointError::folder("rename folder", &path))?;
-            } else if [SAVING, SIGN, REPLACED, REMOVING, copies::FETCHING]
+            } else if [SAVING, SIGN, REPLACED, REMOVING, remote::FETCHING]
                 .iter()
                 .any(|prefix| name.starts_with(prefix))
             {

@@ -60,10 +60,10 @@ impl CheckpointShard {
         self.range.len() * self.values.kind().elt_size_in_bytes()
     }
 
-    /// Returns range `place` of `num_places` equal ones; `None` if it is empty.
-    fn stretch(self, place: usize, num_places: usize) -> Option<Self> {
+    /// Returns range `index` of `num_shards` equal ones; `None` if it is empty.
+    fn stretch(self, index: usize, num_shards: usize) -> Option<Self> {
         let len = self.range.len();
-        let own = Shards::new(len, num_places).range(place);
+        let own = Shards::new(len, num_shards).range(index);
         let own = own.start.min(len)..own.end.min(len);
         let start = self.range.start;
         let values = self.values.detach().contiguous().view(-1);
@@ -75,11 +75,11 @@ impl CheckpointShard {
     }
 }
 
-/// Selects what replica `place` of `num_copies` saves of `parts`, which all replicas hold: together they save
+/// Selects what replica `index` of `num_copies` saves of `parts`, which all replicas hold: together they save
 /// every value once, and each about the same number of bytes.
 pub fn split_between_copies(
     parts: Vec<CheckpointShard>,
-    place: usize,
+    index: usize,
     num_copies: usize,
 ) -> Vec<CheckpointShard> {
     if num_copies == 1 {
@@ -88,12 +88,12 @@ pub fn split_between_copies(
     let mut small_bytes = vec![0; num_copies];
     let own = |part: CheckpointShard| {
         if part.num_bytes() >= DIVIDED_BYTES {
-            return part.stretch(place, num_copies);
+            return part.stretch(index, num_copies);
         }
         let least = (0..num_copies).min_by_key(|copy| small_bytes[*copy]).unwrap_or(0);
         // An empty tensor has an entry, too, so one process must own it.
         small_bytes[least] += part.num_bytes().max(1);
-        (least == place).then_some(part)
+        (least == index).then_some(part)
     };
     parts.into_iter().filter_map(own).collect()
 }
@@ -122,7 +122,7 @@ mod tests {
     fn copies_save_every_number_once_and_as_many_bytes_each() {
         for num_copies in 1..=5 {
             let shares: Vec<_> =
-                (0..num_copies).map(|place| split_between_copies(parts(), place, num_copies)).collect();
+                (0..num_copies).map(|index| split_between_copies(parts(), index, num_copies)).collect();
             let bytes =
                 shares.iter().map(|share| share.iter().map(CheckpointShard::num_bytes).sum::<usize>());
             let (least, most) = (bytes.clone().min().unwrap(), bytes.max().unwrap());
