@@ -86,8 +86,8 @@ impl<'a> TpCut<'a> {
             let of_heads = |dim: usize| heads.start * dim..heads.end * dim;
             let attention = [
                 ShardedDim::Rows(of_heads(latent.head_dim())),
-                ShardedDim::Rows(0..latent.cached()),
-                ShardedDim::Rows(of_heads(latent.plain_dim + latent.value_dim)),
+                ShardedDim::Rows(0..latent.kv_cache_width()),
+                ShardedDim::Rows(of_heads(latent.nope_dim + latent.value_dim)),
                 ShardedDim::Columns(of_heads(latent.value_dim)),
             ];
             return attention.into_iter().chain(self.block(width)).collect();

@@ -180,7 +180,7 @@ fn a_trained_or_adapted_tower_is_refused_where_there_is_none() {
         let job = validate(&manifest(&spec)).unwrap();
         let error = check_model(job.spec(), &super::qwen()).unwrap_err().to_string();
         assert_eq!(error, format!("spec.model.{expected}"));
-        assert_eq!(check_model(job.spec(), &model()).err().map(|misfit| misfit.to_string()), None);
+        assert_eq!(check_model(job.spec(), &model()).err().map(|refusal| refusal.to_string()), None);
     }
 }
 

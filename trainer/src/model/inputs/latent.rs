@@ -60,7 +60,7 @@ impl DecoderLayer {
         };
         let sizes = |first: usize| [first as i64, latent.rope_dim as i64];
         let queries_thd = queries.unflatten(-1, [-1, latent.head_dim() as i64]);
-        let queries = queries_thd.split_with_sizes(sizes(latent.plain_dim), -1);
+        let queries = queries_thd.split_with_sizes(sizes(latent.nope_dim), -1);
         let keys = keys.split_with_sizes(sizes(latent.rank), -1);
         let turned = |x_thd: Tensor| rope.turn(x_thd.contiguous(), self.shape.rope_idx);
         let key_latent = match &norms.key_latent {
@@ -84,7 +84,7 @@ pub(in crate::model) fn expanded(
     expanded: &Tensor,
 ) -> QueriesKeysValues {
     let LatentParts { plain_queries, turned_queries, turned_keys, .. } = parts;
-    let (plain, values) = (latent.plain_dim as i64, latent.value_dim as i64);
+    let (plain, values) = (latent.nope_dim as i64, latent.value_dim as i64);
     let expanded_thd = expanded.unflatten(-1, [-1, plain + values]);
     let of_heads = expanded_thd.split_with_sizes([plain, values], -1);
     let num_heads = expanded_thd.size()[1];

@@ -38,7 +38,7 @@ impl PackedLatent {
             let own = if own.data_ptr() == weight.data_ptr() { own.copy() } else { own };
             PackedLinear::new(&own, None, rows_hint, Some(block))
         };
-        let (plain, values) = (latent.plain_dim as i64, latent.value_dim as i64);
+        let (plain, values) = (latent.nope_dim as i64, latent.value_dim as i64);
         let expanded = weights[2].weight.unflatten(0, [-1, plain + values]);
         let head = |head: i64| {
             let own = expanded.select(0, head);
@@ -64,7 +64,7 @@ impl PackedLatent {
     /// Upper bound of the packed bytes of a layer with `num_heads` heads, where the engine packs by itself.
     pub(super) fn packed_bytes(latent: &LatentAttention, num_heads: usize) -> usize {
         let of = |outputs: usize, inputs: usize| PackedLinear::packed_bytes(outputs as i64, inputs as i64);
-        num_heads * (of(latent.rank, latent.plain_dim) + of(latent.value_dim, latent.rank))
+        num_heads * (of(latent.rank, latent.nope_dim) + of(latent.value_dim, latent.rank))
     }
 }
 
