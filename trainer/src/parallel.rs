@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use rlt_core::batch::Batch;
 use rlt_core::partition::{Balance, shares, workload};
-use rlt_torch::collectives::{Alone, Collectives, Membership, Reduction, Rendezvous, Traffic};
+use rlt_torch::collectives::{Collectives, Membership, Reduction, Rendezvous, SingleProcessGroup, Traffic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
@@ -87,14 +87,14 @@ impl Link {
             Some(rendezvous) => rendezvous.group(name, members)?,
             None => None,
         };
-        Ok(group.unwrap_or_else(|| Box::new(Alone::new(name))))
+        Ok(group.unwrap_or_else(|| Box::new(SingleProcessGroup::new(name))))
     }
 }
 
 impl Ranks {
     /// Creates a single rank, which exchanges nothing.
     pub fn alone() -> Self {
-        let link = Link { group: Box::new(Alone::new("all")), rendezvous: None };
+        let link = Link { group: Box::new(SingleProcessGroup::new("all")), rendezvous: None };
         Self {
             rank: 0,
             size: 1,
@@ -126,7 +126,8 @@ impl Ranks {
             operation_timeout: peer_timeout,
         })?;
         let all: Vec<usize> = (0..environment.world_size).collect();
-        let group = rendezvous.group("all", &all)?.unwrap_or_else(|| Box::new(Alone::new("all")));
+        let group =
+            rendezvous.group("all", &all)?.unwrap_or_else(|| Box::new(SingleProcessGroup::new("all")));
         let link = Link { group, rendezvous: Some(rendezvous) };
         Ok(Self {
             rank: environment.rank,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rlt_core::loss::{LossError, LossOutputs};
-use rlt_torch::{ChunkLoss, DeviceHead, HostCalls};
+use rlt_torch::{ChunkLoss, DeviceHead, HostCallbacks};
 use tch::Tensor;
 
 use super::micro_batch::Predicted;
@@ -90,7 +90,7 @@ impl PendingLoss {
 
 /// The summands of a micro-batch in an update, pending on the device's stream.
 pub struct StreamLoss {
-    calls: HostCalls,
+    calls: HostCallbacks,
     evaluation: Arc<Mutex<Evaluation>>,
     num_chunks: usize,
 }
@@ -138,7 +138,7 @@ impl Actor {
         let evaluation =
             Evaluation { sums: LossSums::of(micro_batch, self.loss_scale.factor()), predicted, evaluate };
         let mut pending = StreamLoss {
-            calls: HostCalls::new(),
+            calls: HostCallbacks::new(),
             evaluation: Arc::new(Mutex::new(evaluation)),
             num_chunks: 0,
         };

@@ -6,7 +6,7 @@
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size, v vocabulary.
 
 use rlt_core::batch::Batch;
-use rlt_torch::{DeviceHead, HostCalls};
+use rlt_torch::{DeviceHead, HostCallbacks};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::layer_schedule::{self, Model};
@@ -52,7 +52,7 @@ impl<const N: usize> TokenNumbers<N> {
         Ok(Self::Here(std::array::from_fn(|row| all[row * len..][..len].to_vec())))
     }
 
-    fn fetch(self, calls: &mut HostCalls) -> Result<Arriving<N>, rlt_torch::Error> {
+    fn fetch(self, calls: &mut HostCallbacks) -> Result<Arriving<N>, rlt_torch::Error> {
         Ok(match self {
             Self::Here(numbers) => Arriving::Here(numbers),
             Self::OnDevice(numbers) => Arriving::Fetched(calls.fetch(&numbers.contiguous())?),
@@ -113,7 +113,7 @@ fn of_passes<const N: usize>(
     routes: Option<&WatchedRoutes>,
     of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
 ) -> Result<Vec<[Vec<f64>; N]>, ActorError> {
-    let mut calls = HostCalls::new();
+    let mut calls = HostCallbacks::new();
     let mut arriving = Vec::with_capacity(passes.len());
     for micro_batch in passes {
         let Some(micro_batch) = micro_batch else {

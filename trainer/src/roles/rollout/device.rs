@@ -31,7 +31,7 @@ use rlt_torch::Error;
 use rlt_torch::collectives::{CollectiveError, Traffic};
 use rlt_torch::cuda::driver::{Attribute, Driver};
 use rlt_torch::cuda::{
-    Advance, ApplyChanges, Event, Graph, Kernels, SAMPLING_ROW_WORDS, Sample, Stream, pinned,
+    Advance, ApplyUpdates, Event, Graph, Kernels, SAMPLING_ROW_WORDS, Sample, Stream, pinned,
     sampling_workspace_bytes,
 };
 use tch::{Device, Kind, Tensor};
@@ -61,7 +61,7 @@ pub(super) struct CudaRunner<'a> {
     banned: Vec<TokenId>,
     /// State of the batch in i32 words, see [`BatchStateLayout`].
     state: Tensor,
-    /// Changes of the state in i32 words, the input of [`ApplyChanges`].
+    /// Changes of the state in i32 words, the input of [`ApplyUpdates`].
     changes: Tensor,
     /// Copies of `changes` in pinned memory, one for each step in flight.
     staged_changes: Vec<Tensor>,
@@ -301,7 +301,7 @@ impl<'a> CudaRunner<'a> {
 
     fn launch_pass(&mut self, pass: &Pass) -> Result<(), CudaError> {
         let kernels = self.model.kernels.clone();
-        ApplyChanges { changes: &self.changes, state: &self.state }.launch(&kernels)?;
+        ApplyUpdates { changes: &self.changes, state: &self.state }.launch(&kernels)?;
         let normed = self.model.run(&pass.inputs, self.cache, &pass.buffers)?;
         self.model.score(normed, &pass.scores)?;
         Sample {

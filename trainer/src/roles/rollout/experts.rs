@@ -5,7 +5,7 @@
 //! any batch, the router's included, so that a sample does not depend on its batch.
 
 use rlt_api::plan::model_config::{ExpertForm, HiddenActivation};
-use rlt_torch::{Block, PackedLinear, has_one_order};
+use rlt_torch::{PackedLinear, WeightArena, has_one_order};
 use tch::{Kind, Tensor};
 
 use super::product::Product;
@@ -48,7 +48,7 @@ impl PackedExperts {
         shares: bool,
         rows_hint: i64,
         shared_gate: Option<Product>,
-        block: &mut Block,
+        arena: &mut WeightArena,
     ) -> Result<Option<Self>, rlt_torch::Error> {
         let Some(weights) = layer.experts() else { return Ok(None) };
         // The unit is resharded afterwards, so packed tensors must not alias its memory.
@@ -58,13 +58,13 @@ impl PackedExperts {
         };
         let router_kind = weights.mixture.router_kind(kind);
         let router = own(&weights.merged_router(Adapter::On), router_kind);
-        // The block has space only for values of the engine's dtype.
-        let router_block = if router_kind == kind { Some(&mut *block) } else { None };
+        // The arena has space only for values of the engine's dtype.
+        let router_arena = if router_kind == kind { Some(&mut *arena) } else { None };
         let bias = weights.biases.as_ref().map(|[bias, ..]| bias.detach().to_kind(router_kind).copy());
-        let router = PackedLinear::new(&router, bias.as_ref(), rows_hint, router_block)?;
+        let router = PackedLinear::new(&router, bias.as_ref(), rows_hint, router_arena)?;
         let choice_bias = weights.choice_bias.as_ref().map(|bias| bias.detach().copy());
         let mut packed = |weight: &Tensor, bias: Option<Tensor>| {
-            PackedLinear::new(&own(weight, kind), bias.as_ref(), rows_hint, Some(&mut *block))
+            PackedLinear::new(&own(weight, kind), bias.as_ref(), rows_hint, Some(&mut *arena))
         };
         let shared_gate = match (shared_gate, layer.shared_gate()) {
             (None, Some(gate)) => Some(Product::Packed(packed(&gate.merged(Adapter::On).weight, None)?)),

@@ -4,7 +4,7 @@
 //! Each head has products of its own. On a CPU in f32 a row has the same bits in any batch.
 
 use rlt_api::plan::model_config::LatentAttention;
-use rlt_torch::{Block, PackedLinear};
+use rlt_torch::{PackedLinear, WeightArena};
 use tch::{Kind, Tensor};
 
 use super::product::Product;
@@ -30,13 +30,13 @@ impl PackedLatent {
         weights: &[ProjectionWeights],
         kind: Kind,
         rows_hint: i64,
-        block: &mut Block,
+        arena: &mut WeightArena,
     ) -> Result<(Self, Vec<ProjectionWeights>), rlt_torch::Error> {
         let mut packed = |weight: &Tensor| {
             // After transposing and slicing, the contiguous weights are copies.
             let own = weight.to_kind(kind).contiguous();
             let own = if own.data_ptr() == weight.data_ptr() { own.copy() } else { own };
-            PackedLinear::new(&own, None, rows_hint, Some(block))
+            PackedLinear::new(&own, None, rows_hint, Some(arena))
         };
         let (plain, values) = (latent.nope_dim as i64, latent.value_dim as i64);
         let expanded = weights[2].weight.unflatten(0, [-1, plain + values]);

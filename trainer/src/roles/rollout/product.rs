@@ -9,7 +9,7 @@ mod on_device;
 use std::ops::Range;
 
 use rlt_torch::cuda::Kernels;
-use rlt_torch::{Block, Error, PackedLinear, QuantizedMatrix};
+use rlt_torch::{Error, PackedLinear, QuantizedMatrix, WeightArena};
 use tch::{Kind, Tensor, no_grad};
 
 use super::wide_heads::PaddedHeads;
@@ -101,17 +101,17 @@ enum Lora {
 }
 
 impl Product {
-    /// Makes products by projections, or by shards of them. A dense base is packed in `block` while that has
+    /// Makes products by projections, or by shards of them. A dense base is packed in `arena` while that has
     /// space.
     pub(super) fn of_projections(
         projections: Vec<(&Projection, ProjectionShard)>,
         cut: &TpCut<'_>,
         options: ProductOptions,
-        block: &mut Block,
+        arena: &mut WeightArena,
     ) -> Result<Self, Error> {
         let adapted = projections
             .into_iter()
-            .map(|(projection, part)| AdaptedProjection::new(projection, part, cut, options, block));
+            .map(|(projection, part)| AdaptedProjection::new(projection, part, cut, options, arena));
         adapted.collect::<Result<_, _>>().map(Self::Projections)
     }
 
@@ -202,7 +202,7 @@ impl AdaptedProjection {
         part: ProjectionShard,
         cut: &TpCut<'_>,
         options: ProductOptions,
-        block: &mut Block,
+        arena: &mut WeightArena,
     ) -> Result<Self, Error> {
         let ProductOptions { kind, shares, rows_hint } = options;
         let keep = |tensor: &Tensor| if shares { tensor.detach() } else { tensor.detach().copy() };
@@ -214,7 +214,7 @@ impl AdaptedProjection {
                 let weight = cast(&own.weight).contiguous();
                 let weight = if kind == Kind::Float { weight } else { keep(&weight) };
                 let bias = own.bias.as_ref().map(|bias| keep(&cast(bias)));
-                let packed = PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block))?;
+                let packed = PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(arena))?;
                 let num_bytes = packed.num_bytes();
                 (Base::Packed(packed), num_bytes)
             }

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use rlt_api::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
-use rlt_torch::{Block, Error};
+use rlt_torch::{Error, WeightArena};
 use tch::Tensor;
 
 use super::digest::{DigestCache, digest_of};
@@ -142,7 +142,7 @@ impl PackedLayer {
         cut: &TpCut<'_>,
         layout: &PaddedHeads,
         options: ProductOptions,
-        block: &mut Block,
+        arena: &mut WeightArena,
     ) -> Result<Self, Error> {
         let parts = parts(layer, cut);
         let is_on_device = layer.projections().iter().any(|own| own.weight.device().is_cuda());
@@ -157,7 +157,7 @@ impl PackedLayer {
             let projections =
                 if is_whole { whole(&parts[range.clone()]) } else { parts[range.clone()].to_vec() };
             if !is_on_device {
-                return Product::of_projections(projections, cut, options, block);
+                return Product::of_projections(projections, cut, options, arena);
             }
             let shards = range.clone().zip(projections).map(|(idx, (own, shard))| (idx, own, shard));
             let scale = if [OUTPUT, DOWN].contains(&range.start) { layer.residual_scale() } else { 1.0 };
@@ -171,9 +171,9 @@ impl PackedLayer {
         let beside = if parts.len() > 4 { Some(beside()?) } else { None };
         let gate = layer
             .shared_gate()
-            .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], cut, options, block));
+            .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], cut, options, arena));
         let ProductOptions { kind, shares, rows_hint } = options;
-        let experts = PackedExperts::pack(layer, cut, kind, shares, rows_hint, gate.transpose()?, block)?;
+        let experts = PackedExperts::pack(layer, cut, kind, shares, rows_hint, gate.transpose()?, arena)?;
         let feed_forward = match (experts, beside) {
             (Some(experts), beside) => FeedForward::Experts { experts, beside },
             (None, Some(block)) => FeedForward::Dense(block),

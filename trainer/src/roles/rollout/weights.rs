@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::mesh::AxisPlace;
 use rlt_core::types::TokenId;
-use rlt_torch::{Block, PackedLinear};
+use rlt_torch::{PackedLinear, WeightArena};
 use tch::{Device, Kind, Tensor};
 
 use super::digest::{DigestCache, digest_of};
@@ -99,9 +99,9 @@ impl RolloutWeights {
         let dim_order = decoder.ropes.dim_order();
         let head_layout = PaddedHeads::on(decoder.device(), decoder.config.head_dim, dim_order);
         let shard = ModelConfig { head_dim: head_layout.filled, ..cut.config() };
-        let block = Block::new(packed_bytes(decoder.device(), kind, &shard))
+        let arena = WeightArena::new(packed_bytes(decoder.device(), kind, &shard))
             .map_err(failed("the packed weights".into()))?;
-        let mut packer = Packer { policy, kind, cut, head_layout, rows_hint, is_unmerged, block };
+        let mut packer = Packer { policy, kind, cut, head_layout, rows_hint, is_unmerged, arena };
         let (mut outer, mut layers) = (None, Vec::new());
         policy.visit(policy.dtype_to_sample(kind), |unit| {
             packer.verify_gathered(unit)?;
@@ -212,7 +212,7 @@ struct Packer<'a> {
     head_layout: PaddedHeads,
     rows_hint: i64,
     is_unmerged: bool,
-    block: Block,
+    arena: WeightArena,
 }
 
 impl Packer<'_> {
@@ -245,7 +245,7 @@ impl Packer<'_> {
             Some(_) if is_kept_plain => cast(&rows_vd, kind),
             _ => rows_vd.to_kind(kind),
         };
-        let head = PackedLinear::new(&head_vd, None, self.rows_hint, Some(&mut self.block))?;
+        let head = PackedLinear::new(&head_vd, None, self.rows_hint, Some(&mut self.arena))?;
         Ok((unpacked, head))
     }
 
@@ -260,18 +260,18 @@ impl Packer<'_> {
         if layer.is_quantized() || self.is_unmerged {
             let options = ProductOptions { kind: self.kind, shares, rows_hint: self.rows_hint };
             let (cut, layout) = (&self.cut, &self.head_layout);
-            let packed = PackedLayer::of_projections(layer, cut, layout, options, &mut self.block)?;
+            let packed = PackedLayer::of_projections(layer, cut, layout, options, &mut self.arena)?;
             return Ok((norms, packed));
         }
         let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
         let weights = self.head_layout.layer(self.scaled(weights));
-        let (kind, rows_hint, block) = (self.kind, self.rows_hint, &mut self.block);
-        let experts = PackedExperts::pack(layer, &self.cut, kind, shares, rows_hint, None, block)?;
+        let (kind, rows_hint, arena) = (self.kind, self.rows_hint, &mut self.arena);
+        let experts = PackedExperts::pack(layer, &self.cut, kind, shares, rows_hint, None, arena)?;
         let latent = match &self.policy.decoder().config.latent {
             None => None,
-            Some(latent) => Some(PackedLatent::pack(layer, latent, &weights, kind, rows_hint, block)?),
+            Some(latent) => Some(PackedLatent::pack(layer, latent, &weights, kind, rows_hint, arena)?),
         };
-        Ok((norms, PackedLayer::pack(&weights, latent, experts, kind, shares, rows_hint, block)?))
+        Ok((norms, PackedLayer::pack(&weights, latent, experts, kind, shares, rows_hint, arena)?))
     }
 }
 
@@ -319,11 +319,11 @@ impl PackedLayer {
         kind: Kind,
         shares: bool,
         rows_hint: i64,
-        block: &mut Block,
+        arena: &mut WeightArena,
     ) -> Result<Self, rlt_torch::Error> {
         let mut fuse = |parts: &[ProjectionWeights]| {
             let (weight, bias) = fused(parts, kind, shares);
-            PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block)).map(Product::Packed)
+            PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(arena)).map(Product::Packed)
         };
         let width = |unit: usize| weights[unit].weight.size()[0];
         let (latent, qkv, qkv_widths) = match latent {
