@@ -96,7 +96,7 @@ fn critic(actor: &Actor, family: &str) -> Critic {
         compute: None,
         mesh: None,
     };
-    let critic = Critic::beginning_as(actor, None, options, actor.ranks().clone()).unwrap();
+    let critic = Critic::from_actor(actor, None, options, actor.ranks().clone()).unwrap();
     let (_, head_d) =
         critic.state_tensors().unwrap().into_iter().find(|(name, _)| name.contains("value_head")).unwrap();
     tch::no_grad(|| head_d.shallow_clone().copy_(&head_of(&head_d.size())));
@@ -156,7 +156,7 @@ fn an_update_of_micro_batches_has_the_gradient_of_the_whole_loss() {
         let (decoder, mut batch) = (decoder(family), batch());
         let mut critic = critic(&actor(family), family);
         batch.values = Some(critic.values(&batch, MAX_TOKENS).unwrap());
-        let report = critic.learn(&batch, plan().portions()).unwrap();
+        let report = critic.learn(&batch, plan().mini_batches()).unwrap();
 
         let trunk = decoder.trained_trunk(Kind::Float);
         let head_d = head_of(&[decoder.config.hidden_size as i64]).set_requires_grad(true);

@@ -26,7 +26,7 @@ impl Recipe for ExpertIteration {
         }
         let mut batch = roles.rewards.batch(&groups)?;
         batch.advantages.fill(1.0);
-        roles.actor.fit(&batch)
+        roles.actor.update_supervised(&batch)
     }
 }
 

@@ -22,7 +22,7 @@ impl Recipe for LabelledCompletions {
         let batch = LabelLoss::score(roles, &examples)?;
         let outputs = self.loss.evaluate(&batch, &examples, &point)?;
         roles.context().record(LabelLoss::metrics(&outputs, &point));
-        roles.actor.descend(batch, &outputs.dlogprobs)
+        roles.actor.update_by_gradient(batch, &outputs.dlogprobs)
     }
 
     fn evaluate(&self, roles: &mut Roles, data: &Pipeline) -> Result<Metrics, StepError> {

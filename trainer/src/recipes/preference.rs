@@ -26,7 +26,7 @@ impl Recipe for Preference {
         let loss = self.loss.with(&batch)?;
         let outputs = loss.evaluate(roles, &batch)?;
         roles.context().record(loss.metrics(&outputs));
-        roles.actor.descend(batch, &outputs.dlogprobs)?;
+        roles.actor.update_by_gradient(batch, &outputs.dlogprobs)?;
         self.loss = loss;
         Ok(())
     }

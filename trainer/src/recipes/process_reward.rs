@@ -23,7 +23,7 @@ impl Recipe for ProcessReward {
         let examples = data.next_preferences(self.batch_size)?.ok_or(StepError::NoPreferences)?;
         let (batch, judged) = judge(roles, &examples)?;
         roles.context().record(metrics(&judged));
-        roles.actor.descend_labels(&batch, &judged.dlabels)
+        roles.actor.update_by_label_gradient(&batch, &judged.dlabels)
     }
 
     fn evaluate(&self, roles: &mut Roles, data: &Pipeline) -> Result<Metrics, StepError> {

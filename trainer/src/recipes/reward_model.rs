@@ -25,7 +25,7 @@ impl Recipe for RewardModel {
         let pairs = data.next_preferences(self.batch_size)?.ok_or(StepError::NoPreferences)?;
         let (batch, scored) = self.score(roles, &pairs)?;
         roles.context().record(metrics(&scored));
-        roles.actor.descend_labels(&batch, &[scored.dscores])
+        roles.actor.update_by_label_gradient(&batch, &[scored.dscores])
     }
 
     fn evaluate(&self, roles: &mut Roles, data: &Pipeline) -> Result<Metrics, StepError> {

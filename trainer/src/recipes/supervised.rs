@@ -17,6 +17,6 @@ impl Recipe for Supervised {
     fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError> {
         let demonstrations = data.next_demonstrations(self.batch_size)?.ok_or(StepError::NoDemonstrations)?;
         let batch = Batch::from_demonstrations(demonstrations.iter().map(AsRef::as_ref));
-        roles.actor.fit(&batch)
+        roles.actor.update_supervised(&batch)
     }
 }

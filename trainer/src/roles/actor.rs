@@ -44,9 +44,9 @@ pub use self::role::ActorRole;
 use self::routes::WatchedRoutes;
 use crate::model::{Adapter, Decoder};
 use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
-use crate::roles::learner::{Learner, TrainingPass};
+use crate::roles::learner::{ForwardBackward, Learner};
 use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
-use crate::roles::trainable::{ApplyError, Trainable};
+use crate::roles::train_state::{ApplyError, TrainState};
 
 /// Settings of the actor's passes, which are fixed for a run.
 #[derive(Clone, Copy, Debug)]
@@ -255,7 +255,7 @@ impl Actor {
         loss: &PreparedLoss<'_>,
     ) -> Result<Accumulated, ActorError> {
         let head = |predicting_cd: &Tensor| self.head_and_loss(predicting_cd, micro_batch, loss);
-        self.training_pass().accumulate(micro_batch, head)
+        self.forward_backward().accumulate(micro_batch, head)
     }
 
     /// The gradient of one micro-batch's loss with respect to its predicting hidden states, `[c, d]`, and its
@@ -295,7 +295,7 @@ impl Actor {
     /// # Errors
     /// When a rank is lost.
     pub fn sum_gradients(&mut self) -> Result<(), RankError> {
-        self.trainable().sum_gradients()
+        self.train_state().sum_gradients()
     }
 
     /// Clips the reduced gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
@@ -304,7 +304,7 @@ impl Actor {
     /// # Errors
     /// If libtorch refuses an operation, or a rank is lost.
     pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
-        Ok(self.trainable().apply(learning_rate)?)
+        Ok(self.train_state().apply(learning_rate)?)
     }
 
     /// Sets the seed of the adapters' dropout for the next update; `None` disables it.
@@ -314,8 +314,8 @@ impl Actor {
 }
 
 impl Learner for Actor {
-    fn training_pass(&self) -> TrainingPass<'_> {
-        TrainingPass {
+    fn forward_backward(&self) -> ForwardBackward<'_> {
+        ForwardBackward {
             model: self.model(),
             outer_gradients: &self.outer_gradients,
             activation_checkpointing: self.options.activation_checkpointing,
@@ -326,8 +326,8 @@ impl Learner for Actor {
         }
     }
 
-    fn trainable(&mut self) -> Trainable<'_> {
-        Trainable {
+    fn train_state(&mut self) -> TrainState<'_> {
+        TrainState {
             optimizer: &mut self.optimizer,
             loss_scale: &mut self.loss_scale,
             shards: self.shards.as_ref(),

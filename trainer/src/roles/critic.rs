@@ -30,10 +30,10 @@ use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{
     Actor, ActorError, MicroBatch, OuterGradients, layer_schedule, resume_loss_scale, scaled, scoring,
 };
-use crate::roles::learner::{Learner, TrainingPass};
+use crate::roles::learner::{ForwardBackward, Learner};
 use crate::roles::offload::Offload;
 use crate::roles::optim::{AdamW, AdamWOptions, LossScale, OptimError};
-use crate::roles::trainable::Trainable;
+use crate::roles::train_state::TrainState;
 use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
 /// Prefix of the names of the critic's tensors in a checkpoint.
@@ -62,7 +62,7 @@ pub struct CriticOptions {
 
 /// A critic could not be made.
 #[derive(Debug, thiserror::Error)]
-pub enum NoCritic {
+pub enum CriticSetupError {
     /// The critic's adapter could not be attached.
     #[error("failed to attach the critic's adapter")]
     Adapter(#[from] LoraError),
@@ -96,13 +96,13 @@ impl Critic {
     /// with the critic's sequence-parallel groups.
     ///
     /// # Errors
-    /// [`NoCritic`].
-    pub fn beginning_as(
+    /// [`CriticSetupError`].
+    pub fn from_actor(
         actor: &Actor,
         lora: Option<(&LoraSpec, u64)>,
         options: CriticOptions,
         ranks: Ranks,
-    ) -> Result<Self, NoCritic> {
+    ) -> Result<Self, CriticSetupError> {
         let compute = options.compute.unwrap_or_else(|| actor.decoder.compute_kind());
         let decoder = trunk(&actor.decoder, lora, actor.shards().is_some(), compute)?;
         let hidden = decoder.config.hidden_size as i64;
@@ -171,7 +171,7 @@ impl Critic {
         micro_batch: &MicroBatch,
         derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
     ) -> Result<PendingSums<S>, ActorError> {
-        self.training_pass().accumulate(micro_batch, |predicting_cd| {
+        self.forward_backward().accumulate(micro_batch, |predicting_cd| {
             let predicting_cd = predicting_cd.detach().set_requires_grad(true);
             let values_c = self.head(&predicting_cd);
             let (derivative_c, pending) = self.derivative(micro_batch, &values_c.detach(), derivative_of)?;
@@ -222,13 +222,13 @@ impl Critic {
     /// # Errors
     /// The checkpoint lacks a tensor, or one has another shape.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        self.trainable().restore(checkpoint)
+        self.train_state().restore(checkpoint)
     }
 }
 
 impl Learner for Critic {
-    fn training_pass(&self) -> TrainingPass<'_> {
-        TrainingPass {
+    fn forward_backward(&self) -> ForwardBackward<'_> {
+        ForwardBackward {
             model: self.model(),
             outer_gradients: &self.outer_gradients,
             activation_checkpointing: self.options.activation_checkpointing,
@@ -239,8 +239,8 @@ impl Learner for Critic {
         }
     }
 
-    fn trainable(&mut self) -> Trainable<'_> {
-        Trainable {
+    fn train_state(&mut self) -> TrainState<'_> {
+        TrainState {
             optimizer: &mut self.optimizer,
             loss_scale: &mut self.loss_scale,
             shards: self.shards.as_ref(),
@@ -256,7 +256,7 @@ fn trunk(
     lora: Option<(&LoraSpec, u64)>,
     is_shared: bool,
     compute: Kind,
-) -> Result<Decoder, NoCritic> {
+) -> Result<Decoder, CriticSetupError> {
     let Some((lora, seed)) = lora else {
         return Ok(if is_shared { actor.trunk_outline(compute) } else { actor.trained_trunk(compute) });
     };
@@ -276,7 +276,7 @@ fn shards(
     base: &ShardedParameters,
     has_adapter: bool,
     options: &CriticOptions,
-) -> Result<ShardedParameters, NoCritic> {
+) -> Result<ShardedParameters, CriticSetupError> {
     let (layers, mut outer) = trunk.parameters_by_layer();
     outer.push(head(head_d));
     let trained =

@@ -2,9 +2,9 @@
 //! disabled. Otherwise it is a frozen copy, sharded like the actor, which on the CPU is in a memory-mapped
 //! file.
 
-mod follow;
-pub(crate) mod kept;
+pub(crate) mod log_prob_cache;
 mod role;
+mod sync;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use tch::Kind;
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
-use crate::roles::trainable::{in_file, saved_here};
+use crate::roles::train_state::{in_file, owned_shards};
 use crate::storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 
 pub use self::role::ReferenceRole;
@@ -55,7 +55,7 @@ impl Reference {
 
 /// How a copy of the actor's weights is stored.
 #[derive(Clone, Debug)]
-pub struct Copying {
+pub struct CopyOptions {
     /// The run folder, for the file of an offloaded copy, or of any copy on the CPU.
     pub folder: PathBuf,
     /// Whether the copy is offloaded, if the actor is sharded.
@@ -70,7 +70,7 @@ pub struct Copying {
     pub keeps_master: bool,
 }
 
-impl Copying {
+impl CopyOptions {
     /// A copy in the actor's compute dtype, with its file in `folder`.
     pub fn to(folder: &Path, is_offloaded: bool) -> Self {
         Self { folder: folder.to_owned(), is_offloaded, compute: None, mesh: None, keeps_master: false }
@@ -91,7 +91,7 @@ impl Copying {
     }
 }
 
-/// A copy of earlier weights of the actor, which may follow them ([`FrozenPolicy::follow`]).
+/// A copy of earlier weights of the actor, which may be synced with them ([`FrozenPolicy::sync`]).
 #[derive(Debug)]
 pub struct FrozenPolicy {
     decoder: Decoder,
@@ -113,15 +113,15 @@ impl FrozenPolicy {
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or there is not enough memory.
-    pub fn copy_of(actor: &Actor, copying: &Copying) -> Result<Self, RankError> {
+    pub fn copy_of(actor: &Actor, copy_options: &CopyOptions) -> Result<Self, RankError> {
         let Some(shards) = actor.shards() else {
-            let (storage, compute) = copying.dtypes_of(actor);
+            let (storage, compute) = copy_options.dtypes_of(actor);
             let copy = actor.decoder.frozen_copy(storage, compute);
-            return Ok(Self::from(copy).in_file(&copying.folder));
+            return Ok(Self::from(copy).in_file(&copy_options.folder));
         };
-        let copy = Self::outline_of(actor, shards, copying)?;
+        let copy = Self::outline_of(actor, shards, copy_options)?;
         copy.shards.iter().try_for_each(|own| own.copy_from(shards, |name| name))?;
-        Ok(copy.in_file(&copying.folder))
+        Ok(copy.in_file(&copy_options.folder))
     }
 
     /// The reference in a checkpoint of a run with a model like the actor's; `None` if the checkpoint has
@@ -132,7 +132,7 @@ impl FrozenPolicy {
     pub(crate) fn of_checkpoint(
         actor: &Actor,
         checkpoint: &Checkpoint,
-        copying: &Copying,
+        copy_options: &CopyOptions,
     ) -> Result<Option<Self>, ReferenceError> {
         let names = actor.decoder.base_parameters();
         if !names.iter().any(|(name, _)| checkpoint.contains(&stored_name(name))) {
@@ -140,7 +140,7 @@ impl FrozenPolicy {
         }
         let copy = match actor.shards() {
             None => {
-                let (storage, compute) = copying.dtypes_of(actor);
+                let (storage, compute) = copy_options.dtypes_of(actor);
                 let decoder = actor.decoder.frozen_copy(storage, compute);
                 for (name, tensor) in decoder.named_parameters() {
                     let (stored, shape) = (stored_name(&name), tensor.size());
@@ -149,20 +149,24 @@ impl FrozenPolicy {
                 Self::from(decoder)
             }
             Some(shards) => {
-                let copy = Self::outline_of(actor, shards, copying)?;
+                let copy = Self::outline_of(actor, shards, copy_options)?;
                 copy.fill_from(checkpoint)?;
                 copy
             }
         };
-        Ok(Some(copy.in_file(&copying.folder)))
+        Ok(Some(copy.in_file(&copy_options.folder)))
     }
 
     /// A sharded copy with values of zero, offloaded to the folder if the settings say so.
-    fn outline_of(actor: &Actor, shards: &ShardedParameters, copying: &Copying) -> Result<Self, RankError> {
-        let (storage, compute) = copying.dtypes_of(actor);
+    fn outline_of(
+        actor: &Actor,
+        shards: &ShardedParameters,
+        copy_options: &CopyOptions,
+    ) -> Result<Self, RankError> {
+        let (storage, compute) = copy_options.dtypes_of(actor);
         let decoder = actor.decoder.frozen_outline(storage, compute);
-        let mesh = copying.mesh.clone().unwrap_or_else(|| shards.ranks());
-        let shards = ShardedParameters::new(&decoder, mesh, copying.offload_to())?;
+        let mesh = copy_options.mesh.clone().unwrap_or_else(|| shards.ranks());
+        let shards = ShardedParameters::new(&decoder, mesh, copy_options.offload_to())?;
         Ok(Self { decoder, shards: Some(shards) })
     }
 
@@ -218,7 +222,7 @@ impl FrozenPolicy {
             pieces.push(CheckpointShard::of(&slice.named(&stored_name(slice.name)), values));
             Ok::<(), RankError>(())
         })?;
-        Ok(saved_here(shards, pieces))
+        Ok(owned_shards(shards, pieces))
     }
 
     /// Every tensor of the copy under its name in a checkpoint. With FSDP this is collective, and only the

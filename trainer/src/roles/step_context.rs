@@ -54,7 +54,7 @@ struct StepRecord {
     trained_tokens: BTreeMap<&'static str, usize>,
     num_sampled_tokens: Option<usize>,
     completions: Vec<CompletionRecord>,
-    /// Routers' choices in the rollout, by [`key_of`] prompt and completion.
+    /// Routers' choices in the rollout, by [`completion_key`] prompt and completion.
     routes: BTreeMap<u64, RoutesOfCompletion>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct StepReport {
 }
 
 /// A digest of a prompt and a completion.
-pub(crate) fn key_of(prompt: &[TokenId], completion: &[TokenId]) -> u64 {
+pub(crate) fn completion_key(prompt: &[TokenId], completion: &[TokenId]) -> u64 {
     let tokens = prompt.iter().chain(completion);
     tokens.fold(prompt.len() as u64, |key, token| combine(key, u64::from(*token)))
 }
@@ -183,7 +183,7 @@ impl StepContext {
         completions::add_updates(&mut self.record.borrow_mut().completions, batch, logprobs);
     }
 
-    /// Records the routers' choices in the rollout, by [`key_of`] prompt and completion.
+    /// Records the routers' choices in the rollout, by [`completion_key`] prompt and completion.
     pub(crate) fn record_routes(&self, routes: impl Iterator<Item = (u64, RoutesOfCompletion)>) {
         self.record.borrow_mut().routes.extend(routes);
     }
@@ -194,7 +194,7 @@ impl StepContext {
         if record.routes.is_empty() {
             return Vec::new();
         }
-        let key = |sequence: &BatchSequence| key_of(&sequence.prompt.tokens, &sequence.completion);
+        let key = |sequence: &BatchSequence| completion_key(&sequence.prompt.tokens, &sequence.completion);
         batch.sequences.iter().map(|sequence| record.routes.get(&key(sequence)).cloned()).collect()
     }
 

@@ -9,7 +9,7 @@ use crate::model::{LoraError, ModelError};
 use crate::parallel::RankError;
 use crate::roles::StepError;
 use crate::roles::actor::ProbeError;
-use crate::roles::critic::NoCritic;
+use crate::roles::critic::CriticSetupError;
 use crate::roles::optim::OptimError;
 use crate::roles::reference::ReferenceError;
 use crate::roles::reward::{RewardModelError, RewardSetupError};
@@ -56,7 +56,7 @@ pub enum TrainError {
     #[error("failed to prepare a reward model")]
     RewardModel(#[from] RewardModelError),
     #[error("failed to create the critic")]
-    NoCritic(#[from] NoCritic),
+    CriticSetup(#[from] CriticSetupError),
     #[error(transparent)]
     Step(#[from] StepError),
     #[error("failed to prepare the optimizer")]

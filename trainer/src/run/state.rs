@@ -128,8 +128,8 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<CheckpointShard>>, T
         let whole = || tensors.map(|(name, tensor)| CheckpointShard::whole(name, tensor)).collect();
         return Ok(run.ranks.is_leader().then(whole));
     }
-    let mut parts = roles.actor.trainable().checkpoint_shards()?;
-    if let Some(critic) = roles.critic.trainable() {
+    let mut parts = roles.actor.train_state().checkpoint_shards()?;
+    if let Some(critic) = roles.critic.train_state() {
         parts.extend(critic.checkpoint_shards()?);
     }
     if let Some(copy) = roles.reference.own_copy() {
@@ -141,8 +141,8 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<CheckpointShard>>, T
 /// Returns the tensors of all roles on the leader. Collective with FSDP.
 fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
     let folder = run.folder.root();
-    let mut tensors = roles.actor.trainable().tensors(folder)?;
-    if let Some(critic) = roles.critic.trainable() {
+    let mut tensors = roles.actor.train_state().tensors(folder)?;
+    if let Some(critic) = roles.critic.train_state() {
         tensors.extend(critic.tensors(folder)?);
     }
     if let Some(copy) = roles.reference.own_copy() {
@@ -229,8 +229,8 @@ fn saved_bytes(run: &Run, roles: &mut Roles) -> Result<u64, TrainError> {
     let bytes_of = |parts: Vec<CheckpointShard>| -> u64 {
         parts.iter().map(|part| (part.values.numel() * part.values.kind().elt_size_in_bytes()) as u64).sum()
     };
-    let mut num_bytes = bytes_of(roles.actor.trainable().checkpoint_shards()?);
-    if let Some(critic) = roles.critic.trainable() {
+    let mut num_bytes = bytes_of(roles.actor.train_state().checkpoint_shards()?);
+    if let Some(critic) = roles.critic.train_state() {
         num_bytes += bytes_of(critic.checkpoint_shards()?);
     }
     if let Some(copy) = roles.reference.own_copy() {
@@ -309,7 +309,7 @@ fn restore(
     data: &mut Pipeline,
     checkpoint: &Checkpoint,
 ) -> Result<(Stage, u64), TrainError> {
-    roles.actor.trainable().restore(checkpoint)?;
+    roles.actor.train_state().restore(checkpoint)?;
     // After the tensors, whose misfit says more.
     identity::check(&run.identity, checkpoint, checkpoint.path().starts_with(run.folder.checkpoints()))?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
@@ -348,8 +348,8 @@ fn restore_reference(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), T
     if !roles.reference.is_copy() {
         return Ok(());
     }
-    let copying = &roles.reference.copying;
-    if let Some(frozen) = FrozenPolicy::of_checkpoint(roles.actor.policy(), checkpoint, copying)? {
+    let copy_options = &roles.reference.copy_options;
+    if let Some(frozen) = FrozenPolicy::of_checkpoint(roles.actor.policy(), checkpoint, copy_options)? {
         roles.reference.restore(frozen);
     }
     Ok(())

@@ -191,7 +191,7 @@ fn run_step(
         return Ok(StepEnd::Dropped(run.stop_reason()?.unwrap_or(StopReason::Signal)));
     }
     if stage == Stage::Training {
-        roles.reference.follow(&roles.actor, num_done + 1)?;
+        roles.reference.sync(&roles.actor, num_done + 1)?;
     }
     let report = run.context.end_step();
     run.progress.num_tokens += report.num_tokens as u64;

@@ -36,7 +36,7 @@ use crate::roles::learner::Learner;
 use crate::roles::objective::supervised_objective;
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
-use crate::roles::reference::{Copying, FrozenPolicy};
+use crate::roles::reference::{CopyOptions, FrozenPolicy};
 use crate::roles::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
@@ -210,7 +210,7 @@ fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
     let batch = batch();
     let folder = tempfile::tempdir().unwrap();
     let is_offloaded = actor.shards().is_some_and(ShardedParameters::is_offloaded);
-    let reference = FrozenPolicy::copy_of(&actor, &Copying::to(folder.path(), is_offloaded)).unwrap();
+    let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), is_offloaded)).unwrap();
     let mut numbers = Vec::new();
     for step in 0..5 {
         let report = update(&mut actor, &batch, &plan(case, step)).unwrap();
@@ -392,12 +392,12 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     let modules_to_save = saved_modules::names(case);
     let lora = LoraSpec { rank: 2, dora: case.dora, modules_to_save, ..LoraSpec::default() };
     let lora = case.lora.then_some((&lora, 5));
-    let mut critic = Critic::beginning_as(actor, lora, options, actor.ranks().clone()).unwrap();
+    let mut critic = Critic::from_actor(actor, lora, options, actor.ranks().clone()).unwrap();
     let returns = (0..batch.rows.num_tokens()).map(|at| (at as f64 * 0.3).sin()).collect();
     (batch.values, batch.returns) = (Some(critic.values(&batch, case.max_tokens).unwrap()), Some(returns));
     let mut reported = Vec::new();
     for step in 0..5 {
-        let report = critic.learn(&batch, plan(case, step).portions()).unwrap();
+        let report = critic.learn(&batch, plan(case, step).mini_batches()).unwrap();
         assert_eq!(report.updates.num_skipped, 0);
         // How many there are depends on how rows are shared.
         let metrics = report.metrics().into_iter().filter(|(name, _)| name != "critic/num_micro_batches");
@@ -405,7 +405,7 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     }
     reported.extend(critic.values(&batch, case.max_tokens).unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let mut state = critic.trainable().tensors(folder.path()).unwrap();
+    let mut state = critic.train_state().tensors(folder.path()).unwrap();
     state.sort_by(|(one, _), (other, _)| one.cmp(other));
     assert!(state.is_empty() || state.iter().any(|(name, _)| name == "critic.value_head.weight"));
     (reported, numbers(state.iter().map(|(_, tensor)| tensor)))
@@ -453,7 +453,7 @@ fn a_critic_s_adapter_uses_the_actor_s_shards() {
             mesh: None,
         };
         let lora = LoraSpec { rank: 1, ..LoraSpec::default() };
-        let mut critic = Critic::beginning_as(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();
+        let mut critic = Critic::from_actor(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();
         let sharded_bytes = actor.shards().unwrap().num_bytes();
         critic.values(&batch(), 64).unwrap();
         assert_eq!(
@@ -461,7 +461,7 @@ fn a_critic_s_adapter_uses_the_actor_s_shards() {
             sharded_bytes,
             "what has come for the critic has gone"
         );
-        let of_critic = critic.trainable().shards.unwrap().num_bytes();
+        let of_critic = critic.train_state().shards.unwrap().num_bytes();
         let trained: usize =
             critic.state_tensors().unwrap().iter().take(3).map(|(_, tensor)| tensor.numel()).sum();
         assert!(trained > 0 && of_critic < actor.shards().unwrap().num_bytes());

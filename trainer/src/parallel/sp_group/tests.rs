@@ -21,7 +21,7 @@ use crate::roles::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
 use crate::roles::critic::{Critic, CriticOptions};
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
-use crate::roles::reference::{Copying, FrozenPolicy};
+use crate::roles::reference::{CopyOptions, FrozenPolicy};
 use crate::roles::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
@@ -330,9 +330,9 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
             };
             let mut batch = batch();
             let mut critic =
-                Critic::beginning_as(&actor(FULL, ranks, 1), None, options, ranks.clone()).unwrap();
+                Critic::from_actor(&actor(FULL, ranks, 1), None, options, ranks.clone()).unwrap();
             batch.values = Some(critic.values(&batch, FULL.max_tokens).unwrap());
-            let report = critic.learn(&batch, plan(FULL, POLICY, 3).portions()).unwrap();
+            let report = critic.learn(&batch, plan(FULL, POLICY, 3).mini_batches()).unwrap();
             // How many passes there are depends on how rows are shared.
             let metrics = report.metrics().into_iter().filter(|(name, _)| name != "critic/num_micro_batches");
             let mut all: Vec<f64> = metrics.map(|(_, value)| value).collect();
@@ -362,7 +362,7 @@ fn every_pass_has_a_degree_of_its_own() {
         }
         let batch = batch();
         let folder = tempfile::tempdir().unwrap();
-        let frozen = FrozenPolicy::copy_of(&actor, &Copying::to(folder.path(), false)).unwrap();
+        let frozen = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), false)).unwrap();
         let scores = actor.score(&batch, Adapter::On, FULL.max_tokens).unwrap();
         let mut all = [scores.logprobs, scores.entropies].concat();
         all.extend(actor.sum_pi_squared(&batch, FULL.max_tokens).unwrap());

@@ -142,7 +142,7 @@ impl Actor {
             evaluation: Arc::new(Mutex::new(evaluation)),
             num_chunks: 0,
         };
-        self.training_pass().accumulate(micro_batch, |predicting_cd| {
+        self.forward_backward().accumulate(micro_batch, |predicting_cd| {
             let grad_cd = self.head_in_stream(predicting_cd, micro_batch, &mut pending)?;
             Ok((grad_cd, ()))
         })?;

@@ -19,7 +19,7 @@ use crate::model::{Decoder, LoadOptions, OutputHead, Weights};
 use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::offload::Offload;
-use crate::roles::reference::{Copying, FrozenPolicy, Reference};
+use crate::roles::reference::{CopyOptions, FrozenPolicy, Reference};
 use crate::roles::reward::{Policy, RewardModels, Sharing};
 use crate::run::error::TrainError;
 use crate::storage::run_folder::RunFolder;
@@ -189,19 +189,23 @@ pub(super) fn reference(
         (true, Some(_), _) => Reference::AdapterOff,
         (true, None, Some(_)) => Reference::Frozen(None),
         (true, None, None) => {
-            let copying = reference_copying(spec, folder, meshes);
-            Reference::Frozen(Some(Box::new(FrozenPolicy::copy_of(actor, &copying)?)))
+            let copy_options = reference_copy_options(spec, folder, meshes);
+            Reference::Frozen(Some(Box::new(FrozenPolicy::copy_of(actor, &copy_options)?)))
         }
     })
 }
 
 /// Options for the copy of a frozen reference: dtype, mesh, master weights and offloading.
-pub(super) fn reference_copying(spec: &ResolvedSpec, folder: &RunFolder, meshes: &RoleMeshes) -> Copying {
+pub(super) fn reference_copy_options(
+    spec: &ResolvedSpec,
+    folder: &RunFolder,
+    meshes: &RoleMeshes,
+) -> CopyOptions {
     let compute = Some(kind_of(spec.training.reference_precision()));
     let mesh = meshes.reference.clone();
     let keeps_master = spec.algorithm.reference_sync.is_some();
     let is_offloaded = spec.training.reference_is_offloaded();
-    Copying { compute, mesh, keeps_master, ..Copying::to(folder.root(), is_offloaded) }
+    CopyOptions { compute, mesh, keeps_master, ..CopyOptions::to(folder.root(), is_offloaded) }
 }
 
 /// FSDP meshes of the roles other than the actor; `None` where every rank holds the full role.

@@ -133,7 +133,7 @@ pub(super) type State = BTreeMap<String, Tensor>;
 
 fn state_of(actor: &mut Actor) -> State {
     let folder = tempfile::tempdir().unwrap();
-    let state = actor.trainable().tensors(folder.path()).unwrap();
+    let state = actor.train_state().tensors(folder.path()).unwrap();
     state.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
 }
 
@@ -153,7 +153,7 @@ pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
         let mut writer = CheckpointWriter::prepare(&all, &store).unwrap();
         let saved = state_of(&mut actor);
         writer
-            .begin(&all, &store, 2, json!({}), Some(actor.trainable().checkpoint_shards().unwrap()))
+            .begin(&all, &store, 2, json!({}), Some(actor.train_state().checkpoint_shards().unwrap()))
             .unwrap();
         train_steps(&mut actor, case, 2..4);
         let settled = writer.settle(&all, &mut store, Wait::UntilWritten).unwrap();
@@ -167,7 +167,7 @@ pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
 pub(super) fn go_on(case: Case, layout: TpLayout, path: &Path) -> [State; 2] {
     let ended = on_layout(layout, |ranks| {
         let mut actor = actor(case, ranks, layout.2);
-        actor.trainable().restore(&Checkpoint::open(path).unwrap()).unwrap();
+        actor.train_state().restore(&Checkpoint::open(path).unwrap()).unwrap();
         let restored = state_of(&mut actor);
         train_steps(&mut actor, case, 2..4);
         [restored, state_of(&mut actor)]

@@ -11,7 +11,7 @@ use crate::model::{Decoder, LoadOptions};
 use crate::parallel::tests::{actor_on_mesh, on_ranks, whole_parameters};
 use crate::parallel::{DecoderUnits, RankError, Ranks, copy_tensor_shard};
 use crate::roles::actor::{Actor, ActorOptions};
-use crate::roles::reference::{Copying, FrozenPolicy};
+use crate::roles::reference::{CopyOptions, FrozenPolicy};
 
 const ALPHA: f64 = 0.3;
 
@@ -89,14 +89,14 @@ struct Keeping {
 fn follow(keeping: Keeping, ranks: &Ranks, folder: &Path) -> [BTreeMap<String, Vec<u32>>; 2] {
     let Keeping { dp_shard, own_dp_shard, is_offloaded, compute } = keeping;
     let mesh = own_dp_shard.map(|degree| Rc::new(ranks.on_mesh(degree).unwrap()));
-    let copying = Copying { keeps_master: true, mesh, ..Copying::to(folder, is_offloaded) };
+    let copy_options = CopyOptions { keeps_master: true, mesh, ..CopyOptions::to(folder, is_offloaded) };
     let followed = actor(7, compute, ranks, dp_shard);
-    let reference = FrozenPolicy::copy_of(&followed, &copying).unwrap();
+    let reference = FrozenPolicy::copy_of(&followed, &copy_options).unwrap();
     overwrite(&followed, &decoder(8, compute));
-    reference.follow(&followed, ALPHA).unwrap();
+    reference.sync(&followed, ALPHA).unwrap();
     reference.release_pages();
     let mixed = weights(&reference);
-    reference.follow(&followed, 1.0).unwrap();
+    reference.sync(&followed, 1.0).unwrap();
     assert_eq!(bits(&whole_parameters(followed.units())), weights(&reference));
     [mixed, weights(&reference)]
 }

@@ -19,7 +19,7 @@ use crate::storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, s
 
 /// Trainable parameters of a role with their optimizer.
 #[derive(Debug)]
-pub(crate) struct Trainable<'a> {
+pub(crate) struct TrainState<'a> {
     pub(crate) optimizer: &'a mut AdamW,
     /// Loss scale of the gradients.
     pub(crate) loss_scale: &'a mut LossScale,
@@ -49,7 +49,7 @@ pub(crate) enum ApplyError {
     Parameters(#[from] rlt_torch::Error),
 }
 
-impl Trainable<'_> {
+impl TrainState<'_> {
     /// All-reduces the gradients, so that each rank applies the sum over all ranks. A parameter without a
     /// gradient gets one of zeros on any number of ranks, such as a vision tower in a batch without images.
     pub(crate) fn sum_gradients(&self) -> Result<(), RankError> {
@@ -124,7 +124,7 @@ impl Trainable<'_> {
             }
             Ok::<(), RankError>(())
         })?;
-        let mut parts = saved_here(shards, pieces);
+        let mut parts = owned_shards(shards, pieces);
         if self.ranks.is_leader() {
             parts.extend(counts.into_iter().map(|(name, count)| CheckpointShard::whole(name, count)));
         }
@@ -204,7 +204,7 @@ impl Trainable<'_> {
 }
 
 /// Selects the pieces of `shards` that this rank saves. Those of all ranks together are every tensor once.
-pub(crate) fn saved_here(shards: &ShardedParameters, pieces: Vec<CheckpointShard>) -> Vec<CheckpointShard> {
+pub(crate) fn owned_shards(shards: &ShardedParameters, pieces: Vec<CheckpointShard>) -> Vec<CheckpointShard> {
     let (of_experts, others): (Vec<CheckpointShard>, Vec<CheckpointShard>) =
         pieces.into_iter().partition(|part| shards.is_of_experts(&part.name));
     let (cut, whole) = others.into_iter().partition(|part| !part.local.is_full());
