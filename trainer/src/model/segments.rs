@@ -52,10 +52,10 @@ impl DecoderLayer {
         let (hidden_td, normed_td) = self.after_attention(hidden_td, attention_td, adapter);
         let mlp_td = match projections.feed_forward() {
             FeedForward::Dense(block) => self.feed_forward(&normed_td, &block)?,
-            FeedForward::Experts { experts, beside } => {
+            FeedForward::Experts { experts, shared_expert } => {
                 let routes = self.route(&normed_td, &experts);
                 let mixed_td = experts.outputs(&normed_td, &routes)?;
-                self.add_shared_expert(mixed_td, &normed_td, &experts, beside.as_ref())?
+                self.add_shared_expert(mixed_td, &normed_td, &experts, shared_expert.as_ref())?
             }
         };
         Ok(self.after_feed_forward(&hidden_td, mlp_td, adapter))

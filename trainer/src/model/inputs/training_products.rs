@@ -98,7 +98,7 @@ impl Projections for TrainingProducts<'_> {
             None => FeedForward::Dense(block),
             Some(weights) => FeedForward::Experts {
                 experts: OwnExperts { weights, projections: self },
-                beside: (self.layer.shape.products.len() > NUM_OF_ATTENTION).then_some(block),
+                shared_expert: (self.layer.shape.products.len() > NUM_OF_ATTENTION).then_some(block),
             },
         }
     }

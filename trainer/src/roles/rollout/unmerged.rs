@@ -165,17 +165,17 @@ impl PackedLayer {
             Ok(Product::OnDevice(product))
         };
         let (qkv, output) = (of(0..3)?, of(3..4)?);
-        let mut beside = || -> Result<PackedBlock, Error> {
+        let mut shared_expert = || -> Result<PackedBlock, Error> {
             Ok(PackedBlock { gate_up: of(4..6)?, intermediate: width(4), down: of(6..7)? })
         };
-        let beside = if parts.len() > 4 { Some(beside()?) } else { None };
+        let shared_expert = if parts.len() > 4 { Some(shared_expert()?) } else { None };
         let gate = layer
             .shared_gate()
             .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], cut, options, arena));
         let ProductOptions { kind, shares, rows_hint } = options;
         let experts = PackedExperts::pack(layer, cut, kind, shares, rows_hint, gate.transpose()?, arena)?;
-        let feed_forward = match (experts, beside) {
-            (Some(experts), beside) => FeedForward::Experts { experts, beside },
+        let feed_forward = match (experts, shared_expert) {
+            (Some(experts), shared_expert) => FeedForward::Experts { experts, shared_expert },
             (None, Some(block)) => FeedForward::Dense(block),
             (None, None) => return Err(no_block()),
         };
@@ -191,7 +191,9 @@ impl PackedLayer {
     fn products(&mut self) -> impl Iterator<Item = &mut Product> {
         let (block, shared_gate) = match &mut self.feed_forward {
             FeedForward::Dense(block) => (Some(block), None),
-            FeedForward::Experts { experts, beside } => (beside.as_mut(), experts.shared_gate.as_mut()),
+            FeedForward::Experts { experts, shared_expert } => {
+                (shared_expert.as_mut(), experts.shared_gate.as_mut())
+            }
         };
         let block = block.into_iter().flat_map(|block| [&mut block.gate_up, &mut block.down]);
         [&mut self.qkv, &mut self.output].into_iter().chain(block).chain(shared_gate)

@@ -165,8 +165,8 @@ impl RolloutWeights {
         let products = self.layers.iter().flat_map(|layer| {
             let block = match &layer.feed_forward {
                 FeedForward::Dense(block) => Some([&block.gate_up, &block.down]),
-                FeedForward::Experts { beside, .. } => {
-                    beside.as_ref().map(|block| [&block.gate_up, &block.down])
+                FeedForward::Experts { shared_expert, .. } => {
+                    shared_expert.as_ref().map(|block| [&block.gate_up, &block.down])
                 }
             };
             [&layer.qkv, &layer.output].into_iter().chain(block.into_iter().flatten())
@@ -195,8 +195,8 @@ impl RolloutWeights {
             attention
                 + match &layer.feed_forward {
                     FeedForward::Dense(block) => block.num_bytes(),
-                    FeedForward::Experts { experts, beside } => {
-                        experts.num_bytes() + beside.as_ref().map_or(0, PackedBlock::num_bytes)
+                    FeedForward::Experts { experts, shared_expert } => {
+                        experts.num_bytes() + shared_expert.as_ref().map_or(0, PackedBlock::num_bytes)
                     }
                 }
         };
@@ -345,8 +345,8 @@ impl PackedLayer {
             output,
             feed_forward: match (experts, weights.len() > 4) {
                 (None, _) => FeedForward::Dense(block()?),
-                (Some(experts), false) => FeedForward::Experts { experts, beside: None },
-                (Some(experts), true) => FeedForward::Experts { experts, beside: Some(block()?) },
+                (Some(experts), false) => FeedForward::Experts { experts, shared_expert: None },
+                (Some(experts), true) => FeedForward::Experts { experts, shared_expert: Some(block()?) },
             },
         })
     }

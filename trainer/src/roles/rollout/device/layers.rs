@@ -294,10 +294,10 @@ impl<'a> Model<'a> {
         self.block_output(norms.after_attention.as_ref(), buffers)?;
         let input = self.block_input(Some(&buffers.added), norms.before_mlp.as_ref(), buffers)?;
         match (&products.feed_forward, &buffers.experts) {
-            (FeedForward::Experts { experts, beside }, Some(of_experts)) => {
+            (FeedForward::Experts { experts, shared_expert }, Some(of_experts)) => {
                 let activation = self.activation;
                 let digests = inputs.routes.get(self.place_among_experts(layer_idx));
-                MoeLaunch { kernels, activation, experts, block: beside.as_ref(), scratch }.launch(
+                MoeLaunch { kernels, activation, experts, block: shared_expert.as_ref(), scratch }.launch(
                     input,
                     of_experts,
                     digests,
@@ -422,11 +422,9 @@ impl<'a> Model<'a> {
             (AttentionInputs::Gathered(segments), _) => {
                 cached_attention(q, k_cache, v_cache, segments, scale, window)
             }
-            (
-                AttentionInputs::Paged { context_lens, block_tables },
-                Some(Paged { attended, workspace, splits }),
-            ) => {
-                let (splits, out) = (splits.of(q.size()[0] as usize), attended);
+            (AttentionInputs::Paged { context_lens, block_tables }, Some(paged)) => {
+                let Paged { attended: out, workspace, splits } = paged;
+                let splits = splits.of(q.size()[0] as usize);
                 PagedDecodeAttention {
                     q,
                     k_cache,
@@ -440,7 +438,7 @@ impl<'a> Model<'a> {
                     out,
                 }
                 .launch(&self.kernels)?;
-                Ok(attended.shallow_clone())
+                Ok(out.shallow_clone())
             }
             (AttentionInputs::Paged { .. }, None) => {
                 let (expected, got) = ("buffers of a decode".into(), "those of a prefill".into());
