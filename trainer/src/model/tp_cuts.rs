@@ -26,7 +26,7 @@ use tch::Tensor;
 use self::experts::place_experts;
 use super::decoder::{Decoder, layer_idx};
 use super::layer::DecoderLayer;
-use super::projection::ProjectionPart;
+use super::projection::LinearShard;
 use super::tp_shards::{ShardedDim, TpCut};
 use super::weights::{EMBEDDING, HEAD};
 
@@ -101,14 +101,14 @@ impl ParameterCuts {
     }
 
     /// This rank's shard of a projection's input and output, by the projection's full name.
-    pub(super) fn around(&self, projection: &str) -> ProjectionPart {
+    pub(super) fn around(&self, projection: &str) -> LinearShard {
         let Some(shards) = self.of(&format!("{projection}{WEIGHT}")) else {
-            return ProjectionPart::default();
+            return LinearShard::default();
         };
         let own = Some(self.own(&shards).clone());
         match shards.dim {
-            0 => ProjectionPart { inputs: None, outputs: own, has_bias: true },
-            _ => ProjectionPart { inputs: own, outputs: None, has_bias: self.place.index == 0 },
+            0 => LinearShard { inputs: None, outputs: own, adds_bias: true },
+            _ => LinearShard { inputs: own, outputs: None, adds_bias: self.place.index == 0 },
         }
     }
 

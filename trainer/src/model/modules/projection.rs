@@ -33,19 +33,19 @@ pub struct Dropout {
 
 /// A tensor-parallel rank's shard of a projection.
 #[derive(Clone, Debug)]
-pub(crate) struct ProjectionPart {
+pub(crate) struct LinearShard {
     /// Values of the input that the rank has; `None` for all of them.
     pub(crate) inputs: Option<DimRanges>,
     /// Values of the output that the rank computes; `None` for all of them.
     pub(crate) outputs: Option<DimRanges>,
     /// Whether the rank adds the bias. Where ranks compute summands of an output, only one of them does.
-    pub(crate) has_bias: bool,
+    pub(crate) adds_bias: bool,
 }
 
-impl Default for ProjectionPart {
+impl Default for LinearShard {
     /// The full projection.
     fn default() -> Self {
-        Self { inputs: None, outputs: None, has_bias: true }
+        Self { inputs: None, outputs: None, adds_bias: true }
     }
 }
 
@@ -124,9 +124,9 @@ impl Projection {
         x: &Tensor,
         adapter: Adapter,
         dropout: Option<Dropout>,
-        part: ProjectionPart,
+        part: LinearShard,
     ) -> Tensor {
-        let base = self.product(x, self.bias.as_ref().filter(|_| part.has_bias));
+        let base = self.product(x, self.bias.as_ref().filter(|_| part.adds_bias));
         match (&self.lora, adapter) {
             (Some(lora), Adapter::On) => lora.add_part_to(base, x, &self.name, &part, dropout),
             _ => base,
@@ -172,7 +172,7 @@ impl LoraPair {
         name: &str,
         dropout: Option<Dropout>,
     ) -> Tensor {
-        self.add_part_to(base, x, name, &ProjectionPart::default(), dropout)
+        self.add_part_to(base, x, name, &LinearShard::default(), dropout)
     }
 
     /// [`Self::add_to`] of a tensor-parallel rank's shard `part` of the projection.
@@ -181,7 +181,7 @@ impl LoraPair {
         mut base: Tensor,
         x: &Tensor,
         name: &str,
-        part: &ProjectionPart,
+        part: &LinearShard,
         dropout: Option<Dropout>,
     ) -> Tensor {
         let kind = x.kind();

@@ -24,7 +24,7 @@ mod verified;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use rlt_core::mesh::Shards;
+use rlt_core::mesh::EvenSplit;
 use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
@@ -39,7 +39,7 @@ use crate::parallel::{EpGroup, MeshRanks, RankError, TpGroup};
 #[derive(Debug)]
 pub(super) struct Flat {
     parameters: Vec<Parameter>,
-    layout: Shards,
+    layout: EvenSplit,
     /// Range of this rank's shard in the buffer.
     own: Range<usize>,
     /// This rank's shard, `[shard_len]`; padding is zero.

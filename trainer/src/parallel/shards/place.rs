@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_core::local_tensor::{DimRanges, DimShards, LocalTensor};
-use rlt_core::mesh::{AxisPlace, Shards};
+use rlt_core::mesh::{AxisPlace, EvenSplit};
 use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use tch::{Tensor, no_grad};
 
@@ -112,11 +112,11 @@ pub(super) fn places(
     num_shards: usize,
     shard: usize,
     width: usize,
-) -> (Vec<Place>, Shards) {
+) -> (Vec<Place>, EvenSplit) {
     let locals: Vec<_> = leaves.iter().map(|(name, leaf)| share.of(name, &leaf.size())).collect();
     let sizes: Vec<Vec<i64>> = locals.iter().map(|(local, _)| local.local_shape()).collect();
     let ranges = ranges(&sizes, num_shards, width);
-    let layout = Shards::new(ranges.last().map_or(0, |last| last.end), num_shards);
+    let layout = EvenSplit::new(ranges.last().map_or(0, |last| last.end), num_shards);
     let mut places = Vec::with_capacity(locals.len());
     for (((local, tp), size), range) in locals.into_iter().zip(sizes).zip(ranges) {
         places.push(Place { part: layout.part_of(&range, shard), range, size, local, tp });

@@ -1,7 +1,7 @@
 //! Memory of a flat buffer's unsharded parameters, and the all-gather or prefetch that fills it. The schedule
 //! decides when.
 
-use rlt_core::mesh::Shards;
+use rlt_core::mesh::EvenSplit;
 use rlt_torch::collectives::Pending;
 use rlt_torch::{FlatBuffer, Prefetch};
 use tch::{Device, Kind, Tensor, no_grad};
@@ -30,7 +30,7 @@ pub(super) struct Whole {
 impl Whole {
     /// Makes the buffer without memory, which is allocated when the unit is prefetched.
     pub(super) fn new(
-        layout: Shards,
+        layout: EvenSplit,
         places: &[Place],
         dtype: (Kind, Device),
     ) -> Result<Self, rlt_torch::Error> {

@@ -206,9 +206,9 @@ fn header_bytes(json: &str) -> Vec<u8> {
 
 /// Manifest entry of a part: the boxes that it consists of, which follow each other in the file.
 fn entry(dtype: Dtype, part: &CheckpointShard, file: &str, mut byte_offset: u64) -> TensorEntry {
-    let pieces = part.slice().regions().into_iter().map(|region| {
+    let pieces = part.slice().chunks().into_iter().map(|chunk| {
         let piece =
-            TensorPiece { start: region.start, shape: region.shape, file: file.to_owned(), byte_offset };
+            TensorPiece { start: chunk.start, shape: chunk.shape, file: file.to_owned(), byte_offset };
         byte_offset += piece.shape.iter().product::<u64>() * dtype::num_bytes(dtype);
         piece
     });

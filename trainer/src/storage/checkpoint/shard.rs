@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use rlt_core::local_tensor::LocalTensor;
-use rlt_core::mesh::Shards;
+use rlt_core::mesh::EvenSplit;
 use rlt_core::tensor_shard::TensorSlice;
 use tch::Tensor;
 
@@ -63,7 +63,7 @@ impl CheckpointShard {
     /// Returns range `index` of `num_shards` equal ones; `None` if it is empty.
     fn stretch(self, index: usize, num_shards: usize) -> Option<Self> {
         let len = self.range.len();
-        let own = Shards::new(len, num_shards).range(index);
+        let own = EvenSplit::new(len, num_shards).range(index);
         let own = own.start.min(len)..own.end.min(len);
         let start = self.range.start;
         let values = self.values.detach().contiguous().view(-1);
