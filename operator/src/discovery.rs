@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::backoff;
 
-/// Least time between a response and the next call.
+/// Minimum interval between a response and the next call.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Wait after a failed call, doubled with each consecutive failure.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
@@ -132,7 +132,7 @@ mod tests {
         Served::read(&serde_json::from_value(json!({"groups": groups})).unwrap())
     }
 
-    /// An API server that fails so many times before it says that it has Kueue, and how often it was asked.
+    /// Makes an API server that fails `num_failures` times before it lists Kueue, with a counter of calls.
     fn server(num_failures: usize) -> (Client, Arc<AtomicUsize>) {
         let num_calls = Arc::new(AtomicUsize::new(0));
         let counter = num_calls.clone();
