@@ -66,7 +66,7 @@ pub struct ReconcileInput<'a> {
     pub is_tracked: bool,
     /// The job's pods, of all attempts.
     pub workers: &'a [Arc<Worker>],
-    /// The states of their nodes that are known.
+    /// Known states of the pods' nodes.
     pub nodes: &'a NodeStates,
     /// The labels of the nodes of [`nodes_to_read`], once they were read.
     pub node_labels: Option<&'a NodeLabels>,
@@ -83,7 +83,7 @@ pub struct ReconcileInput<'a> {
 pub struct Report {
     /// The attempt that reports, from 1.
     pub attempt: u32,
-    /// How far the training is.
+    /// Progress of the training.
     pub progress: Option<Progress>,
     /// All complete checkpoints, oldest first; `None` where they are not known.
     pub checkpoints: Option<Vec<CheckpointStatus>>,
@@ -179,7 +179,7 @@ impl Decision {
         self.requeue_after.map_or(wait, |own| own.min(wait))
     }
 
-    /// The Events about the change from a status to this one.
+    /// Returns the Events about the change from an earlier status to this one.
     pub fn events(&self, before: &RLTrainingJobStatus) -> Vec<JobEvent> {
         let warnings = self.warnings.iter().map(|message| events::of_warning(message));
         warnings
@@ -318,7 +318,7 @@ impl<'a> Reconcile<'a> {
         }
     }
 
-    /// The warnings, if this is the first status with an attempt.
+    /// Returns the warnings if this is the first status with an attempt, else none.
     fn warnings_at_start(&self) -> Vec<&'static str> {
         match (self.input.status.attempt, self.status.attempt) {
             (None, Some(_)) => self.input.prepared.job.warnings(),
@@ -346,14 +346,14 @@ impl<'a> Reconcile<'a> {
         }
     }
 
-    /// The progress of this attempt, if it was reported.
+    /// Returns the progress of this attempt; `None` before its first report.
     fn reported_progress(&self) -> Option<&'a Progress> {
         let report = self.input.report.filter(|report| report.attempt == self.attempt())?;
         report.progress.as_ref()
     }
 }
 
-/// The cause of the end of a finished job.
+/// Returns the cause of the end of a finished job.
 fn cause_of(status: &RLTrainingJobStatus) -> Reason {
     status.last_failure.as_ref().map_or(Reason::StepsFinished, |failure| Reason::Failure(failure.cause))
 }

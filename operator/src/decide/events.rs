@@ -16,12 +16,12 @@ pub struct JobEvent {
     pub message: String,
 }
 
-/// The Event of a warning at the start of a job.
+/// Returns the Event of a warning at the start of a job.
 pub(super) fn of_warning(message: &str) -> JobEvent {
     JobEvent { is_warning: true, reason: Reason::NoStorage, message: message.to_owned() }
 }
 
-/// The Events for a change of the status.
+/// Returns the Events for a change of the status.
 pub(super) fn between(
     before: &RLTrainingJobStatus,
     after: &RLTrainingJobStatus,
@@ -61,7 +61,7 @@ pub(super) fn between(
     events
 }
 
-/// The restarts in place that are new, one Event for each cause.
+/// Returns one Event for each cause of new restarts in place.
 fn restarts(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Vec<JobEvent> {
     let known = |cause| before.restarts_in_place.get(cause).copied().unwrap_or(0);
     let new = after.restarts_in_place.iter().filter(|(cause, count)| **count > known(cause));
@@ -76,7 +76,7 @@ fn restarts(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Vec<Jo
     .collect()
 }
 
-/// Reason and status of the conditions whose change is worth an Event.
+/// Returns reason and status of the conditions whose change is worth an Event.
 fn reconciling_reason(status: &RLTrainingJobStatus) -> Vec<(&str, bool)> {
     use rlt_api::status::{ConditionStatus, ConditionType};
     let telling = [
@@ -96,7 +96,7 @@ fn reconciling_reason(status: &RLTrainingJobStatus) -> Vec<(&str, bool)> {
         .collect()
 }
 
-/// The Event that there was nothing left to train.
+/// Returns the Event for a job whose steps were all done before it started.
 fn of_found_result(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<JobEvent> {
     let found = |status: &RLTrainingJobStatus| status.progress.as_ref().is_some_and(|one| one.result_found);
     let num_steps = after.progress.as_ref().filter(|_| found(after) && !found(before))?.num_steps;
@@ -110,7 +110,7 @@ fn of_found_result(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) ->
     })
 }
 
-/// The Event that the present specification would be refused, and that the job continues without it.
+/// Returns the Event that the present specification is refused and the job continues under an earlier one.
 fn of_refusal(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<JobEvent> {
     let (reason, message) = refused(after)?;
     let is_new = refused(before).is_none_or(|(known, _)| known != reason);
