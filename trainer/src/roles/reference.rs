@@ -206,7 +206,7 @@ impl FrozenPolicy {
         self.shards.iter().for_each(ShardedParameters::release_pages);
     }
 
-    /// The tensor pieces that this rank saves. Those of all ranks together are every tensor once.
+    /// Returns the shards that this rank saves. All ranks together save every tensor once.
     ///
     /// # Errors
     /// [`RankError::Shards`] when an offloaded tensor cannot be read.

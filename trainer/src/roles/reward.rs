@@ -5,7 +5,8 @@
 //!             -> RewardModels (loaded, fitted to the policy) -> scores ----^
 //!             -> ExternalFunctions (servers) -> verdicts ------------------^
 //! ```
-//! The functions are in `rlt_core::reward`; here are names, weights, time limits and panics.
+//! The functions are in `rlt_core::reward`; this module adds names, weights, time limits and the handling of
+//! panics.
 
 mod exchange;
 mod external;

@@ -103,8 +103,8 @@ impl TrainState<'_> {
         self.shards.iter().for_each(|shards| shards.clear_gradients());
     }
 
-    /// The tensor pieces that this rank saves. Those of all ranks together are every tensor once. Offloaded
-    /// pieces stay in offload storage, and must be read before the next update.
+    /// Returns the shards that this rank saves. All ranks together save every tensor once. Offloaded shards
+    /// stay in offload storage, and must be read before the next update.
     ///
     /// # Errors
     /// [`RankError::Shards`] if an offloaded tensor cannot be read.

@@ -137,7 +137,7 @@ fn files_that_are_quantized_are_planned_as_they_are_and_refused_where_they_do_no
 }
 
 #[test]
-fn what_is_not_known_of_a_quantization_is_refused_by_its_field() {
+fn quantization_settings_without_support_are_refused_by_field() {
     let refusal = |quantization: Value, more: Value| {
         let mut stored = config();
         stored["quantization_config"] = quantization;

@@ -69,7 +69,7 @@ pub enum Event {
         /// Log-prob of the token, as in [`Completion::rollout_logprobs`].
         logprob: f32,
     },
-    /// A turn has ended of a sequence that is kept open.
+    /// A sequence that is kept open has ended a turn.
     TurnOver {
         /// The sequence, which can be extended now.
         id: SequenceId,

@@ -318,7 +318,7 @@ fn copies_of_another_run_are_neither_fetched_nor_removed_nor_overwritten() {
 }
 
 #[test]
-fn of_two_runs_that_begin_at_once_one_gets_the_prefix() {
+fn one_of_two_runs_that_begin_at_once_gets_the_prefix() {
     let store = Arc::new(InMemory::new());
     let claim = |run: &RunIdentity| runtime().unwrap().block_on(remote(&store).claim(run));
     claim(&this_run()).unwrap();

@@ -79,7 +79,7 @@ fn a_route_is_the_cpu_s_choice_with_its_weights() {
 }
 
 #[test]
-fn of_equal_experts_the_lower_numbers_are_chosen_and_a_nan_before_any_number() {
+fn the_lower_indices_of_equal_experts_are_chosen_and_a_nan_before_any_number() {
     in_every_order(|kernels| {
         let mut scores = vec![0.5_f32; 70];
         (scores[66], scores[9]) = (2.0, 2.0);

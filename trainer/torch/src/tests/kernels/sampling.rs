@@ -189,7 +189,7 @@ fn banned_tokens_are_never_drawn() {
 }
 
 #[test]
-fn of_equal_tokens_the_first_are_kept() {
+fn the_first_of_equal_tokens_are_kept() {
     in_every_order(|kernels| {
         for kind in KINDS {
             let logits = (randn(&[all_params().len() as i64, 600], 4) * 1.5).round();
