@@ -57,7 +57,7 @@ fn write_zeros(dir: &Path, config: &Value) {
     fs::File::options().write(true).open(path).unwrap().set_len((8 + header.len() + end) as u64).unwrap();
 }
 
-/// Where a rank writes by how many bytes it has raised its peak.
+/// Path of the file into which a rank writes by how many bytes it has raised its peak.
 fn answer(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("peak-of-{rank}"))
 }
@@ -117,7 +117,7 @@ fn export(ranks: &Ranks, parts: DecoderUnits<'_>, folder: &Path) {
     export.into_iter().for_each(|export| export.finish().unwrap());
 }
 
-/// By how many bytes each of so many ranks has raised its peak.
+/// Returns by how many bytes each rank has raised its peak.
 fn peaks(folder: &Path, dp_shard: usize, act: &str) -> Vec<u64> {
     let store = serve_store(0, 1, dp_shard).unwrap();
     let start = |rank| {

@@ -198,7 +198,7 @@ impl StepContext {
         batch.sequences.iter().map(|sequence| record.routes.get(&key(sequence)).cloned()).collect()
     }
 
-    /// Registers `hook`. Every rank calls it when another role computes after sampling, or the step ends.
+    /// Registers a hook. Every rank calls it when another role computes after sampling, or the step ends.
     pub(crate) fn when_sampling_ends(&self, hook: impl Fn() -> Result<(), HookError> + 'static) {
         self.sampling_hooks.borrow_mut().push(Box::new(hook));
     }

@@ -78,7 +78,7 @@ fn experts_are_read_one_by_one_and_in_one_tensor_alike() {
     }
 }
 
-/// To the bit, all of a tensor or any part of it.
+/// All of a tensor and any part of it are equal to the bit.
 #[test]
 fn experts_in_mxfp4_are_read_as_the_numbers_that_transformers_makes_of_them() {
     let fixture = Fixture::open("gpt-oss-mxfp4", "expected.safetensors");

@@ -1,4 +1,4 @@
-//! The same tokens and log-probs on every path: dense or paged, alone or batched, shared or not.
+//! Equality of tokens and log-probs on every path: dense or paged, alone or batched, shared or not.
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
@@ -45,8 +45,8 @@ fn paged_greedy_continuations_are_those_of_transformers() {
     }
 }
 
-/// To the bit: packed products, norms and attention compute each row independently, so on the CPU in f32 a
-/// sample does not depend on its batch.
+/// Equality to the bit: packed products, norms and attention compute each row independently, so on the CPU in
+/// f32 a sample does not depend on its batch.
 #[test]
 fn a_sample_is_the_same_alone_and_in_any_batch() {
     for family in FAMILIES {

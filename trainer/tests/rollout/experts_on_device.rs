@@ -120,7 +120,7 @@ fn rollout_and_actor_choose_the_same_experts_on_a_device() {
     });
 }
 
-/// What two steps more cost: copies in and out, launches, waits.
+/// Costs of two further steps: copies in and out, launches, waits.
 fn two_steps(decoder: &Decoder, batch: u64, first_token: u32) -> [u64; 4] {
     let costs = |num_tokens: usize| {
         let request = Request {

@@ -110,7 +110,7 @@ fn in_bfloat16_a_quantized_rollout_is_as_exact_as_its_actor_and_nearer_to_it_tha
     }
 }
 
-/// To the bit, as of dense models.
+/// Equality to the bit, as for dense models.
 #[test]
 fn a_sample_of_a_quantized_model_is_the_same_alone_and_in_any_batch() {
     for (family, spec) in ["llama", "qwen3", "phi3"].into_iter().zip(specs()) {

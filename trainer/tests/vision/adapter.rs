@@ -89,7 +89,7 @@ fn weights_with_the_adapter_folded_in_compute_the_same() {
     }
 }
 
-/// Before an update and behind it; the engine sleeps during the update.
+/// Samples before and after an update, during which the engine sleeps.
 #[test]
 fn the_rollout_samples_with_the_towers_present_adapter() {
     for (name, merges) in MODELS.into_iter().flat_map(|name| [(name, true), (name, false)]) {
@@ -113,7 +113,7 @@ fn the_rollout_samples_with_the_towers_present_adapter() {
     }
 }
 
-/// What each rank trains, by the norm of the gradient and what log-probs are behind the update.
+/// Update of each rank: the norm of the gradient, and the log-probs after it.
 #[test]
 fn two_ranks_train_the_adapter_of_one_with_shards_and_without() {
     const NAME: &str = "qwen3-vl";
@@ -142,7 +142,7 @@ fn two_ranks_train_the_adapter_of_one_with_shards_and_without() {
     }
 }
 
-/// With shards the engine copies the adapter, folded in or not, at every sync.
+/// A sharded engine copies the adapter, merged or not, at every sync.
 #[test]
 fn an_engine_of_a_sharded_policy_samples_with_the_present_adapter_of_the_tower() {
     const NAME: &str = "qwen3-vl";

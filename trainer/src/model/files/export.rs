@@ -134,7 +134,7 @@ pub(in crate::model) fn in_size(tensor: &Tensor, whole: &[i64]) -> Tensor {
 /// Whether values of the weights are read, or only shapes.
 #[derive(Clone, Copy)]
 enum Reads {
-    /// For a file's header, while the memory of units may be freed and views of it cannot be made.
+    /// Shapes alone, for a file's header: the memory of units may be freed, and views of it cannot be made.
     Shapes,
     Values,
 }

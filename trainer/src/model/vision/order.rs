@@ -134,8 +134,8 @@ impl Units {
     }
 }
 
-/// For patches at `places` of an axis of `size`, the two neighbouring entries of an axis of `side` positions,
-/// i64 `[p]`, each with its weight, f32 `[p]`.
+/// Returns, for patches at `places` of an axis of `size`, the two neighbouring entries of an axis of `side`
+/// positions, i64 `[p]`, each with its weight, f32 `[p]`.
 fn neighbours(places: &Tensor, size: i64, side: i64) -> [(Tensor, Tensor); 2] {
     let at = places.to_kind(Kind::Float) * (side - 1) / (size - 1).max(1);
     let below = at.floor();

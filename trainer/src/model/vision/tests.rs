@@ -35,7 +35,7 @@ fn an_image_goes_through_the_tower_once_however_often_prompts_name_it() {
     assert!(other.equal(&first));
 }
 
-/// Of a tower that is trained features are kept for the rollout's version of it alone.
+/// Features of a trained tower are cached for the rollout's version of it alone.
 #[test]
 fn features_of_trained_weights_are_computed_in_every_pass_and_kept_for_a_snapshot() {
     let tower = tower().trained();

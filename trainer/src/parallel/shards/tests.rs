@@ -70,7 +70,7 @@ struct Case {
     ep: usize,
     /// The architecture of a dense model.
     dense: &'static str,
-    /// Its key heads, by which its query heads and its width are multiplied.
+    /// Number of key heads, of which query heads and width are multiples.
     kv_heads: usize,
 }
 
@@ -135,7 +135,7 @@ fn with_adapter(mut decoder: Decoder, case: Case) -> Decoder {
     decoder
 }
 
-/// Those of experts and routers, where there are some.
+/// Names of the parameters of experts and routers that adapters are on; empty without experts.
 fn parameters_with_adapters(case: Case) -> Vec<String> {
     let all = ["gate.weight", "experts.gate_up_proj", "experts.down_proj"].map(str::to_owned);
     if case.experts { all.to_vec() } else { Vec::new() }
@@ -169,7 +169,7 @@ fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
     actor.with_router_loss(case.experts.then_some(0.5))
 }
 
-/// The same, with the offload `spec` to `folder`.
+/// Makes the same actor, with the offload `spec` to `folder`.
 fn offloaded_actor(case: Case, ranks: &Ranks, dp_shard: usize, spec: OffloadSpec, folder: &Path) -> Actor {
     let ranks = &distributing(case, ranks);
     actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::new(spec, folder))

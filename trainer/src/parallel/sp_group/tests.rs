@@ -282,7 +282,7 @@ fn sequence_parallel_groups_train_like_one_rank_also_with_fsdp() {
     }
 }
 
-/// Of the first layer's attention the queries alone need gradients, or nothing.
+/// Adapters on few projections: of the first layer's attention only the queries need gradients, or nothing.
 #[test]
 fn an_adapter_trains_as_on_one_rank_and_drops_the_same_inputs() {
     for (targets, dropout, layout) in [
@@ -347,8 +347,8 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
     }
 }
 
-/// Where updates, log-probs and those of the reference share tokens at degrees of their own, across the
-/// shards of the model.
+/// Updates, log-probs and those of the reference share tokens at degrees of their own, across the shards of
+/// the model.
 #[test]
 fn every_pass_has_a_degree_of_its_own() {
     let compute = |ranks: &Ranks, [updates, logprobs, reference]: [usize; 3], dp_shard: usize| {

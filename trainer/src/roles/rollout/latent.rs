@@ -15,8 +15,8 @@ use crate::model::{Adapter, DecoderLayer, LatentParts, LatentProducts, Projectio
 pub(super) struct PackedLatent {
     /// Projection from the latent of queries; `None` if queries are projected from the hidden state.
     queries: Option<PackedLinear>,
-    /// For each head, the projection of its queries without positions to the latent's width, and of latents
-    /// to its values.
+    /// Projections of each head: of its queries without positions to the latent's width, and of latents to
+    /// its values.
     heads: Vec<[PackedLinear; 2]>,
     rank: i64,
 }

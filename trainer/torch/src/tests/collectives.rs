@@ -55,7 +55,7 @@ fn on_ranks<T: Send>(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// What rank `rank` brings: a tensor that any rank can compute.
+/// Input of rank `rank`: a tensor that any rank can compute.
 fn of(rank: usize, size: &[i64], kind: Kind) -> Tensor {
     randn(size, 100 + rank as i64).to_kind(kind)
 }

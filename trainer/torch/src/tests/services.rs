@@ -55,7 +55,7 @@ fn a_row_of_a_packed_product_has_the_same_bits_in_any_batch() {
     });
 }
 
-/// In training and where it was packed for sampling: rollout and actor must compute the same numbers.
+/// Training and sampling use the same products: rollout and actor must compute the same values.
 #[test]
 fn a_row_in_bfloat16_has_the_same_bits_packed_or_not_in_any_batch_where_the_cpu_multiplies_in_bfloat16() {
     let has_run = std::cell::Cell::new(false);

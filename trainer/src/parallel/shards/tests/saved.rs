@@ -12,7 +12,7 @@ use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
 /// The layout of ranks: their number, `dpShard`, `sp`.
 pub(super) type Layout = (usize, usize, usize);
 
-/// What is trained, on which ranks, with which offload.
+/// Trained parameters, ranks and offload of a case.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
     pub case: Case,

@@ -51,7 +51,7 @@ fn assert_equal(case: Case, layout: TpLayout, alone: &[f64], cut: &[f64]) {
     assert!(first < 2e-6 && others < 5e-5, "{case:?} on {layout:?}: {first} {others}");
 }
 
-/// Of the 19 tokens of five sequences that are predicted, and of an update.
+/// Number of compared values: 19 predicted tokens of five sequences, and two of an update.
 const NUM_REPORTED: usize = 21;
 
 #[track_caller]

@@ -79,7 +79,7 @@ fn expected(compute: Kind) -> BTreeMap<String, Vec<u32>> {
 #[derive(Clone, Copy, Debug)]
 struct Keeping {
     dp_shard: usize,
-    /// Of the reference, where it has a mesh of its own.
+    /// FSDP degree of the reference's own mesh; `None` for the actor's mesh.
     own_dp_shard: Option<usize>,
     is_offloaded: bool,
     compute: Kind,

@@ -161,7 +161,7 @@ fn corrected(roles: &Roles, correction: &Value) -> Batch {
     RolloutCorrection::of(&algorithm).apply(roles, batch).unwrap()
 }
 
-/// Which tokens of a sequence the rule of this name keeps, by its documentation.
+/// Tokens of a sequence that the rule of this name keeps, by its documentation.
 fn kept(statistic: &str, log_ratios: [f64; 3], (lower, upper): (f64, f64)) -> [bool; 3] {
     let (level, divergence) = statistic.split_at(statistic.len() - 2);
     let values = log_ratios.map(|x| match divergence {
