@@ -42,7 +42,7 @@ pub use environment::RankEnvironment;
 pub use ep_group::EpGroup;
 pub use error::RankError;
 pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, Ulysses};
-pub use mesh::MeshRanks;
+pub use mesh::ProcessGroups;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
 pub(crate) use shards::{TensorParallel, copy_tensor_shard};
 pub use sp_group::SpGroup;
@@ -63,7 +63,7 @@ pub struct Ranks {
     local_size: usize,
     /// Balancing rule by which rows are assigned to ranks.
     balance: Balance,
-    link: Arc<Mutex<Link>>,
+    connection: Arc<Mutex<Connection>>,
     /// Sequence-parallel group; `None` if each rank has different tokens.
     sp_group: Option<Arc<SpGroup>>,
     /// Expert-parallel degree: number of ranks over which the experts of a layer are distributed.
@@ -74,13 +74,13 @@ pub struct Ranks {
 }
 
 #[derive(Debug)]
-struct Link {
+struct Connection {
     group: Box<dyn Collectives>,
     /// Rendezvous of all ranks; `None` for a single rank.
     rendezvous: Option<Rendezvous>,
 }
 
-impl Link {
+impl Connection {
     /// Connects this rank with the other `members` of a new group.
     fn connect(&self, name: &str, members: &[usize]) -> Result<Box<dyn Collectives>, RankError> {
         let group = match &self.rendezvous {
@@ -94,13 +94,13 @@ impl Link {
 impl Ranks {
     /// Creates a single rank, which exchanges nothing.
     pub fn alone() -> Self {
-        let link = Link { group: Box::new(SingleProcessGroup::new("all")), rendezvous: None };
+        let connection = Connection { group: Box::new(SingleProcessGroup::new("all")), rendezvous: None };
         Self {
             rank: 0,
             size: 1,
             local_size: 1,
             balance: Balance::default(),
-            link: Arc::new(Mutex::new(link)),
+            connection: Arc::new(Mutex::new(connection)),
             sp_group: None,
             ep: 1,
             tensor_parallel: None,
@@ -128,13 +128,13 @@ impl Ranks {
         let all: Vec<usize> = (0..environment.world_size).collect();
         let group =
             rendezvous.group("all", &all)?.unwrap_or_else(|| Box::new(SingleProcessGroup::new("all")));
-        let link = Link { group, rendezvous: Some(rendezvous) };
+        let connection = Connection { group, rendezvous: Some(rendezvous) };
         Ok(Self {
             rank: environment.rank,
             size: environment.world_size,
             local_size: environment.local_world_size,
             balance: Balance::default(),
-            link: Arc::new(Mutex::new(link)),
+            connection: Arc::new(Mutex::new(connection)),
             sp_group: None,
             ep: 1,
             tensor_parallel: None,
@@ -308,8 +308,8 @@ impl Ranks {
 
     /// Reports the error of this rank to the others; returns the report of the first rank that failed.
     pub fn report_failure(&self, cause: &str) -> Option<String> {
-        let link = self.lock();
-        link.rendezvous.as_ref().and_then(|rendezvous| rendezvous.report_failure(cause).ok())
+        let connection = self.lock();
+        connection.rendezvous.as_ref().and_then(|rendezvous| rendezvous.report_failure(cause).ok())
     }
 
     fn all_gather_equal(&self, own: &Tensor) -> Result<Tensor, RankError> {
@@ -336,8 +336,8 @@ impl Ranks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Link> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use rlt_torch::collectives::Collectives;
 
-use super::{Link, RankError, Ranks, TpGroup};
+use super::{Connection, RankError, Ranks, TpGroup};
 
 /// Tensor-parallel group of this rank, and the ranks with the same index in their groups.
 #[derive(Debug)]
@@ -38,13 +38,13 @@ impl TensorParallelRanks {
     /// Connects some of the ranks with this rank's index.
     pub(super) fn connect(
         &self,
-        link: &Link,
+        connection: &Connection,
         name: &str,
         members: &[usize],
     ) -> Result<Box<dyn Collectives>, RankError> {
         let AxisPlace { index, size } = self.group.place();
         let members: Vec<usize> = members.iter().map(|member| member * size + index).collect();
-        link.connect(&format!("tensor-parallel place {index} of {size}, {name}"), &members)
+        connection.connect(&format!("tensor-parallel place {index} of {size}, {name}"), &members)
     }
 }
 
@@ -78,7 +78,7 @@ impl Ranks {
 
     /// All ranks of the job, whatever their tensor-parallel index, without sequence-parallel groups.
     #[must_use]
-    pub fn of_all_places(&self) -> Self {
+    pub fn world(&self) -> Self {
         match &self.tensor_parallel {
             None => self.clone(),
             Some(ranks) => {

@@ -26,7 +26,7 @@ use self::pending::PendingSums;
 pub(crate) use self::role::CriticPlan;
 pub use self::role::CriticRole;
 use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
-use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
+use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{
     Actor, ActorError, MicroBatch, OuterGradients, layer_schedule, resume_loss_scale, scaled, scoring,
 };
@@ -57,7 +57,7 @@ pub struct CriticOptions {
     pub compute: Option<Kind>,
     /// Ranks over which the critic is sharded, if the actor is; `None` means the actor's, which a critic that
     /// is an adapter always has.
-    pub mesh: Option<Rc<MeshRanks>>,
+    pub mesh: Option<Rc<ProcessGroups>>,
 }
 
 /// A critic could not be made.

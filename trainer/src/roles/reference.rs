@@ -13,7 +13,7 @@ use rlt_core::tensor_shard::TensorShard;
 use tch::Kind;
 
 use crate::model::{Decoder, NamedTensors};
-use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
+use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
 use crate::roles::train_state::{in_file, owned_shards};
 use crate::storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
@@ -64,7 +64,7 @@ pub struct CopyOptions {
     /// compute dtype.
     pub compute: Option<Kind>,
     /// Ranks over which the copy is sharded, if the actor is; `None` means the actor's.
-    pub mesh: Option<Rc<MeshRanks>>,
+    pub mesh: Option<Rc<ProcessGroups>>,
     /// Whether the copy is stored in f32, because it follows the actor: lower precisions would round small
     /// changes away.
     pub keeps_master: bool,
@@ -172,7 +172,7 @@ impl FrozenPolicy {
 
     fn fill_from(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         self.shards.iter().try_for_each(|shards| {
-            shards.fill(|tensor_shard, values| {
+            shards.load_shards(|tensor_shard, values| {
                 checkpoint.fill_rounded(&tensor_shard.named(&stored_name(tensor_shard.name)), values)
             })
         })
@@ -218,7 +218,7 @@ impl FrozenPolicy {
             return Ok(split_between_copies(whole, ranks.rank(), ranks.size()));
         };
         let mut pieces = Vec::new();
-        shards.show(|slice, values| {
+        shards.for_each_shard(|slice, values| {
             pieces.push(CheckpointShard::of(&slice.named(&stored_name(slice.name)), values));
             Ok::<(), RankError>(())
         })?;

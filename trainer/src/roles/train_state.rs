@@ -92,7 +92,7 @@ impl TrainState<'_> {
     fn update(&mut self, clipped: &Clipped) -> Result<(), ApplyError> {
         let optimizer = &mut *self.optimizer;
         match self.shards {
-            Some(shards) => shards.change(|is_here| Ok(optimizer.update(clipped, is_here)?)),
+            Some(shards) => shards.with_resident_shards(|is_here| Ok(optimizer.update(clipped, is_here)?)),
             None => Ok(optimizer.update(clipped, |_| true)?),
         }
     }

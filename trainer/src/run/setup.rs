@@ -51,7 +51,7 @@ pub fn setup(
 ) -> Result<(Run, Roles, Pipeline), TrainError> {
     let identity = identity::of_job(&job)?;
     let pass_ranks = PassRanks::of(job.spec(), ranks)?;
-    let ranks = pass_ranks.updates.of_all_places();
+    let ranks = pass_ranks.updates.world();
     let device::Placement { device, warning } = device::prepare(job.spec(), &ranks)?;
     // `Auto` is replaced here, because the rules below depend on the device that was found.
     let job = job.on_device(device::spec_of(device));

@@ -6,17 +6,17 @@ use rlt_api::plan::model_config::is_expert_weight;
 use rlt_torch::OffloadStorage;
 use tch::{Kind, Tensor};
 
-use super::flat::Flat;
+use super::flat::FlatParameter;
 use super::place::{OwnExperts, Share};
 use crate::model::tp_cuts::ParameterCuts;
 use crate::model::{Decoder, NamedTensors};
-use crate::parallel::{MeshRanks, RankError};
+use crate::parallel::{ProcessGroups, RankError};
 
 /// An FSDP unit: parameters that are gathered together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FsdpUnit {
     /// Embedding, final norm and head.
-    Outer,
+    Root,
     /// A decoder layer.
     Layer(usize),
 }
@@ -25,7 +25,7 @@ impl FsdpUnit {
     /// The index of the layer; `None` for the outer unit.
     pub fn layer_idx(self) -> Option<usize> {
         match self {
-            Self::Outer => None,
+            Self::Root => None,
             Self::Layer(layer_idx) => Some(layer_idx),
         }
     }
@@ -35,9 +35,9 @@ impl FsdpUnit {
 /// weights, which layers use in the master dtype. If both dtypes are equal they share a buffer.
 #[derive(Debug)]
 pub(super) struct UnitParameters {
-    pub(super) trained: Vec<Flat>,
+    pub(super) trained: Vec<FlatParameter>,
     /// Frozen parameters; several roles may compute with the same ones.
-    pub(super) frozen: Vec<Rc<Flat>>,
+    pub(super) frozen: Vec<Rc<FlatParameter>>,
 }
 
 impl UnitParameters {
@@ -45,13 +45,13 @@ impl UnitParameters {
     /// experts' weights only those of `experts` are kept, of tensor-parallel weights this rank's shard.
     pub(super) fn new(
         parameters: NamedTensors,
-        ranks: &MeshRanks,
+        ranks: &ProcessGroups,
         experts: Option<OwnExperts>,
         cuts: Option<&ParameterCuts>,
         compute: Kind,
         mut place: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {
-        let mut flats = |parameters: NamedTensors| -> Result<Vec<Flat>, RankError> {
+        let mut flats = |parameters: NamedTensors| -> Result<Vec<FlatParameter>, RankError> {
             let (of_experts, parameters): (NamedTensors, NamedTensors) =
                 parameters.into_iter().partition(|(name, _)| experts.is_some() && is_expert_weight(name));
             let (cut, parameters): (NamedTensors, NamedTensors) = parameters
@@ -73,15 +73,16 @@ impl UnitParameters {
                 (cut_vectors, own, exact[1]),
                 (vectors, whole, exact[2]),
             ];
-            let flat =
-                |(parameters, share, kind)| Flat::new(parameters, ranks, share, kind, place.as_deref_mut());
+            let flat = |(parameters, share, kind)| {
+                FlatParameter::new(parameters, ranks, share, kind, place.as_deref_mut())
+            };
             parts.into_iter().map(flat).filter_map(Result::transpose).collect()
         };
         let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
         Ok(Self { trained: flats(trained)?, frozen: flats(frozen)?.into_iter().map(Rc::new).collect() })
     }
 
-    pub(super) fn flats(&self) -> impl Iterator<Item = &Flat> {
+    pub(super) fn flats(&self) -> impl Iterator<Item = &FlatParameter> {
         self.frozen.iter().map(Rc::as_ref).chain(&self.trained)
     }
 }
@@ -95,7 +96,7 @@ fn by_use(parameters: NamedTensors, compute: Kind) -> [NamedTensors; 2] {
 }
 
 /// The experts of a decoder that this rank holds; `None` without expert parallelism, or without experts.
-pub(super) fn own_experts(decoder: &Decoder, ranks: &MeshRanks) -> Result<Option<OwnExperts>, RankError> {
+pub(super) fn own_experts(decoder: &Decoder, ranks: &ProcessGroups) -> Result<Option<OwnExperts>, RankError> {
     let Some((ranks, experts)) = ranks.experts().zip(decoder.config.experts.as_ref()) else {
         return Ok(None);
     };

@@ -21,13 +21,13 @@ pub enum WeightDtype {
 
 /// Memory of all parameters of a buffer in one dtype, `[padded_len]`.
 #[derive(Debug)]
-pub(super) struct Whole {
+pub(super) struct UnshardedBuffer {
     pub(super) buffer: FlatBuffer,
     /// View of each parameter.
     pub(super) views: Vec<Tensor>,
 }
 
-impl Whole {
+impl UnshardedBuffer {
     /// Makes the buffer without memory, which is allocated when the unit is prefetched.
     pub(super) fn new(
         layout: EvenSplit,
@@ -51,7 +51,7 @@ impl Whole {
 #[derive(Debug)]
 pub(super) enum UnshardState {
     Resharded,
-    Prefetch(WeightDtype, PendingFill),
+    Prefetch(WeightDtype, PendingAllGather),
     Unsharded(WeightDtype),
 }
 
@@ -67,14 +67,14 @@ impl UnshardState {
 
 /// The operation that fills the buffer.
 #[derive(Debug)]
-pub(super) enum PendingFill {
+pub(super) enum PendingAllGather {
     /// An all-gather of the shards.
     Gathered(Pending),
     /// A prefetch from offload storage; values are cast if dtypes differ.
     Fetched(Prefetch),
 }
 
-impl PendingFill {
+impl PendingAllGather {
     /// Waits until the values are in `whole`.
     pub(super) fn complete(self, whole: &Tensor) -> Result<(), RankError> {
         match self {

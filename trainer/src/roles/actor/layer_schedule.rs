@@ -100,24 +100,24 @@ impl<'a> Model<'a> {
     /// Begins a pass: unshards the outer unit and prefetches the first layer.
     pub(crate) fn enter(&self) -> Result<(), RankError> {
         let Some(shards) = self.shards else { return Ok(()) };
-        shards.prefetch(FsdpUnit::Outer)?;
+        shards.prefetch(FsdpUnit::Root)?;
         shards.prefetch(FsdpUnit::Layer(0))?;
-        shards.unshard(FsdpUnit::Outer)
+        shards.unshard(FsdpUnit::Root)
     }
 
     /// Ends a pass: reshards the outer unit.
     pub(crate) fn leave(&self) -> Result<(), RankError> {
-        self.shards.map_or(Ok(()), |shards| shards.reshard(FsdpUnit::Outer))
+        self.shards.map_or(Ok(()), |shards| shards.reshard(FsdpUnit::Root))
     }
 
     /// Allocates gradients of the outer unit, to which a backward pass adds.
     pub(crate) fn begin_outer_gradient(&self) {
-        self.shards.iter().for_each(|shards| shards.begin_gradient(FsdpUnit::Outer));
+        self.shards.iter().for_each(|shards| shards.begin_gradient(FsdpUnit::Root));
     }
 
     /// Starts the reduce-scatter of the outer unit's gradients.
     pub(crate) fn end_outer_gradient(&self) -> Result<(), RankError> {
-        self.shards.map_or(Ok(()), |shards| shards.end_gradient(FsdpUnit::Outer))
+        self.shards.map_or(Ok(()), |shards| shards.end_gradient(FsdpUnit::Root))
     }
 
     /// Calls `compute` for every layer while it is unsharded, first to last. If `backward_follows`, the last

@@ -21,7 +21,7 @@ use super::functions::judges;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::model::hub::{self, HubError};
 use crate::model::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
-use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
+use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::layer_schedule::{self, Model};
 
 /// Scores of reward models for one sample, by the name of the function.
@@ -58,7 +58,7 @@ pub struct Policy<'a> {
 #[derive(Clone, Debug)]
 pub struct Sharing<'a> {
     /// Ranks over which the model is sharded.
-    pub mesh: Rc<MeshRanks>,
+    pub mesh: Rc<ProcessGroups>,
     /// Folder for files of offloaded units, see [`ShardedParameters::new`].
     pub offload_to: Option<&'a Path>,
 }

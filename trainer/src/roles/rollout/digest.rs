@@ -46,7 +46,7 @@ impl WeightDigest {
             of_policy.see(name, tensor)
         };
         match policy.shards() {
-            Some(shards) => shards.show(|slice, piece| add(slice.name, piece))?,
+            Some(shards) => shards.for_each_shard(|slice, piece| add(slice.name, piece))?,
             None => {
                 let whole = policy.decoder().named_parameters();
                 whole.iter().try_for_each(|(name, tensor)| add(name, tensor))?;

@@ -94,7 +94,7 @@ impl RolloutWeights {
     /// trainer.
     fn take_tower(&mut self, policy: DecoderUnits<'_>) -> Result<usize, EngineError> {
         let Some(tower) = &policy.decoder().vision else { return Ok(0) };
-        let unit = FsdpUnit::Outer;
+        let unit = FsdpUnit::Root;
         let gathered = match policy.shards().filter(|_| tower.is_adapted()) {
             None => NamedTensors::new(),
             Some(shards) => {

@@ -110,7 +110,7 @@ impl RolloutWeights {
                 rlt_torch::release_free_memory();
             }
             match unit {
-                FsdpUnit::Outer => outer = Some(packer.outer().map_err(failed("the head".into()))?),
+                FsdpUnit::Root => outer = Some(packer.outer().map_err(failed("the head".into()))?),
                 FsdpUnit::Layer(layer_idx) => {
                     let layer = packer.layer(&decoder.layers()[layer_idx]);
                     layers.push(layer.map_err(failed(format!("layer {layer_idx}")))?);

@@ -16,7 +16,7 @@ use super::{PassRanks, optimizer_options};
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
 use crate::model::{Decoder, LoadOptions, OutputHead, Weights};
-use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
+use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::offload::Offload;
 use crate::roles::reference::{CopyOptions, FrozenPolicy, Reference};
@@ -210,17 +210,17 @@ pub(super) fn reference_copy_options(
 
 /// FSDP meshes of the roles other than the actor; `None` where every rank holds the full role.
 pub(super) struct RoleMeshes {
-    pub(super) reference: Option<Rc<MeshRanks>>,
-    pub(super) critic: Option<Rc<MeshRanks>>,
-    reward_models: Option<Rc<MeshRanks>>,
+    pub(super) reference: Option<Rc<ProcessGroups>>,
+    pub(super) critic: Option<Rc<ProcessGroups>>,
+    reward_models: Option<Rc<ProcessGroups>>,
 }
 
 impl RoleMeshes {
     /// Creates the meshes. Roles with the same sharding degree share one, the actor's included. Collective.
     pub(super) fn of(spec: &ResolvedSpec, actor: &Actor) -> Result<Self, RankError> {
-        let mut known: Vec<Rc<MeshRanks>> =
+        let mut known: Vec<Rc<ProcessGroups>> =
             actor.shards().map(ShardedParameters::ranks).into_iter().collect();
-        let mut of_degree = |degree: u32| -> Result<Option<Rc<MeshRanks>>, RankError> {
+        let mut of_degree = |degree: u32| -> Result<Option<Rc<ProcessGroups>>, RankError> {
             if known.is_empty() {
                 return Ok(None);
             }
@@ -238,7 +238,7 @@ impl RoleMeshes {
                 None => of_degree(mesh.dp_shard_of_reward_models())?,
                 // Each rank scores different samples, so reward models are sharded over all ranks.
                 Some(_) => {
-                    let all = actor.ranks().of_all_places();
+                    let all = actor.ranks().world();
                     Some(Rc::new(all.on_mesh(mesh.dp_shard_of_reward_models() as usize)?))
                 }
             },
@@ -306,7 +306,7 @@ pub(super) fn reward_models(
     let max_tokens = (spec.training.reward_model_forward_tokens() as usize).max(longest_sequence);
     let offload_to = spec.training.reward_models_are_offloaded().then_some(folder.root());
     let sharing = meshes.reward_models.clone().map(|mesh| Sharing { mesh, offload_to });
-    let all = actor.ranks().of_all_places();
+    let all = actor.ranks().world();
     Ok(RewardModels::load(&spec.rewards.functions, folders, policy, max_tokens, &options, &all, sharing)?)
 }
 

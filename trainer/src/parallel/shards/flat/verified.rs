@@ -6,16 +6,16 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::super::place::Place;
 use super::super::whole::WeightDtype;
-use super::{Flat, Parameter};
+use super::{FlatParameter, Parameter};
 use crate::model::tp_cuts::of_ranges;
-use crate::parallel::{MeshRanks, RankError};
+use crate::parallel::{ProcessGroups, RankError};
 
-impl Flat {
+impl FlatParameter {
     /// Whether the unsharded buffer equals the shards, see
     /// [`super::super::ShardedParameters::matches_shards`].
     pub(in crate::parallel::shards) fn matches_shards<E: From<RankError>>(
         &self,
-        ranks: &MeshRanks,
+        ranks: &ProcessGroups,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
         let dtype = self.state.borrow().dtype().unwrap_or(WeightDtype::Master);
@@ -49,7 +49,7 @@ impl Flat {
     pub(super) fn equals_shards<E: From<RankError>>(
         &self,
         whole: &Tensor,
-        ranks: &MeshRanks,
+        ranks: &ProcessGroups,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
         let held = self.shard.in_place().map_err(RankError::from)?;

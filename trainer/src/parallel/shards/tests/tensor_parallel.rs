@@ -144,7 +144,7 @@ fn train_steps(actor: &mut Actor, case: Case, steps: std::ops::Range<u64>) {
 /// Two updates, a checkpoint in `dir`, two more; the state at the checkpoint, and at the end.
 pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
     let ended = on_layout(layout, |ranks| {
-        let (mut actor, all) = (actor(case, ranks, layout.2), ranks.of_all_places());
+        let (mut actor, all) = (actor(case, ranks, layout.2), ranks.world());
         train_steps(&mut actor, case, 0..2);
         let mut store = match all.is_leader() {
             true => CheckpointStore::open(dir, 1).unwrap(),
@@ -233,7 +233,7 @@ fn a_rank_reads_and_keeps_its_part_of_a_weight_alone() {
     let of_ranks = on_layout((2, 2, 1, 1), |ranks| {
         let actor = actor(CUT, ranks, 1);
         let mut read = BTreeMap::<String, Vec<std::ops::Range<usize>>>::new();
-        let filled = actor.shards().unwrap().fill(|shard: &TensorShard<'_>, _: &Tensor| {
+        let filled = actor.shards().unwrap().load_shards(|shard: &TensorShard<'_>, _: &Tensor| {
             read.entry(shard.name.to_owned()).or_default().push(shard.range.clone());
             Ok::<(), RankError>(())
         });

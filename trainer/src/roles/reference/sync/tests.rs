@@ -40,7 +40,7 @@ fn actor(seed: u64, compute: Kind, ranks: &Ranks, dp_shard: usize) -> Actor {
 fn overwrite(actor: &Actor, with: &Decoder) {
     let with: BTreeMap<String, Tensor> = with.named_parameters().into_iter().collect();
     match actor.shards() {
-        Some(shards) => shards.fill(|tensor_shard, values| {
+        Some(shards) => shards.load_shards(|tensor_shard, values| {
             copy_tensor_shard(tensor_shard, &with[tensor_shard.name], values);
             Ok::<(), RankError>(())
         }),
