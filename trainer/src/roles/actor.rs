@@ -34,14 +34,14 @@ use rlt_core::loss::{LossError, LossMetrics, PreparedLoss};
 use rlt_core::packing::PackingError;
 use tch::Tensor;
 
-pub use self::gradients::OuterGradients;
+pub use self::gradients::EmbeddingAndHeadGradients;
 use self::in_stream::LossSums;
 pub use self::in_stream::{EvaluateLoss, PendingLoss, StreamLoss};
-use self::layer_schedule::Model;
+use self::layer_schedule::DecoderPass;
 pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
 pub use self::role::ActorRole;
-use self::routes::WatchedRoutes;
+use self::routes::RouteComparison;
 use crate::model::{Adapter, Decoder};
 use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
 use crate::roles::learner::{ForwardBackward, Learner};
@@ -112,7 +112,7 @@ pub struct Actor {
     pub optimizer: AdamW,
     options: ActorOptions,
     loss_scale: LossScale,
-    outer_gradients: OuterGradients,
+    outer_gradients: EmbeddingAndHeadGradients,
     dropout_seed: Option<u64>,
     /// Coefficient of the routers' auxiliary loss; `None` without that loss.
     router_loss: Option<f64>,
@@ -120,7 +120,7 @@ pub struct Actor {
     /// multiplied by the loss scale.
     router_slopes: Option<Vec<f32>>,
     /// Counters of the routers' choices; `None` while nothing counts them.
-    watched_routes: RefCell<Option<Rc<WatchedRoutes>>>,
+    route_comparison: RefCell<Option<Rc<RouteComparison>>>,
     ranks: Ranks,
     /// Ranks in the sequence-parallel groups of passes without gradients.
     scoring_ranks: Ranks,
@@ -155,7 +155,7 @@ impl Actor {
     /// An actor of `decoder`, whose trainable parameters are those of `optimizer`. All `ranks` must give the
     /// same.
     pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
-        let outer_gradients = OuterGradients::new(&decoder);
+        let outer_gradients = EmbeddingAndHeadGradients::new(&decoder);
         let loss_scale = LossScale::of(decoder.compute_kind());
         let (scoring_ranks, reference_ranks) = (ranks.clone(), ranks.clone());
         Self {
@@ -167,7 +167,7 @@ impl Actor {
             dropout_seed: None,
             router_loss: None,
             router_slopes: None,
-            watched_routes: RefCell::default(),
+            route_comparison: RefCell::default(),
             ranks,
             scoring_ranks,
             reference_ranks,
@@ -222,12 +222,12 @@ impl Actor {
         DecoderUnits::new(&self.decoder, self.shards.as_ref())
     }
 
-    fn model(&self) -> Model<'_> {
-        Model { decoder: &self.decoder, shards: self.shards.as_ref(), sp_group: self.ranks.sp_group() }
+    fn model(&self) -> DecoderPass<'_> {
+        DecoderPass { decoder: &self.decoder, shards: self.shards.as_ref(), sp_group: self.ranks.sp_group() }
     }
 
-    fn scoring_model(&self) -> Model<'_> {
-        Model { sp_group: self.scoring_ranks.sp_group(), ..self.model() }
+    fn scoring_model(&self) -> DecoderPass<'_> {
+        DecoderPass { sp_group: self.scoring_ranks.sp_group(), ..self.model() }
     }
 
     /// Checks that a sequence-parallel group computes what one of its ranks computes alone; otherwise all
@@ -236,7 +236,7 @@ impl Actor {
     /// # Errors
     /// [`ProbeError`].
     pub fn check_sequence_parallel(&self, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
-        probe::check(Model { sp_group: ranks.sp_group(), ..self.model() }, ranks, field)
+        probe::check(DecoderPass { sp_group: ranks.sp_group(), ..self.model() }, ranks, field)
     }
 
     /// The ranks that train together.
@@ -322,7 +322,7 @@ impl Learner for Actor {
             offload_inputs_to: self.offload_inputs_to.as_deref(),
             dropout_seed: self.dropout_seed,
             router_slopes: self.router_slopes.as_deref(),
-            routes: self.watched_routes.borrow().clone(),
+            routes: self.route_comparison.borrow().clone(),
         }
     }
 

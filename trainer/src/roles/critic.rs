@@ -28,7 +28,8 @@ pub use self::role::CriticRole;
 use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{
-    Actor, ActorError, MicroBatch, OuterGradients, layer_schedule, resume_loss_scale, scaled, scoring,
+    Actor, ActorError, EmbeddingAndHeadGradients, MicroBatch, layer_schedule, resume_loss_scale, scaled,
+    scoring,
 };
 use crate::roles::learner::{ForwardBackward, Learner};
 use crate::roles::offload::Offload;
@@ -83,7 +84,7 @@ pub struct Critic {
     optimizer: AdamW,
     loss_scale: LossScale,
     options: CriticOptions,
-    outer_gradients: OuterGradients,
+    outer_gradients: EmbeddingAndHeadGradients,
     ranks: Ranks,
     /// This rank's shards of trunk and head; `None` if the critic is not sharded.
     shards: Option<ShardedParameters>,
@@ -117,7 +118,7 @@ impl Critic {
             None => named(decoder.trainable_parameters().into_iter().chain([head(&head_d)])).collect(),
         };
         let optimizer = options.offload.optimizer(trained, options.optimizer)?;
-        let outer_gradients = OuterGradients::new(&decoder);
+        let outer_gradients = EmbeddingAndHeadGradients::new(&decoder);
         let loss_scale = LossScale::of(decoder.compute_kind());
         Ok(Self { decoder, head_d, optimizer, loss_scale, options, outer_gradients, ranks, shards })
     }
@@ -134,14 +135,14 @@ impl Critic {
     /// If a sequence alone is longer than `max_tokens`, or a rank is lost.
     pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
         let of_hidden =
-            |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenNumbers::of(&self.head(predicting_cd));
+            |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenValues::of(&self.head(predicting_cd));
         let [values] =
             scoring::of_batch(self.model(), &self.ranks, batch, Adapter::On, None, max_tokens, of_hidden)?;
         Ok(values)
     }
 
-    fn model(&self) -> layer_schedule::Model<'_> {
-        layer_schedule::Model {
+    fn model(&self) -> layer_schedule::DecoderPass<'_> {
+        layer_schedule::DecoderPass {
             decoder: &self.decoder,
             shards: self.shards.as_ref(),
             sp_group: self.ranks.sp_group(),

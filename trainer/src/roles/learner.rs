@@ -19,9 +19,9 @@ use tch::Tensor;
 
 use crate::model::{Adapter, RouterTap};
 use crate::parallel::RankError;
-use crate::roles::actor::layer_schedule::{self, Model};
-use crate::roles::actor::routes::WatchedRoutes;
-use crate::roles::actor::{ActorError, MicroBatch, OuterGradients};
+use crate::roles::actor::layer_schedule::{self, DecoderPass};
+use crate::roles::actor::routes::RouteComparison;
+use crate::roles::actor::{ActorError, EmbeddingAndHeadGradients, MicroBatch};
 use crate::roles::optim::{LossScale, StepOutcome};
 use crate::roles::train_state::TrainState;
 
@@ -85,8 +85,8 @@ fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
 
 /// Settings of a decoder's forward and backward passes.
 pub(crate) struct ForwardBackward<'a> {
-    pub model: Model<'a>,
-    pub outer_gradients: &'a OuterGradients,
+    pub model: DecoderPass<'a>,
+    pub outer_gradients: &'a EmbeddingAndHeadGradients,
     /// Whether only layer inputs are kept for the backward pass.
     pub activation_checkpointing: bool,
     /// Folder of the offload storage for layer inputs; `None` if they stay on the device.
@@ -97,7 +97,7 @@ pub(crate) struct ForwardBackward<'a> {
     /// without one.
     pub router_slopes: Option<&'a [f32]>,
     /// Counter of the routers' choices; `None` if no metric needs it.
-    pub routes: Option<Rc<WatchedRoutes>>,
+    pub routes: Option<Rc<RouteComparison>>,
 }
 
 impl ForwardBackward<'_> {
@@ -115,12 +115,12 @@ impl ForwardBackward<'_> {
             .router_slopes
             .map(|slopes| RouterTap::balancing(context.token_weights(&micro_batch.input.tokens), slopes));
         context.routes = self.routes.as_ref().map(|routes| routes.watch(micro_batch));
-        let keep = layer_schedule::Keep {
+        let options = layer_schedule::SaveOptions {
             inputs_only: self.activation_checkpointing,
             embedding_gradient: outer_gradients.wants_embedding(),
             offload_to: self.offload_inputs_to,
         };
-        let tape = layer_schedule::forward(model, &micro_batch.input, &mut context, keep)?;
+        let tape = layer_schedule::forward(model, &micro_batch.input, &mut context, options)?;
         model.begin_outer_gradient();
         let (grad_normed_td, made) = {
             let normed_td = tape.normed_td.detach();
@@ -136,14 +136,14 @@ impl ForwardBackward<'_> {
             outer_gradients.scatter_embedding(model.decoder, &micro_batch.input.tokens, &grad_td, cuts);
         }
         // Weights are freed before the reduce-scatter, which needs memory.
-        model.leave()?;
+        model.end_pass()?;
         model.end_outer_gradient()?;
         Ok(made)
     }
 }
 
-/// Makes one optimizer update from the `passes` of this rank, see [`Model::passes`]. `accumulate` adds the
-/// gradient of a micro-batch; its results are returned once the device has computed all of them.
+/// Makes one optimizer update from the `passes` of this rank, see [`DecoderPass::passes`]. `accumulate` adds
+/// the gradient of a micro-batch; its results are returned once the device has computed all of them.
 pub(crate) fn optimizer_step<L: Learner, T, E: From<ActorError> + From<RankError>>(
     learner: &mut L,
     passes: &[Option<MicroBatch>],

@@ -22,7 +22,7 @@ pub enum FsdpUnit {
 }
 
 impl FsdpUnit {
-    /// The index of the layer; `None` for the outer unit.
+    /// The index of the layer; `None` for the root unit.
     pub fn layer_idx(self) -> Option<usize> {
         match self {
             Self::Root => None,

@@ -15,7 +15,7 @@ use crate::model::{
     Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput, Weights,
 };
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
-use crate::roles::actor::layer_schedule::{self, Model};
+use crate::roles::actor::layer_schedule::{self, DecoderPass};
 use crate::roles::actor::probe::Sample;
 use crate::roles::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
 use crate::roles::critic::{Critic, CriticOptions};
@@ -416,7 +416,7 @@ fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_ste
         let actor = actor(FULL, &ranks, 1);
         actor.check_sequence_parallel(actor.ranks(), "sp").unwrap();
         let sample = Sample::new(2, 11);
-        let alone = Model { decoder: &actor.decoder, shards: None, sp_group: None };
+        let alone = DecoderPass { decoder: &actor.decoder, shards: None, sp_group: None };
         let whole_td = sample.hidden_states(alone, AxisPlace::ALONE).unwrap();
         let own = ranks.sp_place().padded_range(11);
         // Each rank runs its tokens as if they were all there are.

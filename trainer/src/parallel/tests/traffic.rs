@@ -68,7 +68,7 @@ fn batch() -> Batch {
     Batch::from_demonstrations(&(0..8).map(demonstration).collect::<Vec<_>>())
 }
 
-/// Bytes of a model's weights, of each layer and of the outer unit, and of the gradients of trained
+/// Bytes of a model's weights, of each layer and of the root unit, and of the gradients of trained
 /// parameters.
 struct Sizes {
     layers: Vec<f64>,

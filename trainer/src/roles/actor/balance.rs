@@ -47,7 +47,7 @@ impl Actor {
             let weights_t = context.token_weights(&micro_batch.input.tokens);
             context.router = Some(RouterTap::counting(weights_t, num_experts));
             let _ = layer_schedule::infer(model, &micro_batch.input, &mut context)?;
-            model.leave()?;
+            model.end_pass()?;
             all += context.router.take().map(RouterTap::load).unwrap_or_default();
         }
         Ok(all)

@@ -11,7 +11,7 @@ use rlt_core::metrics::Metrics;
 use tch::{Kind, Tensor, no_grad};
 
 use super::role::ActorRole;
-use super::scoring::{TokenNumbers, of_batch};
+use super::scoring::{TokenValues, of_batch};
 use super::{Actor, ActorError, MicroBatch, scaled};
 use crate::model::Adapter;
 use crate::observe::tracking::console::Phase;
@@ -29,7 +29,7 @@ impl Actor {
         max_tokens: usize,
     ) -> Result<[Vec<f64>; K], ActorError> {
         let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
-            TokenNumbers::of_rows(&self.decoder.labels(predicting_cd))
+            TokenValues::of_rows(&self.decoder.labels(predicting_cd))
         };
         of_batch(self.scoring_model(), &self.scoring_ranks, batch, Adapter::On, None, max_tokens, of_hidden)
     }

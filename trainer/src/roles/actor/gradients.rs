@@ -15,7 +15,7 @@ use crate::model::{ADAPTED_MODEL, Decoder, OutputHead};
 
 /// Leaves whose gradients are filled by hand; `None` if the weight is frozen.
 #[derive(Debug)]
-pub struct OuterGradients {
+pub struct EmbeddingAndHeadGradients {
     /// Embedding, `[v, d]`; with tied weights it is the head, too.
     embedding_vd: Option<Tensor>,
     /// Head that is not tied, `[v, d]`; that of a classifier is `[k, d]`.
@@ -33,7 +33,7 @@ fn gradient(leaf: &Tensor) -> Tensor {
     leaf.grad()
 }
 
-impl OuterGradients {
+impl EmbeddingAndHeadGradients {
     /// The weights outside of the layers that `decoder` trains.
     pub fn new(decoder: &Decoder) -> Self {
         let parameters = decoder.trainable_parameters();

@@ -8,7 +8,7 @@ use rlt_core::loss::{LossError, LossOutputs};
 use rlt_torch::{ChunkLoss, DeviceHead, HostCallbacks};
 use tch::Tensor;
 
-use super::micro_batch::Predicted;
+use super::micro_batch::PredictedTokens;
 use super::{Accumulated, Actor, ActorError, MicroBatch, scaled, widen};
 use crate::model::Adapter;
 use crate::roles::learner::Learner;
@@ -37,7 +37,7 @@ impl LossSums {
     /// Adds the loss of a chunk of the predicted tokens and writes its derivatives, over zeros.
     pub(super) fn add(
         &mut self,
-        predicted: &Predicted,
+        predicted: &PredictedTokens,
         chunk: Range<usize>,
         [logprobs, entropies]: [&[f32]; 2],
         [by_logprob, by_entropy]: [&mut [f32]; 2],
@@ -97,7 +97,7 @@ pub struct StreamLoss {
 
 struct Evaluation {
     sums: LossSums,
-    predicted: Predicted,
+    predicted: PredictedTokens,
     evaluate: Box<EvaluateLoss>,
 }
 

@@ -11,7 +11,7 @@ use crate::model::{Counted, RouteCounts, RouteWatch, RoutesOfCompletion};
 
 /// Counters of the passes over a batch.
 #[derive(Debug)]
-pub(crate) struct WatchedRoutes {
+pub(crate) struct RouteComparison {
     /// Routes that the rollout logged for each row of the batch; `None` where it logged none.
     of_rows: Vec<Option<RoutesOfCompletion>>,
     num_layers: usize,
@@ -20,7 +20,7 @@ pub(crate) struct WatchedRoutes {
     on_device: RefCell<Option<Tensor>>,
 }
 
-impl WatchedRoutes {
+impl RouteComparison {
     /// The observer of the pass over `micro_batch`.
     pub(crate) fn watch(&self, micro_batch: &MicroBatch) -> RouteWatch {
         let predicted = micro_batch.predicted.in_rows(&micro_batch.rows);
@@ -66,11 +66,11 @@ impl Actor {
     /// Starts to count the routers' choices in passes over a batch, for whose rows the rollout logged
     /// `of_rows`, until [`Self::take_route_counts`]. Nothing is counted without experts.
     pub(crate) fn watch_routes(&self, of_rows: Vec<Option<RoutesOfCompletion>>) {
-        self.watched_routes.replace(self.decoder.config.experts.as_ref().map(|experts| {
+        self.route_comparison.replace(self.decoder.config.experts.as_ref().map(|experts| {
             let num_layers = experts.layers.iter().filter(|has_experts| **has_experts).count();
             let counts = RouteCounts::of_none(num_layers, experts.num_experts);
             let (counts, on_device) = (RefCell::new(counts), RefCell::default());
-            Rc::new(WatchedRoutes { of_rows, num_layers, counts, on_device })
+            Rc::new(RouteComparison { of_rows, num_layers, counts, on_device })
         }));
     }
 
@@ -79,7 +79,7 @@ impl Actor {
     /// # Errors
     /// When a rank is lost.
     pub(crate) fn take_route_counts(&self) -> Result<Option<RouteCounts>, ActorError> {
-        let Some(watched) = self.watched_routes.take() else { return Ok(None) };
+        let Some(watched) = self.route_comparison.take() else { return Ok(None) };
         let num_experts = self.decoder.config.experts.as_ref().map_or(0, |experts| experts.num_experts);
         let mut numbers = watched.all().to_numbers();
         self.ranks.all_reduce(&mut [&mut numbers])?;

@@ -22,7 +22,7 @@ use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::model::hub::{self, HubError};
 use crate::model::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
-use crate::roles::actor::layer_schedule::{self, Model};
+use crate::roles::actor::layer_schedule::{self, DecoderPass};
 
 /// Scores of reward models for one sample, by the name of the function.
 pub type ModelScores = BTreeMap<String, f64>;
@@ -250,7 +250,7 @@ impl RewardModel {
         let decoder = self.classifier.decoder();
         let lens: Vec<usize> = readings.iter().map(|reading| reading.tokens.len()).collect();
         let packing = pack(&lens, max_tokens, decoder.config.hidden_size)?;
-        let model = Model { decoder, shards: self.shards.as_ref(), sp_group: None };
+        let model = DecoderPass { decoder, shards: self.shards.as_ref(), sp_group: None };
         let mut scores = vec![0.0; readings.len()];
         for pass in model.passes(ranks, packing.micro_batches)? {
             let Some(pass) = pass else {
@@ -261,7 +261,7 @@ impl RewardModel {
             let tokens: Vec<&[TokenId]> = read.iter().map(|reading| reading.tokens.as_slice()).collect();
             let input = PackedInput::new(&tokens, decoder.device());
             let normed_td = layer_schedule::infer(model, &input, &mut decoder.context(&input, Adapter::Off))?;
-            model.leave()?;
+            model.end_pass()?;
             let (positions, counts) = self.positions(&read);
             let numbers_kn = no_grad(|| self.classifier.numbers_of(&normed_td, &positions));
             let numbers_kn = numbers_kn.to_device(tch::Device::Cpu).contiguous();

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::*;
 use crate::model::PackedInput;
-use crate::roles::actor::layer_schedule::{self, Model};
+use crate::roles::actor::layer_schedule::{self, DecoderPass};
 use crate::run::saving::{CheckpointWriter, Settled, Wait};
 use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
 
@@ -282,15 +282,15 @@ fn gathered_weights_are_verified_and_freed_with_their_unit() {
 }
 
 /// A pass over so many tokens, forward and backward.
-fn pass(model: Model<'_>, tokens: &[u32], inputs_only: bool) {
+fn pass(model: DecoderPass<'_>, tokens: &[u32], inputs_only: bool) {
     let input = PackedInput::new(&[tokens], model.decoder.device());
     let mut context = model.decoder.context(&input, Adapter::On);
-    let keep = layer_schedule::Keep { inputs_only, embedding_gradient: true, offload_to: None };
+    let keep = layer_schedule::SaveOptions { inputs_only, embedding_gradient: true, offload_to: None };
     let tape = layer_schedule::forward(model, &input, &mut context, keep).unwrap();
     model.begin_outer_gradient();
     let grad_td = tape.normed_td.ones_like();
     layer_schedule::backward_through(model, tape, &context, &grad_td).unwrap();
-    model.leave().unwrap();
+    model.end_pass().unwrap();
     model.end_outer_gradient().unwrap();
 }
 
@@ -303,7 +303,7 @@ fn a_pass_exchanges_two_sums_a_layer_forward_and_two_backward() {
     for (inputs_only, num_sums) in [(false, 1 + 3 * 4), (true, 1 + 3 * 6)] {
         let sent = on_layout((2, 2, 1, 1), |ranks| {
             let actor = actor(CUT, ranks, 1);
-            let model = Model { decoder: &actor.decoder, shards: actor.shards(), sp_group: None };
+            let model = DecoderPass { decoder: &actor.decoder, shards: actor.shards(), sp_group: None };
             let before = ranks.traffic();
             pass(model, &TOKENS, inputs_only);
             ranks.traffic().since(before).sent
