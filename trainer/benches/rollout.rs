@@ -50,7 +50,7 @@ fn main() -> anyhow::Result<()> {
     let format = format.into_iter().find(|(flag, _)| measure::has(flag)).map(|(_, format)| format);
     let spec = format.map(|format| QuantizationSpec { format, ..QuantizationSpec::default() });
     let precision = if kind == Kind::BFloat16 { Precision::Bf16 } else { Precision::Fp32 };
-    let weights = Weights::fresh(&config, 0).quantized(spec.as_ref(), precision)?;
+    let weights = Weights::random_init(&config, 0).quantized(spec.as_ref(), precision)?;
     let decoder = Decoder::from_weights(&weights, &options)?;
     let names: Vec<&str> = loads.iter().map(|load| load.name.as_str()).collect();
     measure::serve(&names, |name| {

@@ -77,11 +77,11 @@ fn measure(folder: &Path, act: &str) {
     let weights = if folder.join("model.safetensors").exists() {
         Weights::open(folder).unwrap()
     } else {
-        Weights::fresh(&rlt_trainer::model::read_config(folder).unwrap(), 1)
+        Weights::random_init(&rlt_trainer::model::read_config(folder).unwrap(), 1)
     };
     let compute = if folder.join("half").exists() { Kind::BFloat16 } else { Kind::Float };
     let options = LoadOptions { trainable: true, compute, ..LoadOptions::default() };
-    let decoder = Decoder::outline(weights.config(), &options).unwrap();
+    let decoder = Decoder::meta(weights.config(), &options).unwrap();
     let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
     shards.read(&weights).unwrap();
     let parts = DecoderUnits::new(&decoder, Some(&shards));

@@ -211,7 +211,7 @@ fn two_ranks_with_shards_apply_the_update_of_one() {
     let sharded = on_ranks(2, |ranks| {
         let weights = Weights::open(&Fixture::open(NAME).dir).unwrap();
         let trainable = LoadOptions { trainable: true, ..LoadOptions::default() };
-        let mut decoder = Decoder::outline(weights.config(), &trainable).unwrap();
+        let mut decoder = Decoder::meta(weights.config(), &trainable).unwrap();
         decoder.read_vision(&weights).unwrap();
         let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
         shards.read(&weights).unwrap();

@@ -1,5 +1,5 @@
 //! Decoders with another decoder's weights: a frozen copy, the reference policy of a job that trains all
-//! weights, the trunk of a critic, and the rollout engine's decoder.
+//! weights, the backbone of a critic, and the rollout engine's decoder.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use tch::{Device, Kind, Tensor};
 use super::decoder::{Decoder, LoadOptions};
 use super::experts::ExpertWeights;
 use super::layer::DecoderLayer;
-use super::load::outline;
-use super::projection::{Adapter, Projection};
+use super::load::meta;
+use super::projection::{Adapter, Linear};
 use super::saved_modules::SavedModules;
 use super::vision::VisionTower;
 
@@ -24,15 +24,15 @@ impl Decoder {
 
     /// A trainable copy of the weights without adapter and head, whose passes compute in `compute`: the body
     /// of a model with another head.
-    pub fn trained_trunk(&self, compute: Kind) -> Self {
-        let trunk = self.without_head(|weight| copied(weight).set_requires_grad(true), copied);
-        trunk.computing_in(compute)
+    pub fn trained_backbone(&self, compute: Kind) -> Self {
+        let backbone = self.without_head(|weight| copied(weight).set_requires_grad(true), copied);
+        backbone.computing_in(compute)
     }
 
-    /// An outline of [`Self::frozen_copy`], see [`Self::outline`].
-    pub(crate) fn frozen_outline(&self, storage: Kind, compute: Kind) -> Self {
-        let of = |weight: &Tensor| outline(&weight.size(), (storage, weight.device()));
-        self.frozen_as(storage, compute, of, outlined)
+    /// Makes [`Self::frozen_copy`] of meta tensors, see [`Self::meta`].
+    pub(crate) fn frozen_meta(&self, storage: Kind, compute: Kind) -> Self {
+        let of = |weight: &Tensor| meta(&weight.size(), (storage, weight.device()));
+        self.frozen_as(storage, compute, of, as_meta)
     }
 
     fn frozen_as(
@@ -47,12 +47,11 @@ impl Decoder {
         Self { head, ..self.without_head(of, of_quantized).with_options(options) }
     }
 
-    /// An outline of [`Self::trained_trunk`], see [`Self::outline`], in the dtype in which weights are
-    /// updated. The weights of a sharded actor may at that time be views in the compute dtype.
-    pub(crate) fn trunk_outline(&self, compute: Kind) -> Self {
+    /// Makes [`Self::trained_backbone`] of meta tensors, see [`Self::meta`], in the dtype of updated weights. The weights of a sharded actor may at that time be views in the compute dtype.
+    pub(crate) fn backbone_meta(&self, compute: Kind) -> Self {
         let kinds = |weight: &Tensor| (self.options.storage, weight.device());
-        let of = |weight: &Tensor| outline(&weight.size(), kinds(weight)).set_requires_grad(true);
-        self.without_head(of, outlined).computing_in(compute)
+        let of = |weight: &Tensor| meta(&weight.size(), kinds(weight)).set_requires_grad(true);
+        self.without_head(of, as_meta).computing_in(compute)
     }
 
     fn computing_in(self, compute: Kind) -> Self {
@@ -68,7 +67,7 @@ impl Decoder {
     /// A decoder without adapter and head that shares this decoder's weights, frozen: the body of a model
     /// with another head. The weights must not change as long as it is used; if they are sharded, they are
     /// unsharded for both.
-    pub fn shared_trunk(&self) -> Self {
+    pub fn shared_backbone(&self) -> Self {
         self.without_head(
             |weight| if weight.requires_grad() { weight.detach() } else { weight.shallow_clone() },
             Tensor::shallow_clone,
@@ -171,11 +170,11 @@ fn layer_of(
 }
 
 fn projection_of(
-    projection: &Projection,
+    projection: &Linear,
     of: &impl Fn(&Tensor) -> Tensor,
     of_quantized: fn(&Tensor) -> Tensor,
-) -> Projection {
-    Projection {
+) -> Linear {
+    Linear {
         name: projection.name.clone(),
         weight: projection.weight.map(of, of_quantized),
         bias: projection.bias.as_ref().map(of),
@@ -183,8 +182,8 @@ fn projection_of(
     }
 }
 
-fn outlined(tensor: &Tensor) -> Tensor {
-    outline(&tensor.size(), (tensor.kind(), tensor.device()))
+fn as_meta(tensor: &Tensor) -> Tensor {
+    meta(&tensor.size(), (tensor.kind(), tensor.device()))
 }
 
 fn copied(tensor: &Tensor) -> Tensor {

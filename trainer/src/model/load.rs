@@ -14,7 +14,7 @@ use super::error::ModelError;
 use super::experts::ExpertWeights;
 use super::layer::{DecoderLayer, LayerShape};
 use super::norms::LayerNorms;
-use super::projection::Projection;
+use super::projection::Linear;
 use super::rope::Ropes;
 use super::saved_modules::SavedModules;
 use super::vision::VisionTower;
@@ -29,12 +29,12 @@ impl Decoder {
         Self::from_weights(&Weights::open(dir)?, options)
     }
 
-    /// A model that was never trained, with weights drawn from `seed`, see [`Weights::fresh`].
+    /// A model that was never trained, with weights drawn from `seed`, see [`Weights::random_init`].
     ///
     /// # Errors
     /// [`ModelError::Torch`] if the device has too little memory.
     pub fn from_config(config: &ModelConfig, seed: u64, options: &LoadOptions) -> Result<Self, ModelError> {
-        Self::from_weights(&Weights::fresh(config, seed), options)
+        Self::from_weights(&Weights::random_init(config, seed), options)
     }
 
     /// Loads all of `weights`.
@@ -70,19 +70,19 @@ impl Decoder {
         self.vision = self.vision.take().map(VisionTower::trained);
     }
 
-    /// Adds the outline of a vision tower that is trained with all other weights.
-    pub fn outline_vision(&mut self) {
-        self.vision = VisionTower::outline(&self.config, &self.options);
+    /// Adds the meta tensors of a vision tower that is trained with all other weights.
+    pub fn meta_vision(&mut self) {
+        self.vision = VisionTower::meta(&self.config, &self.options);
     }
 
-    /// An outline of a model: its weights have shapes, but are zero everywhere and take the memory of one
-    /// value each, until they get memory and values, for example as FSDP shards. A vision tower is read by
+    /// A model of meta tensors, named after PyTorch's device: its weights have shapes, but are zero
+    /// everywhere and take the memory of one value each, until they get memory and values, for example as FSDP shards. A vision tower is read by
     /// [`Self::read_vision`].
     ///
     /// # Errors
     /// [`ModelError::Torch`] when libtorch cannot reach the device.
-    pub fn outline(config: &ModelConfig, options: &LoadOptions) -> Result<Self, ModelError> {
-        build(config, options, &|_, shape, kind| Ok(outline(shape, (kind, options.device))))
+    pub fn meta(config: &ModelConfig, options: &LoadOptions) -> Result<Self, ModelError> {
+        build(config, options, &|_, shape, kind| Ok(meta(shape, (kind, options.device))))
     }
 }
 
@@ -93,7 +93,7 @@ fn stored_as(name: &str, options: &LoadOptions) -> Kind {
 }
 
 /// A tensor of zeros that takes the memory of one value.
-pub(super) fn outline(shape: &[i64], numbers: (Kind, Device)) -> Tensor {
+pub(super) fn meta(shape: &[i64], numbers: (Kind, Device)) -> Tensor {
     Tensor::zeros([1], numbers).expand(shape, false).detach()
 }
 
@@ -183,7 +183,7 @@ fn build_layer(
             }
         };
         let bias = if shape.bias { Some(placed(&format!("{name}.bias"), &[outputs])?) } else { None };
-        projections.push(Projection { name, weight, bias, lora: None });
+        projections.push(Linear { name, weight, bias, lora: None });
     }
     let norm = |name: &str, shape: &[i64]| placed(&format!("{layer}.{name}.weight"), shape);
     let norms = LayerNorms::new(config, norm)?;

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::decoder::{Decoder, NamedTensors};
 use super::layer::DecoderLayer;
-use super::load::outline;
+use super::load::meta;
 use super::lora::LoraError;
 use super::norms::{LayerNorms, Norm};
 use super::projection::Adapter;
@@ -56,8 +56,8 @@ impl Decoder {
         }
     }
 
-    /// Adds outlines of trained copies of the modules that `names` matches. They get memory and values from
-    /// [`Self::start_modules_to_save`], from an adapter's file, or as shards, because the base's weights may
+    /// Adds meta tensors of trained copies of the modules that `names` matches. They get memory and values
+    /// from [`Self::start_modules_to_save`], from an adapter's file, or as shards, because the base's weights may
     /// not be loaded.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl Decoder {
         self.check_modules_to_save(names)?;
         let copy = |name: &str, weight: &Tensor| {
             let numbers = (Kind::Float, weight.device());
-            is_wanted(name).then(|| outline(&weight.size(), numbers).set_requires_grad(true))
+            is_wanted(name).then(|| meta(&weight.size(), numbers).set_requires_grad(true))
         };
         let head = self.head.as_ref().filter(|_| !is_label_head(self.config.head_name()));
         self.saved = SavedModules {

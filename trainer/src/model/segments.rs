@@ -80,8 +80,8 @@ impl DecoderLayer {
             return self.project_latent(normed_td, rope, latent, norms, &projections.latent());
         }
         let (q, k, v) = projections.qkv(normed_td);
-        let q_thd = rope.turn(norms.heads(norms.queries.as_ref(), &q, head_dim), rope_idx);
-        let k_tkd = rope.turn(norms.heads(norms.keys.as_ref(), &k, head_dim), rope_idx);
+        let q_thd = rope.rotate(norms.heads(norms.queries.as_ref(), &q, head_dim), rope_idx);
+        let k_tkd = rope.rotate(norms.heads(norms.keys.as_ref(), &k, head_dim), rope_idx);
         (q_thd, k_tkd, v.unflatten(-1, [-1, head_dim]))
     }
 

@@ -35,13 +35,13 @@ use rlt_core::tensor_shard::TensorShard;
 use tch::{Tensor, no_grad};
 
 use self::forward::Forward;
-use self::kept::KeptFeatures;
+use self::kept::FeatureCache;
 pub(crate) use self::pass::TowerPass;
 use super::base_weight::BaseWeight;
 use super::decoder::{LoadOptions, NamedTensors};
 use super::error::ModelError;
-use super::load::outline;
-use super::projection::{Adapter, Projection};
+use super::load::meta;
+use super::projection::{Adapter, Linear};
 use super::weights::Weights;
 
 /// The name of a tensor in published models: the tower under `visual.`, the text model under `model.`. Since
@@ -85,7 +85,7 @@ pub(crate) struct VisionTower {
     config: VisionConfig,
     options: LoadOptions,
     /// The linear layers of blocks and mergers.
-    pub(super) projections: Vec<Projection>,
+    pub(super) projections: Vec<Linear>,
     /// All other tensors by their names on disk: patch embedding, positions and norms.
     others: NamedTensors,
     /// Names of all tensors, in the order of the configuration.
@@ -94,7 +94,7 @@ pub(crate) struct VisionTower {
     /// roles.
     pub(super) is_own: bool,
     /// Cache of features that do not change; that of frozen weights is shared with the towers of other roles.
-    kept: Rc<RefCell<KeptFeatures>>,
+    kept: Rc<RefCell<FeatureCache>>,
     /// Whether trained values do not change during the lifetime of this tower.
     is_snapshot: bool,
 }
@@ -116,11 +116,11 @@ impl VisionTower {
         Ok(Self::of_tensors(weights.config(), options, tensors))
     }
 
-    /// The outline of a tower whose weights are trained, see [`super::Decoder::outline`]; `None` if the model
-    /// has none.
-    pub(crate) fn outline(model: &ModelConfig, options: &LoadOptions) -> Option<Self> {
+    /// Meta tensors of a tower whose weights are trained, see [`super::Decoder::meta`]; `None` if the model has
+    /// none.
+    pub(crate) fn meta(model: &ModelConfig, options: &LoadOptions) -> Option<Self> {
         let numbers = (options.storage, options.device);
-        let tensors = shapes(model).map(|(name, shape)| (name, outline(&shape, numbers))).collect();
+        let tensors = shapes(model).map(|(name, shape)| (name, meta(&shape, numbers))).collect();
         Self::of_tensors(model, options, tensors).map(Self::trained)
     }
 
@@ -151,7 +151,7 @@ impl VisionTower {
 
     /// Clears the cache of features, after weights have changed.
     pub(crate) fn forget(&self) {
-        *self.kept.borrow_mut() = KeptFeatures::default();
+        *self.kept.borrow_mut() = FeatureCache::default();
     }
 
     /// Whether linear layers have adapters.
@@ -181,7 +181,7 @@ impl VisionTower {
     }
 
     /// Every tensor of the base with its name on disk, and for a linear layer's weight that layer.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Tensor, Option<&Projection>)> + '_ {
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Tensor, Option<&Linear>)> + '_ {
         self.names.iter().filter_map(|name| {
             if let Some((_, tensor)) = self.others.iter().find(|(own, _)| own == name) {
                 return Some((name.clone(), tensor.shallow_clone(), None));
@@ -236,13 +236,13 @@ fn shapes(model: &ModelConfig) -> impl Iterator<Item = (String, Vec<i64>)> {
 }
 
 /// Splits tensors into linear layers, those whose names are in `linears`, and all others.
-fn split(tensors: NamedTensors, linears: &BTreeSet<String>) -> (Vec<Projection>, NamedTensors) {
-    let (mut projections, mut others) = (Vec::<Projection>::new(), NamedTensors::new());
+fn split(tensors: NamedTensors, linears: &BTreeSet<String>) -> (Vec<Linear>, NamedTensors) {
+    let (mut projections, mut others) = (Vec::<Linear>::new(), NamedTensors::new());
     for (name, tensor) in tensors {
         match name.rsplit_once('.') {
             Some((module, "weight")) if linears.contains(module) => {
                 let weight = BaseWeight::Dense(tensor);
-                projections.push(Projection { name: module.to_owned(), weight, bias: None, lora: None });
+                projections.push(Linear { name: module.to_owned(), weight, bias: None, lora: None });
             }
             Some((module, "bias")) if linears.contains(module) => {
                 // A bias follows its weight.

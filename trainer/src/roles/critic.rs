@@ -86,7 +86,7 @@ pub struct Critic {
     options: CriticOptions,
     outer_gradients: EmbeddingAndHeadGradients,
     ranks: Ranks,
-    /// This rank's shards of trunk and head; `None` if the critic is not sharded.
+    /// This rank's shards of backbone and head; `None` if the critic is not sharded.
     shards: Option<ShardedParameters>,
 }
 
@@ -105,7 +105,7 @@ impl Critic {
         ranks: Ranks,
     ) -> Result<Self, CriticSetupError> {
         let compute = options.compute.unwrap_or_else(|| actor.decoder.compute_kind());
-        let decoder = trunk(&actor.decoder, lora, actor.shards().is_some(), compute)?;
+        let decoder = backbone(&actor.decoder, lora, actor.shards().is_some(), compute)?;
         let hidden = decoder.config.hidden_size as i64;
         let head_d = Tensor::zeros([hidden], (Kind::Float, decoder.device())).set_requires_grad(true);
         let shards = actor.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some(), &options));
@@ -251,45 +251,45 @@ impl Learner for Critic {
     }
 }
 
-/// The actor's decoder without its head: with its values, or as an outline if the decoder is sharded.
-fn trunk(
+/// The actor's decoder without its head: with its values, or as meta tensors if the decoder is sharded.
+fn backbone(
     actor: &Decoder,
     lora: Option<(&LoraSpec, u64)>,
     is_shared: bool,
     compute: Kind,
 ) -> Result<Decoder, CriticSetupError> {
     let Some((lora, seed)) = lora else {
-        return Ok(if is_shared { actor.trunk_outline(compute) } else { actor.trained_trunk(compute) });
+        return Ok(if is_shared { actor.backbone_meta(compute) } else { actor.trained_backbone(compute) });
     };
-    let mut trunk = actor.shared_trunk();
+    let mut backbone = actor.shared_backbone();
     match is_shared {
-        true => trunk.attach_lora_outline(lora, seed)?,
-        false => trunk.attach_lora_spec(lora, seed)?,
+        true => backbone.attach_lora_meta(lora, seed)?,
+        false => backbone.attach_lora_spec(lora, seed)?,
     }
-    Ok(trunk)
+    Ok(backbone)
 }
 
-/// This rank's shards of a trunk and its head, with the actor's values. Below an adapter they are the
+/// This rank's shards of a backbone and its head, with the actor's values. Below an adapter they are the
 /// actor's.
 fn shards(
-    trunk: &Decoder,
+    backbone: &Decoder,
     head_d: &Tensor,
     base: &ShardedParameters,
     has_adapter: bool,
     options: &CriticOptions,
 ) -> Result<ShardedParameters, CriticSetupError> {
-    let (layers, mut outer) = trunk.parameters_by_layer();
+    let (layers, mut outer) = backbone.parameters_by_layer();
     outer.push(head(head_d));
     let trained =
         |part: NamedTensors| named(part.into_iter().filter(|(_, leaf)| leaf.requires_grad())).collect();
     let (layers, outer) = (layers.into_iter().map(trained).collect(), trained(outer));
     let offload_to = options.offload.parameters();
     if has_adapter {
-        let beside = ShardedParameters::beside(base, trunk, layers, outer, offload_to)?;
+        let beside = ShardedParameters::beside(base, backbone, layers, outer, offload_to)?;
         return Ok(beside.keeping_unsharded(base.unsharded_layers()));
     }
     let mesh = options.mesh.clone().unwrap_or_else(|| base.ranks());
-    let own = ShardedParameters::from_units(trunk, layers, outer, mesh, offload_to)?;
+    let own = ShardedParameters::from_units(backbone, layers, outer, mesh, offload_to)?;
     let own = own.keeping_unsharded(base.unsharded_layers());
     own.copy_from(base, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
     Ok(own)

@@ -17,7 +17,7 @@ use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;
 use tch::Tensor;
 
-use crate::model::{Adapter, RouterTap};
+use crate::model::{Adapter, RouterObserver};
 use crate::parallel::RankError;
 use crate::roles::actor::layer_schedule::{self, DecoderPass};
 use crate::roles::actor::routes::RouteComparison;
@@ -111,9 +111,9 @@ impl ForwardBackward<'_> {
         let Self { model, outer_gradients, .. } = *self;
         let mut context = model.decoder.context(&micro_batch.input, Adapter::On);
         context.dropout_seed = self.dropout_seed;
-        context.router = self
-            .router_slopes
-            .map(|slopes| RouterTap::balancing(context.token_weights(&micro_batch.input.tokens), slopes));
+        context.router = self.router_slopes.map(|slopes| {
+            RouterObserver::balancing(context.token_weights(&micro_batch.input.tokens), slopes)
+        });
         context.routes = self.routes.as_ref().map(|routes| routes.watch(micro_batch));
         let options = layer_schedule::SaveOptions {
             inputs_only: self.activation_checkpointing,

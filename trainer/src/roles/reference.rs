@@ -119,7 +119,7 @@ impl FrozenPolicy {
             let copy = actor.decoder.frozen_copy(storage, compute);
             return Ok(Self::from(copy).in_file(&copy_options.folder));
         };
-        let copy = Self::outline_of(actor, shards, copy_options)?;
+        let copy = Self::meta_of(actor, shards, copy_options)?;
         copy.shards.iter().try_for_each(|own| own.copy_from(shards, |name| name))?;
         Ok(copy.in_file(&copy_options.folder))
     }
@@ -149,7 +149,7 @@ impl FrozenPolicy {
                 Self::from(decoder)
             }
             Some(shards) => {
-                let copy = Self::outline_of(actor, shards, copy_options)?;
+                let copy = Self::meta_of(actor, shards, copy_options)?;
                 copy.fill_from(checkpoint)?;
                 copy
             }
@@ -158,13 +158,13 @@ impl FrozenPolicy {
     }
 
     /// A sharded copy with values of zero, offloaded to the folder if the settings say so.
-    fn outline_of(
+    fn meta_of(
         actor: &Actor,
         shards: &ShardedParameters,
         copy_options: &CopyOptions,
     ) -> Result<Self, RankError> {
         let (storage, compute) = copy_options.dtypes_of(actor);
-        let decoder = actor.decoder.frozen_outline(storage, compute);
+        let decoder = actor.decoder.frozen_meta(storage, compute);
         let mesh = copy_options.mesh.clone().unwrap_or_else(|| shards.ranks());
         let shards = ShardedParameters::new(&decoder, mesh, copy_options.offload_to())?;
         Ok(Self { decoder, shards: Some(shards) })

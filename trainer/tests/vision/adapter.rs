@@ -119,7 +119,7 @@ fn two_ranks_train_the_adapter_of_one_with_shards_and_without() {
     const NAME: &str = "qwen3-vl";
     let by_unit = |ranks: &Ranks| {
         let weights = Weights::open(&Fixture::open(NAME).dir).unwrap();
-        let mut decoder = Decoder::outline(weights.config(), &LoadOptions::default()).unwrap();
+        let mut decoder = Decoder::meta(weights.config(), &LoadOptions::default()).unwrap();
         decoder.read_vision(&weights).unwrap();
         decoder.load_adapter(&Fixture::open(NAME).dir.join("adapter")).unwrap();
         let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
@@ -149,7 +149,7 @@ fn an_engine_of_a_sharded_policy_samples_with_the_present_adapter_of_the_tower()
     for merges in [true, false] {
         on_ranks(2, |ranks| {
             let weights = Weights::open(&Fixture::open(NAME).dir).unwrap();
-            let mut decoder = Decoder::outline(weights.config(), &LoadOptions::default()).unwrap();
+            let mut decoder = Decoder::meta(weights.config(), &LoadOptions::default()).unwrap();
             decoder.read_vision(&weights).unwrap();
             decoder.load_adapter(&Fixture::open(NAME).dir.join("adapter")).unwrap();
             let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();

@@ -28,8 +28,8 @@ fn trained(name: &str) -> Decoder {
 /// An actor whose two ranks share the model, the tower included.
 fn sharded(ranks: &Ranks, name: &str) -> Actor {
     let weights = Weights::open(&Fixture::open(name).dir).unwrap();
-    let mut decoder = Decoder::outline(weights.config(), &TRAINABLE).unwrap();
-    decoder.outline_vision();
+    let mut decoder = Decoder::meta(weights.config(), &TRAINABLE).unwrap();
+    decoder.meta_vision();
     let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
     shards.read(&weights).unwrap();
     let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default()).unwrap();

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use rlt_api::plan::model_config::ProductRows;
 use tch::Tensor;
 
-use super::super::experts::{ExpertProducts, ExpertWeights, Mixture, Routes};
+use super::super::experts::{ExpertProducts, ExpertWeights, Router, Routes};
 use super::super::layer::{DecoderLayer, LayerContext, QueriesKeysValues};
 use super::super::projection::{Adapter, Dropout};
 use super::super::tp_cuts::ParameterCuts;
@@ -159,7 +159,7 @@ struct OwnExperts<'a> {
 impl ExpertProducts for OwnExperts<'_> {
     type Error = Infallible;
 
-    fn mixture(&self) -> Mixture {
+    fn mixture(&self) -> Router {
         self.weights.mixture
     }
 

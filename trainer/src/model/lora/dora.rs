@@ -10,7 +10,7 @@
 
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::projection::{Dropout, LoraPair, Projection};
+use crate::model::projection::{Dropout, Linear, LoraPair};
 
 /// PEFT's name of the magnitudes of a projection.
 pub(in crate::model) fn peft_name(projection: &str) -> String {
@@ -30,7 +30,7 @@ pub(in crate::model) fn scaled(weight: Tensor, magnitudes: &Tensor) -> Tensor {
 
 /// Applies a projection with a DoRA adapter to `x`.
 pub(in crate::model) fn forward(
-    projection: &Projection,
+    projection: &Linear,
     lora: &LoraPair,
     magnitudes: &Tensor,
     x: &Tensor,

@@ -68,7 +68,7 @@ pub(crate) struct LoraPair {
 
 /// A linear layer: `x W^T + bias`, plus the adapter's output.
 #[derive(Debug)]
-pub struct Projection {
+pub struct Linear {
     /// Full module name, for example `model.layers.0.self_attn.q_proj`.
     pub(crate) name: String,
     pub(crate) weight: BaseWeight,
@@ -94,7 +94,7 @@ impl ProjectionWeights {
     }
 }
 
-impl Projection {
+impl Linear {
     /// A projection that shares the weights and has no adapter.
     pub(in crate::model) fn without_adapter(&self) -> Self {
         Self {
@@ -203,8 +203,8 @@ impl LoraPair {
     /// [`Self::dropout_mask`] of `x`, or of the `part` of it that this rank has.
     fn mask_of(&self, x: &Tensor, name: &str, dropout: Dropout, part: Option<&DimRanges>) -> Tensor {
         let Some(DimRanges { len, ranges }) = part else { return self.dropout_mask(x, name, dropout) };
-        let outline = Tensor::zeros([1], (x.kind(), x.device())).expand([x.size()[0], *len as i64], false);
-        of_ranges(&self.dropout_mask(&outline, name, dropout), ranges, 1)
+        let meta = Tensor::zeros([1], (x.kind(), x.device())).expand([x.size()[0], *len as i64], false);
+        of_ranges(&self.dropout_mask(&meta, name, dropout), ranges, 1)
     }
 
     /// Mask of dropout: 0 for a dropped value and 1 / (1 - dropout) elsewhere. A function of seed, projection

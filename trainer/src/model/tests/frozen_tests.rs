@@ -81,6 +81,6 @@ fn a_frozen_copy_takes_half_the_memory_and_computes_the_same() {
     };
     assert_eq!(2 * bytes(&copy), bytes(&trained));
     assert_eq!(computed(&copy), computed(&trained));
-    let outline = trained.frozen_outline(trained.compute_kind(), trained.compute_kind());
-    assert!(outline.named_parameters().iter().all(|(_, weight)| weight.kind() == Kind::BFloat16));
+    let meta = trained.frozen_meta(trained.compute_kind(), trained.compute_kind());
+    assert!(meta.named_parameters().iter().all(|(_, weight)| weight.kind() == Kind::BFloat16));
 }

@@ -14,7 +14,7 @@ fn mixture() -> Decoder {
         "tie_word_embeddings": false, "hidden_act": "silu",
     }));
     let mut decoder =
-        Decoder::from_weights(&Weights::fresh(&config.unwrap(), 7), &LoadOptions::default()).unwrap();
+        Decoder::from_weights(&Weights::random_init(&config.unwrap(), 7), &LoadOptions::default()).unwrap();
     let lora = LoraConfig {
         rank: 2,
         targets: ModuleMatch::AllLinear,

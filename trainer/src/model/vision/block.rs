@@ -4,7 +4,7 @@
 use rlt_api::plan::model_config::VisionBlocks;
 use tch::Tensor;
 
-use super::attention::{Rotary, Spans, attend};
+use super::attention::{AttentionWindows, Rotary, attend};
 use super::forward::Forward;
 
 /// A block of a tower, by its index.
@@ -15,13 +15,13 @@ pub(super) struct Block<'a> {
 
 impl Block<'_> {
     /// Runs the block, `[p, d]` to `[p, d]`; patches attend to those of their span.
-    pub(super) fn forward(&self, hidden_pd: &Tensor, rotary: &Rotary, spans: &Spans) -> Tensor {
+    pub(super) fn forward(&self, hidden_pd: &Tensor, rotary: &Rotary, spans: &AttentionWindows) -> Tensor {
         let pass = &self.pass;
         let normed_pd = pass.norm(&self.name("norm1"), hidden_pd);
         let num_heads = pass.tower.config.num_heads as i64;
         let qkv = pass.linear(&self.name("attn.qkv"), &normed_pd).unflatten(-1, [3, num_heads, -1]);
         let [q_phw, k_phw, v_phw] = [0, 1, 2].map(|part| qkv.select(1, part));
-        let attended = attend([&rotary.turn(&q_phw), &rotary.turn(&k_phw), &v_phw], spans);
+        let attended = attend([&rotary.rotate(&q_phw), &rotary.rotate(&k_phw), &v_phw], spans);
         let hidden_pd = hidden_pd + pass.linear(&self.name("attn.proj"), &attended.flatten(1, 2));
         let normed_pd = pass.norm(&self.name("norm2"), &hidden_pd);
         hidden_pd + self.feed_forward(&normed_pd)

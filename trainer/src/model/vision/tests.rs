@@ -12,7 +12,7 @@ fn tower() -> VisionTower {
         "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},
         "vision_config": {"embed_dim": 8, "hidden_size": 16, "depth": 1, "num_heads": 2, "patch_size": 2}
     }));
-    let weights = Weights::fresh(&config.unwrap(), 1);
+    let weights = Weights::random_init(&config.unwrap(), 1);
     VisionTower::read(&weights, &LoadOptions::default()).unwrap().unwrap()
 }
 

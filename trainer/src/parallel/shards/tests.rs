@@ -112,7 +112,7 @@ fn weights(case: Case) -> Weights {
         double_quantization,
         ..QuantizationSpec::default()
     });
-    Weights::fresh(&config(case), 7).quantized(spec.as_ref(), Precision::Fp32).unwrap()
+    Weights::random_init(&config(case), 7).quantized(spec.as_ref(), Precision::Fp32).unwrap()
 }
 
 fn with_adapter(mut decoder: Decoder, case: Case) -> Decoder {
@@ -326,8 +326,8 @@ fn ranks_quantize_their_parts_of_the_very_weights_that_one_rank_has() {
             assert!(whole.iter().any(|(name, _)| name.ends_with("absmax") || name.ends_with("SCB")));
             let all = on_ranks(3, |ranks| {
                 let weights = weights(case);
-                let outline = Decoder::outline(weights.config(), &options(case)).unwrap();
-                let decoder = with_adapter(outline, case);
+                let meta = Decoder::meta(weights.config(), &options(case)).unwrap();
+                let decoder = with_adapter(meta, case);
                 let mesh = Rc::new(ranks.on_mesh(3).unwrap());
                 let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
                 shards.read(&weights).unwrap();
@@ -355,12 +355,12 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
         let folder = tempfile::tempdir().unwrap();
         whole.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
         let whole = whole_parameters(DecoderUnits::from(&whole));
-        let drawn = Weights::fresh(&config(case), 7);
+        let drawn = Weights::random_init(&config(case), 7);
         let read = Weights::open(folder.path()).unwrap();
         for (size, weights) in [(2, &drawn), (3, &drawn), (4, &read), (3, &read)] {
             let all = on_ranks(size, |ranks| {
-                let outline = Decoder::outline(weights.config(), &options(case)).unwrap();
-                let decoder = with_adapter(outline, case);
+                let meta = Decoder::meta(weights.config(), &options(case)).unwrap();
+                let decoder = with_adapter(meta, case);
                 let mesh = Rc::new(ranks.on_mesh(size).unwrap());
                 let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
                 shards.read(weights).unwrap();

@@ -81,7 +81,7 @@ fn decoder(case: Case) -> Decoder {
     let options =
         LoadOptions { trainable: case.lora.is_none(), compute: case.compute, ..LoadOptions::default() };
     let spec = case.quantized.then(QuantizationSpec::default);
-    let weights = Weights::fresh(&config, 7).quantized(spec.as_ref(), Precision::Fp32).unwrap();
+    let weights = Weights::random_init(&config, 7).quantized(spec.as_ref(), Precision::Fp32).unwrap();
     let mut decoder = Decoder::from_weights(&weights, &options).unwrap();
     if let Some((targets, dropout)) = case.lora {
         let lora = LoraConfig {

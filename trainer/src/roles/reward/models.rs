@@ -319,7 +319,7 @@ fn classifier(
         return Ok((Classifier::load(dir, options).map_err(failed)?, None));
     };
     let (weights, head) = Weights::open_classifier(dir).map_err(failed)?;
-    let classifier = Classifier::outline(&weights, head, options).map_err(failed)?;
+    let classifier = Classifier::meta(&weights, head, options).map_err(failed)?;
     let shards = ShardedParameters::new(classifier.decoder(), Rc::clone(mesh), *offload_to)?;
     shards.read(&weights).map_err(failed)?;
     Ok((classifier, Some(shards)))

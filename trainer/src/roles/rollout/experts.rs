@@ -12,7 +12,7 @@ use super::product::Product;
 use super::stacked_experts::GroupedExperts;
 use crate::model::tp_shards::TpCut;
 use crate::model::{
-    Adapter, DecoderLayer, ExpertTensor, ExpertWeights, Mixture, Routes, clamped_activation,
+    Adapter, DecoderLayer, ExpertTensor, ExpertWeights, Router, Routes, clamped_activation,
     gated_activation_packed,
 };
 
@@ -28,7 +28,7 @@ enum Packed {
 /// Router and experts of a layer, packed.
 #[derive(Debug)]
 pub(super) struct PackedExperts {
-    mixture: Mixture,
+    mixture: Router,
     choice_bias: Option<Tensor>,
     router: PackedLinear,
     experts: Packed,
@@ -94,7 +94,7 @@ impl PackedExperts {
         experts + self.router.num_bytes() + self.shared_gate.as_ref().map_or(0, Product::num_bytes)
     }
 
-    pub(super) fn mixture(&self) -> Mixture {
+    pub(super) fn mixture(&self) -> Router {
         self.mixture
     }
 

@@ -8,7 +8,7 @@ use rlt_core::images::{ImageLayout, PromptImage};
 use tch::Tensor;
 
 use super::{EngineError, Request};
-use crate::model::{Adapter, Decoder, PlacedFeatures};
+use crate::model::{Adapter, Decoder, ImageEmbeddings};
 
 /// A run of consecutive tokens of a sequence in one pass.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +121,7 @@ impl RequestImages {
     }
 
     /// Features of the images in a pass, with the indices of their tokens; `None` if it has no images.
-    pub(super) fn placed_features(&self, decoder: &Decoder, spans: &[TokenSpan]) -> Option<PlacedFeatures> {
+    pub(super) fn placed_features(&self, decoder: &Decoder, spans: &[TokenSpan]) -> Option<ImageEmbeddings> {
         let (mut places, mut features) = (Vec::new(), Vec::new());
         let mut start_of_stretch = 0;
         for token_span in spans {
@@ -145,6 +145,6 @@ impl RequestImages {
             return None;
         }
         let places = rlt_torch::upload(&[&places], decoder.device()).pop()?;
-        Some(PlacedFeatures::new(places, &Tensor::cat(&features, 0), decoder.config.hidden_size))
+        Some(ImageEmbeddings::new(places, &Tensor::cat(&features, 0), decoder.config.hidden_size))
     }
 }

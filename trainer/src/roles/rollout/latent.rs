@@ -100,10 +100,10 @@ impl LatentProducts for RolloutLatent<'_> {
     }
 
     fn join(&self, parts: LatentParts) -> (Tensor, Tensor, Tensor) {
-        let LatentParts { plain_queries, turned_queries, latent, turned_keys } = parts;
+        let LatentParts { plain_queries, rope_queries, latent, rope_keys } = parts;
         let absorbed = Tensor::stack(&self.by_head(&plain_queries, 0), 1);
-        let queries = Tensor::cat(&[&absorbed, &turned_queries], -1);
-        let keys = Tensor::cat(&[&latent.unsqueeze(1), &turned_keys], -1);
+        let queries = Tensor::cat(&[&absorbed, &rope_queries], -1);
+        let keys = Tensor::cat(&[&latent.unsqueeze(1), &rope_keys], -1);
         let values = keys.shallow_clone();
         (queries, keys, values)
     }

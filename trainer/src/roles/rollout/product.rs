@@ -14,7 +14,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::wide_heads::PaddedHeads;
 use crate::model::tp_shards::{ShardedDim, TpCut};
-use crate::model::{Adapter, BaseWeight, LoraPair, NamedTensors, Projection, ProjectionWeights, peft_names};
+use crate::model::{Adapter, BaseWeight, Linear, LoraPair, NamedTensors, ProjectionWeights, peft_names};
 pub(super) use on_device::{DeviceProduct, Workspace};
 
 /// A linear layer without gradients, [rows, in] to [rows, out].
@@ -104,7 +104,7 @@ impl Product {
     /// Makes products by projections, or by shards of them. A dense base is packed in `arena` while that has
     /// space.
     pub(super) fn of_projections(
-        projections: Vec<(&Projection, ProjectionShard)>,
+        projections: Vec<(&Linear, ProjectionShard)>,
         cut: &TpCut<'_>,
         options: ProductOptions,
         arena: &mut WeightArena,
@@ -119,7 +119,7 @@ impl Product {
     /// matrices are in `gathered`. Returns the number of bytes copied from the trainer.
     pub(super) fn take_adapter<'a>(
         &mut self,
-        of_name: impl Fn(&str) -> Option<&'a Projection>,
+        of_name: impl Fn(&str) -> Option<&'a Linear>,
         gathered: Option<&NamedTensors>,
         options: ProductOptions,
         layout: &PaddedHeads,
@@ -198,7 +198,7 @@ impl Product {
 
 impl AdaptedProjection {
     fn new(
-        projection: &Projection,
+        projection: &Linear,
         part: ProjectionShard,
         cut: &TpCut<'_>,
         options: ProductOptions,
@@ -234,7 +234,7 @@ impl AdaptedProjection {
     /// the present one if there is none. Returns the number of bytes copied from the trainer.
     fn take_adapter(
         &mut self,
-        projection: &Projection,
+        projection: &Linear,
         gathered: Option<&NamedTensors>,
         ProductOptions { kind, rows_hint, .. }: ProductOptions,
     ) -> Result<usize, Error> {
@@ -250,7 +250,7 @@ impl AdaptedProjection {
         self.base_bytes + self.lora.as_ref().map_or(0, Lora::num_bytes)
     }
 
-    /// Multiplies `x` in the same way as [`Projection::forward`].
+    /// Multiplies `x` in the same way as [`Linear::forward`].
     fn forward(&self, x: &Tensor) -> Tensor {
         no_grad(|| {
             let output = match &self.base {

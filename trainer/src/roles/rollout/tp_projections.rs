@@ -7,7 +7,7 @@ use super::experts::PackedExperts;
 use super::latent::RolloutLatent;
 use super::weights::{PackedBlock, PackedLayer};
 use crate::model::{
-    DenseProducts, ExpertProducts, FeedForward, LatentProducts, Mixture, Projections, RouteLog, Routes,
+    DenseProducts, ExpertProducts, FeedForward, LatentProducts, Projections, RouteLog, Router, Routes,
 };
 use crate::parallel::{RankError, TpGroup};
 
@@ -89,7 +89,7 @@ struct TpExperts<'a> {
 impl ExpertProducts for TpExperts<'_> {
     type Error = RankError;
 
-    fn mixture(&self) -> Mixture {
+    fn mixture(&self) -> Router {
         self.packed.mixture()
     }
 

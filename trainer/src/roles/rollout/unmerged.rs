@@ -23,7 +23,7 @@ use super::weights::{DOWN, OUTPUT, PackOptions, PackedBlock, PackedLayer, Rollou
 use super::wide_heads::PaddedHeads;
 use super::{EngineError, WeightDigest};
 use crate::model::tp_shards::{ShardedDim, TpCut};
-use crate::model::{Decoder, DecoderLayer, FeedForward, NamedTensors, Projection, VisionTower};
+use crate::model::{Decoder, DecoderLayer, FeedForward, Linear, NamedTensors, VisionTower};
 use crate::parallel::{DecoderUnits, FsdpUnit};
 
 /// Checks that the decoder's adapter can be used unmerged.
@@ -217,7 +217,7 @@ impl PackedLayer {
 }
 
 /// A projection with the outputs of it that a rank computes.
-type ShardOf<'a> = (&'a Projection, ProjectionShard);
+type ShardOf<'a> = (&'a Linear, ProjectionShard);
 
 /// This rank's shards of q, k, v and o, and of gate, up and down if the layer has a feed-forward block.
 fn parts<'a>(layer: &'a DecoderLayer, cut: &TpCut<'_>) -> Vec<ShardOf<'a>> {
@@ -231,12 +231,12 @@ fn parts<'a>(layer: &'a DecoderLayer, cut: &TpCut<'_>) -> Vec<ShardOf<'a>> {
 
 /// Merges products that together are all outputs of one projection.
 fn whole<'a>(parts: &[ShardOf<'a>]) -> Vec<ShardOf<'a>> {
-    let mut projections: Vec<&Projection> = parts.iter().map(|(projection, _)| *projection).collect();
+    let mut projections: Vec<&Linear> = parts.iter().map(|(projection, _)| *projection).collect();
     projections.dedup_by_key(|projection| projection.name.as_str());
     projections.into_iter().map(|projection| (projection, whole_of(projection))).collect()
 }
 
-fn whole_of(projection: &Projection) -> ProjectionShard {
+fn whole_of(projection: &Linear) -> ProjectionShard {
     let rows = 0..projection.weight.size()[0] as usize;
     ProjectionShard { kept: ShardedDim::Rows(rows.clone()), rows }
 }

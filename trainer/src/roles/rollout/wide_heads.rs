@@ -35,7 +35,7 @@ impl PaddedHeads {
     }
 
     /// Reorders and pads the first dim of a tensor, which is the dims of consecutive query or key heads.
-    pub(super) fn turned_rows(&self, weight: &Tensor) -> Tensor {
+    pub(super) fn rope_rows(&self, weight: &Tensor) -> Tensor {
         let Some(order) = &self.dim_order else { return self.rows(weight) };
         let heads = weight.unflatten(0, [-1, self.own as i64]);
         self.rows(&heads.index_select(1, order).flatten(0, 1))
@@ -58,7 +58,7 @@ impl PaddedHeads {
     /// Lays out the first dim of a tensor, which is the outputs of product `product`: q, k and v are changed.
     pub(super) fn outputs(&self, product: usize, weight: &Tensor) -> Tensor {
         match product {
-            0 | 1 => self.turned_rows(weight),
+            0 | 1 => self.rope_rows(weight),
             2 => self.rows(weight),
             _ => weight.shallow_clone(),
         }
@@ -118,7 +118,7 @@ mod tests {
         let two_heads = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         let numbers = |tensor: &Tensor| Vec::<i64>::try_from(tensor).unwrap();
         assert_eq!(
-            numbers(&layout.turned_rows(&two_heads)),
+            numbers(&layout.rope_rows(&two_heads)),
             [1, 3, 5, 0, 2, 4, 6, 0, 7, 9, 11, 0, 8, 10, 12, 0]
         );
         let weights = |num: usize| {

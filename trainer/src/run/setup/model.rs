@@ -37,7 +37,7 @@ pub(super) fn weights(
             let vision_tokens = architecture.vision.map(|_| tokenizer.vision_tokens()).transpose()?;
             let config = ModelConfig::from_architecture(architecture, vocab_size, eos_ids, vision_tokens)
                 .map_err(TrainError::ModelConfig)?;
-            Weights::fresh(&config.with_head(head), weights_seed(spec))
+            Weights::random_init(&config.with_head(head), weights_seed(spec))
         }
         (_, Some(dir)) if head == OutputHead::Vocabulary => Weights::open(dir)?,
         (_, Some(dir)) => Weights::open_with_head(dir, head, weights_seed(spec))?,
@@ -124,11 +124,11 @@ fn decoder(
     let storage = if trainable { Kind::Float } else { compute };
     let options = LoadOptions { device, storage, compute, trainable };
     let mut decoder = match by_unit {
-        true => Decoder::outline(weights.config(), &options)?,
+        true => Decoder::meta(weights.config(), &options)?,
         false => Decoder::from_weights(weights, &options)?,
     };
     match (spec.model.vision_tower, by_unit) {
-        (VisionTraining::Trained, true) => decoder.outline_vision(),
+        (VisionTraining::Trained, true) => decoder.meta_vision(),
         (VisionTraining::Trained, false) => decoder.train_vision(),
         (VisionTraining::Frozen, true) => decoder.read_vision(weights)?,
         (VisionTraining::Frozen, false) => {}
@@ -136,7 +136,7 @@ fn decoder(
     if let Some(lora) = &spec.model.lora {
         let seed = weights_seed(spec);
         match by_unit {
-            true => decoder.attach_lora_outline(lora, seed)?,
+            true => decoder.attach_lora_meta(lora, seed)?,
             false => decoder.attach_lora_spec(lora, seed)?,
         }
     }

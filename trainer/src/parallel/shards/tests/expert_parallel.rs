@@ -7,7 +7,7 @@ use rlt_core::tensor_shard::TensorShard;
 
 use super::saved::{Layout, Way, go_on, save};
 use super::*;
-use crate::model::{PackedInput, RouterTap};
+use crate::model::{PackedInput, RouterObserver};
 use crate::roles::actor::layer_schedule::{self, DecoderPass};
 
 /// Qwen3-MoE, whose routers have a loss.
@@ -103,7 +103,7 @@ fn an_offloaded_mixture_trains_like_one_on_the_device() {
     assert!(trained(ALL) == trained(NONE));
 }
 
-/// Experts by which a critic's own trunk, or the adapter on the actor's, computes values.
+/// Experts by which a critic's own backbone, or the adapter on the actor's, computes values.
 #[test]
 fn a_critic_has_the_experts_of_its_rank() {
     for (case, layout) in [(EXPERTS, (2, 2, 1)), (Case { lora: true, ..EXPERTS }, (2, 1, 2))] {
@@ -224,7 +224,7 @@ fn choices(case: Case, tokens: &[u32]) -> Vec<f64> {
     let input = PackedInput::new(&[tokens], decoder.device());
     let mut context = decoder.context(&input, Adapter::On);
     let weights_t = Tensor::ones([tokens.len() as i64], (Kind::Float, decoder.device()));
-    context.router = Some(RouterTap::counting(weights_t, case.num_experts));
+    context.router = Some(RouterObserver::counting(weights_t, case.num_experts));
     let model = DecoderPass { decoder: &decoder, shards: None, sp_group: None };
     let _ = layer_schedule::infer(model, &input, &mut context).unwrap();
     context.router.unwrap().load().chosen

@@ -212,11 +212,11 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
         let folder = tempfile::tempdir().unwrap();
         whole.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
         let whole = whole_parameters(DecoderUnits::from(&whole));
-        let (drawn, read) = (Weights::fresh(&config(case), 7), Weights::open(folder.path()).unwrap());
+        let (drawn, read) = (Weights::random_init(&config(case), 7), Weights::open(folder.path()).unwrap());
         for (layout, weights) in [((2, 2, 1, 1), &drawn), ((4, 2, 2, 1), &read)] {
             let all = on_layout(layout, |ranks| {
-                let outline = Decoder::outline(weights.config(), &options(case)).unwrap();
-                let decoder = with_adapter(outline, case);
+                let meta = Decoder::meta(weights.config(), &options(case)).unwrap();
+                let decoder = with_adapter(meta, case);
                 let mesh = Rc::new(ranks.on_mesh(layout.2).unwrap());
                 let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
                 shards.read(weights).unwrap();

@@ -20,7 +20,7 @@ use super::CudaError;
 use super::experts::{ExpertBuffers, MoeLaunch};
 use super::peers::StreamTensorParallel;
 use super::splits::Splits;
-use crate::model::{DecoderLayer, FeedForward, Norm, PlacedFeatures, activation_of};
+use crate::model::{DecoderLayer, FeedForward, ImageEmbeddings, Norm, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
 use crate::roles::rollout::product::{DeviceProduct, Workspace};
 use crate::roles::rollout::weights::{PackedBlock, RolloutWeights};
@@ -81,7 +81,7 @@ pub(super) struct ModelInput {
     /// Positions, i32 `[rows]`, or `[3, rows]` if positions have three axes.
     pub(super) positions: Tensor,
     /// Features of images among the rows; `None` without images.
-    pub(super) images: Option<PlacedFeatures>,
+    pub(super) images: Option<ImageEmbeddings>,
     /// Whether positions have three axes.
     pub(super) has_axes: bool,
     /// Cache slots that the rows' keys and values are written to, i32 `[rows]`.
@@ -470,7 +470,7 @@ impl Norms {
             _ => 1.0,
         };
         let of_heads =
-            |norm: &Norm| cast(&layout.turned_rows(&times(&norm.weight, config.norm_offset, factor)));
+            |norm: &Norm| cast(&layout.rope_rows(&times(&norm.weight, config.norm_offset, factor)));
         let norms = &layer.norms;
         Self {
             before_attention: norm(&norms.before_attention),

@@ -19,7 +19,7 @@ use tch::{Kind, TchError, Tensor, no_grad};
 
 use super::{ProductOptions, ProjectionShard, adapter_matrices, bytes_of, fused};
 use crate::model::tp_shards::TpCut;
-use crate::model::{Adapter, BaseWeight, NamedTensors, Projection, ProjectionWeights};
+use crate::model::{Adapter, BaseWeight, Linear, NamedTensors, ProjectionWeights};
 use crate::roles::rollout::wide_heads::PaddedHeads;
 
 /// Products of projections with the same inputs, side by side.
@@ -81,7 +81,7 @@ pub(in crate::roles::rollout) struct Workspace {
 impl DeviceProduct {
     /// Makes the product of `shards` of projections, with their indices among q, k, v, o, gate, up and down.
     pub(in crate::roles::rollout) fn new(
-        shards: Vec<(usize, &Projection, ProjectionShard)>,
+        shards: Vec<(usize, &Linear, ProjectionShard)>,
         cut: &TpCut<'_>,
         layout: &PaddedHeads,
         options: ProductOptions,
@@ -181,7 +181,7 @@ impl DeviceProduct {
     /// from the trainer.
     pub(super) fn take_adapter<'a>(
         &mut self,
-        of_name: &impl Fn(&str) -> Option<&'a Projection>,
+        of_name: &impl Fn(&str) -> Option<&'a Linear>,
         gathered: Option<&NamedTensors>,
         options: ProductOptions,
         layout: &PaddedHeads,
