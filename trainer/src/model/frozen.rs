@@ -47,7 +47,8 @@ impl Decoder {
         Self { head, ..self.without_head(of, of_quantized).with_options(options) }
     }
 
-    /// Makes [`Self::trained_backbone`] of meta tensors, see [`Self::meta`], in the dtype of updated weights. The weights of a sharded actor may at that time be views in the compute dtype.
+    /// Makes [`Self::trained_backbone`] of meta tensors, see [`Self::meta`], in the dtype of updated weights.
+    /// The weights of a sharded actor may at that time be views in the compute dtype.
     pub(crate) fn backbone_meta(&self, compute: Kind) -> Self {
         let kinds = |weight: &Tensor| (self.options.storage, weight.device());
         let of = |weight: &Tensor| meta(&weight.size(), kinds(weight)).set_requires_grad(true);

@@ -76,8 +76,8 @@ impl Decoder {
     }
 
     /// A model of meta tensors, named after PyTorch's device: its weights have shapes, but are zero
-    /// everywhere and take the memory of one value each, until they get memory and values, for example as FSDP shards. A vision tower is read by
-    /// [`Self::read_vision`].
+    /// everywhere and take the memory of one value each, until they get memory and values, for example as
+    /// FSDP shards. A vision tower is read by [`Self::read_vision`].
     ///
     /// # Errors
     /// [`ModelError::Torch`] when libtorch cannot reach the device.

@@ -57,8 +57,8 @@ impl Decoder {
     }
 
     /// Adds meta tensors of trained copies of the modules that `names` matches. They get memory and values
-    /// from [`Self::start_modules_to_save`], from an adapter's file, or as shards, because the base's weights may
-    /// not be loaded.
+    /// from [`Self::start_modules_to_save`], from an adapter's file, or as shards, because the base's weights
+    /// may not be loaded.
     ///
     /// # Errors
     /// [`LoraError::UnknownModuleToSave`], and [`LoraError::TiedHead`].

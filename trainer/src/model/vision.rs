@@ -116,8 +116,8 @@ impl VisionTower {
         Ok(Self::of_tensors(weights.config(), options, tensors))
     }
 
-    /// Meta tensors of a tower whose weights are trained, see [`super::Decoder::meta`]; `None` if the model has
-    /// none.
+    /// Meta tensors of a tower whose weights are trained, see [`super::Decoder::meta`]; `None` if the model
+    /// has none.
     pub(crate) fn meta(model: &ModelConfig, options: &LoadOptions) -> Option<Self> {
         let numbers = (options.storage, options.device);
         let tensors = shapes(model).map(|(name, shape)| (name, meta(&shape, numbers))).collect();

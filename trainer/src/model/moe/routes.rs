@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! rollout  RouteLog: a digest of each layer's choices for every token from which one is sampled
-//! actor    RouteWatch: the same tokens in a pass -> RouteCounts: equal choices, choices of each expert
+//! actor    RouteCounter: the same tokens in a pass -> RouteCounts: equal choices, choices of each expert
 //! ```
 //! A digest has 16 bits and does not depend on the order of the choices: one of 65536 differences is missed.
 //! On a CPU it costs little, because routing needs the choices on the host anyway. On a GPU the routing
