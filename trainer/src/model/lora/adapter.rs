@@ -89,8 +89,8 @@ impl Decoder {
         }
     }
 
-    /// Whether a tensor of an adapter is a head that this decoder, the backbone of a critic, does not have, or
-    /// the embedding again, which PEFT also writes for a tied head.
+    /// Whether a tensor of an adapter is a head that this decoder, the backbone of a critic, does not have,
+    /// or the embedding again, which PEFT also writes for a tied head.
     pub(super) fn is_of_other_head(&self, name: &str) -> bool {
         self.head.is_none() && name.strip_prefix(ADAPTED_MODEL) == Some(HEAD)
     }

@@ -199,7 +199,8 @@ impl Shared {
         self.lock().current = None;
     }
 
-    /// Makes `request` the next one again unless there is a newer one, and waits at most `delay` for a newer one.
+    /// Makes `request` the next one again unless there is a newer one, and waits at most `delay` for a newer
+    /// one.
     fn failed(&self, request: UploadRequest, failure: &CopyError, delay: Duration) {
         let mut state = self.lock();
         state.current = None;
