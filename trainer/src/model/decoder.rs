@@ -15,7 +15,7 @@ use super::packed::PackedInput;
 use super::projection::Adapter;
 use super::rope::{RopeTables, Ropes};
 use super::saved_modules::SavedModules;
-use super::tp_cuts::ParameterCuts;
+use super::tp_cuts::ModelSharding;
 use super::vision::VisionTower;
 
 /// Device and dtypes of a decoder's weights, and whether they are trained.
@@ -85,7 +85,7 @@ impl Decoder {
 
     /// This rank's summand of the embeddings of `tokens_t`, `[t, d]`: zeros for tokens of other ranks. With
     /// tensor parallelism a rank has the rows `cuts` of the embedding.
-    pub(crate) fn embed_part(&self, tokens_t: &Tensor, adapter: Adapter, cuts: &ParameterCuts) -> Tensor {
+    pub(crate) fn embed_part(&self, tokens_t: &Tensor, adapter: Adapter, cuts: &ModelSharding) -> Tensor {
         let (own_t, is_other_t) = cuts.own_tokens(tokens_t);
         let weight_vd = self.embedding_weight(adapter);
         let hidden_td = Tensor::embedding(weight_vd, &own_t, -1, false, false).to_kind(self.compute_kind());

@@ -20,7 +20,7 @@ use tch::Tensor;
 use super::ProjectionWeights;
 
 /// The rule by which a decoder is sharded for one rank.
-pub(crate) struct TpCut<'a> {
+pub(crate) struct TpSharding<'a> {
     place: AxisPlace,
     config: &'a ModelConfig,
 }
@@ -55,7 +55,7 @@ impl ShardedDim {
     }
 }
 
-impl<'a> TpCut<'a> {
+impl<'a> TpSharding<'a> {
     pub(crate) fn new(place: AxisPlace, config: &'a ModelConfig) -> Self {
         Self { place, config }
     }

@@ -48,14 +48,14 @@ pub use self::unit::FsdpUnit;
 use self::unit::{UnitParameters, own_experts};
 pub use self::whole::WeightDtype;
 use super::{EpGroup, ProcessGroups, RankError, TpGroup};
-use crate::model::tp_cuts::ParameterCuts;
+use crate::model::tp_cuts::ModelSharding;
 use crate::model::{Decoder, NamedTensors};
 
 /// Tensor-parallel group of a sharded role, and the shards of its weights.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorParallel<'a> {
     pub(crate) group: &'a TpGroup,
-    pub(crate) cuts: &'a ParameterCuts,
+    pub(crate) cuts: &'a ModelSharding,
 }
 
 /// Sharded parameters of a role.
@@ -65,7 +65,7 @@ pub struct ShardedParameters {
     outer: UnitParameters,
     ranks: Rc<ProcessGroups>,
     /// Tensor-parallel shards of the weights; `None` without tensor parallelism.
-    cuts: Option<Rc<ParameterCuts>>,
+    cuts: Option<Rc<ModelSharding>>,
     /// File with the shards of a frozen model; `None` where shards can be written.
     offload_file: Option<TensorFile>,
     /// Number of last layers that stay unsharded between forward and backward pass.
@@ -102,7 +102,7 @@ impl ShardedParameters {
         let device = layers.iter().flatten().chain(&outer).map(|(_, leaf)| leaf.device()).next();
         let place = offload_to.zip(device).map(|(folder, device)| OffloadStorage::new(folder, device));
         let mut place = place.transpose()?;
-        let cuts = ranks.tp_group().map(|group| Rc::new(ParameterCuts::new(decoder, group.place())));
+        let cuts = ranks.tp_group().map(|group| Rc::new(ModelSharding::new(decoder, group.place())));
         let mut unit = |parameters| {
             UnitParameters::new(parameters, &ranks, experts, cuts.as_deref(), compute, place.as_mut())
         };

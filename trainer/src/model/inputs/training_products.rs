@@ -9,7 +9,7 @@ use tch::Tensor;
 use super::super::experts::{ExpertProducts, ExpertWeights, Router, Routes};
 use super::super::layer::{DecoderLayer, LayerContext, QueriesKeysValues};
 use super::super::projection::{Adapter, Dropout};
-use super::super::tp_cuts::ParameterCuts;
+use super::super::tp_cuts::ModelSharding;
 use super::latent::{self, LatentParts, LatentProducts};
 use super::products::{DenseProducts, FeedForward, Projections};
 
@@ -18,7 +18,7 @@ pub(crate) struct TrainingProducts<'a> {
     layer: &'a DecoderLayer,
     context: &'a LayerContext,
     /// This rank's shards of the weights; `None` without tensor parallelism.
-    cuts: Option<&'a ParameterCuts>,
+    cuts: Option<&'a ModelSharding>,
 }
 
 impl DecoderLayer {
@@ -26,7 +26,7 @@ impl DecoderLayer {
     pub(crate) fn training_products<'a>(
         &'a self,
         context: &'a LayerContext,
-        cuts: Option<&'a ParameterCuts>,
+        cuts: Option<&'a ModelSharding>,
     ) -> TrainingProducts<'a> {
         TrainingProducts { layer: self, context, cuts }
     }

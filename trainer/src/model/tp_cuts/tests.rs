@@ -27,8 +27,8 @@ fn mixture() -> Decoder {
     decoder
 }
 
-fn cuts(size: usize) -> ParameterCuts {
-    ParameterCuts::new(&mixture(), AxisPlace { index: 0, size })
+fn cuts(size: usize) -> ModelSharding {
+    ModelSharding::new(&mixture(), AxisPlace { index: 0, size })
 }
 
 #[test]

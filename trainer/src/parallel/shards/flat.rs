@@ -31,7 +31,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use self::gradients::Gradients;
 use super::own::ShardStorage;
-use super::place::{Place, Share, places};
+use super::place::{FlatSlot, Share, places};
 use super::whole::{UnshardState, UnshardedBuffer, WeightDtype};
 use crate::parallel::{EpGroup, ProcessGroups, RankError, TpGroup};
 
@@ -62,7 +62,7 @@ struct Parameter {
     name: String,
     /// The decoder's tensor.
     leaf: Tensor,
-    place: Place,
+    place: FlatSlot,
     /// The parameter's piece of the shard, `[len]`: a separate leaf, which the optimizer updates.
     piece: Tensor,
 }
@@ -229,7 +229,7 @@ impl FlatParameter {
         self.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.leaf.detach()))
     }
 
-    pub(super) fn place_of(&self, name: &str) -> Option<&Place> {
+    pub(super) fn place_of(&self, name: &str) -> Option<&FlatSlot> {
         self.parameters.iter().find(|parameter| parameter.name == name).map(|parameter| &parameter.place)
     }
 
@@ -257,7 +257,7 @@ impl FlatParameter {
 impl Parameter {
     /// Takes a leaf, which becomes a view of the buffer, and copies its values in this rank's shard to
     /// `piece`.
-    fn new((name, mut leaf): (String, Tensor), place: Place, piece: Tensor, view: &Tensor) -> Self {
+    fn new((name, mut leaf): (String, Tensor), place: FlatSlot, piece: Tensor, view: &Tensor) -> Self {
         place.copy_piece(&name, &leaf, &piece);
         no_grad(|| leaf.set_data(view));
         let piece = piece.detach().set_requires_grad(leaf.requires_grad());

@@ -8,14 +8,14 @@ use rlt_core::mesh::{AxisPlace, EvenSplit};
 use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use tch::{Tensor, no_grad};
 
-use crate::model::tp_cuts::{ParameterCuts, of_ranges};
+use crate::model::tp_cuts::{ModelSharding, of_ranges};
 
 /// Alignment in bytes at which memory is read fastest.
 const CACHE_LINE: usize = 64;
 
 /// Range of a parameter in the buffer, and its piece in this rank's shard.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct FlatSlot {
     pub(super) range: Range<usize>,
     /// Local size of the parameter: of this rank's experts with expert parallelism, of its shard with tensor
     /// parallelism, else the full size.
@@ -27,7 +27,7 @@ pub(super) struct Place {
     pub(super) tp: Option<DimShards>,
 }
 
-impl Place {
+impl FlatSlot {
     /// The piece as a range of the local parameter, with its place in the full one.
     pub(super) fn slice<'a>(&'a self, name: &'a str) -> TensorSlice<'a> {
         TensorSlice { name, local: &self.local, range: self.shard_here(name).range }
@@ -86,7 +86,7 @@ pub(super) struct Share<'a> {
     /// Experts of which the values are local; `None` for all, or for other parameters.
     pub(super) experts: Option<OwnExperts>,
     /// Tensor-parallel placements of the parameters; `None` if all of each are local.
-    pub(super) cuts: Option<&'a ParameterCuts>,
+    pub(super) cuts: Option<&'a ModelSharding>,
 }
 
 impl Share<'_> {
@@ -112,14 +112,14 @@ pub(super) fn places(
     num_shards: usize,
     shard: usize,
     width: usize,
-) -> (Vec<Place>, EvenSplit) {
+) -> (Vec<FlatSlot>, EvenSplit) {
     let locals: Vec<_> = leaves.iter().map(|(name, leaf)| share.of(name, &leaf.size())).collect();
     let sizes: Vec<Vec<i64>> = locals.iter().map(|(local, _)| local.local_shape()).collect();
     let ranges = ranges(&sizes, num_shards, width);
     let layout = EvenSplit::new(ranges.last().map_or(0, |last| last.end), num_shards);
     let mut places = Vec::with_capacity(locals.len());
     for (((local, tp), size), range) in locals.into_iter().zip(sizes).zip(ranges) {
-        places.push(Place { part: layout.part_of(&range, shard), range, size, local, tp });
+        places.push(FlatSlot { part: layout.part_of(&range, shard), range, size, local, tp });
     }
     (places, layout)
 }

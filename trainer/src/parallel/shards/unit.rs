@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::flat::FlatParameter;
 use super::place::{OwnExperts, Share};
-use crate::model::tp_cuts::ParameterCuts;
+use crate::model::tp_cuts::ModelSharding;
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError};
 
@@ -47,7 +47,7 @@ impl UnitParameters {
         parameters: NamedTensors,
         ranks: &ProcessGroups,
         experts: Option<OwnExperts>,
-        cuts: Option<&ParameterCuts>,
+        cuts: Option<&ModelSharding>,
         compute: Kind,
         mut place: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {

@@ -6,7 +6,7 @@ use rlt_torch::collectives::Pending;
 use rlt_torch::{FlatBuffer, Prefetch};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::place::Place;
+use super::place::FlatSlot;
 use crate::parallel::RankError;
 
 /// Dtype in which a unit is unsharded. A unit in the master dtype need not be gathered again in the compute
@@ -31,7 +31,7 @@ impl UnshardedBuffer {
     /// Makes the buffer without memory, which is allocated when the unit is prefetched.
     pub(super) fn new(
         layout: EvenSplit,
-        places: &[Place],
+        places: &[FlatSlot],
         dtype: (Kind, Device),
     ) -> Result<Self, rlt_torch::Error> {
         let buffer = FlatBuffer::new(layout.padded_len(), dtype)?;

@@ -10,7 +10,7 @@
 use rlt_api::plan::model_config::SCORE_BIAS;
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::tp_cuts::ParameterCuts;
+use crate::model::tp_cuts::ModelSharding;
 use crate::model::{ADAPTED_MODEL, Decoder, OutputHead};
 
 /// Leaves whose gradients are filled by hand; `None` if the weight is frozen.
@@ -85,7 +85,7 @@ impl EmbeddingAndHeadGradients {
         decoder: &Decoder,
         tokens_t: &Tensor,
         grad_td: &Tensor,
-        cuts: Option<&ParameterCuts>,
+        cuts: Option<&ModelSharding>,
     ) {
         let Some(mut embedding_vd) = self.embedding_vd.as_ref().map(gradient) else { return };
         no_grad(|| {

@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 
 use super::product::Product;
 use super::stacked_experts::GroupedExperts;
-use crate::model::tp_shards::TpCut;
+use crate::model::tp_shards::TpSharding;
 use crate::model::{
     Adapter, DecoderLayer, ExpertTensor, ExpertWeights, Router, Routes, clamped_activation,
     gated_activation_packed,
@@ -43,7 +43,7 @@ impl PackedExperts {
     /// none. The shared expert's gate is given if its adapter is unmerged.
     pub(super) fn pack(
         layer: &DecoderLayer,
-        cut: &TpCut<'_>,
+        cut: &TpSharding<'_>,
         kind: Kind,
         shares: bool,
         rows_hint: i64,
@@ -170,7 +170,7 @@ impl ExpertProduct {
 /// Packs the products of each expert, or this rank's shard of them, for a CPU.
 fn packed_each(
     weights: &ExpertWeights,
-    cut: &TpCut<'_>,
+    cut: &TpSharding<'_>,
     kind: Kind,
     packed: &mut impl FnMut(&Tensor, Option<Tensor>) -> Result<PackedLinear, rlt_torch::Error>,
 ) -> Result<Vec<[ExpertProduct; 2]>, rlt_torch::Error> {

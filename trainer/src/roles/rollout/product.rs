@@ -13,7 +13,7 @@ use rlt_torch::{Error, PackedLinear, QuantizedMatrix, WeightArena};
 use tch::{Kind, Tensor, no_grad};
 
 use super::wide_heads::PaddedHeads;
-use crate::model::tp_shards::{ShardedDim, TpCut};
+use crate::model::tp_shards::{ShardedDim, TpSharding};
 use crate::model::{Adapter, BaseWeight, Linear, LoraPair, NamedTensors, ProjectionWeights, peft_names};
 pub(super) use on_device::{DeviceProduct, Workspace};
 
@@ -105,7 +105,7 @@ impl Product {
     /// space.
     pub(super) fn of_projections(
         projections: Vec<(&Linear, ProjectionShard)>,
-        cut: &TpCut<'_>,
+        cut: &TpSharding<'_>,
         options: ProductOptions,
         arena: &mut WeightArena,
     ) -> Result<Self, Error> {
@@ -200,7 +200,7 @@ impl AdaptedProjection {
     fn new(
         projection: &Linear,
         part: ProjectionShard,
-        cut: &TpCut<'_>,
+        cut: &TpSharding<'_>,
         options: ProductOptions,
         arena: &mut WeightArena,
     ) -> Result<Self, Error> {

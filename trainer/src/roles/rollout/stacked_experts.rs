@@ -3,7 +3,7 @@
 use rlt_torch::Error;
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::tp_shards::TpCut;
+use crate::model::tp_shards::TpSharding;
 use crate::model::{Adapter, ExpertTensor, ExpertWeights};
 
 /// Weights of all experts, or this rank's shard of each.
@@ -20,7 +20,7 @@ impl GroupedExperts {
     /// need no change are shared with the model.
     pub(super) fn pack(
         weights: &ExpertWeights,
-        cut: &TpCut<'_>,
+        cut: &TpSharding<'_>,
         kind: Kind,
         shares: bool,
     ) -> Result<Self, Error> {
@@ -50,7 +50,7 @@ fn own(base: &Tensor, kind: Kind, shares: bool) -> Result<Tensor, tch::TchError>
 /// Merges one expert after the other, so that no second set of weights exists.
 fn each(
     weights: &ExpertWeights,
-    cut: &TpCut<'_>,
+    cut: &TpSharding<'_>,
     tensor: ExpertTensor,
     kind: Kind,
 ) -> Result<Tensor, tch::TchError> {

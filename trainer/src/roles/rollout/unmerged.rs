@@ -22,7 +22,7 @@ use super::product::{DeviceProduct, Product, ProductOptions, ProjectionShard};
 use super::weights::{DOWN, OUTPUT, PackOptions, PackedBlock, PackedLayer, RolloutWeights, unit_name};
 use super::wide_heads::PaddedHeads;
 use super::{EngineError, WeightDigest};
-use crate::model::tp_shards::{ShardedDim, TpCut};
+use crate::model::tp_shards::{ShardedDim, TpSharding};
 use crate::model::{Decoder, DecoderLayer, FeedForward, Linear, NamedTensors, VisionTower};
 use crate::parallel::{DecoderUnits, FsdpUnit};
 
@@ -139,7 +139,7 @@ impl PackedLayer {
     /// Packs the projections of a layer, with unmerged adapters: in full, or this rank's shard by `cut`.
     pub(super) fn of_projections(
         layer: &DecoderLayer,
-        cut: &TpCut<'_>,
+        cut: &TpSharding<'_>,
         layout: &PaddedHeads,
         options: ProductOptions,
         arena: &mut WeightArena,
@@ -220,7 +220,7 @@ impl PackedLayer {
 type ShardOf<'a> = (&'a Linear, ProjectionShard);
 
 /// This rank's shards of q, k, v and o, and of gate, up and down if the layer has a feed-forward block.
-fn parts<'a>(layer: &'a DecoderLayer, cut: &TpCut<'_>) -> Vec<ShardOf<'a>> {
+fn parts<'a>(layer: &'a DecoderLayer, cut: &TpSharding<'_>) -> Vec<ShardOf<'a>> {
     let width = layer.products().get(4).map_or(0, |gate| gate.rows.len());
     let parts = layer.products().iter().zip(cut.kept(width));
     let part = |(product, kept): (&rlt_api::plan::model_config::ProductRows, ShardedDim)| {

@@ -23,7 +23,7 @@ use super::tp_projections::TpProjections;
 use super::unmerged;
 use super::wide_heads::PaddedHeads;
 use super::{EngineError, WeightDigest};
-use crate::model::tp_shards::TpCut;
+use crate::model::tp_shards::TpSharding;
 use crate::model::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog};
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
 
@@ -95,7 +95,8 @@ impl RolloutWeights {
             unmerged::check(decoder).map_err(failed("the adapter".into()))?;
         }
         let digest = WeightDigest::of_known(policy, digest_cache)?;
-        let cut = TpCut::new(ranks.as_ref().map_or(AxisPlace::ALONE, |ranks| ranks.place()), &decoder.config);
+        let cut =
+            TpSharding::new(ranks.as_ref().map_or(AxisPlace::ALONE, |ranks| ranks.place()), &decoder.config);
         let dim_order = decoder.ropes.dim_order();
         let head_layout = PaddedHeads::on(decoder.device(), decoder.config.head_dim, dim_order);
         let shard = ModelConfig { head_dim: head_layout.filled, ..cut.config() };
@@ -208,7 +209,7 @@ impl RolloutWeights {
 struct Packer<'a> {
     policy: DecoderUnits<'a>,
     kind: Kind,
-    cut: TpCut<'a>,
+    cut: TpSharding<'a>,
     head_layout: PaddedHeads,
     rows_hint: i64,
     is_unmerged: bool,

@@ -4,7 +4,7 @@
 use rlt_core::local_tensor::{DimRanges, DimShards};
 use tch::{Tensor, no_grad};
 
-use super::super::place::Place;
+use super::super::place::FlatSlot;
 use super::super::whole::{PendingAllGather, UnshardState, UnshardedBuffer, WeightDtype};
 use super::{FlatParameter, Parameter};
 use crate::parallel::{ProcessGroups, RankError, TpGroup};
@@ -32,7 +32,7 @@ impl FlatParameter {
     pub(super) fn with_others(
         &self,
         own: &Tensor,
-        place: &Place,
+        place: &FlatSlot,
         ranks: &ProcessGroups,
     ) -> Result<Tensor, RankError> {
         let joined = match self.tp_group(ranks).zip(place.tp.as_ref()) {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::super::place::Place;
+use super::super::place::FlatSlot;
 use super::super::whole::WeightDtype;
 use super::{FlatParameter, Parameter};
 use crate::model::tp_cuts::of_ranges;
@@ -70,7 +70,7 @@ impl FlatParameter {
 }
 
 /// The tensor-parallel shards of `all`, which has the local experts of one rank, in the order of ranks.
-fn shards_of(all: &Tensor, place: &Place) -> Vec<Tensor> {
+fn shards_of(all: &Tensor, place: &FlatSlot) -> Vec<Tensor> {
     let Some(tp) = &place.tp else { return vec![all.shallow_clone()] };
     tp.of_ranks.iter().map(|own| of_ranges(all, &own.ranges, tp.dim as i64)).collect()
 }

@@ -18,7 +18,7 @@ use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, TchError, Tensor, no_grad};
 
 use super::{ProductOptions, ProjectionShard, adapter_matrices, bytes_of, fused};
-use crate::model::tp_shards::TpCut;
+use crate::model::tp_shards::TpSharding;
 use crate::model::{Adapter, BaseWeight, Linear, NamedTensors, ProjectionWeights};
 use crate::roles::rollout::wide_heads::PaddedHeads;
 
@@ -82,7 +82,7 @@ impl DeviceProduct {
     /// Makes the product of `shards` of projections, with their indices among q, k, v, o, gate, up and down.
     pub(in crate::roles::rollout) fn new(
         shards: Vec<(usize, &Linear, ProjectionShard)>,
-        cut: &TpCut<'_>,
+        cut: &TpSharding<'_>,
         layout: &PaddedHeads,
         options: ProductOptions,
         scale: f64,
