@@ -44,7 +44,7 @@ fn main() -> anyhow::Result<()> {
     };
     let config = ModelConfig::from_json(&serde_json::from_str(shape)?)?;
     let loads: Vec<Load> = serde_json::from_str(include_str!("rollout/loads.json"))?;
-    let options = LoadOptions { device, storage: kind, compute: kind, ..LoadOptions::default() };
+    let options = LoadOptions { device, param_dtype: kind, compute: kind, ..LoadOptions::default() };
     // `--nf4` and `--int8` quantize the base as a job does.
     let format = [("--nf4", QuantizationFormat::Nf4), ("--int8", QuantizationFormat::Int8)];
     let format = format.into_iter().find(|(flag, _)| measure::has(flag)).map(|(_, format)| format);

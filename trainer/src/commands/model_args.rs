@@ -93,7 +93,8 @@ impl ModelArgs {
             Dtype::Fp32 => Kind::Float,
             Dtype::Bf16 => Kind::BFloat16,
         };
-        let options = LoadOptions { device: self.device()?, storage: kind, compute: kind, trainable: false };
+        let options =
+            LoadOptions { device: self.device()?, param_dtype: kind, compute: kind, trainable: false };
         let mut decoder = Decoder::load(&self.model, &options)
             .map_err(|source| ModelArgsError::Model { dir: self.model.clone(), source: Box::new(source) })?;
         if let Some(dir) = &self.adapter {

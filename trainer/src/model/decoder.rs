@@ -24,7 +24,7 @@ pub struct LoadOptions {
     /// Device of all tensors.
     pub device: Device,
     /// Storage dtype of weights, in which they are also updated.
-    pub storage: Kind,
+    pub param_dtype: Kind,
     /// Compute dtype of activations; weights are cast to it inside each layer.
     pub compute: Kind,
     /// Whether the weights collect gradients. Attaching an adapter always freezes them.
@@ -34,7 +34,7 @@ pub struct LoadOptions {
 impl Default for LoadOptions {
     /// Options for frozen f32 weights on the CPU.
     fn default() -> Self {
-        Self { device: Device::Cpu, storage: Kind::Float, compute: Kind::Float, trainable: false }
+        Self { device: Device::Cpu, param_dtype: Kind::Float, compute: Kind::Float, trainable: false }
     }
 }
 

@@ -18,8 +18,13 @@ impl Decoder {
     /// A copy of the weights without adapter and gradients, stored in the dtype `storage`, whose passes
     /// compute in `compute`. For a copy that never changes both may be equal, since each use would round the
     /// weights to `compute`. Later changes of this decoder do not affect the copy.
-    pub fn frozen_copy(&self, storage: Kind, compute: Kind) -> Self {
-        self.frozen_as(storage, compute, |weight| weight.detach().to_dtype(storage, false, true), copied)
+    pub fn frozen_copy(&self, param_dtype: Kind, compute: Kind) -> Self {
+        self.frozen_as(
+            param_dtype,
+            compute,
+            |weight| weight.detach().to_dtype(param_dtype, false, true),
+            copied,
+        )
     }
 
     /// A trainable copy of the weights without adapter and head, whose passes compute in `compute`: the body
@@ -30,19 +35,19 @@ impl Decoder {
     }
 
     /// Makes [`Self::frozen_copy`] of meta tensors, see [`Self::meta`].
-    pub(crate) fn frozen_meta(&self, storage: Kind, compute: Kind) -> Self {
-        let of = |weight: &Tensor| meta(&weight.size(), (storage, weight.device()));
-        self.frozen_as(storage, compute, of, as_meta)
+    pub(crate) fn frozen_meta(&self, param_dtype: Kind, compute: Kind) -> Self {
+        let of = |weight: &Tensor| meta(&weight.size(), (param_dtype, weight.device()));
+        self.frozen_as(param_dtype, compute, of, as_meta)
     }
 
     fn frozen_as(
         &self,
-        storage: Kind,
+        param_dtype: Kind,
         compute: Kind,
         of: impl Fn(&Tensor) -> Tensor,
         of_quantized: fn(&Tensor) -> Tensor,
     ) -> Self {
-        let options = LoadOptions { storage, compute, trainable: false, ..self.options };
+        let options = LoadOptions { param_dtype, compute, trainable: false, ..self.options };
         let head = self.head.as_ref().map(&of);
         Self { head, ..self.without_head(of, of_quantized).with_options(options) }
     }
@@ -50,7 +55,7 @@ impl Decoder {
     /// Makes [`Self::trained_backbone`] of meta tensors, see [`Self::meta`], in the dtype of updated weights.
     /// The weights of a sharded actor may at that time be views in the compute dtype.
     pub(crate) fn backbone_meta(&self, compute: Kind) -> Self {
-        let kinds = |weight: &Tensor| (self.options.storage, weight.device());
+        let kinds = |weight: &Tensor| (self.options.param_dtype, weight.device());
         let of = |weight: &Tensor| meta(&weight.size(), kinds(weight)).set_requires_grad(true);
         self.without_head(of, as_meta).computing_in(compute)
     }

@@ -89,7 +89,7 @@ impl Decoder {
 /// Storage dtype of a weight. A classifier's head is trained with any adapter, so its master is always in
 /// f32.
 fn stored_as(name: &str, options: &LoadOptions) -> Kind {
-    if is_label_head(name) { Kind::Float } else { options.storage }
+    if is_label_head(name) { Kind::Float } else { options.param_dtype }
 }
 
 /// A tensor of zeros that takes the memory of one value.
@@ -174,7 +174,7 @@ fn build_layer(
         let weight = match config.quantization_of(&name) {
             None => BaseWeight::Dense(placed(&format!("{name}.weight"), &[outputs, inputs])?),
             Some(quantization) => {
-                let layout = layout_of(quantization, options.storage);
+                let layout = layout_of(quantization, options.param_dtype);
                 let tensors = quantization.tensors(&name, [shape.out_features, shape.in_features]);
                 BaseWeight::quantized([outputs, inputs], layout, &tensors, |tensor, kind| {
                     let shape: Vec<i64> = tensor.shape.iter().map(|dim| *dim as i64).collect();

@@ -106,9 +106,14 @@ impl VisionTower {
     /// [`ModelError`], as of [`Weights::fill`], and if the device has too little memory.
     pub(crate) fn read(weights: &Weights, options: &LoadOptions) -> Result<Option<Self>, ModelError> {
         let read = |(name, shape): (String, Vec<i64>)| {
-            let values = Tensor::f_empty(&shape, (options.storage, options.device)).map_err(|source| {
-                ModelError::Torch { tensor: name.clone(), device: format!("{:?}", options.device), source }
-            })?;
+            let values =
+                Tensor::f_empty(&shape, (options.param_dtype, options.device)).map_err(|source| {
+                    ModelError::Torch {
+                        tensor: name.clone(),
+                        device: format!("{:?}", options.device),
+                        source,
+                    }
+                })?;
             weights.fill(&TensorShard::whole(&name, &shape), &values.view(-1))?;
             Ok((name, values))
         };
@@ -119,7 +124,7 @@ impl VisionTower {
     /// Meta tensors of a tower whose weights are trained, see [`super::Decoder::meta`]; `None` if the model
     /// has none.
     pub(crate) fn meta(model: &ModelConfig, options: &LoadOptions) -> Option<Self> {
-        let numbers = (options.storage, options.device);
+        let numbers = (options.param_dtype, options.device);
         let tensors = shapes(model).map(|(name, shape)| (name, meta(&shape, numbers))).collect();
         Self::of_tensors(model, options, tensors).map(Self::trained)
     }

@@ -115,8 +115,8 @@ impl FrozenPolicy {
     /// [`RankError`] when a rank is lost, or there is not enough memory.
     pub fn copy_of(actor: &Actor, copy_options: &CopyOptions) -> Result<Self, RankError> {
         let Some(shards) = actor.shards() else {
-            let (storage, compute) = copy_options.dtypes_of(actor);
-            let copy = actor.decoder.frozen_copy(storage, compute);
+            let (param_dtype, compute) = copy_options.dtypes_of(actor);
+            let copy = actor.decoder.frozen_copy(param_dtype, compute);
             return Ok(Self::from(copy).in_file(&copy_options.folder));
         };
         let copy = Self::meta_of(actor, shards, copy_options)?;
@@ -140,8 +140,8 @@ impl FrozenPolicy {
         }
         let copy = match actor.shards() {
             None => {
-                let (storage, compute) = copy_options.dtypes_of(actor);
-                let decoder = actor.decoder.frozen_copy(storage, compute);
+                let (param_dtype, compute) = copy_options.dtypes_of(actor);
+                let decoder = actor.decoder.frozen_copy(param_dtype, compute);
                 for (name, tensor) in decoder.named_parameters() {
                     let (stored, shape) = (stored_name(&name), tensor.size());
                     checkpoint.fill_rounded(&TensorShard::whole(&stored, &shape), &tensor.view(-1))?;
@@ -163,8 +163,8 @@ impl FrozenPolicy {
         shards: &ShardedParameters,
         copy_options: &CopyOptions,
     ) -> Result<Self, RankError> {
-        let (storage, compute) = copy_options.dtypes_of(actor);
-        let decoder = actor.decoder.frozen_meta(storage, compute);
+        let (param_dtype, compute) = copy_options.dtypes_of(actor);
+        let decoder = actor.decoder.frozen_meta(param_dtype, compute);
         let mesh = copy_options.mesh.clone().unwrap_or_else(|| shards.ranks());
         let shards = ShardedParameters::new(&decoder, mesh, copy_options.offload_to())?;
         Ok(Self { decoder, shards: Some(shards) })

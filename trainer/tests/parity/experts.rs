@@ -82,7 +82,8 @@ fn experts_are_read_one_by_one_and_in_one_tensor_alike() {
 #[test]
 fn experts_in_mxfp4_are_read_as_the_numbers_that_transformers_makes_of_them() {
     let fixture = Fixture::open("gpt-oss-mxfp4", "expected.safetensors");
-    let numbers = LoadOptions { storage: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
+    let numbers =
+        LoadOptions { param_dtype: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
     let decoder = Decoder::load(&fixture.dir, &numbers).unwrap();
     let parameters: std::collections::BTreeMap<_, _> = decoder.named_parameters().into_iter().collect();
     let weights = Weights::open(&fixture.dir).unwrap();

@@ -30,7 +30,7 @@ fn spec() -> LoraSpec {
 
 /// A fixture with such an adapter, which takes part from its start.
 pub(crate) fn adapted(family: &str, kind: Kind) -> Decoder {
-    let options = LoadOptions { storage: kind, compute: kind, ..LoadOptions::default() };
+    let options = LoadOptions { param_dtype: kind, compute: kind, ..LoadOptions::default() };
     let mut decoder = Decoder::load(&folder(family), &options).unwrap();
     let has_qkv = decoder.layers()[0].projections().len() < 7 && family == "phi3";
     let mut spec = spec();
@@ -219,7 +219,7 @@ fn rollouts_sample_with_the_modules_that_are_saved_with_an_adapter() {
         [("mistral", &["lm_head", "embed_tokens", "norm"][..]), ("qwen3", &["embed_tokens"])]
     {
         let saved = |kind| {
-            let options = LoadOptions { storage: kind, compute: kind, ..LoadOptions::default() };
+            let options = LoadOptions { param_dtype: kind, compute: kind, ..LoadOptions::default() };
             let mut decoder = Decoder::load(&folder(family), &options).unwrap();
             let modules_to_save = names.iter().map(|name| (*name).to_owned()).collect();
             decoder.attach_lora_spec(&LoraSpec { modules_to_save, ..LoraSpec::default() }, 5).unwrap();

@@ -30,7 +30,7 @@ fn adapted(device: Device, family: &str, quantization: Option<&QuantizationSpec>
     let weights = Weights::open(&folder(family)).unwrap();
     let precision = if kind == Kind::BFloat16 { Precision::Bf16 } else { Precision::Fp32 };
     let weights = weights.quantized(quantization, precision).unwrap();
-    let options = LoadOptions { storage: kind, compute: kind, device, ..LoadOptions::default() };
+    let options = LoadOptions { param_dtype: kind, compute: kind, device, ..LoadOptions::default() };
     let mut decoder = Decoder::from_weights(&weights, &options).unwrap();
     decoder.attach_lora_spec(&lora(family), 5).unwrap();
     change(&decoder, 0.05);

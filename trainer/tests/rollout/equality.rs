@@ -206,7 +206,7 @@ fn next_penalised(decoder: &Decoder, sequence: &[u32], penalty: f32) -> u32 {
 /// residual stream of a few units makes, some hundredths.
 #[test]
 fn a_bf16_rollout_stays_close_to_the_bf16_actor() {
-    let bf16 = LoadOptions { storage: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
+    let bf16 = LoadOptions { param_dtype: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
     let decoder = Decoder::load(&folder("qwen3"), &bf16).unwrap();
     let requests = requests(5, 2, &SamplingParams::default());
     let completions = generate(&decoder, options(), &requests).unwrap();

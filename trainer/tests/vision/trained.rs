@@ -17,7 +17,7 @@ use super::fixture::{
 };
 
 const TRAINABLE: LoadOptions =
-    LoadOptions { device: tch::Device::Cpu, storage: Kind::Float, compute: Kind::Float, trainable: true };
+    LoadOptions { device: tch::Device::Cpu, param_dtype: Kind::Float, compute: Kind::Float, trainable: true };
 
 fn trained(name: &str) -> Decoder {
     let mut decoder = Fixture::open(name).load();

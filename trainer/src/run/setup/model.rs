@@ -121,8 +121,8 @@ fn decoder(
     let (compute, trainable) = (compute_kind(spec), spec.model.lora.is_none());
     // Trained weights have fp32 masters. Weights below an adapter never change, so they are stored in the
     // compute dtype, which spares a cast at each use.
-    let storage = if trainable { Kind::Float } else { compute };
-    let options = LoadOptions { device, storage, compute, trainable };
+    let param_dtype = if trainable { Kind::Float } else { compute };
+    let options = LoadOptions { device, param_dtype, compute, trainable };
     let mut decoder = match by_unit {
         true => Decoder::meta(weights.config(), &options)?,
         false => Decoder::from_weights(weights, &options)?,
@@ -301,7 +301,7 @@ pub(super) fn reward_models(
     let policy = Policy { tokenizer, longest_sequence };
     let numbers = kind_of(spec.training.reward_model_precision());
     let device = actor.decoder.device();
-    let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
+    let options = LoadOptions { device, param_dtype: numbers, compute: numbers, trainable: false };
     // Every rank scores full sequences, even if it shares the tokens of other passes.
     let max_tokens = (spec.training.reward_model_forward_tokens() as usize).max(longest_sequence);
     let offload_to = spec.training.reward_models_are_offloaded().then_some(folder.root());
