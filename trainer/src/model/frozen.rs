@@ -15,7 +15,7 @@ use super::saved_modules::SavedModules;
 use super::vision::VisionTower;
 
 impl Decoder {
-    /// A copy of the weights without adapter and gradients, stored in the dtype `storage`, whose passes
+    /// A copy of the weights without adapter and gradients, stored in the dtype `param_dtype`, whose passes
     /// compute in `compute`. For a copy that never changes both may be equal, since each use would round the
     /// weights to `compute`. Later changes of this decoder do not affect the copy.
     pub fn frozen_copy(&self, param_dtype: Kind, compute: Kind) -> Self {
