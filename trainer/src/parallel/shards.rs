@@ -104,7 +104,14 @@ impl ShardedParameters {
         let mut place = place.transpose()?;
         let cuts = ranks.tp_group().map(|group| Rc::new(ModelSharding::new(decoder, group.place())));
         let mut unit = |parameters| {
-            UnitParameters::new(parameters, &ranks, experts, cuts.as_deref(), compute, place.as_mut())
+            UnitParameters::new(
+                parameters,
+                &ranks,
+                experts.as_ref(),
+                cuts.as_deref(),
+                compute,
+                place.as_mut(),
+            )
         };
         let (layers, outer) = (layers.into_iter().map(&mut unit).collect::<Result<_, _>>()?, unit(outer)?);
         let scattering = RefCell::new(None);

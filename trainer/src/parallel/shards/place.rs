@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_core::local_tensor::{DimRanges, DimShards, LocalTensor};
-use rlt_core::mesh::{AxisPlace, EvenSplit};
+use rlt_core::mesh::EvenSplit;
 use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use tch::{Tensor, no_grad};
 
@@ -64,27 +64,12 @@ impl FlatSlot {
     }
 }
 
-/// This rank's experts among all experts of a tensor, `[e, ..]`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OwnExperts {
-    /// This rank's place in the expert-parallel group.
-    pub(crate) place: AxisPlace,
-    /// Number of experts of the model, e.
-    pub(crate) num_experts: usize,
-}
-
-impl OwnExperts {
-    /// This rank's experts as indices of the first dimension of a tensor.
-    fn ranges(self) -> DimRanges {
-        DimRanges { len: self.num_experts, ranges: vec![self.place.range(self.num_experts)] }
-    }
-}
-
 /// Local values of a buffer's parameters on this rank, before FSDP shards them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Share<'a> {
-    /// Experts of which the values are local; `None` for all, or for other parameters.
-    pub(super) experts: Option<OwnExperts>,
+    /// Experts of which the values are local, as indices of the first dimension of a tensor; `None` for all,
+    /// or for other parameters.
+    pub(super) experts: Option<&'a DimRanges>,
     /// Tensor-parallel placements of the parameters; `None` if all of each are local.
     pub(super) cuts: Option<&'a ModelSharding>,
 }
@@ -95,7 +80,7 @@ impl Share<'_> {
     fn of(self, name: &str, leaf: &[i64]) -> (LocalTensor, Option<DimShards>) {
         let mut local = LocalTensor::full(leaf);
         if let Some(experts) = self.experts {
-            local = local.with(0, experts.ranges());
+            local = local.with(0, experts.clone());
         }
         let Some((cuts, tp)) = self.cuts.and_then(|cuts| Some((cuts, cuts.of(name)?))) else {
             return (local, None);

@@ -3,11 +3,12 @@
 use std::rc::Rc;
 
 use rlt_api::plan::model_config::is_expert_weight;
+use rlt_core::local_tensor::DimRanges;
 use rlt_torch::OffloadStorage;
 use tch::{Kind, Tensor};
 
 use super::flat::FlatParameter;
-use super::place::{OwnExperts, Share};
+use super::place::Share;
 use crate::model::tp_cuts::ModelSharding;
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError};
@@ -46,7 +47,7 @@ impl UnitParameters {
     pub(super) fn new(
         parameters: NamedTensors,
         ranks: &ProcessGroups,
-        experts: Option<OwnExperts>,
+        experts: Option<&DimRanges>,
         cuts: Option<&ModelSharding>,
         compute: Kind,
         mut place: Option<&mut OffloadStorage>,
@@ -95,8 +96,9 @@ fn by_use(parameters: NamedTensors, compute: Kind) -> [NamedTensors; 2] {
     [matrices, vectors]
 }
 
-/// The experts of a decoder that this rank holds; `None` without expert parallelism, or without experts.
-pub(super) fn own_experts(decoder: &Decoder, ranks: &ProcessGroups) -> Result<Option<OwnExperts>, RankError> {
+/// Returns the experts of a decoder that this rank holds, as indices of the first dimension of their tensors;
+/// `None` without expert parallelism, or without experts.
+pub(super) fn own_experts(decoder: &Decoder, ranks: &ProcessGroups) -> Result<Option<DimRanges>, RankError> {
     let Some((ranks, experts)) = ranks.experts().zip(decoder.config.experts.as_ref()) else {
         return Ok(None);
     };
@@ -104,5 +106,5 @@ pub(super) fn own_experts(decoder: &Decoder, ranks: &ProcessGroups) -> Result<Op
     if !num_experts.is_multiple_of(place.size) {
         return Err(RankError::Experts { num_experts, ep: place.size });
     }
-    Ok(Some(OwnExperts { place, num_experts }))
+    Ok(Some(DimRanges { len: num_experts, ranges: vec![place.range(num_experts)] }))
 }
