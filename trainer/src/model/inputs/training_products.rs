@@ -97,7 +97,7 @@ impl Projections for TrainingProducts<'_> {
         match &self.layer.experts {
             None => FeedForward::Dense(block),
             Some(weights) => FeedForward::Experts {
-                experts: OwnExperts { weights, projections: self },
+                experts: TrainingExperts { weights, projections: self },
                 shared_expert: (self.layer.shape.products.len() > NUM_OF_ATTENTION).then_some(block),
             },
         }
@@ -151,12 +151,12 @@ impl DenseProducts for OwnBlock<'_> {
 }
 
 /// Products of the experts from the layer's own weights.
-struct OwnExperts<'a> {
+struct TrainingExperts<'a> {
     weights: &'a ExpertWeights,
     projections: &'a TrainingProducts<'a>,
 }
 
-impl ExpertProducts for OwnExperts<'_> {
+impl ExpertProducts for TrainingExperts<'_> {
     type Error = Infallible;
 
     fn mixture(&self) -> Router {
