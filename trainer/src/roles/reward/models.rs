@@ -67,7 +67,7 @@ pub struct Sharing<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum RewardModelError {
     /// The model's repository could not be fetched.
-    #[error("fetch the model of reward function {name:?}")]
+    #[error("failed to fetch the model of reward function {name:?}")]
     Hub {
         /// Name of the reward function.
         name: String,
@@ -75,7 +75,7 @@ pub enum RewardModelError {
         source: Box<HubError>,
     },
     /// The model could not be read.
-    #[error("load the model of reward function {name:?} from {}", dir.display())]
+    #[error("failed to load the model of reward function {name:?} from {}", dir.display())]
     Model {
         /// Name of the reward function.
         name: String,
@@ -85,7 +85,7 @@ pub enum RewardModelError {
         source: Box<ModelError>,
     },
     /// The model's tokenizer could not be read.
-    #[error("load the tokenizer of reward function {name:?} from {}", dir.display())]
+    #[error("failed to load the tokenizer of reward function {name:?} from {}", dir.display())]
     Tokenizer {
         /// Name of the reward function.
         name: String,
@@ -123,7 +123,7 @@ pub enum RewardModelError {
         dir: PathBuf,
     },
     /// A sample could not be rendered as text for the model.
-    #[error("render a sample for the model of reward function {name:?}")]
+    #[error("failed to render a sample for the model of reward function {name:?}")]
     Render {
         /// Name of the reward function.
         name: String,
@@ -143,13 +143,13 @@ pub enum RewardModelError {
         longest: usize,
     },
     /// A sequence alone is longer than the token budget of a pass.
-    #[error("split a batch into passes of a reward model")]
+    #[error("failed to split a batch into passes of a reward model")]
     Packing(#[from] PackingError),
     /// The model's scores could not be read back from the device.
-    #[error("read the scores of a reward model")]
+    #[error("failed to read the scores of a reward model")]
     Torch(#[from] rlt_torch::Error),
     /// A rank was lost, or the model could not be sharded.
-    #[error("shard a reward model over the ranks")]
+    #[error("failed to shard a reward model over the ranks")]
     Ranks(#[from] RankError),
 }
 

@@ -41,13 +41,13 @@ pub(super) struct Endpoint {
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
     /// The address is not a valid HTTP URL.
-    #[error("read url {url:?}: expected http:// or https:// with a host")]
+    #[error("failed to read url {url:?}: expected http:// or https:// with a host")]
     Url {
         /// The address as it is written in the manifest.
         url: String,
     },
     /// The environment variable with a header's value is not set.
-    #[error("read the header {header:?}: the environment has no variable {variable:?}")]
+    #[error("failed to read the header {header:?}: the environment has no variable {variable:?}")]
     Variable {
         /// Name of the header.
         header: String,
@@ -56,14 +56,15 @@ pub enum EndpointError {
     },
     /// A header cannot be sent. Its value may be secret and is not shown.
     #[error(
-        "read the header {header:?}: expected a name of letters, digits and '-', and a value of visible ASCII"
+        "failed to read the header {header:?}: expected a name of letters, digits and '-', and a value of \
+         visible ASCII"
     )]
     Header {
         /// Name of the header.
         header: String,
     },
     /// The file with certificate authorities cannot be read.
-    #[error("read caFile {}", path.display())]
+    #[error("failed to read caFile {}", path.display())]
     CaFile {
         /// Path of the file.
         path: PathBuf,
@@ -72,7 +73,7 @@ pub enum EndpointError {
         source: std::io::Error,
     },
     /// The file with certificate authorities holds no certificates.
-    #[error("read caFile {}: expected certificates in PEM", path.display())]
+    #[error("failed to read caFile {}: expected certificates in PEM", path.display())]
     Certificates {
         /// Path of the file.
         path: PathBuf,
@@ -81,7 +82,7 @@ pub enum EndpointError {
         source: Option<reqwest::Error>,
     },
     /// The HTTP client could not be made.
-    #[error("make a client for HTTP")]
+    #[error("failed to make a client for HTTP")]
     Client(#[source] reqwest::Error),
 }
 
