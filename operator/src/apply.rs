@@ -36,19 +36,19 @@ use children::JobChildren;
 use params::{creation, exactly};
 use queue::QueueRequest;
 
-/// Impaired nodes that a pod names at most.
+/// Maximum number of impaired nodes that the affinity of a pod names.
 const MAX_IMPAIRED_NODES: usize = 16;
-/// An impaired node is avoided like one on which the job failed so often, than which none is avoided more.
+/// Number of failures that an impaired node counts as: with two, a pod avoids a node most strongly.
 const FAILURES_OF_IMPAIRED_NODE: u32 = 2;
 
 /// The clients and settings with which decisions are applied.
 #[derive(Clone, Copy)]
 pub struct Access<'a> {
-    /// The API server.
+    /// Client of the API server.
     pub client: &'a Client,
-    /// The rate limiter of its calls.
+    /// Rate limiter of the client's calls.
     pub limiter: &'a Limiter,
-    /// The cache of jobs' objects, into which created ones are entered.
+    /// Cache of the jobs' objects, into which the operator enters the objects that it creates.
     pub index: &'a Index,
 }
 
@@ -111,10 +111,10 @@ pub async fn apply(
     ApplyError::first_of([supplied, started, network])
 }
 
-/// Changes the Workload of a job alone.
+/// Applies a change of the job's Workload and nothing else.
 ///
 /// # Errors
-/// When the API server did not take it.
+/// When the API server refuses the change or does not answer.
 pub async fn change_workload(
     access: Access<'_>,
     input: &BuildInput<'_>,
@@ -125,7 +125,7 @@ pub async fn change_workload(
     queue::apply(access.client, access.index, input, request, action).await
 }
 
-/// Each group of workers, with its first worker where others can reach that one.
+/// Returns each group of workers with its first worker, or `None` until other pods can reach that.
 fn reachable_firsts<'a>(
     input: &BuildInput<'a>,
     workers: &'a [Arc<Worker>],
@@ -143,7 +143,8 @@ fn reachable_firsts<'a>(
     input.prepared.plan.worker_groups.iter().map(|group| (group, first_of(group))).collect()
 }
 
-/// Nodes on which the job failed, and at most as many others as a status has that are impaired now.
+/// Returns the number of failures on each node that pods avoid: nodes on which the job failed, and up to
+/// [`MAX_IMPAIRED_NODES`] nodes that are impaired now.
 fn avoided_nodes(index: &Index, decision: &Decision) -> BTreeMap<String, u32> {
     let mut avoided = decision.status.failures_by_node.clone();
     for node in index.nodes.impaired().iter().take(MAX_IMPAIRED_NODES) {

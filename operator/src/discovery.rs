@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::backoff;
 
-/// Least time between a response and the next call.
+/// Minimum interval between a response and the next call.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Wait after a failed call, doubled with each consecutive failure.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
@@ -132,7 +132,7 @@ mod tests {
         Served::read(&serde_json::from_value(json!({"groups": groups})).unwrap())
     }
 
-    /// An API server that fails so many times before it says that it has Kueue, and how often it was asked.
+    /// Makes an API server that fails `num_failures` times before it lists Kueue, with a counter of calls.
     fn server(num_failures: usize) -> (Client, Arc<AtomicUsize>) {
         let num_calls = Arc::new(AtomicUsize::new(0));
         let counter = num_calls.clone();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_served_is_known_by_group_and_version() {
+    fn served_apis_are_found_by_group_and_version() {
         assert_eq!(served(&[("scheduling.k8s.io", &["v1"]), ("apps", &["v1"])]), Served::default());
         let all = served(&[
             ("kueue.x-k8s.io", &["v1beta1", "v1beta2"]),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_versions_the_best_is_spoken_and_none_that_is_older_than_its_pod_groups() {
+    fn the_best_served_version_is_used_and_none_without_pod_groups() {
         let native = |versions| served(&[("scheduling.k8s.io", versions)]).native_groups;
         assert_eq!(native(&["v1", "v1alpha3", "v1beta1"]), Some("v1beta1"));
         assert_eq!(native(&["v1", "v1alpha1"]), None);

@@ -21,9 +21,9 @@ pub struct Observed {
     pub current: Current,
     /// Pods of the job, of all attempts.
     pub workers: Vec<Arc<Worker>>,
-    /// The nodes that they are on.
+    /// States of the pods' nodes.
     pub nodes: NodeStates,
-    /// The last report of its trainer.
+    /// Last report of the job's trainer; `None` without one.
     pub report: Option<Report>,
     /// State of the job in its queue.
     pub queueing: Queueing,
@@ -31,23 +31,23 @@ pub struct Observed {
 
 /// A store of the trainers' reports.
 pub trait Reports: Send + Sync + std::fmt::Debug {
-    /// The last report of a job's trainer.
+    /// Returns the last report of a job's trainer.
     fn latest(&self, job: &JobKey) -> Option<Report>;
 
-    /// Jobs that are to be reconciled because of a report. To be requested once.
+    /// Returns the stream of jobs to reconcile because of a report. Call it once.
     fn changes(&self) -> BoxStream<'static, ObjectRef<Job>> {
         stream::pending().boxed()
     }
 
-    /// The last reports of the launchers of a job's pods, by the UID of their pods.
+    /// Returns the last reports of the launchers of a job's pods, by the UID of the pod.
     fn launchers(&self, _job: &JobKey) -> BTreeMap<Arc<str>, Launcher> {
         BTreeMap::new()
     }
 
-    /// Lets the launchers of a job know that no attempt follows.
+    /// Tells the launchers of a job that no attempt follows.
     fn end_launchers(&self, _job: &JobKey) {}
 
-    /// Forgets a job that is gone.
+    /// Drops the reports of a deleted job.
     fn forget(&self, _job: &JobKey) {}
 }
 

@@ -57,17 +57,17 @@ pub struct Channel {
 
 /// A process of the operator: its clients, metrics, reports and leadership.
 pub struct Process {
-    /// The way to the API server.
+    /// Client of the API server.
     pub client: Client,
-    /// Limiter of calls to the API server: the rate, and whose turn it is.
+    /// Rate limiter of the client's calls.
     pub limiter: Limiter,
     /// Metrics of the process.
     pub metrics: Metrics,
     /// The reports of ranks.
     pub reports: Reports,
-    /// The status channel, where one is requested.
+    /// The status channel; `None` if the arguments ask for none.
     pub channel: Option<Channel>,
-    /// Whether all objects were seen; the controller sets it.
+    /// Whether all objects were listed once; the controller sets it.
     pub synced: watch::Sender<bool>,
     election: Option<Election>,
     leadership: watch::Receiver<bool>,
@@ -126,12 +126,12 @@ impl Process {
         })
     }
 
-    /// Whether this process leads, now and from now on.
+    /// Returns a receiver of whether this process leads.
     pub fn leadership(&self) -> watch::Receiver<bool> {
         self.leadership.clone()
     }
 
-    /// Waits until leading is over for good, which calls for the end of the process.
+    /// Waits until this process can no longer lead; then it must end.
     pub async fn lost(&mut self) -> LeaseError {
         match &mut self.election {
             Some(election) => election.lost().await,
@@ -139,7 +139,7 @@ impl Process {
         }
     }
 
-    /// Lets another replica lead at once. To be called when nothing is written any more.
+    /// Releases the Lease, so that another replica leads at once. Call it after the last write.
     pub async fn release(self) {
         if let Some(election) = self.election {
             election.release().await;
@@ -198,7 +198,7 @@ impl Drop for ElectorThread {
     }
 }
 
-/// An error that ends the serving of the channel.
+/// The status channel cannot be served any longer.
 #[derive(Debug, thiserror::Error)]
 enum ChannelError {
     #[error(transparent)]

@@ -187,11 +187,11 @@ fn requeue(
 
 /// The controller that reconciles a job.
 enum Controller {
-    /// This operator: the job names it, or no controller.
+    /// This operator, which reconciles jobs that name it or no controller.
     Operator,
-    /// MultiKueue, in another cluster.
+    /// MultiKueue, which runs the job in another cluster.
     MultiKueue,
-    /// A controller that this operator knows nothing of.
+    /// A controller that this operator does not know.
     Other,
 }
 

@@ -155,7 +155,7 @@ fn the_status_channel_is_open_to_addresses_of_nodes_where_jobs_may_use_their_net
 }
 
 #[test]
-fn with_namespaces_nothing_about_jobs_is_allowed_elsewhere() {
+fn an_operator_of_named_namespaces_has_no_permission_on_jobs_elsewhere() {
     let Some(helm) = Helm::find() else { return };
     let objects = objects(&helm.template(&["--set", "namespaces={team-a,team-b}"]).unwrap());
     let cluster = of_kind(&objects, "ClusterRole");

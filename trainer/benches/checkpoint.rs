@@ -6,7 +6,9 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rlt_trainer::storage::checkpoint::{Checkpoint, CheckpointStore, TensorPart, WrittenShard, divided};
+use rlt_trainer::storage::checkpoint::{
+    Checkpoint, CheckpointShard, CheckpointStore, WrittenShard, split_between_copies,
+};
 use tch::{Device, Kind, Tensor};
 
 const NUM_TENSORS: i64 = 64;
@@ -63,14 +65,14 @@ fn save(
     let mut store = CheckpointStore::open(folder, 1).unwrap();
     let parts = |writer_idx| {
         let whole = tensors.iter();
-        let whole = whole.map(|(name, tensor)| TensorPart::whole(name.clone(), tensor.shallow_clone()));
-        divided(whole.collect(), writer_idx, num_writers)
+        let whole = whole.map(|(name, tensor)| CheckpointShard::whole(name.clone(), tensor.shallow_clone()));
+        split_between_copies(whole.collect(), writer_idx, num_writers)
     };
-    let all: Vec<Vec<TensorPart>> = (0..num_writers).map(parts).collect();
+    let all: Vec<Vec<CheckpointShard>> = (0..num_writers).map(parts).collect();
     let started = Instant::now();
     store.begin(step).unwrap();
     let (waited, shards): (Vec<Duration>, Vec<WrittenShard>) = std::thread::scope(|scope| {
-        let write = |(writer_idx, parts): (usize, Vec<TensorPart>)| {
+        let write = |(writer_idx, parts): (usize, Vec<CheckpointShard>)| {
             scope.spawn(move || {
                 let shard = CheckpointStore::follow(folder).write(step, writer_idx, parts).unwrap();
                 (started.elapsed(), shard.complete().unwrap())

@@ -13,7 +13,7 @@ mod shape;
 mod subject;
 
 use rlt_trainer::commands::gpu_check::workload::{GrpoLoad, GrpoWorkload};
-use rlt_trainer::roles::reference::{Copying, FrozenPolicy};
+use rlt_trainer::roles::reference::{CopyOptions, FrozenPolicy};
 use serde_json::json;
 
 /// Load of one step. Its micro-batch is the default of a job of this size: one group.
@@ -24,7 +24,7 @@ fn main() -> anyhow::Result<()> {
     shape::prepare()?;
     let actor = subject::actor()?;
     // A job on the CPU keeps the reference in a file, too.
-    let in_file = || FrozenPolicy::copy_of(&actor, &Copying::to(&std::env::temp_dir(), false));
+    let in_file = || FrozenPolicy::copy_of(&actor, &CopyOptions::to(&std::env::temp_dir(), false));
     let reference = (!measure::has("--lora")).then(in_file).transpose()?;
     let mut workload = GrpoWorkload::new(actor, reference, LOAD);
     measure::serve(&["step"], |_| {

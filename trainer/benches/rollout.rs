@@ -44,13 +44,13 @@ fn main() -> anyhow::Result<()> {
     };
     let config = ModelConfig::from_json(&serde_json::from_str(shape)?)?;
     let loads: Vec<Load> = serde_json::from_str(include_str!("rollout/loads.json"))?;
-    let options = LoadOptions { device, storage: kind, compute: kind, ..LoadOptions::default() };
+    let options = LoadOptions { device, param_dtype: kind, compute: kind, ..LoadOptions::default() };
     // `--nf4` and `--int8` quantize the base as a job does.
     let format = [("--nf4", QuantizationFormat::Nf4), ("--int8", QuantizationFormat::Int8)];
     let format = format.into_iter().find(|(flag, _)| measure::has(flag)).map(|(_, format)| format);
     let spec = format.map(|format| QuantizationSpec { format, ..QuantizationSpec::default() });
     let precision = if kind == Kind::BFloat16 { Precision::Bf16 } else { Precision::Fp32 };
-    let weights = Weights::fresh(&config, 0).quantized(spec.as_ref(), precision)?;
+    let weights = Weights::random_init(&config, 0).quantized(spec.as_ref(), precision)?;
     let decoder = Decoder::from_weights(&weights, &options)?;
     let names: Vec<&str> = loads.iter().map(|load| load.name.as_str()).collect();
     measure::serve(&names, |name| {

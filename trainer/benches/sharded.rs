@@ -58,8 +58,8 @@ fn step(actor: &mut Actor, lens: &[usize], empty: u64, formula: f64) -> anyhow::
 /// Builds this rank's shard of an actor, of which it never holds the full model.
 fn actor(ranks: &Ranks) -> anyhow::Result<Actor> {
     let options = LoadOptions { trainable: true, ..LoadOptions::default() };
-    let weights = Weights::fresh(&shape::config()?, 0);
-    let decoder = Decoder::outline(weights.config(), &options)?;
+    let weights = Weights::random_init(&shape::config()?, 0);
+    let decoder = Decoder::meta(weights.config(), &options)?;
     let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(NUM_RANKS)?), None)?;
     shards.read(&weights)?;
     let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default())?;

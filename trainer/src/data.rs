@@ -14,11 +14,11 @@
 
 mod demonstration;
 mod error;
-mod feed;
 mod files;
 mod images;
 mod loader;
 mod mixture;
+mod pipeline;
 mod preference;
 pub mod preview;
 mod prompt;
@@ -42,12 +42,12 @@ use rlt_core::types::Prompt;
 use crate::data::tokenizer::Tokenizer;
 
 pub use error::{DataError, RowLocation};
-pub use feed::Data;
-pub(crate) use feed::DataPosition;
 use files::{jsonl, parquet, sets};
 pub use loader::{
     DemonstrationLoader, Loader, LoaderError, LoaderState, PreferenceLoader, PromptLoader, StreamOptions,
 };
+pub(crate) use pipeline::DataPosition;
+pub use pipeline::Pipeline;
 pub use preference::{PreferenceFormat, PreferenceLimits};
 pub use rlt_core::batch::Demonstration;
 use rows::Fitted;

@@ -17,12 +17,12 @@
 //! The first rank, the leader, writes the run folder. The exceptions are checkpoints, to which every rank
 //! writes its shard, and unlinked files of offloaded tensors.
 
+mod connection;
 mod environment;
 mod ep_group;
 mod error;
 mod groups;
 mod layer;
-mod link;
 mod mesh;
 mod shards;
 mod sp_group;
@@ -35,17 +35,17 @@ use std::time::Duration;
 
 use rlt_core::batch::Batch;
 use rlt_core::partition::{Balance, shares, workload};
-use rlt_torch::collectives::{Alone, Collectives, Membership, Reduction, Rendezvous, Traffic};
+use rlt_torch::collectives::{Collectives, Membership, Reduction, Rendezvous, SingleProcessGroup, Traffic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
 
+use connection::Connection;
 pub use environment::RankEnvironment;
 pub use ep_group::EpGroup;
 pub use error::RankError;
 pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, Ulysses};
-use link::Link;
-pub use mesh::MeshRanks;
+pub use mesh::ProcessGroups;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
 pub(crate) use shards::{TensorParallel, copy_tensor_shard};
 pub use sp_group::SpGroup;
@@ -66,7 +66,7 @@ pub struct Ranks {
     local_size: usize,
     /// Balancing rule by which rows are assigned to ranks.
     balance: Balance,
-    link: Arc<Mutex<Link>>,
+    connection: Arc<Mutex<Connection>>,
     /// Sequence-parallel group; `None` if each rank has different tokens.
     sp_group: Option<Arc<SpGroup>>,
     /// Expert-parallel degree: number of ranks over which the experts of a layer are distributed.
@@ -79,13 +79,13 @@ pub struct Ranks {
 impl Ranks {
     /// Creates a single rank, which exchanges nothing.
     pub fn alone() -> Self {
-        let link = Link { group: Box::new(Alone::new("all")), rendezvous: None };
+        let connection = Connection { group: Box::new(SingleProcessGroup::new("all")), rendezvous: None };
         Self {
             rank: 0,
             size: 1,
             local_size: 1,
             balance: Balance::default(),
-            link: Arc::new(Mutex::new(link)),
+            connection: Arc::new(Mutex::new(connection)),
             sp_group: None,
             ep: 1,
             tensor_parallel: None,
@@ -111,14 +111,15 @@ impl Ranks {
             operation_timeout: peer_timeout,
         })?;
         let all: Vec<usize> = (0..environment.world_size).collect();
-        let group = rendezvous.group("all", &all)?.unwrap_or_else(|| Box::new(Alone::new("all")));
-        let link = Link { group, rendezvous: Some(rendezvous) };
+        let group =
+            rendezvous.group("all", &all)?.unwrap_or_else(|| Box::new(SingleProcessGroup::new("all")));
+        let connection = Connection { group, rendezvous: Some(rendezvous) };
         Ok(Self {
             rank: environment.rank,
             size: environment.world_size,
             local_size: environment.local_world_size,
             balance: Balance::default(),
-            link: Arc::new(Mutex::new(link)),
+            connection: Arc::new(Mutex::new(connection)),
             sp_group: None,
             ep: 1,
             tensor_parallel: None,
@@ -292,8 +293,8 @@ impl Ranks {
 
     /// Reports the error of this rank to the others; returns the report of the first rank that failed.
     pub fn report_failure(&self, cause: &str) -> Option<String> {
-        let link = self.lock();
-        link.rendezvous.as_ref().and_then(|rendezvous| rendezvous.report_failure(cause).ok())
+        let connection = self.lock();
+        connection.rendezvous.as_ref().and_then(|rendezvous| rendezvous.report_failure(cause).ok())
     }
 
     fn all_gather_equal(&self, own: &Tensor) -> Result<Tensor, RankError> {
@@ -320,8 +321,8 @@ impl Ranks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Link> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

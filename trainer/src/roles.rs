@@ -19,7 +19,7 @@ pub mod reference;
 pub mod reward;
 pub mod rollout;
 pub mod step_context;
-pub(crate) mod trainable;
+pub(crate) mod train_state;
 pub mod update;
 
 use std::rc::Rc;

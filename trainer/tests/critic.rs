@@ -85,7 +85,7 @@ fn critic(actor: &Actor, family: &str) -> Critic {
         compute: None,
         mesh: None,
     };
-    let critic = Critic::beginning_as(actor, None, options, actor.ranks().clone()).unwrap();
+    let critic = Critic::from_actor(actor, None, options, actor.ranks().clone()).unwrap();
     let (_, head_d) =
         critic.state_tensors().unwrap().into_iter().find(|(name, _)| name.contains("value_head")).unwrap();
     tch::no_grad(|| head_d.shallow_clone().copy_(&head_of(&head_d.size())));
@@ -97,10 +97,10 @@ fn head_of(size: &[i64]) -> Tensor {
 }
 
 /// Values of one sequence by one differentiable pass over it alone.
-fn values_alone(trunk: &Decoder, head_d: &Tensor, sequence: &BatchSequence) -> Tensor {
+fn values_alone(backbone: &Decoder, head_d: &Tensor, sequence: &BatchSequence) -> Tensor {
     let tokens = sequence.tokens();
     let input = PackedInput::new(&[&tokens[..tokens.len() - 1]], tch::Device::Cpu);
-    let hidden_td = trunk.hidden_states(&input, Adapter::Off);
+    let hidden_td = backbone.hidden_states(&input, Adapter::Off);
     let first = sequence.prompt.tokens.len() as i64 - 1;
     hidden_td.narrow(0, first, sequence.completion.len() as i64).mv(head_d)
 }
@@ -145,12 +145,12 @@ fn an_update_of_micro_batches_has_the_gradient_of_the_whole_loss() {
         let (decoder, mut batch) = (decoder(family), batch());
         let mut critic = critic(&actor(family), family);
         batch.values = Some(critic.values(&batch, MAX_TOKENS).unwrap());
-        let report = critic.learn(&batch, plan().portions()).unwrap();
+        let report = critic.learn(&batch, plan().mini_batches()).unwrap();
 
-        let trunk = decoder.trained_trunk(Kind::Float);
+        let backbone = decoder.trained_backbone(Kind::Float);
         let head_d = head_of(&[decoder.config.hidden_size as i64]).set_requires_grad(true);
         let values: Vec<Tensor> =
-            batch.sequences.iter().map(|sequence| values_alone(&trunk, &head_d, sequence)).collect();
+            batch.sequences.iter().map(|sequence| values_alone(&backbone, &head_d, sequence)).collect();
         let returns: Vec<f32> = batch.returns.as_ref().unwrap().iter().map(|value| *value as f32).collect();
         let loss = (Tensor::cat(&values, 0) - Tensor::from_slice(&returns)).square().mean(Kind::Float) * 0.5;
         loss.backward();
@@ -159,7 +159,7 @@ fn an_update_of_micro_batches_has_the_gradient_of_the_whole_loss() {
 
         // Without a memory of earlier gradients the first moment is the gradient.
         let state = critic.state_tensors().unwrap();
-        let mut expected = trunk.trainable_parameters();
+        let mut expected = backbone.trainable_parameters();
         expected.push(("value_head.weight".into(), head_d));
         for (name, leaf) in expected {
             let wanted = format!("optimizer.critic.{name}.exp_avg");

@@ -57,7 +57,7 @@ fn write_zeros(dir: &Path, config: &Value) {
     fs::File::options().write(true).open(path).unwrap().set_len((8 + header.len() + end) as u64).unwrap();
 }
 
-/// Where a rank writes by how many bytes it has raised its peak.
+/// Path of the file into which a rank writes by how many bytes it has raised its peak.
 fn answer(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("peak-of-{rank}"))
 }
@@ -77,11 +77,11 @@ fn measure(folder: &Path, act: &str) {
     let weights = if folder.join("model.safetensors").exists() {
         Weights::open(folder).unwrap()
     } else {
-        Weights::fresh(&rlt_trainer::model::read_config(folder).unwrap(), 1)
+        Weights::random_init(&rlt_trainer::model::read_config(folder).unwrap(), 1)
     };
     let compute = if folder.join("half").exists() { Kind::BFloat16 } else { Kind::Float };
     let options = LoadOptions { trainable: true, compute, ..LoadOptions::default() };
-    let decoder = Decoder::outline(weights.config(), &options).unwrap();
+    let decoder = Decoder::meta(weights.config(), &options).unwrap();
     let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
     shards.read(&weights).unwrap();
     let parts = DecoderUnits::new(&decoder, Some(&shards));
@@ -97,7 +97,7 @@ fn measure(folder: &Path, act: &str) {
         EXPORTING => export(&ranks, parts, &folder.join("export")),
         RESUMING => {
             let checkpoint = Checkpoint::open(&folder.join("checkpoints/step-000001")).unwrap();
-            shards.fill(|tensor_shard, piece| checkpoint.fill(tensor_shard, piece)).unwrap();
+            shards.load_shards(|tensor_shard, piece| checkpoint.fill(tensor_shard, piece)).unwrap();
         }
         _ => {}
     }
@@ -117,7 +117,7 @@ fn export(ranks: &Ranks, parts: DecoderUnits<'_>, folder: &Path) {
     export.into_iter().for_each(|export| export.finish().unwrap());
 }
 
-/// By how many bytes each of so many ranks has raised its peak.
+/// Returns by how many bytes each rank has raised its peak.
 fn peaks(folder: &Path, dp_shard: usize, act: &str) -> Vec<u64> {
     let store = serve_store(0, 1, dp_shard).unwrap();
     let start = |rank| {

@@ -313,7 +313,7 @@ fn forty_calls_reserve_little_more_memory_than_the_first_three_on_a_device() {
     });
 }
 
-/// What a decoding step asks of its device besides one copy in and one out.
+/// Calls of a decoding step to its device besides one copy in and one out.
 struct Step {
     waits: u64,
     launches: u64,
@@ -334,7 +334,7 @@ fn assert_step([short, long]: [&Counts; 2], num_ranks: u64, step: Step, case: &s
 
 const COUNTED: &str = "a_step_costs_two_copies_and_nine_launches_a_layer_or_one_graph";
 
-/// What the process `COUNTED` samples: `batch` sequences of so many tokens.
+/// Samples in the process `COUNTED`: `batch` sequences of `num_tokens` tokens.
 fn counted(batch: u64, num_tokens: usize, uses_graphs: bool) {
     let device = device_decoder("llama");
     let sampling = SamplingParams { ignore_eos: true, ..truncated() };

@@ -117,7 +117,7 @@ fn the_rollout_never_samples_a_token_of_images_and_their_borders() {
     }
 }
 
-/// With a cache so small that sequences are preempted and computed again.
+/// Sequences are preempted and computed again, because the cache is small.
 #[test]
 fn the_rollout_reports_the_log_probs_of_the_actor() {
     for name in MODELS {
@@ -170,8 +170,8 @@ fn an_export_contains_the_tower_unchanged_and_computes_the_same() {
     }
 }
 
-/// What transformers has called the weights in memory since 4.52, as some checkpoints do on disk, Qwen3-VL's
-/// among them, and what others call them.
+/// Weights have the names that transformers uses in memory since 4.52, as some checkpoints do on disk,
+/// Qwen3-VL's among them, or those of other checkpoints.
 #[test]
 fn weights_under_either_names_are_the_same_model() {
     for name in MODELS {
@@ -211,7 +211,7 @@ fn two_ranks_with_shards_apply_the_update_of_one() {
     let sharded = on_ranks(2, |ranks| {
         let weights = Weights::open(&Fixture::open(NAME).dir).unwrap();
         let trainable = LoadOptions { trainable: true, ..LoadOptions::default() };
-        let mut decoder = Decoder::outline(weights.config(), &trainable).unwrap();
+        let mut decoder = Decoder::meta(weights.config(), &trainable).unwrap();
         decoder.read_vision(&weights).unwrap();
         let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
         shards.read(&weights).unwrap();

@@ -20,7 +20,7 @@ pub struct Fit {
     /// Whether every phase fits.
     pub fits: bool,
     /// Phases that do not fit, the largest first.
-    pub misfits: Vec<Misfit>,
+    pub misfits: Vec<OverfullPhase>,
     /// Changes that would make the job fit, each on its own if possible.
     pub remedies: Vec<Remedy>,
 }
@@ -28,7 +28,7 @@ pub struct Fit {
 /// A phase that needs more memory than the device has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Misfit {
+pub struct OverfullPhase {
     /// Phase of a step that does not fit.
     pub phase: Phase,
     /// Device memory that the phase needs, in bytes.
@@ -64,11 +64,11 @@ const CHANGES: [Change; 7] = [
 impl Fit {
     /// Compares a specification without open choices with the memory of a device.
     pub(super) fn new(spec: &ResolvedSpec, models: &Models, memory: &MemoryPlan, available: u64) -> Self {
-        let mut misfits: Vec<Misfit> = memory
+        let mut misfits: Vec<OverfullPhase> = memory
             .phases
             .iter()
             .filter(|phase| phase.device_bytes > available)
-            .map(|phase| Misfit { phase: phase.phase, needed_bytes: phase.device_bytes })
+            .map(|phase| OverfullPhase { phase: phase.phase, needed_bytes: phase.device_bytes })
             .collect();
         misfits.sort_by_key(|misfit| std::cmp::Reverse(misfit.needed_bytes));
         let fits = misfits.is_empty();

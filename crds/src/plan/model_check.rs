@@ -2,8 +2,8 @@
 //! objection.
 
 use super::degrees::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights, tp_width};
-use super::misfit::Misfit;
 use super::model_config::ModelConfig;
+use super::refusal::ModelRefusal;
 use crate::conflicts::{ChosenDevice, refusals};
 use crate::resolved::ResolvedSpec;
 
@@ -12,11 +12,15 @@ use crate::resolved::ResolvedSpec;
 /// longest sequence. `device` replaces the one of `spec`, which may be `Auto`.
 ///
 /// # Errors
-/// [`Misfit`], with the values that fit.
-pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig, device: ChosenDevice) -> Result<(), Misfit> {
-    model.clone().with_quantization(spec.model.quantization.as_ref()).map_err(Misfit::Quantization)?;
+/// [`ModelRefusal`], with the values that fit.
+pub fn check_model(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    device: ChosenDevice,
+) -> Result<(), ModelRefusal> {
+    model.clone().with_quantization(spec.model.quantization.as_ref()).map_err(ModelRefusal::Quantization)?;
     if let Some(refusal) = refusals(spec, model, device).into_iter().next() {
-        return Err(Misfit::Conflict(refusal));
+        return Err(ModelRefusal::Conflict(refusal));
     }
     check_tensor_parallel(spec, model)?;
     check_sequence_parallel(spec, model)?;
@@ -25,7 +29,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig, device: ChosenDevic
     check_rollout(spec, model)?;
     let got = spec.max_sequence_tokens();
     match model.longest_sequence().filter(|longest| got > *longest) {
-        Some(longest) => Err(Misfit::TooLong { got, longest }),
+        Some(longest) => Err(ModelRefusal::TooLong { got, longest }),
         None => Ok(()),
     }
 }
@@ -36,7 +40,7 @@ fn heads_of(model: &ModelConfig) -> (u64, u64) {
 }
 
 /// Checks that every sequence-parallel degree divides the heads that a rank has with tensor parallelism.
-fn check_sequence_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+fn check_sequence_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), ModelRefusal> {
     let (mesh, heads) = (&spec.workers.mesh, heads_of(model));
     let of_heads = [
         ("spec.workers.mesh.sp", mesh.sp),
@@ -52,11 +56,11 @@ fn check_sequence_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(
         if mesh.tp == 1 { String::new() } else { format!(", of which each rank has 1 / {}", mesh.tp) };
     let shared = format!("the heads of a model with {} query and {} key heads{of_tp}", heads.0, heads.1);
     let expected = legal_degrees(of_rank, |sp| divides_heads(sp, of_rank));
-    Err(Misfit::Degree { field, degree, shared, expected })
+    Err(ModelRefusal::Degree { field, degree, shared, expected })
 }
 
 /// Checks that `rolloutTp` divides the heads and the feed-forward width of every layer.
-fn check_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+fn check_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), ModelRefusal> {
     let (degree, heads, width) = (spec.workers.mesh.rollout_tp, heads_of(model), tp_width(model));
     if tp_divides_layers(degree, heads, width) {
         return Ok(());
@@ -66,25 +70,25 @@ fn check_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit>
         heads.0, heads.1
     );
     let expected = legal_degrees(heads, |tp| tp_divides_layers(tp, heads, width));
-    Err(Misfit::Degree { field: "spec.workers.mesh.rolloutTp", degree, shared, expected })
+    Err(ModelRefusal::Degree { field: "spec.workers.mesh.rolloutTp", degree, shared, expected })
 }
 
 /// Checks that `tp` ranks can have equal shards of every weight of a layer, and each a part of the
 /// vocabulary.
-fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), ModelRefusal> {
     let (field, tp) = ("spec.workers.mesh.tp", spec.workers.mesh.tp);
     if tp == 1 {
         return Ok(());
     }
-    let misfit =
-        |shared: String, expected: String| Err(Misfit::Degree { field, degree: tp, shared, expected });
+    let refusal =
+        |shared: String, expected: String| Err(ModelRefusal::Degree { field, degree: tp, shared, expected });
     let (heads, width) = (heads_of(model), tp_width(model));
     if !tp_divides_weights(tp, heads, width) {
         let shared = format!(
             "the layers of a model with {} query and {} key heads and a feed-forward block {width} wide",
             heads.0, heads.1
         );
-        return misfit(shared, legal_degrees(heads, |tp| tp_divides_weights(tp, heads, width)));
+        return refusal(shared, legal_degrees(heads, |tp| tp_divides_weights(tp, heads, width)));
     }
     // All ranks but the last have the same number of tokens; the last one must have at least one.
     let has_tokens = |tp: u32| {
@@ -93,27 +97,27 @@ fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(),
     };
     if !has_tokens(tp) {
         let fits = |tp: u32| has_tokens(tp) && tp_divides_weights(tp, heads, width);
-        return misfit(format!("a vocabulary of {} tokens", model.vocab_size), legal_degrees(heads, fits));
+        return refusal(format!("a vocabulary of {} tokens", model.vocab_size), legal_degrees(heads, fits));
     }
     Ok(())
 }
 
 /// Checks that `ep` divides the number of experts of a layer.
-fn check_experts(ep: u32, model: &ModelConfig) -> Result<(), Misfit> {
+fn check_experts(ep: u32, model: &ModelConfig) -> Result<(), ModelRefusal> {
     let count = model.experts.as_ref().map_or(0, |experts| experts.num_experts as u64);
     if ep == 1 || count.is_multiple_of(ep.into()) {
         return Ok(());
     }
     let shared = format!("the {count} experts of a layer");
     let expected = legal_degrees((count, count), |ep| count.is_multiple_of(ep.into()));
-    Err(Misfit::Degree { field: "spec.workers.mesh.ep", degree: ep, shared, expected })
+    Err(ModelRefusal::Degree { field: "spec.workers.mesh.ep", degree: ep, shared, expected })
 }
 
 /// Checks that the model has at least as many layers as are to stay unsharded.
-fn check_unsharded_layers(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+fn check_unsharded_layers(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), ModelRefusal> {
     let num_layers = model.num_layers;
     match spec.training.unsharded_layers.filter(|layers| *layers as usize > num_layers) {
-        Some(got) => Err(Misfit::UnshardedLayers { got, num_layers }),
+        Some(got) => Err(ModelRefusal::UnshardedLayers { got, num_layers }),
         None => Ok(()),
     }
 }

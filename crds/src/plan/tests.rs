@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{MemoryPlan, Misfit, Models, Phase, Place, Plan, plan, planned_model};
+use super::{MemoryPlan, ModelRefusal, Models, Phase, Place, Plan, plan, planned_model};
 use crate::conflicts::ChosenDevice;
 use crate::plan::model_config::{ModelConfig, QkNorm};
 use crate::resolved::ResolvedSpec;
@@ -55,7 +55,7 @@ fn qwen() -> ModelConfig {
 }
 
 /// Checks a model on the device of the manifest.
-fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), ModelRefusal> {
     super::check_model(spec, model, ChosenDevice::without_machine(spec.workers.device))
 }
 

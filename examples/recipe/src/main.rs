@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use rlt_api::resolved::ResolvedSpec;
-use rlt_trainer::data::Data;
+use rlt_trainer::data::Pipeline;
 use rlt_trainer::recipes::{self, Recipe, Recipes};
 use rlt_trainer::roles::{Roles, StepError};
 
@@ -15,7 +15,7 @@ struct ExpertIteration {
 }
 
 impl Recipe for ExpertIteration {
-    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+    fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError> {
         let prompts = data.next_prompts(self.prompts_per_step)?.ok_or(StepError::NoPrompts)?;
         let mut groups = roles.rewards.judge(roles.rollout.sample(&roles.actor, &prompts)?)?;
         for group in &mut groups {
@@ -26,7 +26,7 @@ impl Recipe for ExpertIteration {
         }
         let mut batch = roles.rewards.batch(&groups)?;
         batch.advantages.fill(1.0);
-        roles.actor.fit(&batch)
+        roles.actor.update_supervised(&batch)
     }
 }
 

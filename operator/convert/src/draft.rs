@@ -301,7 +301,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn fields_are_written_by_section_with_what_was_lost_beside_them() {
+    fn fields_are_written_by_section_with_comments_on_lost_settings() {
         let mut draft = Draft::new("a", &[("", "data")]);
         draft.set("spec.training.optimizer.learningRate", 1e-6);
         draft.set("spec.data.train", json!(["/data/a b.parquet", "x.jsonl"]));

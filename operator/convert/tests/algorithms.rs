@@ -206,7 +206,7 @@ fn the_best_checkpoint_is_kept_where_rewards_are_compared() {
 
 /// Settings of verl with which its trainer runs, what stands in the manifest, and what its comment says.
 #[test]
-fn what_verl_tolerates_becomes_a_valid_manifest_with_a_comment() {
+fn settings_that_verl_tolerates_become_a_valid_manifest_with_a_comment() {
     let actor = "actor_rollout_ref.actor";
     let cases: [(&str, &str, Value, &str); 14] = [
         ("actor_rollout_ref.actor.clip_ratio_c=10000", "/algorithm/loss/dualClip", Value::Null, "10000"),

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_pod_all_is_read_that_a_worker_follows_from_and_no_managed_fields() {
+    fn a_pod_is_read_with_all_fields_that_a_worker_needs_and_without_managed_fields() {
         let sent = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {

@@ -28,7 +28,7 @@ pub(super) struct JobChildren<'a> {
     input: &'a BuildInput<'a>,
     job: &'a Job,
     known: Children,
-    /// Each group of workers, with its first worker where others can reach that one.
+    /// Each group of workers with its first worker, `None` until other pods can reach that.
     groups: Vec<(&'a WorkerGroup, Option<&'a Worker>)>,
 }
 
@@ -123,8 +123,8 @@ impl<'a> JobChildren<'a> {
         Ok(())
     }
 
-    /// Changes the claim, if it exists and is not as the job wants it. One that cannot become so is an error
-    /// where it `must_fit`.
+    /// Updates the existing claim to what the job asks for. If the claim cannot become that, this is an error
+    /// only with `must_fit`.
     pub(super) async fn change_claim(&self, must_fit: bool) -> Result<(), ApplyError> {
         let Some(known) = self.known.get(&Child::Claim.into()) else { return Ok(()) };
         let Some(claim) = build::storage_claim(self.input) else { return Ok(()) };
@@ -309,12 +309,12 @@ enum Created {
     Found,
 }
 
-/// A child of a group of workers.
+/// Returns the identifier of a child of a group of workers.
 fn id(child: Child, group: &WorkerGroup) -> ChildId {
     ChildId { child, group: group.name.as_str().into() }
 }
 
-/// Whether an object is ours, and of no job that still exists.
+/// Whether the operator made the object and no existing job owns it.
 fn is_free(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> bool {
     let label = metadata.labels.as_ref().and_then(|labels| labels.get(labels::MANAGED_BY));
     label.is_some_and(|by| by == labels::OPERATOR)

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_claim_cannot_become_is_refused_with_the_field_to_change() {
+    fn an_impossible_change_of_a_claim_is_refused_with_the_field_to_change() {
         let one = claim("ReadWriteOnce", Some("fast"), "10Gi");
         let why = |wanted| misfit(&one, &wanted).unwrap_or_default();
         assert!(why(claim("ReadWriteMany", Some("fast"), "10Gi")).contains("spec.workers.count"));

@@ -76,7 +76,7 @@ impl ApplyError {
         Some(ApplyFailure { reason, message: self.in_full(), needs_action })
     }
 
-    /// The error with its cause.
+    /// Formats the error with its cause.
     fn in_full(&self) -> String {
         let cause = match self {
             Self::Call { source: kube::Error::Api(status), .. } => Some(status.message.clone()),
@@ -85,7 +85,7 @@ impl ApplyError {
         cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"))
     }
 
-    /// The most important one of several errors.
+    /// Returns the most important error of `outcomes`: a stop first, then an error that a user must act on.
     pub fn first_of(outcomes: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
         let rank = |error: &Self| match error.failure(0) {
             _ if error.is_stop() => 0,
@@ -96,7 +96,7 @@ impl ApplyError {
         outcomes.into_iter().filter_map(Result::err).min_by_key(rank).map_or(Ok(()), Err)
     }
 
-    /// Whether the only reason is that this process is about to end.
+    /// Whether the call was not made because this process is about to end.
     pub fn is_stop(&self) -> bool {
         match self {
             Self::Closed(_) => true,
@@ -111,13 +111,13 @@ pub(super) fn is_done(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
 }
 
-/// Whether an object of that name exists.
+/// Whether the error says that an object of that name exists already.
 pub(super) fn exists(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_already_exists())
 }
 
-/// The API server's message where it refuses a call for good: forbidden, invalid, too large, method not
-/// allowed.
+/// Returns the API server's message if it refuses the call for good, such as a forbidden, invalid or too
+/// large one.
 pub(super) fn refusal(error: &kube::Error) -> Option<&str> {
     match error {
         kube::Error::Api(status) if matches!(status.code, 400 | 403 | 405 | 413 | 415 | 422) => {

@@ -16,9 +16,9 @@ use super::ApplyError;
 use crate::client::Importance;
 use crate::written::{Current, Written};
 
-/// Least time between two writes of progress only.
+/// Minimum interval between two writes of progress alone.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-/// Least time between two writes of pod counts only.
+/// Minimum interval between two writes of pod counts alone.
 const COUNTS_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest that changed pod counts wait for further changes, to save writes.
 const COUNTS_WAIT: Duration = Duration::from_secs(2);
@@ -40,15 +40,15 @@ pub enum StatusWritten {
     NothingNew,
     /// Only counts or progress changed; it is written after this time.
     Later(Duration),
-    /// A first status without more than that the attempt begins; it is written after this time, unless more
-    /// happens before.
+    /// The job's first status, which only says that the attempt begins; it is written after this time, unless
+    /// it changes before.
     Deferred(Duration),
 }
 
 /// Writes a status, under the resource version that it was decided from.
 ///
 /// # Errors
-/// When the API server did not take it, such as for a change of the job in between.
+/// When the API server refuses it, such as after a change of the job in between.
 pub async fn write_status(
     client: &Client,
     written: &Written,
@@ -89,7 +89,7 @@ pub async fn write_status(
     Ok(StatusWritten::Yes)
 }
 
-/// The job's version with the status in it.
+/// Writes the status, and returns the job's new resource version.
 async fn write(
     client: &Client,
     job: &Job,
@@ -126,8 +126,8 @@ fn first_wait(num_deferred: usize) -> Duration {
     FIRST_STATUS_WAIT.saturating_mul(crowd.saturating_add(1)).min(CROWD_WAIT)
 }
 
-/// Least time since the last write, and since the change, where only pod counts or progress changed: these
-/// change all the time.
+/// Returns the minimum time since the last write, and since the change, for a status in which only pod
+/// counts or progress changed; `None` for any other change, which is written at once.
 fn pace(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<(Duration, Duration)> {
     let (before, after) = (without_progress(before), without_progress(after));
     if before == after {
@@ -169,7 +169,7 @@ mod tests {
         })
     }
 
-    /// An API server that takes every status, and how many it took.
+    /// Makes an API server that accepts every status, with a counter of the accepted ones.
     fn server() -> (Client, Arc<AtomicUsize>) {
         let num_writes = Arc::new(AtomicUsize::new(0));
         let counter = num_writes.clone();

@@ -31,28 +31,28 @@ const MAX_GONE: usize = 4096;
 /// A kind of child that a job has besides its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Child {
-    /// The account of the pods.
+    /// The ServiceAccount of the pods.
     ServiceAccount,
-    /// The manifest that pods read.
+    /// The ConfigMap with the manifest that pods read.
     ConfigMap,
-    /// The name of worker 0.
+    /// The Service with the DNS name of a group's first worker.
     Service,
-    /// The address behind that name.
+    /// The EndpointSlice of that Service, with the worker's address.
     Endpoint,
-    /// The volume of the run folder.
+    /// The PersistentVolumeClaim of the run folder.
     Claim,
     /// The NetworkPolicy of the pods.
     NetworkPolicy,
-    /// The gang of an attempt. It is not watched: it is created before the pods.
+    /// The PodGroup of an attempt. It is not watched, because it is created before the pods.
     PodGroup,
 }
 
-/// Names a child among those of its job.
+/// Identifier of a child among the children of its job.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChildId {
     /// Kind of the child.
     pub child: Child,
-    /// The group of workers that it is for; the first one's name where it is for the whole job.
+    /// Name of the child's group of workers; the first group's name for a child of the whole job.
     pub group: GroupName,
 }
 
@@ -76,12 +76,12 @@ pub struct ChildEntry {
 
 /// An object that the index holds for its job.
 pub trait Entry: Sized {
-    /// Distinguishes objects that share a type; a list replaces those of one kind.
+    /// Kind of objects among those of one type; a list replaces all objects of its kind.
     type Kind: Copy + Send + Sync;
-    /// Whether a change of such an object can change a decision, and not only its deletion.
+    /// Whether an update of such an object can change a decision; its deletion always can.
     const CHANGES_DECISIONS: bool;
-    /// Whether objects of this type are also entered by the answer to their creation, perhaps during a list
-    /// that lacks them.
+    /// Whether the operator enters such an object when it has created it, perhaps during a list that lacks
+    /// the object.
     const ENTERED_EARLY: bool = false;
 
     /// Enters or updates the object, unless the index has a newer version.
@@ -93,17 +93,17 @@ pub trait Entry: Sized {
     /// Removes all objects of a kind.
     fn clear(kind: Self::Kind, objects: &mut Objects);
 
-    /// The UID by which a deleted object is not entered again; `None` where nothing could do so.
+    /// UID by which the index refuses a deleted object; `None` for objects that nothing enters late.
     fn uid(&self) -> Option<&Arc<str>> {
         None
     }
 
-    /// The version of the object, with [`Self::ENTERED_EARLY`].
+    /// Resource version of the object; only read with [`Self::ENTERED_EARLY`].
     fn version(&self) -> u64 {
         0
     }
 
-    /// The objects of this type that a job has, with [`Self::ENTERED_EARLY`].
+    /// Returns the job's objects of this type; only called with [`Self::ENTERED_EARLY`].
     fn all(_: &Objects) -> Vec<Self> {
         Vec::new()
     }
@@ -207,8 +207,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// Returns a list of a namespace with the objects added that were entered since it began and are newer
-    /// than all that it has.
+    /// Adds to a namespace's list the objects that were entered since it began and are newer than all of the
+    /// list.
     fn with_newer<T: Entry>(
         &mut self,
         namespace: Option<&str>,
@@ -241,7 +241,7 @@ pub struct Objects {
 }
 
 impl Index {
-    /// An empty index, with the signals that speak against nodes.
+    /// Returns an empty index; `signals` decide which nodes are impaired.
     pub fn new(signals: NodeSignals) -> Self {
         Self { nodes: Nodes::new(signals), ..Self::default() }
     }
@@ -272,7 +272,7 @@ impl Index {
         changes(self.all_changed.subscribe())
     }
 
-    /// Notes that an object of a job changed, unless that is noted already.
+    /// Records the time of the job's first change since its last reconcile.
     pub fn note_change(&self, job: &JobKey) {
         if let Some(objects) = self.lock().jobs.get_mut(job) {
             objects.changed_at.get_or_insert_with(Instant::now);

@@ -15,13 +15,13 @@ use tokio::time::Instant;
 pub struct Current {
     /// The newest status of the job, which may still wait to be written.
     pub status: RLTrainingJobStatus,
-    /// The object's version.
+    /// Resource version of the object.
     pub resource_version: String,
     /// Time since which a first status of the job waits to be written; `None` where it does not.
     pub deferred_since: Option<Instant>,
 }
 
-/// The statuses that were written last, and those that wait for it, by the job's UID.
+/// Newest status of each job that was written or waits to be written, by the job's UID.
 #[derive(Debug, Default)]
 pub struct Written {
     by_uid: Mutex<HashMap<String, Entry>>,
@@ -66,13 +66,13 @@ impl Written {
         }
     }
 
-    /// Notes a status that was written.
+    /// Records a status that was written.
     pub fn note(&self, uid: &str, current: Current) {
         let entry = Entry { ahead: Some(current.into()), written_at: Some(Instant::now()), held_since: None };
         self.lock().insert(uid.to_owned(), entry);
     }
 
-    /// Notes a first status that is yet to be written.
+    /// Records a first status that is yet to be written.
     pub fn defer(&self, uid: &str, status: RLTrainingJobStatus, since: Instant) {
         let current = Current { status, resource_version: String::new(), deferred_since: Some(since) };
         self.lock().insert(uid.to_owned(), Entry { ahead: Some(current.into()), ..Entry::default() });
@@ -108,7 +108,7 @@ impl Written {
         self.lock().remove(uid);
     }
 
-    /// Forgets the jobs whose UID is none of those that are there.
+    /// Drops the statuses of jobs whose UID is not among the existing ones.
     pub fn retain(&self, is_there: impl Fn(&str) -> bool) {
         self.lock().retain(|uid, _| is_there(uid));
     }

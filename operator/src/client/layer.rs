@@ -135,7 +135,7 @@ mod tests {
     use super::super::{CallRate, Importance};
     use super::*;
 
-    /// Returns the path of the call that is made first, of two that wait for the only place.
+    /// Lets two calls wait for the only slot, and returns the path of the call that is made first.
     async fn first(status: Option<Importance>) -> String {
         let limiter = Limiter::new(CallRate::default(), 1);
         let made: Arc<Mutex<Vec<String>>> = Arc::default();

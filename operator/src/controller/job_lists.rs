@@ -26,9 +26,9 @@ impl JobLists {
         Self { namespaces, first: Some(HashMap::new()), incomplete, listed: HashMap::new() }
     }
 
-    /// The events for `store` that follow from an event of the watch number `watch`. Nothing reaches the
-    /// store before every watch has a complete list, which then is one list. Every later list of a watch is
-    /// changes: of its own jobs alone, with a deletion for each that is gone.
+    /// Converts an event of the watch number `watch` to events for `store`. The first lists of all watches
+    /// reach the store as one list, once all are complete. A later list of a watch becomes changes of its own
+    /// jobs, with a deletion for each job that is gone.
     pub(super) fn take(&mut self, watch: usize, event: Event<Job>, store: &Store<Job>) -> Vec<Event<Job>> {
         match event {
             Event::Init => {
@@ -75,14 +75,14 @@ impl JobLists {
         self.complete(watch)
     }
 
-    /// The events that follow where the API server refuses the list of the watch number `watch`. The store
-    /// does not wait for it: where a namespace is watched by name it may be gone.
+    /// Returns the events for the store after the API server refused the list of the watch number `watch`.
+    /// The store does not wait for a namespace that is watched by name, because it may be deleted.
     pub(super) fn refuse(&mut self, watch: usize) -> Vec<Event<Job>> {
         let is_named = self.namespaces.get(watch).is_some_and(Option::is_some);
         if is_named && self.first.is_some() { self.complete(watch) } else { Vec::new() }
     }
 
-    /// The one list of all watches, if this is the last that it waited for.
+    /// Marks the first list of a watch as complete. Returns the list of all watches once none is missing.
     fn complete(&mut self, watch: usize) -> Vec<Event<Job>> {
         self.incomplete.remove(&watch);
         if !self.incomplete.is_empty() {

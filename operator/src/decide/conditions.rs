@@ -300,7 +300,7 @@ fn failure_in_words(status: &RLTrainingJobStatus) -> String {
     format!("{pod}{}; {}", failure.message, failure.advice)
 }
 
-/// The cause of the end of a finished job.
+/// Returns the cause of the end of a finished job.
 pub(super) fn cause_of(status: &RLTrainingJobStatus) -> Reason {
     status.last_failure.as_ref().map_or(Reason::StepsFinished, |failure| Reason::Failure(failure.cause))
 }

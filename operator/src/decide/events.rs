@@ -18,19 +18,19 @@ pub struct JobEvent {
 }
 
 impl Decision {
-    /// The Events about the change from a status to this one.
+    /// Returns the Events about the change from an earlier status to this one.
     pub fn events(&self, before: &RLTrainingJobStatus) -> Vec<JobEvent> {
         let warnings = self.warnings.iter().map(|message| of_warning(message));
         warnings.chain(between(before, &self.status, &self.state, self.apply_failure.as_ref())).collect()
     }
 }
 
-/// The Event of a warning at the start of a job.
+/// Returns the Event of a warning at the start of a job.
 fn of_warning(message: &str) -> JobEvent {
     JobEvent { is_warning: true, reason: Reason::NoStorage, message: message.to_owned() }
 }
 
-/// The Events for a change of the status.
+/// Returns the Events for a change of the status.
 fn between(
     before: &RLTrainingJobStatus,
     after: &RLTrainingJobStatus,
@@ -70,7 +70,7 @@ fn between(
     events
 }
 
-/// The restarts in place that are new, one Event for each cause.
+/// Returns one Event for each cause of new restarts in place.
 fn restarts(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Vec<JobEvent> {
     let known = |cause| before.restarts_in_place.get(cause).copied().unwrap_or(0);
     let new = after.restarts_in_place.iter().filter(|(cause, count)| **count > known(cause));
@@ -85,7 +85,7 @@ fn restarts(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Vec<Jo
     .collect()
 }
 
-/// Reason and status of the conditions whose change is worth an Event.
+/// Returns reason and status of the conditions whose change is worth an Event.
 fn reconciling_reason(status: &RLTrainingJobStatus) -> Vec<(&str, bool)> {
     use rlt_api::status::{ConditionStatus, ConditionType};
     let telling = [
@@ -105,7 +105,7 @@ fn reconciling_reason(status: &RLTrainingJobStatus) -> Vec<(&str, bool)> {
         .collect()
 }
 
-/// The Event that there was nothing left to train.
+/// Returns the Event for a job whose steps were all done before it started.
 fn of_found_result(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<JobEvent> {
     let found = |status: &RLTrainingJobStatus| status.progress.as_ref().is_some_and(|one| one.result_found);
     let num_steps = after.progress.as_ref().filter(|_| found(after) && !found(before))?.num_steps;
@@ -119,7 +119,7 @@ fn of_found_result(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) ->
     })
 }
 
-/// The Event that the present specification would be refused, and that the job continues without it.
+/// Returns the Event that the present specification is refused and the job continues under an earlier one.
 fn of_refusal(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<JobEvent> {
     let (reason, message) = refused(after)?;
     let is_new = refused(before).is_none_or(|(known, _)| known != reason);

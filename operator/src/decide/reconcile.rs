@@ -31,7 +31,7 @@ pub struct ReconcileInput<'a> {
     pub is_tracked: bool,
     /// The job's pods, of all attempts.
     pub workers: &'a [Arc<Worker>],
-    /// The states of their nodes that are known.
+    /// Known states of the pods' nodes.
     pub nodes: &'a NodeStates,
     /// The labels of the nodes of [`nodes_to_read`](super::nodes_to_read), once they were read.
     pub node_labels: Option<&'a NodeLabels>,
@@ -48,7 +48,7 @@ pub struct ReconcileInput<'a> {
 pub struct Report {
     /// The attempt that reports, from 1.
     pub attempt: u32,
-    /// How far the training is.
+    /// Progress of the training.
     pub progress: Option<Progress>,
     /// All complete checkpoints, oldest first; `None` where they are not known.
     pub checkpoints: Option<Vec<CheckpointStatus>>,

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_running_job_without_the_specification_it_began_with_only_stalled_changes() {
+    fn a_running_job_whose_first_specification_is_lost_changes_only_stalled() {
         let prepared = prepared(2, json!({}));
         let running = status(json!({"attempt": 1, "activeSince": ACTIVE}));
         let mut running = decide(&input(&prepared, &running, &[])).status;

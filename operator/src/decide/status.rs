@@ -53,7 +53,7 @@ impl<'a> Reconcile<'a> {
         }
     }
 
-    /// The warnings, if this is the first status with an attempt.
+    /// Returns the warnings if this is the first status with an attempt, else none.
     fn warnings_at_start(&self) -> Vec<&'static str> {
         match (self.input.status.attempt, self.status.attempt) {
             (None, Some(_)) => self.input.prepared.job.warnings(),
@@ -81,7 +81,7 @@ impl<'a> Reconcile<'a> {
         }
     }
 
-    /// The progress of this attempt, if it was reported.
+    /// Returns the progress of this attempt; `None` before its first report.
     fn reported_progress(&self) -> Option<&'a Progress> {
         let report = self.input.report.filter(|report| report.attempt == self.attempt())?;
         report.progress.as_ref()

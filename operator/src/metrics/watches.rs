@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_namespaces_the_watch_counts_that_was_begun_first() {
+    fn the_oldest_watch_of_several_namespaces_counts() {
         let watches = Watches::default();
         watches.answered(&watch("old"), Some(200));
         let before = SystemTime::now();

@@ -125,16 +125,16 @@ mod tests {
         }
     }
 
-    /// What happens to a healthy trainer.
+    /// An event in the life of a healthy trainer.
     #[derive(Clone, Debug)]
     enum Event {
-        /// It trains and reports, for as many seconds.
+        /// The trainer trains and reports for this number of seconds.
         Trains(u64),
-        /// It trains, and its reports do not arrive.
+        /// The trainer trains for this number of seconds, but its reports do not arrive.
         Outage(u64),
-        /// Its processes restart in place, some steps earlier.
+        /// The processes restart in place, this number of steps earlier.
         RestartsInPlace(u64),
-        /// Another operator leads, which has heard nothing.
+        /// Another operator becomes the leader, without having heard any report.
         OperatorRestarts,
     }
 

@@ -127,7 +127,7 @@ mod tests {
         serde_json::from_value(status).unwrap()
     }
 
-    /// The attempts that end in a life, with the result of each.
+    /// Returns the attempts that end in a sequence of statuses, with the result of each.
     fn ends(life: &[RLTrainingJobStatus]) -> Vec<(u32, String)> {
         let ended = life.windows(2).filter_map(|pair| Ended::between(&pair[0], &pair[1]));
         ended.map(|ended| (ended.attempt, ended.outcome())).collect()

@@ -35,7 +35,7 @@ fn stalled(status: &RLTrainingJobStatus) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_job_lies_over_its_namespace_and_that_over_the_cluster_and_bad_defaults_are_a_condition() {
+async fn a_job_overrides_its_namespace_which_overrides_the_cluster_and_bad_defaults_are_a_condition() {
     let Some(test) = set("defaults").await else { return };
     let of_cluster =
         "workers: {nodeSelector: {zone: a, gpu: h100}, tolerations: [{operator: Exists}], network: Isolated}";

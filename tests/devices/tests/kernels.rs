@@ -1,4 +1,4 @@
-//! Our kernels, streams, graphs and the driver's border on stand-in devices, each test in a process of its
+//! Our kernels, streams, graphs and the driver's bindings on stand-in devices, each test in a process of its
 //! own.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]

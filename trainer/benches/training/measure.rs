@@ -12,7 +12,7 @@ pub(crate) fn has(name: &str) -> bool {
     std::env::args().skip(1).any(|argument| argument == name)
 }
 
-/// With `--serve`, answers each line of standard input, which names one of `loads`. Otherwise runs a warm-up
+/// Answers, with `--serve`, each line of standard input, which names one of `loads`. Otherwise runs a warm-up
 /// and a measurement of each load that is named on the command line, or of all.
 pub(crate) fn serve(
     loads: &[&str],

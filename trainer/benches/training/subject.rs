@@ -17,8 +17,8 @@ pub(crate) fn actor() -> anyhow::Result<Actor> {
     let config = config()?;
     let compute = if has("--bf16") { Kind::BFloat16 } else { Kind::Float };
     // A frozen base is stored in the compute dtype, as in a job; trained weights stay in fp32.
-    let storage = if has("--lora") { compute } else { Kind::Float };
-    let options = LoadOptions { trainable: !has("--lora"), storage, compute, ..LoadOptions::default() };
+    let param_dtype = if has("--lora") { compute } else { Kind::Float };
+    let options = LoadOptions { trainable: !has("--lora"), param_dtype, compute, ..LoadOptions::default() };
     let mut decoder = Decoder::from_config(&config, 0, &options)?;
     if has("--lora") {
         let lora = LoraConfig {

@@ -110,7 +110,8 @@ proptest! {
         }
     }
 
-    /// Central differences. WPO's weight is a constant of the gradient, so it is left out here.
+    /// The slope is taken by central differences. WPO's weight is a constant of the gradient, so it is left
+    /// out here.
     #[test]
     fn the_derivative_is_the_slope_of_the_loss(completions in pairs(), objective in objectives()) {
         const STEP: f64 = 1e-6;
@@ -282,7 +283,7 @@ fn a_preference_loss_fails_without_an_input_that_it_reads() {
     assert_eq!(refuses(&dpo, &unpaired), "loss inputs do not fit together");
 }
 
-/// With one pair, sorting compares that pair.
+/// Sorting of one pair compares that pair.
 #[test]
 fn a_loss_that_sorts_is_dpo_of_one_pair_and_takes_the_whole_update_of_several() {
     let one = two([&[-0.5, -1.0], &[-0.2, -0.3]]);

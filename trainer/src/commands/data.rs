@@ -11,14 +11,14 @@ use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 
 use crate::commands::worker::read_manifest;
-use crate::data::preview::{Fate, Preview, demonstrations, preferences, prompts, shown};
+use crate::data::preview::{Preview, RowOutcome, demonstrations, preferences, prompts, shown};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Demonstration, RowLocation, Split};
 use crate::model::{hub, read_config};
 use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;
 use crate::run::setup::datasets::{
-    Located, context_of, max_demonstration_tokens, preference_rows, within_context,
+    DownloadedData, context_of, max_demonstration_tokens, preference_rows, within_context,
 };
 use crate::run::setup::load_tokenizer;
 
@@ -56,10 +56,10 @@ pub fn run(args: &DataArgs) -> Result<ExitCode, TrainError> {
     let tokenizer = load_tokenizer(spec, folder.as_deref())?;
     let split = if args.held_out { Split::HeldOut } else { Split::Train };
     let num_rows = args.rows as usize;
-    let located = Located::find(&spec.data, None)?;
+    let downloaded = DownloadedData::find(&spec.data, None)?;
     let context = context(spec, folder.as_deref());
-    let data = &within_context(&located.spec, context);
-    let headings = headings(&located, args.held_out);
+    let data = &within_context(&downloaded.spec, context);
+    let headings = headings(&downloaded, args.held_out);
     let mut output = rlt_terminal::text();
     let is_supervised = spec.algorithm.policy_gradient.is_none() && split == Split::Train;
     let written = if let Some(format) = preference_rows(spec, split, context) {
@@ -83,16 +83,16 @@ pub fn run(args: &DataArgs) -> Result<ExitCode, TrainError> {
 }
 
 /// Headings of the data sets; empty for plain files and tasks.
-fn headings(located: &Located, held_out: bool) -> Vec<String> {
-    let DataSpec { datasets, .. } = &located.spec;
+fn headings(downloaded: &DownloadedData, held_out: bool) -> Vec<String> {
+    let DataSpec { datasets, .. } = &downloaded.spec;
     let sets: Vec<_> = datasets.iter().enumerate().filter(|(_, set)| set.held_out == held_out).collect();
     let total: f64 = sets.iter().filter_map(|(_, set)| set.weight).sum();
     let heading = |(idx, set): &(usize, &DatasetSpec)| {
-        let source = match located.found.iter().find(|found| found.idx == *idx) {
-            Some(found) => {
+        let source = match downloaded.pinned.iter().find(|pinned| pinned.idx == *idx) {
+            Some(pinned) => {
                 let config =
-                    found.wanted.config.as_ref().map_or(String::new(), |config| format!(" config {config}"));
-                let (wanted, commit) = (&found.wanted, &found.commit);
+                    pinned.wanted.config.as_ref().map_or(String::new(), |config| format!(" config {config}"));
+                let (wanted, commit) = (&pinned.wanted, &pinned.commit);
                 format!("{}{config} split {} at commit {commit}", wanted.repo, wanted.split)
             }
             None => set.files.join(", "),
@@ -229,25 +229,25 @@ fn write_all<T>(
     describe: impl Fn(&RowLocation, &T) -> Description,
 ) -> std::io::Result<Counts> {
     let mut counts = Counts::default();
-    for Preview { location, fate } in rows {
-        let (word, item) = match fate {
-            Fate::Kept(item) => ("kept", item),
-            Fate::Truncated(item) => ("cut to the allowed length", item),
-            Fate::Filtered { num_tokens, max_tokens } => {
+    for Preview { location, outcome } in rows {
+        let (word, item) = match outcome {
+            RowOutcome::Kept(item) => ("kept", item),
+            RowOutcome::Truncated(item) => ("cut to the allowed length", item),
+            RowOutcome::Filtered { num_tokens, max_tokens } => {
                 counts.filtered += 1;
                 writeln!(output, "{location}: left out: {num_tokens} tokens, at most {max_tokens}\n")?;
                 continue;
             }
-            Fate::Broken(error) => {
+            RowOutcome::Broken(error) => {
                 counts.broken += 1;
                 writeln!(output, "{location}: wrong: {}\n", causes(error))?;
                 continue;
             }
         };
         let Description { line, text, problem } = describe(location, item);
-        match (&problem, fate) {
+        match (&problem, outcome) {
             (Some(_), _) => counts.broken += 1,
-            (None, Fate::Truncated(_)) => counts.truncated += 1,
+            (None, RowOutcome::Truncated(_)) => counts.truncated += 1,
             (None, _) => counts.kept += 1,
         }
         let word = problem.map_or_else(|| word.to_owned(), |problem| format!("wrong: {problem}"));

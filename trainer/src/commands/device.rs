@@ -5,7 +5,7 @@ use std::io::Write as _;
 
 use clap::{Args, ValueEnum};
 use rlt_torch::cuda::{
-    self, CudaLibrary, CudaSearch, Driver, Gpu, GpuLink, Kernels, cuda_libraries, link_between,
+    self, CudaLibrary, CudaStatus, Driver, Gpu, GpuLink, Kernels, cuda_libraries, link_between,
 };
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ pub enum Format {
 
 /// Everything that was detected: driver, libraries, GPUs and their links.
 struct Sight {
-    search: &'static CudaSearch,
+    search: &'static CudaStatus,
     /// Newest version of CUDA that the driver supports.
     driver: Option<cuda::CudaVersion>,
     libraries: Vec<CudaLibrary>,
@@ -63,9 +63,9 @@ pub fn run(args: &DeviceArgs) -> std::io::Result<()> {
 
 impl Sight {
     fn take() -> Self {
-        let search = cuda::look_for_cuda();
+        let search = cuda::detect_cuda();
         let driver = match (search, Driver::get()) {
-            (CudaSearch::DriverTooOld { driver, .. }, _) => Some(*driver),
+            (CudaStatus::DriverTooOld { driver, .. }, _) => Some(*driver),
             (_, Ok(driver)) => driver.version().ok().map(cuda::CudaVersion),
             _ => None,
         };

@@ -251,7 +251,7 @@ impl Written {
 /// Returns the line of a check on a machine without a usable GPU: skipped, or failed if the check is that of
 /// the device and there is a GPU that cannot be used.
 fn without_gpu(check: Check) -> Value {
-    let search = cuda::look_for_cuda();
+    let search = cuda::detect_cuda();
     if check == Check::Device && search.has_unusable_gpu() {
         return failed(check, &search.to_string());
     }
@@ -259,7 +259,7 @@ fn without_gpu(check: Check) -> Value {
 }
 
 fn line(check: Check, finding: Finding) -> Value {
-    let device = if cuda::look_for_cuda().num_gpus() > 0 { device_name() } else { None };
+    let device = if cuda::detect_cuda().num_gpus() > 0 { device_name() } else { None };
     line_of(check, json!(device), finding)
 }
 
@@ -287,7 +287,7 @@ fn here(
 ) -> std::io::Result<()> {
     // The parent process ends it.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    if cuda::look_for_cuda().num_gpus() == 0 {
+    if cuda::detect_cuda().num_gpus() == 0 {
         return write(&without_gpu(check));
     }
     match check.run(args, &mut |finding| Ok(write(&line(check, finding))?)) {

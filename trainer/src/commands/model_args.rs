@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use rlt_api::ExitCode;
-use rlt_torch::cuda::{CudaSearch, look_for_cuda};
+use rlt_torch::cuda::{CudaStatus, detect_cuda};
 use tch::{Device, Kind};
 
 use crate::model::{Decoder, LoadOptions, LoraError, ModelError};
@@ -53,7 +53,7 @@ pub enum DeviceChoice {
 pub enum ModelArgsError {
     /// A GPU was requested, but none is usable.
     #[error("choosing the device: expected a CUDA device, got none: {0}")]
-    NoCuda(&'static CudaSearch),
+    NoCuda(&'static CudaStatus),
     /// The model cannot be loaded.
     #[error("loading the model {dir}", dir = dir.display())]
     Model {
@@ -93,7 +93,8 @@ impl ModelArgs {
             Dtype::Fp32 => Kind::Float,
             Dtype::Bf16 => Kind::BFloat16,
         };
-        let options = LoadOptions { device: self.device()?, storage: kind, compute: kind, trainable: false };
+        let options =
+            LoadOptions { device: self.device()?, param_dtype: kind, compute: kind, trainable: false };
         let mut decoder = Decoder::load(&self.model, &options)
             .map_err(|source| ModelArgsError::Model { dir: self.model.clone(), source: Box::new(source) })?;
         if let Some(dir) = &self.adapter {
@@ -108,7 +109,7 @@ impl ModelArgs {
         if self.device == DeviceChoice::Cpu {
             return Ok(Device::Cpu);
         }
-        let search = look_for_cuda();
+        let search = detect_cuda();
         match (search.num_gpus(), self.device) {
             (0, DeviceChoice::Cuda) => Err(ModelArgsError::NoCuda(search)),
             (0, _) => {

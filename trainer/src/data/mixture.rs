@@ -24,7 +24,7 @@ struct Part {
 pub(super) struct Mixture {
     parts: Vec<Part>,
     seed: Option<u64>,
-    /// Without a seed: draws in an order that spreads each data set over the epoch; else empty.
+    /// Draws in an order that spreads each data set over the epoch; empty if a seed orders them.
     spread: Vec<u32>,
 }
 

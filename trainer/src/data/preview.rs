@@ -18,12 +18,12 @@ pub struct Preview<T> {
     /// Location of the row.
     pub location: RowLocation,
     /// Use of the row.
-    pub fate: Fate<T>,
+    pub outcome: RowOutcome<T>,
 }
 
 /// Use of a row in a training.
 #[derive(Debug)]
-pub enum Fate<T> {
+pub enum RowOutcome<T> {
     /// The row is used.
     Kept(T),
     /// The row is used, truncated to the maximum length.
@@ -42,7 +42,7 @@ pub enum Fate<T> {
 /// Previews the first `num_rows` rows of each data set of a split as prompts. Further rows are not read.
 ///
 /// # Errors
-/// [`DataError`] of a file that cannot be opened. A fault of a row is its [`Fate`].
+/// [`DataError`] of a file that cannot be opened. A fault of a row is its [`RowOutcome`].
 pub fn prompts(
     spec: &DataSpec,
     split: Split,
@@ -106,31 +106,34 @@ fn preview_set<T>(
     for (row_idx, row) in (0..).zip(rows::open(set, split)?.take(num_rows)) {
         previews.push(match row {
             Ok(row) => Preview {
-                fate: fate(read(set, row_idx, &row), || read(&strict, row_idx, &row).err()),
+                outcome: outcome(read(set, row_idx, &row), || read(&strict, row_idx, &row).err()),
                 location: row.location,
             },
             Err(error @ (DataError::Open { .. } | DataError::UnknownFormat { .. })) => return Err(error),
             Err(error) => {
                 let location = RowLocation { file: None, number: row_idx + 1 };
-                Preview { location: error.location().cloned().unwrap_or(location), fate: Fate::Broken(error) }
+                Preview {
+                    location: error.location().cloned().unwrap_or(location),
+                    outcome: RowOutcome::Broken(error),
+                }
             }
         });
     }
     Ok(previews)
 }
 
-fn fate<T>(read: Result<Fitted<T>, DataError>, why: impl FnOnce() -> Option<DataError>) -> Fate<T> {
+fn outcome<T>(read: Result<Fitted<T>, DataError>, why: impl FnOnce() -> Option<DataError>) -> RowOutcome<T> {
     match read {
-        Ok(Fitted::Whole(item)) => Fate::Kept(item),
-        Ok(Fitted::Truncated(item)) => Fate::Truncated(item),
+        Ok(Fitted::Whole(item)) => RowOutcome::Kept(item),
+        Ok(Fitted::Truncated(item)) => RowOutcome::Truncated(item),
         Ok(Fitted::TooLong) => match why() {
             Some(
                 DataError::TooLong { num_tokens, max_tokens, .. }
                 | DataError::ColumnTooLong { num_tokens, max_tokens, .. },
-            ) => Fate::Filtered { num_tokens, max_tokens },
-            _ => Fate::Filtered { num_tokens: 0, max_tokens: 0 },
+            ) => RowOutcome::Filtered { num_tokens, max_tokens },
+            _ => RowOutcome::Filtered { num_tokens: 0, max_tokens: 0 },
         },
-        Err(error) => Fate::Broken(error),
+        Err(error) => RowOutcome::Broken(error),
     }
 }
 

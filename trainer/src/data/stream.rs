@@ -50,7 +50,7 @@ struct LaneFile {
 }
 
 /// Files that are read repeatedly.
-struct Lane<T> {
+struct ShardReader<T> {
     files: Vec<LaneFile>,
     share: f64,
     /// Seed of the order of files and of the items of a block; `None` without shuffling.
@@ -81,7 +81,7 @@ struct Next {
 
 /// Training items that are read on demand.
 pub(super) struct Stream<T> {
-    lanes: Vec<Lane<T>>,
+    lanes: Vec<ShardReader<T>>,
     block_rows: usize,
     read: ReadRow<T>,
     check: CheckItem<T>,
@@ -99,13 +99,13 @@ impl<T> Stream<T> {
         check: CheckItem<T>,
     ) -> Result<Self, DataError> {
         let sets = sets::specs(spec, Split::Train);
-        let (mut lanes, mut digest, mut num_files) = (Vec::<Lane<T>>::new(), Sha256::new(), 0);
+        let (mut lanes, mut digest, mut num_files) = (Vec::<ShardReader<T>>::new(), Sha256::new(), 0);
         for (set_idx, set) in sets.into_iter().enumerate() {
             let (set, weight) = (Arc::new(set.clone()), sets::weight(&set));
             if weight.is_some() || lanes.is_empty() {
                 let seed = seed.map(|seed| splitmix64(seed, set_idx as u64));
                 let share = weight.unwrap_or(1.0);
-                lanes.push(Lane {
+                lanes.push(ShardReader {
                     files: Vec::new(),
                     share,
                     seed,
@@ -173,7 +173,7 @@ impl<T> Stream<T> {
     /// Returns the next item.
     pub(super) fn next(&mut self) -> Result<Arc<T>, DataError> {
         let num_drawn: u64 = self.lanes.iter().map(|lane| lane.position.drawn).sum();
-        let behind = |lane: &Lane<T>| lane.share * (num_drawn + 1) as f64 - lane.position.drawn as f64;
+        let behind = |lane: &ShardReader<T>| lane.share * (num_drawn + 1) as f64 - lane.position.drawn as f64;
         let lanes = self.lanes.iter().enumerate().rev();
         // `max_by` returns the last maximum: reversed, the first lane wins a tie.
         let furthest =
@@ -226,7 +226,7 @@ impl<T> Stream<T> {
     }
 }
 
-impl<T> Lane<T> {
+impl<T> ShardReader<T> {
     /// File at a position of a pass.
     fn file(&self, pass: u64, position: usize) -> Option<&LaneFile> {
         let order = self.seed.map(|seed| Permutation::new(self.files.len() as u64, seed, pass));

@@ -19,7 +19,8 @@ pub(crate) enum TrainingRows<T> {
 }
 
 impl TrainingRows<Prompt> {
-    /// Opens prompts. With `options` they are streamed, and each is passed to the check that `check` returns.
+    /// Opens the prompts of a training. With `options` they are streamed, and each is passed to the check
+    /// that `check` returns.
     pub(crate) fn prompts(
         spec: &DataSpec,
         options: Option<StreamOptions>,

@@ -38,16 +38,16 @@ impl Classifier {
         Self::with_head(decoder, &weights, head)
     }
 
-    /// Loads a classifier's head, with an outline of its decoder, see [`Decoder::outline`].
+    /// Loads a classifier's head, with a decoder of meta tensors, see [`Decoder::meta`].
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor.
-    pub(crate) fn outline(
+    pub(crate) fn meta(
         weights: &Weights,
         head: OutputHead,
         options: &LoadOptions,
     ) -> Result<Self, ModelError> {
-        Self::with_head(Decoder::outline(weights.config(), options)?, weights, head)
+        Self::with_head(Decoder::meta(weights.config(), options)?, weights, head)
     }
 
     fn with_head(decoder: Decoder, weights: &Weights, head: OutputHead) -> Result<Self, ModelError> {

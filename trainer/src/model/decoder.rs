@@ -37,7 +37,7 @@ pub struct Decoder {
     pub(crate) lora: Option<LoraConfig>,
     /// Modules of which all weights are trained with an adapter (`modulesToSave`).
     pub(crate) saved: SavedModules,
-    /// Tower of a vision-language model; `None` in an outline until [`Self::read_vision`].
+    /// Tower of a vision-language model; `None` in meta tensors until [`Self::read_vision`].
     pub(crate) vision: Option<VisionTower>,
     /// File to which the weights of a frozen copy were moved.
     pub(crate) offload_file: Option<rlt_torch::TensorFile>,

@@ -1,5 +1,5 @@
 //! Decoders with another decoder's weights: a frozen copy, the reference policy of a job that trains all
-//! weights, the trunk of a critic, and the rollout engine's decoder.
+//! weights, the backbone of a critic, and the rollout engine's decoder.
 
 use std::path::Path;
 
@@ -9,49 +9,54 @@ use tch::{Device, Kind, Tensor};
 use super::decoder::{Decoder, SavedModules};
 use super::experts::ExpertWeights;
 use super::layer::DecoderLayer;
-use super::parameters::{LoadOptions, outline};
-use super::projection::{Adapter, Projection};
+use super::parameters::{LoadOptions, meta};
+use super::projection::{Adapter, Linear};
 use super::vision::VisionTower;
 
 impl Decoder {
-    /// A copy of the weights without adapter and gradients, stored in the dtype `storage`, whose passes
+    /// A copy of the weights without adapter and gradients, stored in the dtype `param_dtype`, whose passes
     /// compute in `compute`. For a copy that never changes both may be equal, since each use would round the
     /// weights to `compute`. Later changes of this decoder do not affect the copy.
-    pub fn frozen_copy(&self, storage: Kind, compute: Kind) -> Self {
-        self.frozen_as(storage, compute, |weight| weight.detach().to_dtype(storage, false, true), copied)
+    pub fn frozen_copy(&self, param_dtype: Kind, compute: Kind) -> Self {
+        self.frozen_as(
+            param_dtype,
+            compute,
+            |weight| weight.detach().to_dtype(param_dtype, false, true),
+            copied,
+        )
     }
 
     /// A trainable copy of the weights without adapter and head, whose passes compute in `compute`: the body
     /// of a model with another head.
-    pub fn trained_trunk(&self, compute: Kind) -> Self {
-        let trunk = self.without_head(|weight| copied(weight).set_requires_grad(true), copied);
-        trunk.computing_in(compute)
+    pub fn trained_backbone(&self, compute: Kind) -> Self {
+        let backbone = self.without_head(|weight| copied(weight).set_requires_grad(true), copied);
+        backbone.computing_in(compute)
     }
 
-    /// An outline of [`Self::frozen_copy`], see [`Self::outline`].
-    pub(crate) fn frozen_outline(&self, storage: Kind, compute: Kind) -> Self {
-        let of = |weight: &Tensor| outline(&weight.size(), (storage, weight.device()));
-        self.frozen_as(storage, compute, of, outlined)
+    /// Makes [`Self::frozen_copy`] of meta tensors, see [`Self::meta`].
+    pub(crate) fn frozen_meta(&self, param_dtype: Kind, compute: Kind) -> Self {
+        let of = |weight: &Tensor| meta(&weight.size(), (param_dtype, weight.device()));
+        self.frozen_as(param_dtype, compute, of, as_meta)
     }
 
     fn frozen_as(
         &self,
-        storage: Kind,
+        param_dtype: Kind,
         compute: Kind,
         of: impl Fn(&Tensor) -> Tensor,
         of_quantized: fn(&Tensor) -> Tensor,
     ) -> Self {
-        let options = LoadOptions { storage, compute, trainable: false, ..self.options };
+        let options = LoadOptions { param_dtype, compute, trainable: false, ..self.options };
         let head = self.head.as_ref().map(&of);
         Self { head, ..self.without_head(of, of_quantized).with_options(options) }
     }
 
-    /// An outline of [`Self::trained_trunk`], see [`Self::outline`], in the dtype in which weights are
-    /// updated. The weights of a sharded actor may at that time be views in the compute dtype.
-    pub(crate) fn trunk_outline(&self, compute: Kind) -> Self {
-        let kinds = |weight: &Tensor| (self.options.storage, weight.device());
-        let of = |weight: &Tensor| outline(&weight.size(), kinds(weight)).set_requires_grad(true);
-        self.without_head(of, outlined).computing_in(compute)
+    /// Makes [`Self::trained_backbone`] of meta tensors, see [`Self::meta`], in the dtype of updated weights.
+    /// The weights of a sharded actor may at that time be views in the compute dtype.
+    pub(crate) fn backbone_meta(&self, compute: Kind) -> Self {
+        let kinds = |weight: &Tensor| (self.options.param_dtype, weight.device());
+        let of = |weight: &Tensor| meta(&weight.size(), kinds(weight)).set_requires_grad(true);
+        self.without_head(of, as_meta).computing_in(compute)
     }
 
     fn computing_in(self, compute: Kind) -> Self {
@@ -67,7 +72,7 @@ impl Decoder {
     /// A decoder without adapter and head that shares this decoder's weights, frozen: the body of a model
     /// with another head. The weights must not change as long as it is used; if they are sharded, they are
     /// unsharded for both.
-    pub fn shared_trunk(&self) -> Self {
+    pub fn shared_backbone(&self) -> Self {
         self.without_head(
             |weight| if weight.requires_grad() { weight.detach() } else { weight.shallow_clone() },
             Tensor::shallow_clone,
@@ -76,7 +81,7 @@ impl Decoder {
 
     /// A decoder with this configuration, but without layers and head, around other weights. It is for an
     /// engine that has its own products and [`DecoderLayer::without_projections`].
-    pub(crate) fn frame(&self, embedding: Tensor, norm: Tensor) -> Self {
+    pub(crate) fn unpacked(&self, embedding: Tensor, norm: Tensor) -> Self {
         Self {
             config: self.config.clone(),
             options: self.options,
@@ -98,7 +103,7 @@ impl Decoder {
     fn without_head(&self, of: impl Fn(&Tensor) -> Tensor, of_quantized: fn(&Tensor) -> Tensor) -> Self {
         let layers = self.layers.iter().map(|layer| layer_of(layer, &of, of_quantized)).collect();
         let vision = self.vision.as_ref().map(|tower| tower.of_role(&of));
-        Self { layers, vision, ..self.frame(of(&self.embedding), of(&self.norm)) }
+        Self { layers, vision, ..self.unpacked(of(&self.embedding), of(&self.norm)) }
     }
 
     /// Moves the weights of a frozen decoder on the CPU into an unlinked file of `folder` that is mapped into
@@ -170,11 +175,11 @@ fn layer_of(
 }
 
 fn projection_of(
-    projection: &Projection,
+    projection: &Linear,
     of: &impl Fn(&Tensor) -> Tensor,
     of_quantized: fn(&Tensor) -> Tensor,
-) -> Projection {
-    Projection {
+) -> Linear {
+    Linear {
         name: projection.name.clone(),
         weight: projection.weight.map(of, of_quantized),
         bias: projection.bias.as_ref().map(of),
@@ -182,8 +187,8 @@ fn projection_of(
     }
 }
 
-fn outlined(tensor: &Tensor) -> Tensor {
-    outline(&tensor.size(), (tensor.kind(), tensor.device()))
+fn as_meta(tensor: &Tensor) -> Tensor {
+    meta(&tensor.size(), (tensor.kind(), tensor.device()))
 }
 
 fn copied(tensor: &Tensor) -> Tensor {

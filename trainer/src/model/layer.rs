@@ -11,14 +11,14 @@ use rlt_api::plan::model_config::{HiddenActivation, LatentAttention, ProductRows
 use rlt_torch::{AttentionScores, DeviceSegments};
 use tch::Tensor;
 
-use super::balance::{self, RouterTap};
+use super::balance::{self, RouterObserver};
 use super::experts::ExpertWeights;
 use super::norms::LayerNorms;
-use super::placed::PlacedFeatures;
+use super::placed::ImageEmbeddings;
 pub use super::products::{DenseProducts, FeedForward, Projections};
-use super::projection::{Adapter, Projection, ProjectionWeights};
+use super::projection::{Adapter, Linear, ProjectionWeights};
 use super::rope::RopeTables;
-use super::routes::RouteWatch;
+use super::routes::RouteCounter;
 
 /// Inputs that all layers share in one forward pass.
 #[derive(Debug)]
@@ -39,11 +39,11 @@ pub struct LayerContext {
     /// so that a recomputed layer agrees with the first pass, and a sequence-parallel one with a full one.
     pub dropout_seed: Option<u64>,
     /// Observer of the routes, for the routers' loss.
-    pub router: Option<RouterTap>,
+    pub router: Option<RouterObserver>,
     /// Counter of routes, for metrics.
-    pub routes: Option<RouteWatch>,
+    pub routes: Option<RouteCounter>,
     /// Features of images; `None` without images, and until a pass has computed them.
-    pub(crate) features: Option<PlacedFeatures>,
+    pub(crate) features: Option<ImageEmbeddings>,
 }
 
 impl LayerContext {
@@ -80,7 +80,7 @@ pub struct DecoderLayer {
     /// none.
     pub(crate) sinks: Option<Tensor>,
     /// Linear layers in checkpoint order; [`LayerShape::products`] has their positions.
-    pub(crate) projections: Vec<Projection>,
+    pub(crate) projections: Vec<Linear>,
     /// Experts instead of the feed-forward block, which is then absent or a shared expert.
     pub(crate) experts: Option<ExpertWeights>,
 }
@@ -161,7 +161,7 @@ impl DecoderLayer {
     }
 
     /// The projection to the latent of queries; `None` if they have none.
-    pub(crate) fn query_latent(&self) -> Option<&Projection> {
+    pub(crate) fn query_latent(&self) -> Option<&Linear> {
         // The first projection.
         self.shape.latent.as_ref()?.query_rank.map(|_| &self.projections[0])
     }
@@ -172,7 +172,7 @@ impl DecoderLayer {
     }
 
     /// The projection of the shared expert's gate.
-    pub(crate) fn shared_gate(&self) -> Option<&Projection> {
+    pub(crate) fn shared_gate(&self) -> Option<&Linear> {
         self.shape.shared_gate_idx.map(|idx| &self.projections[idx])
     }
 
@@ -192,7 +192,7 @@ impl DecoderLayer {
     }
 
     /// The linear layers, in checkpoint order.
-    pub fn projections(&self) -> &[Projection] {
+    pub fn projections(&self) -> &[Linear] {
         &self.projections
     }
 }

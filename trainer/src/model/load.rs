@@ -14,8 +14,8 @@ use super::experts::ExpertWeights;
 use super::layer::{DecoderLayer, LayerShape};
 use super::names::{EMBEDDING, is_label_head};
 use super::norms::LayerNorms;
-use super::parameters::{LoadOptions, outline};
-use super::projection::Projection;
+use super::parameters::{LoadOptions, meta};
+use super::projection::Linear;
 use super::rope::Ropes;
 use super::vision::VisionTower;
 use super::weights::Weights;
@@ -29,12 +29,12 @@ impl Decoder {
         Self::from_weights(&Weights::open(dir)?, options)
     }
 
-    /// A model that was never trained, with weights drawn from `seed`, see [`Weights::fresh`].
+    /// A model that was never trained, with weights drawn from `seed`, see [`Weights::random_init`].
     ///
     /// # Errors
     /// [`ModelError::Torch`] if the device has too little memory.
     pub fn from_config(config: &ModelConfig, seed: u64, options: &LoadOptions) -> Result<Self, ModelError> {
-        Self::from_weights(&Weights::fresh(config, seed), options)
+        Self::from_weights(&Weights::random_init(config, seed), options)
     }
 
     /// Loads all of `weights`.
@@ -70,26 +70,26 @@ impl Decoder {
         self.vision = self.vision.take().map(VisionTower::trained);
     }
 
-    /// Adds the outline of a vision tower that is trained with all other weights.
-    pub fn outline_vision(&mut self) {
-        self.vision = VisionTower::outline(&self.config, &self.options);
+    /// Adds the meta tensors of a vision tower that is trained with all other weights.
+    pub fn meta_vision(&mut self) {
+        self.vision = VisionTower::meta(&self.config, &self.options);
     }
 
-    /// An outline of a model: its weights have shapes, but are zero everywhere and take the memory of one
-    /// value each, until they get memory and values, for example as FSDP shards. A vision tower is read by
-    /// [`Self::read_vision`].
+    /// A model of meta tensors, named after PyTorch's device: its weights have shapes, but are zero
+    /// everywhere and take the memory of one value each, until they get memory and values, for example as
+    /// FSDP shards. A vision tower is read by [`Self::read_vision`].
     ///
     /// # Errors
     /// [`ModelError::Torch`] when libtorch cannot reach the device.
-    pub fn outline(config: &ModelConfig, options: &LoadOptions) -> Result<Self, ModelError> {
-        build(config, options, &|_, shape, kind| Ok(outline(shape, (kind, options.device))))
+    pub fn meta(config: &ModelConfig, options: &LoadOptions) -> Result<Self, ModelError> {
+        build(config, options, &|_, shape, kind| Ok(meta(shape, (kind, options.device))))
     }
 }
 
 /// Storage dtype of a weight. A classifier's head is trained with any adapter, so its master is always in
 /// f32.
 fn stored_as(name: &str, options: &LoadOptions) -> Kind {
-    if is_label_head(name) { Kind::Float } else { options.storage }
+    if is_label_head(name) { Kind::Float } else { options.param_dtype }
 }
 
 /// Makes the tensor for a name, shape and dtype on the model's device.
@@ -150,7 +150,7 @@ fn build_layer(
         let weight = match config.quantization_of(&name) {
             None => BaseWeight::Dense(placed(&format!("{name}.weight"), &[outputs, inputs])?),
             Some(quantization) => {
-                let layout = layout_of(quantization, options.storage);
+                let layout = layout_of(quantization, options.param_dtype);
                 let tensors = quantization.tensors(&name, [shape.out_features, shape.in_features]);
                 BaseWeight::quantized([outputs, inputs], layout, &tensors, |tensor, kind| {
                     let shape: Vec<i64> = tensor.shape.iter().map(|dim| *dim as i64).collect();
@@ -159,7 +159,7 @@ fn build_layer(
             }
         };
         let bias = if shape.bias { Some(placed(&format!("{name}.bias"), &[outputs])?) } else { None };
-        projections.push(Projection { name, weight, bias, lora: None });
+        projections.push(Linear { name, weight, bias, lora: None });
     }
     let norm = |name: &str, shape: &[i64]| placed(&format!("{layer}.{name}.weight"), shape);
     let norms = LayerNorms::new(config, norm)?;

@@ -30,7 +30,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::decoder::Decoder;
 use super::names::{is_label_head, is_of_tower};
-use super::projection::{LoraPair, Projection};
+use super::projection::{Linear, LoraPair};
 pub use adapter::{AdapterExport, BaseModel};
 pub use config::LoraConfig;
 pub use error::LoraError;
@@ -48,16 +48,16 @@ impl Decoder {
     /// # Errors
     /// [`LoraError`].
     pub fn attach_lora_spec(&mut self, spec: &LoraSpec, seed: u64) -> Result<(), LoraError> {
-        self.attach_lora_outline(spec, seed)?;
+        self.attach_lora_meta(spec, seed)?;
         if spec.adapter_path.is_none() {
             self.start_adapter();
         }
         Ok(())
     }
 
-    /// [`Self::attach_lora_spec`] for an outline, whose weights are not loaded. The parameters of a fresh
+    /// [`Self::attach_lora_spec`] for meta tensors, which have no values. The parameters of a fresh
     /// adapter that follow from the weights are set later, from [`Self::adapter_from_weights`].
-    pub(crate) fn attach_lora_outline(&mut self, spec: &LoraSpec, seed: u64) -> Result<(), LoraError> {
+    pub(crate) fn attach_lora_meta(&mut self, spec: &LoraSpec, seed: u64) -> Result<(), LoraError> {
         let config = LoraConfig::from_spec(spec);
         let Some(dir) = spec.adapter_path.as_ref().map(Path::new) else {
             self.check_loftq(&config)?;
@@ -135,18 +135,18 @@ impl Decoder {
     }
 
     /// Every linear layer that may have an adapter: those of the text model, then those of a vision tower.
-    pub(crate) fn projections(&self) -> impl Iterator<Item = &Projection> {
+    pub(crate) fn projections(&self) -> impl Iterator<Item = &Linear> {
         self.layers.iter().flat_map(|layer| &layer.projections).chain(self.tower_projections())
     }
 
     /// The linear layers of a vision tower.
-    pub(super) fn tower_projections(&self) -> impl Iterator<Item = &Projection> {
+    pub(super) fn tower_projections(&self) -> impl Iterator<Item = &Linear> {
         self.vision.iter().flat_map(|tower| &tower.projections)
     }
 
     /// The names of the linear layers of `parts`.
     fn projection_names(&self, parts: VlmLora) -> Vec<String> {
-        let is_meant = |projection: &&Projection| match is_of_tower(&projection.name) {
+        let is_meant = |projection: &&Linear| match is_of_tower(&projection.name) {
             true => parts.adapts_vision(),
             false => parts.adapts_text(),
         };
@@ -168,7 +168,7 @@ impl Decoder {
         projection_sizes(&self.config)
     }
 
-    fn projections_mut(&mut self) -> impl Iterator<Item = &mut Projection> {
+    fn projections_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         let of_text = self.layers.iter_mut().flat_map(|layer| &mut layer.projections);
         of_text.chain(self.vision.iter_mut().flat_map(|tower| &mut tower.projections))
     }

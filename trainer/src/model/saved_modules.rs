@@ -12,7 +12,7 @@ use super::layer::DecoderLayer;
 use super::lora::{ADAPTED_MODEL, LoraError};
 use super::names::{EMBEDDING, is_label_head};
 use super::norms::{LayerNorms, Norm};
-use super::parameters::{NamedTensors, outline};
+use super::parameters::{NamedTensors, meta};
 use super::projection::Adapter;
 
 /// The name of the final norm's weight.
@@ -43,9 +43,9 @@ impl Decoder {
         }
     }
 
-    /// Adds outlines of trained copies of the modules that `names` matches. They get memory and values from
-    /// [`Self::start_modules_to_save`], from an adapter's file, or as shards, because the base's weights may
-    /// not be loaded.
+    /// Adds meta tensors of trained copies of the modules that `names` matches. They get memory and values
+    /// from [`Self::start_modules_to_save`], from an adapter's file, or as shards, because the base's weights
+    /// may not be loaded.
     ///
     /// # Errors
     /// [`LoraError::UnknownModuleToSave`], and [`LoraError::TiedHead`].
@@ -58,7 +58,7 @@ impl Decoder {
         self.check_modules_to_save(names)?;
         let copy = |name: &str, weight: &Tensor| {
             let numbers = (Kind::Float, weight.device());
-            is_wanted(name).then(|| outline(&weight.size(), numbers).set_requires_grad(true))
+            is_wanted(name).then(|| meta(&weight.size(), numbers).set_requires_grad(true))
         };
         let head = self.head.as_ref().filter(|_| !is_label_head(self.config.head_name()));
         self.saved = SavedModules {

@@ -52,10 +52,10 @@ impl DecoderLayer {
         let (hidden_td, normed_td) = self.after_attention(hidden_td, attention_td, adapter);
         let mlp_td = match projections.feed_forward() {
             FeedForward::Dense(block) => self.feed_forward(&normed_td, &block)?,
-            FeedForward::Experts { experts, beside } => {
+            FeedForward::Experts { experts, shared_expert } => {
                 let routes = self.route(&normed_td, &experts);
                 let mixed_td = experts.outputs(&normed_td, &routes)?;
-                self.add_shared_expert(mixed_td, &normed_td, &experts, beside.as_ref())?
+                self.add_shared_expert(mixed_td, &normed_td, &experts, shared_expert.as_ref())?
             }
         };
         Ok(self.after_feed_forward(&hidden_td, mlp_td, adapter))
@@ -80,8 +80,8 @@ impl DecoderLayer {
             return self.project_latent(normed_td, rope, latent, norms, &projections.latent());
         }
         let (q, k, v) = projections.qkv(normed_td);
-        let q_thd = rope.turn(norms.heads(norms.queries.as_ref(), &q, head_dim), rope_idx);
-        let k_tkd = rope.turn(norms.heads(norms.keys.as_ref(), &k, head_dim), rope_idx);
+        let q_thd = rope.rotate(norms.heads(norms.queries.as_ref(), &q, head_dim), rope_idx);
+        let k_tkd = rope.rotate(norms.heads(norms.keys.as_ref(), &k, head_dim), rope_idx);
         (q_thd, k_tkd, v.unflatten(-1, [-1, head_dim]))
     }
 

@@ -1,5 +1,5 @@
 //! Tensor-parallel placement of each parameter in training (Megatron-LM, Shoeybi et al. 2019): the shards of
-//! [`TpCut`], by the names of a checkpoint. The exchange is in `parallel::layer`.
+//! [`TpSharding`], by the names of a checkpoint. The exchange is in `parallel::layer`.
 //!
 //! ```text
 //! q, k, v, gate, up    rows of local heads and width, with their biases   (column-parallel)
@@ -27,21 +27,21 @@ use self::experts::place_experts;
 use super::decoder::Decoder;
 use super::layer::DecoderLayer;
 use super::names::{EMBEDDING, HEAD, layer_idx};
-use super::projection::{Adapter, ProjectionPart};
-use super::tp_shards::{ShardedDim, TpCut};
+use super::projection::{Adapter, LinearShard};
+use super::tp_shards::{ShardedDim, TpSharding};
 
 /// Placements of a model's parameters over the ranks of a tensor-parallel group.
 #[derive(Debug)]
-pub(crate) struct ParameterCuts {
+pub(crate) struct ModelSharding {
     place: AxisPlace,
     vocab_size: usize,
     head_is_cut: bool,
-    layers: Vec<LayerCuts>,
+    layers: Vec<LayerSharding>,
 }
 
 /// Placements of a layer's parameters.
 #[derive(Debug)]
-pub(crate) struct LayerCuts {
+pub(crate) struct LayerSharding {
     /// Rows of q, k, v, o, gate, up and down in a rank's shards of their projections.
     pub(crate) products: Vec<ProductRows>,
     /// Placement of each parameter that is not replicated, by its name inside the layer.
@@ -54,18 +54,18 @@ const BIAS: &str = ".bias";
 const ADAPTER_A: &str = ".lora_A.weight";
 const ADAPTER_B: &str = ".lora_B.weight";
 
-impl ParameterCuts {
+impl ModelSharding {
     /// The placements of a model without latent attention and quantized weights, see
     /// [`rlt_api::plan::check_model`], and of its adapter.
     pub(crate) fn new(decoder: &Decoder, place: AxisPlace) -> Self {
         let config = &decoder.config;
-        let layers = decoder.layers().iter().map(|layer| LayerCuts::new(config, layer, place));
+        let layers = decoder.layers().iter().map(|layer| LayerSharding::new(config, layer, place));
         let head_is_cut = config.head == OutputHead::Vocabulary;
         Self { place, vocab_size: config.vocab_size, head_is_cut, layers: layers.collect() }
     }
 
     /// The placements of layer `layer_idx`.
-    pub(crate) fn layer(&self, layer_idx: usize) -> Option<&LayerCuts> {
+    pub(crate) fn layer(&self, layer_idx: usize) -> Option<&LayerSharding> {
         self.layers.get(layer_idx)
     }
 
@@ -101,14 +101,14 @@ impl ParameterCuts {
     }
 
     /// This rank's shard of a projection's input and output, by the projection's full name.
-    pub(super) fn around(&self, projection: &str) -> ProjectionPart {
+    pub(super) fn around(&self, projection: &str) -> LinearShard {
         let Some(shards) = self.of(&format!("{projection}{WEIGHT}")) else {
-            return ProjectionPart::default();
+            return LinearShard::default();
         };
         let own = Some(self.own(&shards).clone());
         match shards.dim {
-            0 => ProjectionPart { inputs: None, outputs: own, has_bias: true },
-            _ => ProjectionPart { inputs: own, outputs: None, has_bias: self.place.index == 0 },
+            0 => LinearShard { inputs: None, outputs: own, adds_bias: true },
+            _ => LinearShard { inputs: own, outputs: None, adds_bias: self.place.index == 0 },
         }
     }
 
@@ -127,7 +127,7 @@ impl ParameterCuts {
 impl Decoder {
     /// This rank's summand of the embeddings of `tokens_t`, `[t, d]`: zeros for tokens of other ranks. With
     /// tensor parallelism a rank has the rows `cuts` of the embedding.
-    pub(crate) fn embed_part(&self, tokens_t: &Tensor, adapter: Adapter, cuts: &ParameterCuts) -> Tensor {
+    pub(crate) fn embed_part(&self, tokens_t: &Tensor, adapter: Adapter, cuts: &ModelSharding) -> Tensor {
         let (own_t, is_other_t) = cuts.own_tokens(tokens_t);
         let weight_vd = self.embedding_weight(adapter);
         let hidden_td = Tensor::embedding(weight_vd, &own_t, -1, false, false).to_kind(self.compute_kind());
@@ -151,13 +151,13 @@ fn rows_of(len: usize, place: AxisPlace) -> DimRanges {
     DimRanges { len, ranges: vec![place.range(len)] }
 }
 
-impl LayerCuts {
+impl LayerSharding {
     fn new(config: &ModelConfig, layer: &DecoderLayer, place: AxisPlace) -> Self {
         let layer_idx = layer.shape.layer_idx;
         let products = config.products(layer_idx);
         // A shared expert has a width of its own.
         let width = products.get(NUM_OF_ATTENTION).map_or(0, |gate| gate.rows.len());
-        let of_rank = |place| TpCut::new(place, config).kept(width);
+        let of_rank = |place| TpSharding::new(place, config).kept(width);
         let kept: Vec<Vec<ShardedDim>> = place.all().map(of_rank).collect();
         let mut placements = BTreeMap::new();
         for (idx, shape) in config.projections(layer_idx).into_iter().enumerate() {

@@ -20,7 +20,7 @@ use tch::Tensor;
 use super::ProjectionWeights;
 
 /// The rule by which a decoder is sharded for one rank.
-pub(crate) struct TpCut<'a> {
+pub(crate) struct TpSharding<'a> {
     place: AxisPlace,
     config: &'a ModelConfig,
 }
@@ -55,7 +55,7 @@ impl ShardedDim {
     }
 }
 
-impl<'a> TpCut<'a> {
+impl<'a> TpSharding<'a> {
     pub(crate) fn new(place: AxisPlace, config: &'a ModelConfig) -> Self {
         Self { place, config }
     }
@@ -86,8 +86,8 @@ impl<'a> TpCut<'a> {
             let of_heads = |dim: usize| heads.start * dim..heads.end * dim;
             let attention = [
                 ShardedDim::Rows(of_heads(latent.head_dim())),
-                ShardedDim::Rows(0..latent.cached()),
-                ShardedDim::Rows(of_heads(latent.plain_dim + latent.value_dim)),
+                ShardedDim::Rows(0..latent.kv_cache_width()),
+                ShardedDim::Rows(of_heads(latent.nope_dim + latent.value_dim)),
                 ShardedDim::Columns(of_heads(latent.value_dim)),
             ];
             return attention.into_iter().chain(self.block(width)).collect();

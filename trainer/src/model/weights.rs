@@ -159,7 +159,7 @@ impl Weights {
 
     /// Weights that were never trained, drawn from `seed`. The same seed gives the same weights on every
     /// machine, and each rank draws only its shard.
-    pub fn fresh(config: &ModelConfig, seed: u64) -> Self {
+    pub fn random_init(config: &ModelConfig, seed: u64) -> Self {
         Self::new(config.clone(), Source::Fresh { seed })
     }
 

@@ -23,7 +23,7 @@ use crate::storage::checkpoint::CommittedCheckpoint;
 use crate::storage::run_folder::RunFolder;
 
 /// Trackers, progress and status channel of one run.
-pub struct Watchers {
+pub struct Observers {
     trackers: Option<Trackers>,
     prometheus: Option<tracking::Endpoint>,
     progress: Box<dyn Progress>,
@@ -32,7 +32,7 @@ pub struct Watchers {
     warnings: Warnings,
 }
 
-impl Watchers {
+impl Observers {
     /// Creates a value without observers, for the time before the run is set up.
     pub fn none() -> Self {
         Self {

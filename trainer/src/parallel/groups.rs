@@ -83,7 +83,7 @@ impl Ranks {
 
     /// All ranks of the job, whatever their tensor-parallel index, without sequence-parallel groups.
     #[must_use]
-    pub fn of_all_places(&self) -> Self {
+    pub fn world(&self) -> Self {
         match &self.tensor_parallel {
             None => self.clone(),
             Some(ranks) => {

@@ -12,7 +12,7 @@ use super::{EpGroup, RankError, Ranks, TpGroup};
 
 /// Process groups of this rank for a sharded model: those of its replica and of its shard.
 #[derive(Debug)]
-pub struct MeshRanks {
+pub struct ProcessGroups {
     /// Place among the ranks that hold a replica together, each a shard.
     shard: AxisPlace,
     /// Place among the ranks that hold the same shard.
@@ -31,7 +31,7 @@ pub struct MeshRanks {
 #[derive(Debug)]
 pub struct ExpertRanks {
     /// Groups of the ranks that hold the same experts as this one.
-    pub mesh: MeshRanks,
+    pub mesh: ProcessGroups,
     /// Ranks that hold all experts together.
     pub group: EpGroup,
 }
@@ -43,7 +43,7 @@ impl Ranks {
     /// # Errors
     /// [`RankError`] if replicas and sequence-parallel groups do not divide the ranks, expert-parallel groups
     /// do not divide those of a replica, or a rank is lost.
-    pub fn on_mesh(&self, dp_shard: usize) -> Result<MeshRanks, RankError> {
+    pub fn on_mesh(&self, dp_shard: usize) -> Result<ProcessGroups, RankError> {
         let degrees = Degrees { dp_shard, sp: self.sp_place().size, ..Degrees::default() };
         let mesh = Mesh::new(self.size, degrees)?;
         let experts = self.expert_ranks(mesh)?.map(Box::new);
@@ -57,7 +57,7 @@ impl Ranks {
         let same = mesh.members(self.rank, &[Axis::DpReplicate, Axis::Sp]);
         let replicate_group = RefCell::new(self.connect(&name, &same)?);
         let copies = place(&[Axis::DpReplicate, Axis::Sp]);
-        Ok(MeshRanks { shard, copies, shard_group, replicate_group, experts, tp_group: self.tp_group() })
+        Ok(ProcessGroups { shard, copies, shard_group, replicate_group, experts, tp_group: self.tp_group() })
     }
 
     /// Connects the groups of the experts' weights; `None` without expert parallelism.
@@ -75,12 +75,13 @@ impl Ranks {
         let shard_group = RefCell::new(self.connect(&shards, &mesh.members(rank, &[Axis::EpShard]))?);
         let same = format!("{name}, shard {}, place {place}", shard.index);
         let replicate_group = RefCell::new(self.connect(&same, &mesh.members(rank, &[Axis::DpReplicate]))?);
-        let mesh = MeshRanks { shard, copies, shard_group, replicate_group, experts: None, tp_group: None };
+        let mesh =
+            ProcessGroups { shard, copies, shard_group, replicate_group, experts: None, tp_group: None };
         Ok(Some(ExpertRanks { mesh, group }))
     }
 }
 
-impl MeshRanks {
+impl ProcessGroups {
     /// Number of ranks that hold a replica of the model together.
     pub fn dp_shard(&self) -> usize {
         self.shard.size

@@ -41,21 +41,21 @@ use rlt_api::plan::model_config::is_expert_weight;
 use rlt_torch::{OffloadStorage, TensorFile};
 use tch::Tensor;
 
-use self::flat::Flat;
-use self::gradients::Scattering;
+use self::flat::FlatParameter;
+use self::gradients::PendingReduceScatter;
 pub(crate) use self::place::copy_tensor_shard;
 pub use self::unit::FsdpUnit;
 use self::unit::{UnitParameters, own_experts};
 pub use self::whole::WeightDtype;
-use super::{EpGroup, MeshRanks, RankError, TpGroup};
-use crate::model::tp_cuts::ParameterCuts;
+use super::{EpGroup, ProcessGroups, RankError, TpGroup};
+use crate::model::tp_cuts::ModelSharding;
 use crate::model::{Decoder, NamedTensors};
 
 /// Tensor-parallel group of a sharded role, and the shards of its weights.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorParallel<'a> {
     pub(crate) group: &'a TpGroup,
-    pub(crate) cuts: &'a ParameterCuts,
+    pub(crate) cuts: &'a ModelSharding,
 }
 
 /// Sharded parameters of a role.
@@ -63,16 +63,16 @@ pub(crate) struct TensorParallel<'a> {
 pub struct ShardedParameters {
     layers: Vec<UnitParameters>,
     outer: UnitParameters,
-    ranks: Rc<MeshRanks>,
+    ranks: Rc<ProcessGroups>,
     /// Tensor-parallel shards of the weights; `None` without tensor parallelism.
-    cuts: Option<Rc<ParameterCuts>>,
+    cuts: Option<Rc<ModelSharding>>,
     /// File with the shards of a frozen model; `None` where shards can be written.
     offload_file: Option<TensorFile>,
     /// Number of last layers that stay unsharded between forward and backward pass.
     unsharded_layers: usize,
     /// Reduce-scatter in flight. There is at most one, so that at most one layer's gradient is pending beside
     /// the one that is computed.
-    scattering: RefCell<Option<Scattering>>,
+    scattering: RefCell<Option<PendingReduceScatter>>,
 }
 
 impl ShardedParameters {
@@ -83,7 +83,7 @@ impl ShardedParameters {
     /// [`RankError::Shards`] when there is not enough memory, or the file cannot be written.
     pub fn new(
         decoder: &Decoder,
-        ranks: Rc<MeshRanks>,
+        ranks: Rc<ProcessGroups>,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
         let (layers, outer) = decoder.parameters_by_layer();
@@ -95,16 +95,23 @@ impl ShardedParameters {
         decoder: &Decoder,
         layers: Vec<NamedTensors>,
         outer: NamedTensors,
-        ranks: Rc<MeshRanks>,
+        ranks: Rc<ProcessGroups>,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
         let (compute, experts) = (decoder.compute_kind(), own_experts(decoder, &ranks)?);
         let device = layers.iter().flatten().chain(&outer).map(|(_, leaf)| leaf.device()).next();
         let place = offload_to.zip(device).map(|(folder, device)| OffloadStorage::new(folder, device));
         let mut place = place.transpose()?;
-        let cuts = ranks.tp_group().map(|group| Rc::new(ParameterCuts::new(decoder, group.place())));
+        let cuts = ranks.tp_group().map(|group| Rc::new(ModelSharding::new(decoder, group.place())));
         let mut unit = |parameters| {
-            UnitParameters::new(parameters, &ranks, experts, cuts.as_deref(), compute, place.as_mut())
+            UnitParameters::new(
+                parameters,
+                &ranks,
+                experts.as_ref(),
+                cuts.as_deref(),
+                compute,
+                place.as_mut(),
+            )
         };
         let (layers, outer) = (layers.into_iter().map(&mut unit).collect::<Result<_, _>>()?, unit(outer)?);
         let scattering = RefCell::new(None);
@@ -148,14 +155,15 @@ impl ShardedParameters {
     }
 
     /// The ranks over which the parameters are sharded.
-    pub(crate) fn ranks(&self) -> Rc<MeshRanks> {
+    pub(crate) fn ranks(&self) -> Rc<ProcessGroups> {
         Rc::clone(&self.ranks)
     }
 
     /// Group of the ranks that compute the experts of each other's tokens; `None` if every rank has all
     /// experts.
     pub(crate) fn ep_group(&self) -> Option<&EpGroup> {
-        let is_distributed = self.layers.iter().flat_map(UnitParameters::flats).any(Flat::is_of_experts);
+        let is_distributed =
+            self.layers.iter().flat_map(UnitParameters::flats).any(FlatParameter::is_of_experts);
         self.ranks.experts().filter(|_| is_distributed).map(|experts| &experts.group)
     }
 
@@ -174,18 +182,18 @@ impl ShardedParameters {
 
     /// All units, in the order of a forward pass.
     pub fn units(&self) -> impl Iterator<Item = FsdpUnit> + use<> {
-        std::iter::once(FsdpUnit::Outer).chain((0..self.layers.len()).map(FsdpUnit::Layer))
+        std::iter::once(FsdpUnit::Root).chain((0..self.layers.len()).map(FsdpUnit::Layer))
     }
 
     /// Leaves of the optimizer: this rank's piece of every trained parameter, `[len]`, which may be empty,
     /// under the parameter's name.
     pub fn pieces(&self) -> Vec<(String, Tensor)> {
-        self.trained().flat_map(Flat::pieces).collect()
+        self.trained().flat_map(FlatParameter::pieces).collect()
     }
 
     /// Bytes of parameters and gradients that this rank holds at present.
     pub fn num_bytes(&self) -> usize {
-        self.units().flat_map(|unit| self.held(unit).flats()).map(Flat::num_bytes).sum()
+        self.units().flat_map(|unit| self.held(unit).flats()).map(FlatParameter::num_bytes).sum()
     }
 
     /// The norm over the replica, from the norms that `norm_of` gives for a selection of this rank's pieces.
@@ -209,7 +217,7 @@ impl ShardedParameters {
     /// shards of them, and over the tensor-parallel group.
     fn square_over<E: From<RankError>>(
         &self,
-        ranks: &MeshRanks,
+        ranks: &ProcessGroups,
         norm_of: &impl Fn(&dyn Fn(&str) -> bool) -> Result<f64, E>,
         is_of: &dyn Fn(&str) -> bool,
     ) -> Result<f64, E> {
@@ -229,11 +237,12 @@ impl ShardedParameters {
     ///
     /// # Errors
     /// The error of `change`, or when offloaded pieces cannot be fetched or put back.
-    pub(crate) fn change<E: From<rlt_torch::Error>>(
+    pub(crate) fn with_resident_shards<E: From<rlt_torch::Error>>(
         &self,
         mut change: impl FnMut(&dyn Fn(&str) -> bool) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.trained().try_for_each(|flat| flat.change(|| change(&|name| flat.place_of(name).is_some())))
+        self.trained()
+            .try_for_each(|flat| flat.with_resident_shards(|| change(&|name| flat.place_of(name).is_some())))
     }
 
     /// The full trained parameters of a unit, gathered into new memory, by name.
@@ -284,13 +293,13 @@ impl ShardedParameters {
         Ok(whole)
     }
 
-    fn trained(&self) -> impl Iterator<Item = &Flat> {
+    fn trained(&self) -> impl Iterator<Item = &FlatParameter> {
         self.units().flat_map(move |unit| &self.held(unit).trained)
     }
 
     fn held(&self, unit: FsdpUnit) -> &UnitParameters {
         match unit {
-            FsdpUnit::Outer => &self.outer,
+            FsdpUnit::Root => &self.outer,
             FsdpUnit::Layer(layer_idx) => &self.layers[layer_idx],
         }
     }

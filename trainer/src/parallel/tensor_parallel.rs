@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rlt_core::mesh::AxisPlace;
 use rlt_torch::collectives::Collectives;
 
-use super::link::Link;
+use super::connection::Connection;
 use super::{RankError, TpGroup};
 
 /// Tensor-parallel group of this rank, and the ranks with the same index in their groups.
@@ -41,12 +41,12 @@ impl TensorParallelRanks {
     /// Connects some of the ranks with this rank's index.
     pub(super) fn connect(
         &self,
-        link: &Link,
+        connection: &Connection,
         name: &str,
         members: &[usize],
     ) -> Result<Box<dyn Collectives>, RankError> {
         let AxisPlace { index, size } = self.group.place();
         let members: Vec<usize> = members.iter().map(|member| member * size + index).collect();
-        link.connect(&format!("tensor-parallel place {index} of {size}, {name}"), &members)
+        connection.connect(&format!("tensor-parallel place {index} of {size}, {name}"), &members)
     }
 }

@@ -57,7 +57,7 @@ pub(crate) fn actor_on_mesh(
     actor_with_offload(decoder, options, ranks, dp_shard, &Offload::default())
 }
 
-/// The same with `offload`.
+/// Makes the same actor with `offload`.
 pub(super) fn actor_with_offload(
     decoder: Decoder,
     options: ActorOptions,
@@ -68,7 +68,7 @@ pub(super) fn actor_with_offload(
     actor_keeping_unsharded(decoder, options, ranks, (dp_shard, 1), offload)
 }
 
-/// The same, whose last layers stay whole between forward and backward pass.
+/// Makes the same actor, whose last layers stay unsharded between forward and backward pass.
 pub(super) fn actor_keeping_unsharded(
     decoder: Decoder,
     options: ActorOptions,
@@ -108,7 +108,7 @@ pub(crate) fn whole_parameters(decoder: DecoderUnits<'_>) -> BTreeMap<String, Te
     all
 }
 
-/// The same of those that an actor trains.
+/// Full parameters that an actor trains, by name.
 pub(crate) fn trained_parameters(actor: &Actor) -> BTreeMap<String, Tensor> {
     let mut all = whole_parameters(actor.units());
     let trained = actor.decoder.trainable_parameters();

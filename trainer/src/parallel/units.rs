@@ -57,7 +57,7 @@ impl<'a> DecoderUnits<'a> {
             Some(shards) => shards.visit(dtype, read),
             None => {
                 let layers = (0..self.decoder.layers().len()).map(FsdpUnit::Layer);
-                std::iter::once(FsdpUnit::Outer).chain(layers).try_for_each(&mut read)
+                std::iter::once(FsdpUnit::Root).chain(layers).try_for_each(&mut read)
             }
         }
     }

@@ -3,7 +3,7 @@
 use rlt_core::metrics::Metrics;
 
 use super::{LabelLoss, Recipe};
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// The recipe of KTO. One step: measure the reference point on mismatched completions, score the completions,
@@ -16,16 +16,16 @@ pub struct LabelledCompletions {
 }
 
 impl Recipe for LabelledCompletions {
-    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+    fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError> {
         let examples = data.next_preferences(self.batch_size)?.ok_or(StepError::NoPreferences)?;
         let point = self.loss.reference_point(roles, &examples)?;
         let batch = LabelLoss::score(roles, &examples)?;
         let outputs = self.loss.evaluate(&batch, &examples, &point)?;
         roles.context().record(LabelLoss::metrics(&outputs, &point));
-        roles.actor.descend(batch, &outputs.dlogprobs)
+        roles.actor.update_by_gradient(batch, &outputs.dlogprobs)
     }
 
-    fn evaluate(&self, roles: &mut Roles, data: &Data) -> Result<Metrics, StepError> {
+    fn evaluate(&self, roles: &mut Roles, data: &Pipeline) -> Result<Metrics, StepError> {
         let examples = data.held_out_preferences();
         if examples.is_empty() {
             return Ok(Metrics::new());

@@ -1,7 +1,7 @@
 //! Online DPO (arXiv 2402.04792): the best and the worst completion of each rollout group form a pair.
 
 use super::{GroupSampling, PairLoss, Recipe};
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 use rlt_core::preferences::best_and_worst;
 use serde_json::Value;
@@ -16,7 +16,7 @@ pub struct OnlineDpo {
 }
 
 impl Recipe for OnlineDpo {
-    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+    fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError> {
         let pairs = best_and_worst(&self.sampling.groups(roles, data)?);
         if pairs.is_empty() {
             // All completions of every group are equally good: nothing is preferred.
@@ -28,7 +28,7 @@ impl Recipe for OnlineDpo {
         let loss = self.loss.with(&batch)?;
         let outputs = loss.evaluate(roles, &batch)?;
         roles.context().record(loss.metrics(&outputs));
-        roles.actor.descend(batch, &outputs.dlogprobs)?;
+        roles.actor.update_by_gradient(batch, &outputs.dlogprobs)?;
         self.loss = loss;
         Ok(())
     }

@@ -5,7 +5,7 @@
 use rlt_api::resolved::{self, ResolvedSpec};
 
 use super::{Estimator, GroupSampling, PolicyFiltration, Recipe, RolloutCorrection};
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::roles::objective::objective;
 use crate::roles::{Roles, StepError};
 
@@ -32,7 +32,7 @@ impl PolicyGradient {
 }
 
 impl Recipe for PolicyGradient {
-    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+    fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError> {
         let groups = self.sampling.groups(roles, data)?;
         let batch = roles.rewards.batch(&groups)?;
         let batch = self.estimator.greedy_baseline(roles, batch, &groups)?;

@@ -3,7 +3,7 @@
 use rlt_api::resolved::{self, ResolvedSpec};
 
 use super::{PolicyGradient, Recipe};
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::roles::objective::objective;
 use crate::roles::{Roles, StepError};
 
@@ -19,7 +19,7 @@ impl Ppo {
 }
 
 impl Recipe for Ppo {
-    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+    fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError> {
         let PolicyGradient { sampling, correction, estimator, filtration, algorithm } = &self.0;
         let groups = sampling.groups(roles, data)?;
         let batch = roles.rewards.batch(&groups)?;

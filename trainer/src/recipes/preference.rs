@@ -5,7 +5,7 @@ use rlt_core::metrics::Metrics;
 use serde_json::Value;
 
 use super::{PairLoss, Recipe};
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// The recipe of DPO. One step: score the pairs of a data set under the reference and the actor, compute the
@@ -18,7 +18,7 @@ pub struct Preference {
 }
 
 impl Recipe for Preference {
-    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+    fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError> {
         let pairs = data.next_preferences(self.batch_size)?.ok_or(StepError::NoPreferences)?;
         let batch = Batch::from_preferences(&pairs);
         let batch = roles.reference.score_once(&roles.actor, batch)?;
@@ -26,7 +26,7 @@ impl Recipe for Preference {
         let loss = self.loss.with(&batch)?;
         let outputs = loss.evaluate(roles, &batch)?;
         roles.context().record(loss.metrics(&outputs));
-        roles.actor.descend(batch, &outputs.dlogprobs)?;
+        roles.actor.update_by_gradient(batch, &outputs.dlogprobs)?;
         self.loss = loss;
         Ok(())
     }
@@ -39,7 +39,7 @@ impl Recipe for Preference {
         self.loss.resume(state)
     }
 
-    fn evaluate(&self, roles: &mut Roles, data: &Data) -> Result<Metrics, StepError> {
+    fn evaluate(&self, roles: &mut Roles, data: &Pipeline) -> Result<Metrics, StepError> {
         let pairs = data.held_out_preferences();
         if pairs.is_empty() {
             return Ok(Metrics::new());

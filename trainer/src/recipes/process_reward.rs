@@ -8,7 +8,7 @@ use rlt_core::metrics::Metrics;
 use rlt_core::preferences::PreferenceExample;
 
 use super::Recipe;
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// Training of a process reward model with a head of two outputs. One step: classify the steps of a data
@@ -19,14 +19,14 @@ pub struct ProcessReward {
 }
 
 impl Recipe for ProcessReward {
-    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+    fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError> {
         let examples = data.next_preferences(self.batch_size)?.ok_or(StepError::NoPreferences)?;
         let (batch, judged) = judge(roles, &examples)?;
         roles.context().record(metrics(&judged));
-        roles.actor.descend_labels(&batch, &judged.dlabels)
+        roles.actor.update_by_label_gradient(&batch, &judged.dlabels)
     }
 
-    fn evaluate(&self, roles: &mut Roles, data: &Data) -> Result<Metrics, StepError> {
+    fn evaluate(&self, roles: &mut Roles, data: &Pipeline) -> Result<Metrics, StepError> {
         let examples = data.held_out_preferences();
         if examples.is_empty() { Ok(Metrics::new()) } else { Ok(metrics(&judge(roles, examples)?.1)) }
     }

@@ -8,7 +8,7 @@ use rlt_core::metrics::Metrics;
 use rlt_core::preferences::PreferenceExample;
 
 use super::Recipe;
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// Training of a reward model with a head of one output. One step: score the pairs of a data set, compute the
@@ -21,14 +21,14 @@ pub struct RewardModel {
 }
 
 impl Recipe for RewardModel {
-    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+    fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError> {
         let pairs = data.next_preferences(self.batch_size)?.ok_or(StepError::NoPreferences)?;
         let (batch, scored) = self.score(roles, &pairs)?;
         roles.context().record(metrics(&scored));
-        roles.actor.descend_labels(&batch, &[scored.dscores])
+        roles.actor.update_by_label_gradient(&batch, &[scored.dscores])
     }
 
-    fn evaluate(&self, roles: &mut Roles, data: &Data) -> Result<Metrics, StepError> {
+    fn evaluate(&self, roles: &mut Roles, data: &Pipeline) -> Result<Metrics, StepError> {
         let pairs = data.held_out_preferences();
         if pairs.is_empty() { Ok(Metrics::new()) } else { Ok(metrics(&self.score(roles, pairs)?.1)) }
     }

@@ -7,7 +7,7 @@ use rlt_core::dapo::keeps_group;
 use rlt_core::metrics::Metrics;
 use rlt_core::types::{RewardStatus, RolloutGroup};
 
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::roles::rollout::SamplingCost;
 use crate::roles::{Roles, StepError};
 
@@ -35,7 +35,7 @@ impl GroupSampling {
     ///
     /// # Errors
     /// [`StepError::Interrupted`] when a rank was asked to stop, and the errors of rollout and rewards.
-    pub fn groups(&self, roles: &mut Roles, data: &mut Data) -> Result<Vec<RolloutGroup>, StepError> {
+    pub fn groups(&self, roles: &mut Roles, data: &mut Pipeline) -> Result<Vec<RolloutGroup>, StepError> {
         let max_batches = self.dynamic.as_ref().map_or(1, |dynamic| dynamic.max_batches);
         let mut groups: Vec<RolloutGroup> = Vec::new();
         let (mut num_batches, mut cost) = (0, SamplingCost::default());

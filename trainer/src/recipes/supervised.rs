@@ -3,7 +3,7 @@
 use rlt_core::batch::Batch;
 
 use super::Recipe;
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// Supervised fine-tuning (SFT) on the mean negative log-likelihood of demonstrations, with one update per
@@ -14,9 +14,9 @@ pub struct Supervised {
 }
 
 impl Recipe for Supervised {
-    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+    fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError> {
         let demonstrations = data.next_demonstrations(self.batch_size)?.ok_or(StepError::NoDemonstrations)?;
         let batch = Batch::from_demonstrations(demonstrations.iter().map(AsRef::as_ref));
-        roles.actor.fit(&batch)
+        roles.actor.update_supervised(&batch)
     }
 }

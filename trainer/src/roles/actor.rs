@@ -36,21 +36,21 @@ use rlt_core::loss::PreparedLoss;
 use tch::Tensor;
 
 pub use self::error::ActorError;
-pub use self::gradients::OuterGradients;
+pub use self::gradients::EmbeddingAndHeadGradients;
 pub use self::in_stream::{EvaluateLoss, PendingLoss, StreamLoss};
-use self::layer_schedule::Model;
+use self::layer_schedule::DecoderPass;
 pub use self::loss_sums::Accumulated;
 use self::loss_sums::LossSums;
 pub(crate) use self::loss_sums::scaled;
 pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
 pub use self::role::ActorRole;
-use self::routes::WatchedRoutes;
+use self::routes::RouteComparison;
 use crate::model::{Adapter, Decoder, RouteCounts, RoutesOfCompletion};
 use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
-use crate::roles::learner::{Learner, TrainingPass};
+use crate::roles::learner::{ForwardBackward, Learner};
 use crate::roles::optim::{AdamW, LossScale, StepOutcome};
-use crate::roles::trainable::Trainable;
+use crate::roles::train_state::TrainState;
 
 /// Settings of the actor's passes, which are fixed for a run.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,7 @@ pub struct Actor {
     pub optimizer: AdamW,
     options: ActorOptions,
     loss_scale: LossScale,
-    outer_gradients: OuterGradients,
+    outer_gradients: EmbeddingAndHeadGradients,
     dropout_seed: Option<u64>,
     /// Coefficient of the routers' auxiliary loss; `None` without that loss.
     router_loss: Option<f64>,
@@ -91,7 +91,7 @@ pub struct Actor {
     /// multiplied by the loss scale.
     router_slopes: Option<Vec<f32>>,
     /// Counters of the routers' choices; `None` while nothing counts them.
-    watched_routes: RefCell<Option<Rc<WatchedRoutes>>>,
+    route_comparison: RefCell<Option<Rc<RouteComparison>>>,
     ranks: Ranks,
     /// Ranks in the sequence-parallel groups of passes without gradients.
     scoring_ranks: Ranks,
@@ -106,7 +106,7 @@ impl Actor {
     /// An actor of `decoder`, whose trainable parameters are those of `optimizer`. All `ranks` must give the
     /// same.
     pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
-        let outer_gradients = OuterGradients::new(&decoder);
+        let outer_gradients = EmbeddingAndHeadGradients::new(&decoder);
         let loss_scale = LossScale::of(decoder.compute_kind());
         let (scoring_ranks, reference_ranks) = (ranks.clone(), ranks.clone());
         Self {
@@ -118,7 +118,7 @@ impl Actor {
             dropout_seed: None,
             router_loss: None,
             router_slopes: None,
-            watched_routes: RefCell::default(),
+            route_comparison: RefCell::default(),
             ranks,
             scoring_ranks,
             reference_ranks,
@@ -173,12 +173,12 @@ impl Actor {
         DecoderUnits::new(&self.decoder, self.shards.as_ref())
     }
 
-    fn model(&self) -> Model<'_> {
-        Model { decoder: &self.decoder, shards: self.shards.as_ref(), sp_group: self.ranks.sp_group() }
+    fn model(&self) -> DecoderPass<'_> {
+        DecoderPass { decoder: &self.decoder, shards: self.shards.as_ref(), sp_group: self.ranks.sp_group() }
     }
 
-    fn scoring_model(&self) -> Model<'_> {
-        Model { sp_group: self.scoring_ranks.sp_group(), ..self.model() }
+    fn scoring_model(&self) -> DecoderPass<'_> {
+        DecoderPass { sp_group: self.scoring_ranks.sp_group(), ..self.model() }
     }
 
     /// Checks that a sequence-parallel group computes what one of its ranks computes alone; otherwise all
@@ -187,7 +187,7 @@ impl Actor {
     /// # Errors
     /// [`ProbeError`].
     pub fn check_sequence_parallel(&self, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
-        probe::check(Model { sp_group: ranks.sp_group(), ..self.model() }, ranks, field)
+        probe::check(DecoderPass { sp_group: ranks.sp_group(), ..self.model() }, ranks, field)
     }
 
     /// The ranks that train together.
@@ -206,7 +206,7 @@ impl Actor {
         loss: &PreparedLoss<'_>,
     ) -> Result<Accumulated, ActorError> {
         let head = |predicting_cd: &Tensor| self.head_and_loss(predicting_cd, micro_batch, loss);
-        self.training_pass().accumulate(micro_batch, head)
+        self.forward_backward().accumulate(micro_batch, head)
     }
 
     /// The gradient of one micro-batch's loss with respect to its predicting hidden states, `[c, d]`, and its
@@ -246,7 +246,7 @@ impl Actor {
     /// # Errors
     /// When a rank is lost.
     pub fn sum_gradients(&mut self) -> Result<(), RankError> {
-        self.trainable().sum_gradients()
+        self.train_state().sum_gradients()
     }
 
     /// Clips the reduced gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
@@ -255,15 +255,15 @@ impl Actor {
     /// # Errors
     /// If libtorch refuses an operation, or a rank is lost.
     pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
-        Ok(self.trainable().apply(learning_rate)?)
+        Ok(self.train_state().apply(learning_rate)?)
     }
 
     /// Starts to count the routers' choices in passes over a batch, for whose rows the rollout logged
     /// `of_rows`, until [`Self::take_route_counts`]. Nothing is counted without experts.
     pub(crate) fn watch_routes(&self, of_rows: Vec<Option<RoutesOfCompletion>>) {
         let experts = self.decoder.config.experts.as_ref();
-        let watched = experts.map(|experts| Rc::new(WatchedRoutes::new(of_rows, experts)));
-        self.watched_routes.replace(watched);
+        let watched = experts.map(|experts| Rc::new(RouteComparison::new(of_rows, experts)));
+        self.route_comparison.replace(watched);
     }
 
     /// Ends the count, and returns the counts of all ranks.
@@ -271,7 +271,7 @@ impl Actor {
     /// # Errors
     /// When a rank is lost.
     pub(crate) fn take_route_counts(&self) -> Result<Option<RouteCounts>, ActorError> {
-        let Some(watched) = self.watched_routes.take() else { return Ok(None) };
+        let Some(watched) = self.route_comparison.take() else { return Ok(None) };
         let num_experts = self.decoder.config.experts.as_ref().map_or(0, |experts| experts.num_experts);
         let mut numbers = watched.all().to_numbers();
         self.ranks.all_reduce(&mut [&mut numbers])?;
@@ -285,20 +285,20 @@ impl Actor {
 }
 
 impl Learner for Actor {
-    fn training_pass(&self) -> TrainingPass<'_> {
-        TrainingPass {
+    fn forward_backward(&self) -> ForwardBackward<'_> {
+        ForwardBackward {
             model: self.model(),
             outer_gradients: &self.outer_gradients,
             activation_checkpointing: self.options.activation_checkpointing,
             offload_inputs_to: self.offload_inputs_to.as_deref(),
             dropout_seed: self.dropout_seed,
             router_slopes: self.router_slopes.as_deref(),
-            routes: self.watched_routes.borrow().clone(),
+            routes: self.route_comparison.borrow().clone(),
         }
     }
 
-    fn trainable(&mut self) -> Trainable<'_> {
-        Trainable {
+    fn train_state(&mut self) -> TrainState<'_> {
+        TrainState {
             optimizer: &mut self.optimizer,
             loss_scale: &mut self.loss_scale,
             shards: self.shards.as_ref(),

@@ -26,14 +26,15 @@ use self::pending::PendingSums;
 pub(crate) use self::role::CriticPlan;
 pub use self::role::CriticRole;
 use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
-use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
+use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{
-    Actor, ActorError, MicroBatch, OuterGradients, layer_schedule, resume_loss_scale, scaled, scoring,
+    Actor, ActorError, EmbeddingAndHeadGradients, MicroBatch, layer_schedule, resume_loss_scale, scaled,
+    scoring,
 };
-use crate::roles::learner::{Learner, TrainingPass};
+use crate::roles::learner::{ForwardBackward, Learner};
 use crate::roles::offload::Offload;
 use crate::roles::optim::{AdamW, AdamWOptions, LossScale, OptimError};
-use crate::roles::trainable::Trainable;
+use crate::roles::train_state::TrainState;
 use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
 /// Prefix of the names of the critic's tensors in a checkpoint.
@@ -57,12 +58,12 @@ pub struct CriticOptions {
     pub compute: Option<Kind>,
     /// Ranks over which the critic is sharded, if the actor is; `None` means the actor's, which a critic that
     /// is an adapter always has.
-    pub mesh: Option<Rc<MeshRanks>>,
+    pub mesh: Option<Rc<ProcessGroups>>,
 }
 
 /// A critic could not be made.
 #[derive(Debug, thiserror::Error)]
-pub enum NoCritic {
+pub enum CriticSetupError {
     /// The critic's adapter could not be attached.
     #[error("failed to attach the critic's adapter")]
     Adapter(#[from] LoraError),
@@ -83,9 +84,9 @@ pub struct Critic {
     optimizer: AdamW,
     loss_scale: LossScale,
     options: CriticOptions,
-    outer_gradients: OuterGradients,
+    outer_gradients: EmbeddingAndHeadGradients,
     ranks: Ranks,
-    /// This rank's shards of trunk and head; `None` if the critic is not sharded.
+    /// This rank's shards of backbone and head; `None` if the critic is not sharded.
     shards: Option<ShardedParameters>,
 }
 
@@ -96,15 +97,15 @@ impl Critic {
     /// with the critic's sequence-parallel groups.
     ///
     /// # Errors
-    /// [`NoCritic`].
-    pub fn beginning_as(
+    /// [`CriticSetupError`].
+    pub fn from_actor(
         actor: &Actor,
         lora: Option<(&LoraSpec, u64)>,
         options: CriticOptions,
         ranks: Ranks,
-    ) -> Result<Self, NoCritic> {
+    ) -> Result<Self, CriticSetupError> {
         let compute = options.compute.unwrap_or_else(|| actor.decoder.compute_kind());
-        let decoder = trunk(&actor.decoder, lora, actor.shards().is_some(), compute)?;
+        let decoder = backbone(&actor.decoder, lora, actor.shards().is_some(), compute)?;
         let hidden = decoder.config.hidden_size as i64;
         let head_d = Tensor::zeros([hidden], (Kind::Float, decoder.device())).set_requires_grad(true);
         let shards = actor.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some(), &options));
@@ -117,7 +118,7 @@ impl Critic {
             None => named(decoder.trainable_parameters().into_iter().chain([head(&head_d)])).collect(),
         };
         let optimizer = options.offload.optimizer(trained, options.optimizer)?;
-        let outer_gradients = OuterGradients::new(&decoder);
+        let outer_gradients = EmbeddingAndHeadGradients::new(&decoder);
         let loss_scale = LossScale::of(decoder.compute_kind());
         Ok(Self { decoder, head_d, optimizer, loss_scale, options, outer_gradients, ranks, shards })
     }
@@ -134,14 +135,14 @@ impl Critic {
     /// If a sequence alone is longer than `max_tokens`, or a rank is lost.
     pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
         let of_hidden =
-            |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenNumbers::of(&self.head(predicting_cd));
+            |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenValues::of(&self.head(predicting_cd));
         let [values] =
             scoring::of_batch(self.model(), &self.ranks, batch, Adapter::On, None, max_tokens, of_hidden)?;
         Ok(values)
     }
 
-    fn model(&self) -> layer_schedule::Model<'_> {
-        layer_schedule::Model {
+    fn model(&self) -> layer_schedule::DecoderPass<'_> {
+        layer_schedule::DecoderPass {
             decoder: &self.decoder,
             shards: self.shards.as_ref(),
             sp_group: self.ranks.sp_group(),
@@ -171,7 +172,7 @@ impl Critic {
         micro_batch: &MicroBatch,
         derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
     ) -> Result<PendingSums<S>, ActorError> {
-        self.training_pass().accumulate(micro_batch, |predicting_cd| {
+        self.forward_backward().accumulate(micro_batch, |predicting_cd| {
             let predicting_cd = predicting_cd.detach().set_requires_grad(true);
             let values_c = self.head(&predicting_cd);
             let (derivative_c, pending) = self.derivative(micro_batch, &values_c.detach(), derivative_of)?;
@@ -222,13 +223,13 @@ impl Critic {
     /// # Errors
     /// The checkpoint lacks a tensor, or one has another shape.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        self.trainable().restore(checkpoint)
+        self.train_state().restore(checkpoint)
     }
 }
 
 impl Learner for Critic {
-    fn training_pass(&self) -> TrainingPass<'_> {
-        TrainingPass {
+    fn forward_backward(&self) -> ForwardBackward<'_> {
+        ForwardBackward {
             model: self.model(),
             outer_gradients: &self.outer_gradients,
             activation_checkpointing: self.options.activation_checkpointing,
@@ -239,8 +240,8 @@ impl Learner for Critic {
         }
     }
 
-    fn trainable(&mut self) -> Trainable<'_> {
-        Trainable {
+    fn train_state(&mut self) -> TrainState<'_> {
+        TrainState {
             optimizer: &mut self.optimizer,
             loss_scale: &mut self.loss_scale,
             shards: self.shards.as_ref(),
@@ -250,45 +251,45 @@ impl Learner for Critic {
     }
 }
 
-/// The actor's decoder without its head: with its values, or as an outline if the decoder is sharded.
-fn trunk(
+/// The actor's decoder without its head: with its values, or as meta tensors if the decoder is sharded.
+fn backbone(
     actor: &Decoder,
     lora: Option<(&LoraSpec, u64)>,
     is_shared: bool,
     compute: Kind,
-) -> Result<Decoder, NoCritic> {
+) -> Result<Decoder, CriticSetupError> {
     let Some((lora, seed)) = lora else {
-        return Ok(if is_shared { actor.trunk_outline(compute) } else { actor.trained_trunk(compute) });
+        return Ok(if is_shared { actor.backbone_meta(compute) } else { actor.trained_backbone(compute) });
     };
-    let mut trunk = actor.shared_trunk();
+    let mut backbone = actor.shared_backbone();
     match is_shared {
-        true => trunk.attach_lora_outline(lora, seed)?,
-        false => trunk.attach_lora_spec(lora, seed)?,
+        true => backbone.attach_lora_meta(lora, seed)?,
+        false => backbone.attach_lora_spec(lora, seed)?,
     }
-    Ok(trunk)
+    Ok(backbone)
 }
 
-/// This rank's shards of a trunk and its head, with the actor's values. Below an adapter they are the
+/// This rank's shards of a backbone and its head, with the actor's values. Below an adapter they are the
 /// actor's.
 fn shards(
-    trunk: &Decoder,
+    backbone: &Decoder,
     head_d: &Tensor,
     base: &ShardedParameters,
     has_adapter: bool,
     options: &CriticOptions,
-) -> Result<ShardedParameters, NoCritic> {
-    let (layers, mut outer) = trunk.parameters_by_layer();
+) -> Result<ShardedParameters, CriticSetupError> {
+    let (layers, mut outer) = backbone.parameters_by_layer();
     outer.push(head(head_d));
     let trained =
         |part: NamedTensors| named(part.into_iter().filter(|(_, leaf)| leaf.requires_grad())).collect();
     let (layers, outer) = (layers.into_iter().map(trained).collect(), trained(outer));
     let offload_to = options.offload.parameters();
     if has_adapter {
-        let beside = ShardedParameters::beside(base, trunk, layers, outer, offload_to)?;
+        let beside = ShardedParameters::beside(base, backbone, layers, outer, offload_to)?;
         return Ok(beside.keeping_unsharded(base.unsharded_layers()));
     }
     let mesh = options.mesh.clone().unwrap_or_else(|| base.ranks());
-    let own = ShardedParameters::from_units(trunk, layers, outer, mesh, offload_to)?;
+    let own = ShardedParameters::from_units(backbone, layers, outer, mesh, offload_to)?;
     let own = own.keeping_unsharded(base.unsharded_layers());
     own.copy_from(base, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
     Ok(own)

@@ -5,7 +5,7 @@ use rlt_api::ExitCode;
 use crate::data::DataError;
 use crate::parallel::RankError;
 use crate::roles::actor::ActorError;
-use crate::roles::critic::{CriticError, NoCritic};
+use crate::roles::critic::{CriticError, CriticSetupError};
 use crate::roles::reward::RewardModelError;
 use crate::roles::rollout::EngineError;
 use crate::roles::update::UpdateError;
@@ -31,7 +31,7 @@ pub enum StepError {
     #[error("failed to update the actor")]
     Update(#[from] UpdateError),
     #[error("failed to create the critic")]
-    NoCritic(#[from] NoCritic),
+    CriticSetup(#[from] CriticSetupError),
     #[error("failed to update the critic")]
     Critic(#[from] CriticError),
     #[error("failed to communicate with the other ranks")]

@@ -17,26 +17,26 @@ use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;
 use tch::Tensor;
 
-use crate::model::{Adapter, RouterTap};
+use crate::model::{Adapter, RouterObserver};
 use crate::parallel::RankError;
-use crate::roles::actor::layer_schedule::{self, Model};
-use crate::roles::actor::routes::WatchedRoutes;
-use crate::roles::actor::{ActorError, MicroBatch, OuterGradients};
+use crate::roles::actor::layer_schedule::{self, DecoderPass};
+use crate::roles::actor::routes::RouteComparison;
+use crate::roles::actor::{ActorError, EmbeddingAndHeadGradients, MicroBatch};
 use crate::roles::optim::{LossScale, StepOutcome};
-use crate::roles::trainable::Trainable;
+use crate::roles::train_state::TrainState;
 
 /// A role whose decoder is trained.
 pub(crate) trait Learner {
     /// Settings of the role's forward and backward passes.
-    fn training_pass(&self) -> TrainingPass<'_>;
+    fn forward_backward(&self) -> ForwardBackward<'_>;
     /// The parameters that the role's updates change.
-    fn trainable(&mut self) -> Trainable<'_>;
+    fn train_state(&mut self) -> TrainState<'_>;
 }
 
 /// Split of a batch into updates and micro-batches, the same for actor and critic except for the token
 /// budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Portions {
+pub struct MiniBatches {
     /// Number of rollout groups in one update.
     pub groups_per_update: usize,
     /// Number of passes over the batch.
@@ -45,7 +45,7 @@ pub struct Portions {
     pub max_tokens: usize,
 }
 
-impl Portions {
+impl MiniBatches {
     /// Whether `batch` is used once, in one update: then the actor itself is its old policy.
     pub fn is_one_update(&self, batch: &Batch) -> bool {
         self.num_epochs == 1 && group_ranges(batch, self.groups_per_update).len() == 1
@@ -84,9 +84,9 @@ fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
 }
 
 /// Settings of a decoder's forward and backward passes.
-pub(crate) struct TrainingPass<'a> {
-    pub model: Model<'a>,
-    pub outer_gradients: &'a OuterGradients,
+pub(crate) struct ForwardBackward<'a> {
+    pub model: DecoderPass<'a>,
+    pub outer_gradients: &'a EmbeddingAndHeadGradients,
     /// Whether only layer inputs are kept for the backward pass.
     pub activation_checkpointing: bool,
     /// Folder of the offload storage for layer inputs; `None` if they stay on the device.
@@ -97,10 +97,10 @@ pub(crate) struct TrainingPass<'a> {
     /// without one.
     pub router_slopes: Option<&'a [f32]>,
     /// Counter of the routers' choices; `None` if no metric needs it.
-    pub routes: Option<Rc<WatchedRoutes>>,
+    pub routes: Option<Rc<RouteComparison>>,
 }
 
-impl TrainingPass<'_> {
+impl ForwardBackward<'_> {
     /// Adds the gradient of one micro-batch. `head` gets the predicting hidden states `[c, d]` after the
     /// final norm, and returns the gradient of the loss with respect to them, with a result of its own.
     pub(crate) fn accumulate<T>(
@@ -111,16 +111,16 @@ impl TrainingPass<'_> {
         let Self { model, outer_gradients, .. } = *self;
         let mut context = model.decoder.context(&micro_batch.input, Adapter::On);
         context.dropout_seed = self.dropout_seed;
-        context.router = self
-            .router_slopes
-            .map(|slopes| RouterTap::balancing(context.token_weights(&micro_batch.input.tokens), slopes));
+        context.router = self.router_slopes.map(|slopes| {
+            RouterObserver::balancing(context.token_weights(&micro_batch.input.tokens), slopes)
+        });
         context.routes = self.routes.as_ref().map(|routes| routes.watch(micro_batch));
-        let keep = layer_schedule::Keep {
+        let options = layer_schedule::SaveOptions {
             inputs_only: self.activation_checkpointing,
             embedding_gradient: outer_gradients.wants_embedding(),
             offload_to: self.offload_inputs_to,
         };
-        let tape = layer_schedule::forward(model, &micro_batch.input, &mut context, keep)?;
+        let tape = layer_schedule::forward(model, &micro_batch.input, &mut context, options)?;
         model.begin_outer_gradient();
         let (grad_normed_td, made) = {
             let normed_td = tape.normed_td.detach();
@@ -136,19 +136,19 @@ impl TrainingPass<'_> {
             outer_gradients.scatter_embedding(model.decoder, &micro_batch.input.tokens, &grad_td, cuts);
         }
         // Weights are freed before the reduce-scatter, which needs memory.
-        model.leave()?;
+        model.end_pass()?;
         model.end_outer_gradient()?;
         Ok(made)
     }
 }
 
-/// Makes one optimizer update from the `passes` of this rank, see [`Model::passes`]. `accumulate` adds the
-/// gradient of a micro-batch; its results are returned once the device has computed all of them.
-pub(crate) fn update_once<L: Learner, T, E: From<ActorError> + From<RankError>>(
+/// Makes one optimizer update from the `passes` of this rank, see [`DecoderPass::passes`]. `accumulate` adds
+/// the gradient of a micro-batch; its results are returned once the device has computed all of them.
+pub(crate) fn optimizer_step<L: Learner, T, E: From<ActorError> + From<RankError>>(
     learner: &mut L,
     passes: &[Option<MicroBatch>],
     learning_rate: f64,
-    counts: &mut UpdateCounts,
+    counts: &mut UpdateStats,
     mut accumulate: impl FnMut(&mut L, &MicroBatch) -> Result<T, E>,
 ) -> Result<Vec<T>, E> {
     let mut made = Vec::with_capacity(passes.len());
@@ -156,21 +156,21 @@ pub(crate) fn update_once<L: Learner, T, E: From<ActorError> + From<RankError>>(
         match micro_batch {
             Some(micro_batch) => made.push(accumulate(learner, micro_batch)?),
             None => {
-                let pass = learner.training_pass();
+                let pass = learner.forward_backward();
                 pass.model.join_forward_backward(pass.activation_checkpointing)?;
             }
         }
     }
-    let mut trainable = learner.trainable();
-    trainable.sum_gradients()?;
+    let mut train_state = learner.train_state();
+    train_state.sum_gradients()?;
     // Applying reads the norm of the gradients, which waits for the device.
-    counts.count(trainable.apply(learning_rate).map_err(ActorError::from)?);
+    counts.count(train_state.apply(learning_rate).map_err(ActorError::from)?);
     Ok(made)
 }
 
 /// Outcomes of the updates of one step; the same on all ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct UpdateCounts {
+pub struct UpdateStats {
     /// Gradient norms before clipping, one for each applied update.
     pub grad_norms: Vec<f64>,
     /// Number of updates that were skipped because a gradient was not finite.
@@ -182,7 +182,7 @@ pub struct UpdateCounts {
     pub loss_scale: Option<f64>,
 }
 
-impl UpdateCounts {
+impl UpdateStats {
     fn count(&mut self, outcome: StepOutcome) {
         match outcome {
             StepOutcome::Applied { grad_norm } => self.grad_norms.push(grad_norm),
@@ -228,10 +228,10 @@ mod tests {
         let row = Demonstration { tokens: vec![1, 2], loss_mask: vec![false, true], images: Vec::new() };
         let mut batch = Batch::from_demonstrations(&vec![row; 8]);
         batch.groups = vec![0, 0, 1, 1, 2, 2, 3, 3];
-        let portions = Portions { groups_per_update: 2, num_epochs: 1, max_tokens: 8 };
+        let mini_batches = MiniBatches { groups_per_update: 2, num_epochs: 1, max_tokens: 8 };
         let updates = |batch: &Batch| {
             let mut updates = Vec::new();
-            let ended: Result<(), ()> = portions.for_each_update(batch, |_, row_idxs| {
+            let ended: Result<(), ()> = mini_batches.for_each_update(batch, |_, row_idxs| {
                 updates.push(row_idxs.to_vec());
                 Ok(())
             });
@@ -243,6 +243,6 @@ mod tests {
         assert_eq!(drawn.groups, [0, 0, 0, 2, 2, 2, 3, 3]);
         assert_eq!(updates(&drawn), [vec![0, 1, 2], vec![3, 4, 5, 6, 7]]);
         let only_last = batch.select(&[6, 7]);
-        assert!(portions.is_one_update(&only_last) && !portions.is_one_update(&drawn));
+        assert!(mini_batches.is_one_update(&only_last) && !mini_batches.is_one_update(&drawn));
     }
 }

@@ -2,9 +2,9 @@
 //! disabled. Otherwise it is a frozen copy, sharded like the actor, which on the CPU is in a memory-mapped
 //! file.
 
-mod follow;
-pub(crate) mod kept;
+pub(crate) mod log_prob_cache;
 mod role;
+mod sync;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -13,10 +13,10 @@ use rlt_core::tensor_shard::TensorShard;
 use tch::Kind;
 
 use crate::model::{Decoder, NamedTensors};
-use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
+use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
-use crate::roles::trainable::{in_file, saved_here};
-use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
+use crate::roles::train_state::{in_file, owned_shards};
+use crate::storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 
 pub use self::role::ReferenceRole;
 pub(crate) use self::role::kl_controller;
@@ -55,7 +55,7 @@ impl Reference {
 
 /// How a copy of the actor's weights is stored.
 #[derive(Clone, Debug)]
-pub struct Copying {
+pub struct CopyOptions {
     /// The run folder, for the file of an offloaded copy, or of any copy on the CPU.
     pub folder: PathBuf,
     /// Whether the copy is offloaded, if the actor is sharded.
@@ -64,13 +64,13 @@ pub struct Copying {
     /// compute dtype.
     pub compute: Option<Kind>,
     /// Ranks over which the copy is sharded, if the actor is; `None` means the actor's.
-    pub mesh: Option<Rc<MeshRanks>>,
+    pub mesh: Option<Rc<ProcessGroups>>,
     /// Whether the copy is stored in f32, because it follows the actor: lower precisions would round small
     /// changes away.
     pub keeps_master: bool,
 }
 
-impl Copying {
+impl CopyOptions {
     /// A copy in the actor's compute dtype, with its file in `folder`.
     pub fn to(folder: &Path, is_offloaded: bool) -> Self {
         Self { folder: folder.to_owned(), is_offloaded, compute: None, mesh: None, keeps_master: false }
@@ -91,7 +91,7 @@ impl Copying {
     }
 }
 
-/// A copy of earlier weights of the actor, which may follow them ([`FrozenPolicy::follow`]).
+/// A copy of earlier weights of the actor, which may be synced with them ([`FrozenPolicy::sync`]).
 #[derive(Debug)]
 pub struct FrozenPolicy {
     decoder: Decoder,
@@ -113,15 +113,15 @@ impl FrozenPolicy {
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or there is not enough memory.
-    pub fn copy_of(actor: &Actor, copying: &Copying) -> Result<Self, RankError> {
+    pub fn copy_of(actor: &Actor, copy_options: &CopyOptions) -> Result<Self, RankError> {
         let Some(shards) = actor.shards() else {
-            let (storage, compute) = copying.dtypes_of(actor);
-            let copy = actor.decoder.frozen_copy(storage, compute);
-            return Ok(Self::from(copy).in_file(&copying.folder));
+            let (param_dtype, compute) = copy_options.dtypes_of(actor);
+            let copy = actor.decoder.frozen_copy(param_dtype, compute);
+            return Ok(Self::from(copy).in_file(&copy_options.folder));
         };
-        let copy = Self::outline_of(actor, shards, copying)?;
+        let copy = Self::meta_of(actor, shards, copy_options)?;
         copy.shards.iter().try_for_each(|own| own.copy_from(shards, |name| name))?;
-        Ok(copy.in_file(&copying.folder))
+        Ok(copy.in_file(&copy_options.folder))
     }
 
     /// The reference in a checkpoint of a run with a model like the actor's; `None` if the checkpoint has
@@ -132,7 +132,7 @@ impl FrozenPolicy {
     pub(crate) fn of_checkpoint(
         actor: &Actor,
         checkpoint: &Checkpoint,
-        copying: &Copying,
+        copy_options: &CopyOptions,
     ) -> Result<Option<Self>, ReferenceError> {
         let names = actor.decoder.base_parameters();
         if !names.iter().any(|(name, _)| checkpoint.contains(&stored_name(name))) {
@@ -140,8 +140,8 @@ impl FrozenPolicy {
         }
         let copy = match actor.shards() {
             None => {
-                let (storage, compute) = copying.dtypes_of(actor);
-                let decoder = actor.decoder.frozen_copy(storage, compute);
+                let (param_dtype, compute) = copy_options.dtypes_of(actor);
+                let decoder = actor.decoder.frozen_copy(param_dtype, compute);
                 for (name, tensor) in decoder.named_parameters() {
                     let (stored, shape) = (stored_name(&name), tensor.size());
                     checkpoint.fill_rounded(&TensorShard::whole(&stored, &shape), &tensor.view(-1))?;
@@ -149,26 +149,30 @@ impl FrozenPolicy {
                 Self::from(decoder)
             }
             Some(shards) => {
-                let copy = Self::outline_of(actor, shards, copying)?;
+                let copy = Self::meta_of(actor, shards, copy_options)?;
                 copy.fill_from(checkpoint)?;
                 copy
             }
         };
-        Ok(Some(copy.in_file(&copying.folder)))
+        Ok(Some(copy.in_file(&copy_options.folder)))
     }
 
     /// A sharded copy with values of zero, offloaded to the folder if the settings say so.
-    fn outline_of(actor: &Actor, shards: &ShardedParameters, copying: &Copying) -> Result<Self, RankError> {
-        let (storage, compute) = copying.dtypes_of(actor);
-        let decoder = actor.decoder.frozen_outline(storage, compute);
-        let mesh = copying.mesh.clone().unwrap_or_else(|| shards.ranks());
-        let shards = ShardedParameters::new(&decoder, mesh, copying.offload_to())?;
+    fn meta_of(
+        actor: &Actor,
+        shards: &ShardedParameters,
+        copy_options: &CopyOptions,
+    ) -> Result<Self, RankError> {
+        let (param_dtype, compute) = copy_options.dtypes_of(actor);
+        let decoder = actor.decoder.frozen_meta(param_dtype, compute);
+        let mesh = copy_options.mesh.clone().unwrap_or_else(|| shards.ranks());
+        let shards = ShardedParameters::new(&decoder, mesh, copy_options.offload_to())?;
         Ok(Self { decoder, shards: Some(shards) })
     }
 
     fn fill_from(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         self.shards.iter().try_for_each(|shards| {
-            shards.fill(|tensor_shard, values| {
+            shards.load_shards(|tensor_shard, values| {
                 checkpoint.fill_rounded(&tensor_shard.named(&stored_name(tensor_shard.name)), values)
             })
         })
@@ -202,22 +206,23 @@ impl FrozenPolicy {
         self.shards.iter().for_each(ShardedParameters::release_pages);
     }
 
-    /// The tensor pieces that this rank saves. Those of all ranks together are every tensor once.
+    /// Returns the shards that this rank saves. All ranks together save every tensor once.
     ///
     /// # Errors
     /// [`RankError::Shards`] when an offloaded tensor cannot be read.
-    pub(crate) fn tensor_parts(&self, ranks: &Ranks) -> Result<Vec<TensorPart>, RankError> {
+    pub(crate) fn checkpoint_shards(&self, ranks: &Ranks) -> Result<Vec<CheckpointShard>, RankError> {
         let Some(shards) = &self.shards else {
             let tensors = self.decoder.named_parameters().into_iter();
-            let whole = tensors.map(|(name, tensor)| TensorPart::whole(stored_name(&name), tensor)).collect();
-            return Ok(divided(whole, ranks.rank(), ranks.size()));
+            let whole =
+                tensors.map(|(name, tensor)| CheckpointShard::whole(stored_name(&name), tensor)).collect();
+            return Ok(split_between_copies(whole, ranks.rank(), ranks.size()));
         };
         let mut pieces = Vec::new();
-        shards.show(|slice, values| {
-            pieces.push(TensorPart::of(&slice.named(&stored_name(slice.name)), values));
+        shards.for_each_shard(|slice, values| {
+            pieces.push(CheckpointShard::of(&slice.named(&stored_name(slice.name)), values));
             Ok::<(), RankError>(())
         })?;
-        Ok(saved_here(shards, pieces))
+        Ok(owned_shards(shards, pieces))
     }
 
     /// Every tensor of the copy under its name in a checkpoint. With FSDP this is collective, and only the

@@ -5,7 +5,8 @@
 //!             -> RewardModels (loaded, fitted to the policy) -> scores ----^
 //!             -> ExternalFunctions (servers) -> verdicts ------------------^
 //! ```
-//! The functions are in `rlt_core::reward`; here are names, weights, time limits and panics.
+//! The functions are in `rlt_core::reward`; this module adds names, weights, time limits and the handling of
+//! panics.
 
 mod exchange;
 mod external;
@@ -16,7 +17,7 @@ mod role;
 #[cfg(test)]
 mod tests;
 
-pub use external::{EndpointError, ExternalError, ExternalFunctions, Judging, SampleId, WasmError};
+pub use external::{EndpointError, ExternalError, ExternalFunctions, PendingRewards, SampleId, WasmError};
 pub use functions::{RewardFunctions, RewardSetupError};
 pub use models::{ModelScores, Policy, RewardModelError, RewardModels, Sharing};
 pub use pool::{PoolOptions, RewardPool};

@@ -183,14 +183,15 @@ pub struct RolloutStats {
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A stop was requested.
-    #[error("generate: interrupted")]
+    #[error("the generation was interrupted")]
     Interrupted,
     /// No weights were synchronised, or they were dropped by `sleep`.
-    #[error("generate: the engine has no weights; synchronise them first")]
+    #[error("failed to generate: the engine has no weights; synchronise them first")]
     Asleep,
     /// The trainer's weights have changed since the engine packed them.
     #[error(
-        "generate: parameter {parameter} has changed since policy version {policy_version} was synchronised"
+        "failed to generate: parameter {parameter} has changed since policy version {policy_version} was \
+         synchronised"
     )]
     StaleWeights {
         /// First parameter that differs.
@@ -199,7 +200,9 @@ pub enum EngineError {
         policy_version: u64,
     },
     /// The offered weights are older than those that the engine has.
-    #[error("synchronise weights: policy version {offered} comes after {current}, which is newer")]
+    #[error(
+        "failed to synchronise weights: policy version {offered} is older than {current}, the present one"
+    )]
     OlderWeights {
         /// Policy version that the engine holds.
         current: u64,
@@ -207,8 +210,8 @@ pub enum EngineError {
         offered: u64,
     },
     /// The gathered weights differ from the ranks' shards, by their digests.
-    #[error("synchronise weights: the gathered parameters of {unit} differ from the ranks' shards")]
-    Torn {
+    #[error("failed to synchronise weights: the gathered parameters of {unit} differ from the ranks' shards")]
+    GatherMismatch {
         /// Name of the unit of the model, such as `layer 3`.
         unit: String,
     },
@@ -216,7 +219,7 @@ pub enum EngineError {
     #[error("failed to gather weights, or to reduce the results of tensor-parallel shards")]
     Ranks(#[from] RankError),
     /// The ranks of a tensor-parallel group have sampled different tokens.
-    #[error("generate: ranks of a tensor-parallel group have drawn different tokens in step {step}")]
+    #[error("failed to generate: ranks of a tensor-parallel group sampled different tokens in step {step}")]
     Disagreement {
         /// Number of the step in the call, from 1.
         step: usize,
@@ -277,7 +280,7 @@ pub enum EngineError {
     },
     /// The cache is too small for the longest sequence of a request.
     #[error(
-        "spec.rollout.memoryFraction: {} of {} GiB leaves {} GiB for the KV cache beside {} GiB of packed weights; expected \
+        "spec.rollout.memoryFraction: {} of {} GiB leaves {} GiB for the KV cache and {} GiB of packed weights; expected \
          {} GiB for the longest sequence of request {request_idx}: raise spec.rollout.memoryFraction to at least {}, or lower \
          spec.rollout.maxModelTokens",
         share.fraction, gib(share.total_bytes), gib(*cache_bytes), gib(*weight_bytes), gib(*needed_bytes),
@@ -296,7 +299,7 @@ pub enum EngineError {
         needed_bytes: usize,
     },
     /// The scheduler rejects a request, because it exceeds the engine's limits.
-    #[error("schedule rollouts")]
+    #[error("failed to schedule sequences")]
     Schedule(#[source] SchedulerError),
     /// The model returned a NaN or an infinite logit.
     #[error(
@@ -311,7 +314,7 @@ pub enum EngineError {
         position: usize,
     },
     /// A completion could not be decoded to text.
-    #[error("turn the completion of request {request_idx}, sample {sample_idx} into text")]
+    #[error("failed to decode the tokens of request {request_idx}, sample {sample_idx}")]
     Detokenize {
         /// Index of the request in the call.
         request_idx: usize,
@@ -356,7 +359,7 @@ impl EngineError {
             | Self::Asleep
             | Self::StaleWeights { .. }
             | Self::OlderWeights { .. }
-            | Self::Torn { .. }
+            | Self::GatherMismatch { .. }
             | Self::Ranks(_)
             | Self::Disagreement { .. }
             | Self::Tensor { .. } => None,

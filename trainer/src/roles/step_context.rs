@@ -18,7 +18,7 @@ use crate::observe::completions;
 use crate::observe::phases::{self, PhaseClock, cost_metrics};
 use crate::observe::stop::{StopReason, StopRequest};
 use crate::observe::tracking::{CompletionRecord, Stage};
-use crate::observe::watch::Watchers;
+use crate::observe::watch::Observers;
 
 /// The position of a step in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ type Hook = Box<dyn Fn() -> Result<(), HookError>>;
 pub struct StepContext {
     job_seed: u64,
     stop: StopRequest,
-    watch: RefCell<Watchers>,
+    watch: RefCell<Observers>,
     position: Cell<StepPosition>,
     record: RefCell<StepRecord>,
     is_sampling: Cell<bool>,
@@ -54,7 +54,7 @@ struct StepRecord {
     trained_tokens: BTreeMap<&'static str, usize>,
     num_sampled_tokens: Option<usize>,
     completions: Vec<CompletionRecord>,
-    /// Routers' choices in the rollout, by [`key_of`] prompt and completion.
+    /// Routers' choices in the rollout, by [`completion_key`] prompt and completion.
     routes: BTreeMap<u64, RoutesOfCompletion>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct StepReport {
 }
 
 /// A digest of a prompt and a completion.
-pub(crate) fn key_of(prompt: &[TokenId], completion: &[TokenId]) -> u64 {
+pub(crate) fn completion_key(prompt: &[TokenId], completion: &[TokenId]) -> u64 {
     let tokens = prompt.iter().chain(completion);
     tokens.fold(prompt.len() as u64, |key, token| combine(key, u64::from(*token)))
 }
@@ -97,7 +97,7 @@ impl StepContext {
         Rc::new(Self {
             job_seed,
             stop,
-            watch: RefCell::new(Watchers::none()),
+            watch: RefCell::new(Observers::none()),
             position: Cell::new(position),
             record: RefCell::default(),
             is_sampling: Cell::new(false),
@@ -133,11 +133,11 @@ impl StepContext {
     }
 
     /// Trackers, progress and status channel.
-    pub(crate) fn watch(&self) -> Ref<'_, Watchers> {
+    pub(crate) fn watch(&self) -> Ref<'_, Observers> {
         self.watch.borrow()
     }
 
-    pub(crate) fn watch_mut(&self) -> RefMut<'_, Watchers> {
+    pub(crate) fn watch_mut(&self) -> RefMut<'_, Observers> {
         self.watch.borrow_mut()
     }
 
@@ -183,7 +183,7 @@ impl StepContext {
         completions::add_updates(&mut self.record.borrow_mut().completions, batch, logprobs);
     }
 
-    /// Records the routers' choices in the rollout, by [`key_of`] prompt and completion.
+    /// Records the routers' choices in the rollout, by [`completion_key`] prompt and completion.
     pub(crate) fn record_routes(&self, routes: impl Iterator<Item = (u64, RoutesOfCompletion)>) {
         self.record.borrow_mut().routes.extend(routes);
     }
@@ -194,11 +194,11 @@ impl StepContext {
         if record.routes.is_empty() {
             return Vec::new();
         }
-        let key = |sequence: &BatchSequence| key_of(&sequence.prompt.tokens, &sequence.completion);
+        let key = |sequence: &BatchSequence| completion_key(&sequence.prompt.tokens, &sequence.completion);
         batch.sequences.iter().map(|sequence| record.routes.get(&key(sequence)).cloned()).collect()
     }
 
-    /// Registers `hook`. Every rank calls it when another role computes after sampling, or the step ends.
+    /// Registers a hook. Every rank calls it when another role computes after sampling, or the step ends.
     pub(crate) fn when_sampling_ends(&self, hook: impl Fn() -> Result<(), HookError> + 'static) {
         self.sampling_hooks.borrow_mut().push(Box::new(hook));
     }

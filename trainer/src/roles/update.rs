@@ -17,7 +17,7 @@ use rlt_core::rows::Rows;
 use crate::model::{Adapter, RouterLoad};
 use crate::parallel::{RankError, Ranks};
 use crate::roles::actor::{Accumulated, Actor, ActorError, EvaluateLoss, MicroBatch, PendingLoss};
-use crate::roles::learner::{Learner, Portions, UpdateCounts, update_once};
+use crate::roles::learner::{Learner, MiniBatches, UpdateStats, optimizer_step};
 
 /// An error of updating the actor.
 #[derive(Debug, thiserror::Error)]
@@ -55,9 +55,9 @@ pub struct UpdatePlan {
 
 impl UpdatePlan {
     /// Returns the split of the batch into updates and micro-batches.
-    pub fn portions(&self) -> Portions {
+    pub fn mini_batches(&self) -> MiniBatches {
         let Self { groups_per_update, num_epochs, max_tokens, .. } = *self;
-        Portions { groups_per_update, num_epochs, max_tokens }
+        MiniBatches { groups_per_update, num_epochs, max_tokens }
     }
 }
 
@@ -67,7 +67,7 @@ pub struct UpdateReport {
     /// Sums of the loss metrics over all updates.
     pub loss: LossMetrics,
     /// Outcomes of the updates.
-    pub updates: UpdateCounts,
+    pub updates: UpdateStats,
     /// Log-prob of each token of the batch under the actor, from its last update, before that update's
     /// optimizer step. With one update these are the log-probs under the weights that sampled.
     pub actor_logprobs: Vec<f64>,
@@ -144,8 +144,8 @@ impl UpdateReport {
 pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, UpdateError> {
     let mut report =
         UpdateReport { actor_logprobs: vec![0.0; batch.rows.num_tokens()], ..UpdateReport::default() };
-    let is_on_policy = plan.portions().is_one_update(batch);
-    plan.portions().for_each_update(batch, |(epoch, update_idx), row_idxs| {
+    let is_on_policy = plan.mini_batches().is_one_update(batch);
+    plan.mini_batches().for_each_update(batch, |(epoch, update_idx), row_idxs| {
         let one = OneUpdate {
             batch,
             plan,
@@ -178,7 +178,7 @@ impl OneUpdate<'_> {
         let Self { batch, plan, seed, .. } = *self;
         let denominators = Denominators::of(&batch.micro_rows(row_idxs));
         let own = MicroBatch::share(batch, row_idxs, &actor.decoder, plan.max_tokens, actor.ranks())?;
-        let passes = actor.training_pass().model.passes(actor.ranks(), own)?;
+        let passes = actor.forward_backward().model.passes(actor.ranks(), own)?;
         let selected = self.select_tokens(actor, row_idxs, &passes)?;
         let positive_weights = self.positive_weights(row_idxs)?;
         let mut actor_logprobs = self.score_sequences(actor, &passes)?.map(Vec::into_iter);
@@ -196,7 +196,7 @@ impl OneUpdate<'_> {
             };
             accumulate(actor, micro_batch, &plan.objective, inputs, &denominators)
         };
-        let losses = update_once(actor, &passes, plan.learning_rate, &mut report.updates, accumulate)?;
+        let losses = optimizer_step(actor, &passes, plan.learning_rate, &mut report.updates, accumulate)?;
         for (micro_batch, loss) in passes.iter().flatten().zip(losses) {
             self.report(micro_batch, loss.finish()?, actor.ranks(), report);
         }

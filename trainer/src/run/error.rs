@@ -9,7 +9,7 @@ use crate::model::{LoraError, ModelError};
 use crate::parallel::RankError;
 use crate::roles::StepError;
 use crate::roles::actor::ProbeError;
-use crate::roles::critic::NoCritic;
+use crate::roles::critic::CriticSetupError;
 use crate::roles::optim::OptimError;
 use crate::roles::reference::ReferenceError;
 use crate::roles::reward::{RewardModelError, RewardSetupError};
@@ -56,7 +56,7 @@ pub enum TrainError {
     #[error("failed to prepare a reward model")]
     RewardModel(#[from] RewardModelError),
     #[error("failed to create the critic")]
-    NoCritic(#[from] NoCritic),
+    CriticSetup(#[from] CriticSetupError),
     #[error(transparent)]
     Step(#[from] StepError),
     #[error("failed to prepare the optimizer")]
@@ -66,7 +66,7 @@ pub enum TrainError {
     #[error("the model's configuration is invalid")]
     ModelConfig(#[source] rlt_api::plan::model_config::ModelConfigError),
     #[error("the model does not fit the workers")]
-    Misfit(#[from] rlt_api::plan::Misfit),
+    ModelRefusal(#[from] rlt_api::plan::ModelRefusal),
     #[error("the check of sequence parallelism failed")]
     Probe(#[from] ProbeError),
     #[error("failed to render the report")]
@@ -164,7 +164,7 @@ impl TrainError {
             Self::Model(error) => error.exit_code(),
             Self::Lora(error) => error.exit_code(),
             Self::Tokenizer(error) => error.exit_code(),
-            Self::RunFolder(_) | Self::ModelConfig(_) | Self::Misfit(_) => ExitCode::BadConfig,
+            Self::RunFolder(_) | Self::ModelConfig(_) | Self::ModelRefusal(_) => ExitCode::BadConfig,
             Self::Probe(ProbeError::Differs { .. }) => ExitCode::BadConfig,
             Self::Data(_) | Self::HubRecord { .. } | Self::Loader(_) | Self::Rewards(_) => {
                 ExitCode::BadConfig

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rlt_core::held_out::held_out_metrics;
 use rlt_core::metrics::Metrics;
 
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::observe::tracking::Stage;
 use crate::roles::step_context::StepPosition;
 use crate::roles::{Roles, StepError};
@@ -33,7 +33,7 @@ impl Evaluation {
 ///
 /// # Errors
 /// [`TrainError`].
-pub fn evaluate(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Evaluation>, TrainError> {
+pub fn evaluate(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<Option<Evaluation>, TrainError> {
     let judges = !data.held_out().is_empty() && !run.spec().rewards.functions.is_empty();
     if !judges && data.held_out_preferences().is_empty() {
         return Ok(None);
@@ -57,7 +57,7 @@ pub fn evaluate(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Eval
 }
 
 /// Metrics of completions sampled for the held-out prompts; `None` when the run was asked to stop.
-fn judged_metrics(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Metrics>, TrainError> {
+fn judged_metrics(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<Option<Metrics>, TrainError> {
     let sampled = roles.rollout.sample_held_out(&roles.actor, data.held_out())?;
     let judged = roles.rewards.judge_unrecorded(sampled);
     // The next step samples with the same weights, so the packed weights are kept.

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_checkpoint_of_another_run_only_the_model_must_be_the_same() {
+    fn a_run_may_continue_from_another_run_of_the_same_model() {
         let first = run("{name: one}", 10, "1.0e-6", 8);
         assert_eq!(run("{name: two}", 10, "0.5", 8).differing_setting(&first, "/model"), None);
         let differing = run("{name: two}", 10, "0.5", 16).differing_setting(&first, "/model").unwrap();

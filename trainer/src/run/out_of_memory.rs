@@ -64,8 +64,8 @@ fn advice(phase: &str) -> &'static str {
     }
 }
 
-/// Runs `work`. If device memory is exhausted or the device fails, the error names the phase and says what to
-/// change. The caller has to end the run, because `work` is incomplete.
+/// Runs `work` and explains its failures. If device memory is exhausted or the device fails, the error names
+/// the phase and says what to change. The caller has to end the run, because `work` is incomplete.
 pub(crate) fn explained<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
     let found = |message: &str| {
         let phase = phases::under_way();

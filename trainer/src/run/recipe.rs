@@ -3,7 +3,7 @@
 use rlt_core::metrics::Metrics;
 use serde_json::Value;
 
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// A training algorithm, step by step. The run calls [`Self::step`] until the training is over. It also
@@ -13,14 +13,14 @@ pub trait Recipe {
     ///
     /// # Errors
     /// [`StepError`]; the step does not count then.
-    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError>;
+    fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError>;
 
     /// Measures held-out rows other than prompts, which the run samples and scores itself. The metrics are
     /// logged below `val-core/`.
     ///
     /// # Errors
     /// [`StepError`].
-    fn evaluate(&self, _roles: &mut Roles, _data: &Data) -> Result<Metrics, StepError> {
+    fn evaluate(&self, _roles: &mut Roles, _data: &Pipeline) -> Result<Metrics, StepError> {
         Ok(Metrics::new())
     }
 

@@ -13,8 +13,8 @@ use crate::roles::step_context::StepContext;
 use crate::run::StepReward;
 use crate::run::best::BestCheckpoint;
 use crate::run::error::TrainError;
-use crate::run::saving::{Patience, Saving, Settled};
-use crate::storage::checkpoint::{CheckpointStore, TensorPart};
+use crate::run::saving::{CheckpointWriter, Settled, Wait};
+use crate::storage::checkpoint::{CheckpointShard, CheckpointStore};
 use crate::storage::error_chain;
 
 /// Number of completed cold-start steps and training steps at the time of a checkpoint.
@@ -27,7 +27,7 @@ const MAX_FAILED_SAVES: u32 = 5;
 pub(crate) struct Saver {
     ranks: Ranks,
     pub(crate) checkpoints: CheckpointStore,
-    saving: Saving,
+    writer: CheckpointWriter,
     context: Rc<StepContext>,
     /// Best checkpoint so far, for runs that keep it.
     pub(crate) best: BestCheckpoint,
@@ -43,11 +43,11 @@ impl Saver {
     pub(crate) fn new(
         ranks: Ranks,
         checkpoints: CheckpointStore,
-        saving: Saving,
+        writer: CheckpointWriter,
         context: Rc<StepContext>,
     ) -> Self {
         let best = BestCheckpoint::default();
-        Self { ranks, checkpoints, saving, context, best, saved_at: None, num_failed: 0, waited: None }
+        Self { ranks, checkpoints, writer, context, best, saved_at: None, num_failed: 0, waited: None }
     }
 
     /// Sets the best checkpoint of the run that resumes.
@@ -64,7 +64,7 @@ impl Saver {
         let saver = Rc::new(RefCell::new(self));
         let hook = Rc::downgrade(&saver);
         context.when_sampling_ends(move || match hook.upgrade() {
-            Some(saver) => Ok(saver.borrow_mut().commit_if_done(Patience::None)?),
+            Some(saver) => Ok(saver.borrow_mut().commit_if_done(Wait::None)?),
             None => Ok(()),
         });
         saver
@@ -72,7 +72,7 @@ impl Saver {
 
     /// Whether every rank writes its shard; otherwise the leader writes all shards.
     pub(crate) fn is_shared(&self) -> bool {
-        self.saving.is_shared()
+        self.writer.is_shared()
     }
 
     /// Adds to the time for which the training has waited for checkpoints.
@@ -90,9 +90,9 @@ impl Saver {
         &mut self,
         position: SavedAt,
         state: Value,
-        parts: Option<Vec<TensorPart>>,
+        parts: Option<Vec<CheckpointShard>>,
     ) -> Result<(), TrainError> {
-        let begun = self.saving.begin(&self.ranks, &self.checkpoints, position.1, state, parts);
+        let begun = self.writer.begin(&self.ranks, &self.checkpoints, position.1, state, parts);
         match begun {
             Ok(()) => self.saved_at = Some(position),
             Err(_) => self.best.failed(position.1),
@@ -105,10 +105,10 @@ impl Saver {
     ///
     /// # Errors
     /// [`TrainError`], except for a failed save.
-    pub(crate) fn commit_if_done(&mut self, patience: Patience) -> Result<(), TrainError> {
-        let Some(step) = self.saving.step() else { return Ok(()) };
+    pub(crate) fn commit_if_done(&mut self, wait: Wait) -> Result<(), TrainError> {
+        let Some(step) = self.writer.step() else { return Ok(()) };
         let started = Instant::now();
-        let settled = self.settle(patience);
+        let settled = self.settle(wait);
         self.add_time(started.elapsed());
         self.tolerate(step, settled)
     }
@@ -141,9 +141,9 @@ impl Saver {
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`]; earlier checkpoints are unchanged.
-    pub(crate) fn settle(&mut self, patience: Patience) -> Result<(), TrainError> {
-        let step = self.saving.step();
-        match self.saving.settle(&self.ranks, &mut self.checkpoints, patience) {
+    pub(crate) fn settle(&mut self, wait: Wait) -> Result<(), TrainError> {
+        let step = self.writer.step();
+        match self.writer.settle(&self.ranks, &mut self.checkpoints, wait) {
             Ok(Settled::Nothing | Settled::Later) => Ok(()),
             Ok(Settled::Committed) => {
                 if std::mem::take(&mut self.num_failed) > 0 && self.ranks.is_leader() {

@@ -17,19 +17,21 @@ use serde_json::Value;
 
 use crate::parallel::{RankError, Ranks};
 use crate::run::error::TrainError;
-use crate::storage::checkpoint::{CheckpointError, CheckpointStore, TensorPart, UnsyncedShard, WrittenShard};
+use crate::storage::checkpoint::{
+    CheckpointError, CheckpointShard, CheckpointStore, UnsyncedShard, WrittenShard,
+};
 use crate::storage::error_chain;
 
 /// Asynchronous saving by all ranks, with the save in flight.
 #[derive(Debug)]
-pub(crate) struct Saving {
+pub(crate) struct CheckpointWriter {
     is_folder_shared: bool,
-    under_way: Option<UnderWay>,
+    in_flight: Option<SaveInFlight>,
 }
 
 /// A save that is not committed yet.
 #[derive(Debug)]
-struct UnderWay {
+struct SaveInFlight {
     step: u64,
     /// Small state of the checkpoint, which the leader saves.
     state: Value,
@@ -37,21 +39,21 @@ struct UnderWay {
     shard: Option<JoinHandle<Result<WrittenShard, CheckpointError>>>,
 }
 
-/// Whether [`Saving::settle`] waits for a save that is still in flight.
+/// Whether [`CheckpointWriter::settle`] waits for a save that is still in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum Wait {
     /// Returns [`Settled::Later`] if a rank is still writing.
     None,
     /// Blocks until every rank has completed its file.
-    Until,
+    UntilWritten,
 }
 
-impl Saving {
-    /// Creates the saving of a run: tests whether every rank can access and write the folder of the leader's
+impl CheckpointWriter {
+    /// Creates the writer of a run: tests whether every rank can access and write the folder of the leader's
     /// `store`. Collective.
     pub(crate) fn prepare(ranks: &Ranks, store: &CheckpointStore) -> Result<Self, TrainError> {
         if ranks.size() == 1 {
-            return Ok(Self { is_folder_shared: true, under_way: None });
+            return Ok(Self { is_folder_shared: true, in_flight: None });
         }
         let sign = if ranks.is_leader() { Some(store.leave_sign()?) } else { None };
         let sign = ranks.broadcast(sign)?;
@@ -63,7 +65,7 @@ impl Saving {
                 tracing::warn!(ranks = ?apart, "ranks without the run folder: the first rank saves for all");
             }
         }
-        Ok(Self { is_folder_shared: apart.is_empty(), under_way: None })
+        Ok(Self { is_folder_shared: apart.is_empty(), in_flight: None })
     }
 
     /// Whether every rank writes its own shard; otherwise the leader writes all shards.
@@ -73,7 +75,7 @@ impl Saving {
 
     /// Step of the save in flight, if any.
     pub(crate) fn step(&self) -> Option<u64> {
-        self.under_way.as_ref().map(|under_way| under_way.step)
+        self.in_flight.as_ref().map(|in_flight| in_flight.step)
     }
 
     /// Writes `parts`, this rank's shard of the checkpoint of `step`, and completes the file asynchronously;
@@ -88,16 +90,16 @@ impl Saving {
         store: &CheckpointStore,
         step: u64,
         state: Value,
-        parts: Option<Vec<TensorPart>>,
+        parts: Option<Vec<CheckpointShard>>,
     ) -> Result<(), TrainError> {
         agree(ranks, if ranks.is_leader() { store.begin(step) } else { Ok(()) })?;
-        let write = |parts: Vec<TensorPart>| store.write(step, ranks.rank(), parts);
+        let write = |parts: Vec<CheckpointShard>| store.write(step, ranks.rank(), parts);
         let written = agree(ranks, parts.map(write).transpose());
         let started = written.and_then(|shard| agree(ranks, shard.map(complete_on_thread).transpose()));
         if started.is_err() && ranks.is_leader() {
             store.abandon(step);
         }
-        self.under_way = Some(UnderWay { step, state, shard: started? });
+        self.in_flight = Some(SaveInFlight { step, state, shard: started? });
         Ok(())
     }
 
@@ -110,15 +112,15 @@ impl Saving {
         &mut self,
         ranks: &Ranks,
         store: &mut CheckpointStore,
-        patience: Patience,
+        wait: Wait,
     ) -> Result<Settled, TrainError> {
-        let Some(under_way) = self.under_way.take() else { return Ok(Settled::Nothing) };
-        let is_busy = under_way.shard.as_ref().is_some_and(|thread| !thread.is_finished());
-        if patience == Patience::None && ranks.all_reduce_max(is_busy.into())? > 0 {
-            self.under_way = Some(under_way);
+        let Some(in_flight) = self.in_flight.take() else { return Ok(Settled::Nothing) };
+        let is_busy = in_flight.shard.as_ref().is_some_and(|thread| !thread.is_finished());
+        if wait == Wait::None && ranks.all_reduce_max(is_busy.into())? > 0 {
+            self.in_flight = Some(in_flight);
             return Ok(Settled::Later);
         }
-        let UnderWay { step, state, shard } = under_way;
+        let SaveInFlight { step, state, shard } = in_flight;
         let own = agree(ranks, shard.map(completed).transpose());
         let saved = own.and_then(|own| {
             let shards: Vec<WrittenShard> = ranks.all_gather(own)?.into_iter().flatten().collect();
@@ -131,7 +133,7 @@ impl Saving {
     }
 }
 
-/// Result of [`Saving::settle`].
+/// Result of [`CheckpointWriter::settle`].
 #[derive(Debug)]
 pub(crate) enum Settled {
     /// No save was in flight.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rlt_api::ValidatedJob;
 use rlt_api::resolved::ResolvedSpec;
 
-use crate::data::{Data, TrainingRows};
+use crate::data::{Pipeline, TrainingRows};
 use crate::observe::stop::StopRequest;
 use crate::parallel::Ranks;
 use crate::roles::Roles;
@@ -26,7 +26,7 @@ use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::saver::Saver;
-use crate::run::saving::Saving;
+use crate::run::saving::CheckpointWriter;
 use crate::run::{Progress, Run, identity};
 use crate::storage::checkpoint::{CheckpointStore, RunIdentity};
 use crate::storage::run_folder::RunFolder;
@@ -48,10 +48,10 @@ pub fn setup(
     stop: StopRequest,
     ranks: Ranks,
     choose: fn(&ResolvedSpec) -> Recipes,
-) -> Result<(Run, Roles, Data), TrainError> {
+) -> Result<(Run, Roles, Pipeline), TrainError> {
     let identity = identity::of_job(&job)?;
     let pass_ranks = PassRanks::of(job.spec(), ranks)?;
-    let ranks = pass_ranks.updates.of_all_places();
+    let ranks = pass_ranks.updates.world();
     let device::Placement { device, warning } = device::prepare(job.spec(), &ranks)?;
     // `Auto` is replaced here, because the rules below depend on the device that was found.
     let job = job.on_device(device::spec_of(device));
@@ -112,8 +112,8 @@ fn saver(
     context: &Rc<StepContext>,
 ) -> Result<Saver, TrainError> {
     let checkpoints = checkpoint_store(spec, identity, folder, ranks)?;
-    let saving = Saving::prepare(ranks, &checkpoints)?;
-    Ok(Saver::new(ranks.clone(), checkpoints, saving, Rc::clone(context)))
+    let writer = CheckpointWriter::prepare(ranks, &checkpoints)?;
+    Ok(Saver::new(ranks.clone(), checkpoints, writer, Rc::clone(context)))
 }
 
 fn checkpoint_store(

@@ -11,7 +11,7 @@ use rlt_api::spec::{CheckpointSpec, Precision};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::data::{Data, DataPosition, LoaderState};
+use crate::data::{DataPosition, LoaderState, Pipeline};
 use crate::model::NamedTensors;
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
@@ -20,9 +20,9 @@ use crate::roles::critic::Critic;
 use crate::roles::optim::LossScale;
 use crate::roles::reference::FrozenPolicy;
 use crate::run::error::TrainError;
-use crate::run::saving::Patience;
+use crate::run::saving::Wait;
 use crate::run::{Progress, Run, StepReward, identity};
-use crate::storage::checkpoint::{Checkpoint, RunIdentity, TensorPart};
+use crate::storage::checkpoint::{Checkpoint, CheckpointShard, RunIdentity};
 
 /// Reads the progress of a run from a checkpoint.
 ///
@@ -73,10 +73,10 @@ struct State {
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`]; earlier checkpoints are unchanged.
-pub fn save(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
-    run.saver.borrow_mut().commit_if_done(Patience::Until)?;
+pub fn save(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError> {
+    run.saver.borrow_mut().commit_if_done(Wait::UntilWritten)?;
     begin(run, roles, data)?;
-    timed(run, || run.saver.borrow_mut().settle(Patience::Until))
+    timed(run, || run.saver.borrow_mut().settle(Wait::UntilWritten))
 }
 
 /// Begins to save a checkpoint of the last complete step; the training waits only until its state is copied.
@@ -85,8 +85,8 @@ pub fn save(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError>
 ///
 /// # Errors
 /// [`TrainError`], except for a failed save.
-pub fn save_beside(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
-    run.saver.borrow_mut().commit_if_done(Patience::Until)?;
+pub fn save_beside(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError> {
+    run.saver.borrow_mut().commit_if_done(Wait::UntilWritten)?;
     let begun = begin(run, roles, data);
     run.saver.borrow_mut().tolerate(run.progress.step, begun)
 }
@@ -95,7 +95,7 @@ pub fn save_beside(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), Trai
 /// all ranks failed in the same way.
 pub fn keep_save(run: &Run, error: &TrainError) {
     if (run.ranks.size() == 1 || matches!(error, TrainError::Diverged { .. }))
-        && let Err(error) = run.saver.borrow_mut().settle(Patience::Until)
+        && let Err(error) = run.saver.borrow_mut().settle(Wait::UntilWritten)
     {
         tracing::error!(error = &error as &dyn std::error::Error, "the last checkpoint could not be saved");
     }
@@ -109,7 +109,7 @@ fn timed(run: &Run, act: impl FnOnce() -> Result<(), TrainError>) -> Result<(), 
     result
 }
 
-fn begin(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
+fn begin(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError> {
     timed(run, || {
         let position = (run.progress.cold_start_steps, run.progress.step);
         if run.saver.borrow().saved_at == Some(position) {
@@ -131,18 +131,18 @@ fn begin(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
 }
 
 /// Returns the pieces of all roles that this rank saves; `None` if the leader saves for this rank.
-fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainError> {
+fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<CheckpointShard>>, TrainError> {
     if !run.saver.borrow().is_shared() {
         let tensors = tensors(run, roles)?.into_iter();
-        let whole = || tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
+        let whole = || tensors.map(|(name, tensor)| CheckpointShard::whole(name, tensor)).collect();
         return Ok(run.ranks.is_leader().then(whole));
     }
-    let mut parts = roles.actor.trainable().tensor_parts()?;
-    if let Some(critic) = roles.critic.trainable() {
-        parts.extend(critic.tensor_parts()?);
+    let mut parts = roles.actor.train_state().checkpoint_shards()?;
+    if let Some(critic) = roles.critic.train_state() {
+        parts.extend(critic.checkpoint_shards()?);
     }
     if let Some(copy) = roles.reference.own_copy() {
-        parts.extend(copy.tensor_parts(&run.ranks)?);
+        parts.extend(copy.checkpoint_shards(&run.ranks)?);
     }
     Ok(Some(parts))
 }
@@ -150,8 +150,8 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainE
 /// Returns the tensors of all roles on the leader. Collective with FSDP.
 fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
     let folder = run.folder.root();
-    let mut tensors = roles.actor.trainable().tensors(folder)?;
-    if let Some(critic) = roles.critic.trainable() {
+    let mut tensors = roles.actor.train_state().tensors(folder)?;
+    if let Some(critic) = roles.critic.train_state() {
         tensors.extend(critic.tensors(folder)?);
     }
     if let Some(copy) = roles.reference.own_copy() {
@@ -160,7 +160,7 @@ fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
     Ok(tensors)
 }
 
-fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
+fn state(run: &Run, roles: &Roles, data: &Pipeline) -> Result<Value, TrainError> {
     let DataPosition { prompts, demonstrations, preferences } = data.position();
     let state = State {
         progress: Progress { elapsed_seconds: run.elapsed_seconds(), ..run.progress.clone() },
@@ -183,7 +183,7 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
 ///
 /// # Errors
 /// [`TrainError`]: every checkpoint is damaged, or the checkpoint is that of another model or of other data.
-pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), TrainError> {
+pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Pipeline) -> Result<(), TrainError> {
     let (checkpoint, mut notes) = find_together(run)?;
     match &checkpoint {
         Some(checkpoint) if run.ranks.is_leader() => check_room(run, checkpoint)?,
@@ -236,15 +236,15 @@ fn check_room_at_start(run: &Run, roles: &mut Roles) -> Result<Option<String>, T
 /// Number of bytes of the tensors that this rank would save now. Those of all ranks are a full checkpoint; a
 /// critic or a copy of the reference that is created later is not counted.
 fn saved_bytes(run: &Run, roles: &mut Roles) -> Result<u64, TrainError> {
-    let bytes_of = |parts: Vec<TensorPart>| -> u64 {
+    let bytes_of = |parts: Vec<CheckpointShard>| -> u64 {
         parts.iter().map(|part| (part.values.numel() * part.values.kind().elt_size_in_bytes()) as u64).sum()
     };
-    let mut num_bytes = bytes_of(roles.actor.trainable().tensor_parts()?);
-    if let Some(critic) = roles.critic.trainable() {
-        num_bytes += bytes_of(critic.tensor_parts()?);
+    let mut num_bytes = bytes_of(roles.actor.train_state().checkpoint_shards()?);
+    if let Some(critic) = roles.critic.train_state() {
+        num_bytes += bytes_of(critic.checkpoint_shards()?);
     }
     if let Some(copy) = roles.reference.own_copy() {
-        num_bytes += bytes_of(copy.tensor_parts(&run.ranks)?);
+        num_bytes += bytes_of(copy.checkpoint_shards(&run.ranks)?);
     }
     Ok(num_bytes)
 }
@@ -316,10 +316,10 @@ fn find(run: &Run) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
 fn restore(
     run: &mut Run,
     roles: &mut Roles,
-    data: &mut Data,
+    data: &mut Pipeline,
     checkpoint: &Checkpoint,
 ) -> Result<(Stage, u64), TrainError> {
-    roles.actor.trainable().restore(checkpoint)?;
+    roles.actor.train_state().restore(checkpoint)?;
     // After the tensors, whose misfit says more.
     identity::check(&run.identity, checkpoint, checkpoint.path().starts_with(run.folder.checkpoints()))?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
@@ -358,8 +358,8 @@ fn restore_reference(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), T
     if !roles.reference.is_copy() {
         return Ok(());
     }
-    let copying = &roles.reference.copying;
-    if let Some(frozen) = FrozenPolicy::of_checkpoint(roles.actor.policy(), checkpoint, copying)? {
+    let copy_options = &roles.reference.copy_options;
+    if let Some(frozen) = FrozenPolicy::of_checkpoint(roles.actor.policy(), checkpoint, copy_options)? {
         roles.reference.restore(frozen);
     }
     Ok(())

@@ -8,7 +8,7 @@
 use rlt_core::metrics::Metrics;
 use rlt_torch::collectives::Traffic;
 
-use crate::data::Data;
+use crate::data::Pipeline;
 use crate::observe::phases::gib;
 use crate::observe::stop::{Outcome, StopReason};
 use crate::observe::tracking::{RunEnd, Stage};
@@ -18,7 +18,7 @@ use crate::roles::{Roles, StepError};
 use crate::run::error::TrainError;
 use crate::run::evaluate::{Evaluation, evaluate};
 use crate::run::recipe::Recipe;
-use crate::run::saving::Patience;
+use crate::run::saving::Wait;
 use crate::run::setup::datasets::{row_metrics, streamed_warnings};
 use crate::run::{Run, StepReward};
 use crate::run::{finish, out_of_memory, state};
@@ -27,7 +27,7 @@ use crate::run::{finish, out_of_memory, state};
 ///
 /// # Errors
 /// [`TrainError`]; completed steps are in the run folder.
-pub fn train(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Outcome, TrainError> {
+pub fn train(run: &mut Run, roles: &mut Roles, data: &mut Pipeline) -> Result<Outcome, TrainError> {
     state::resume(run, roles, data)?;
     let outcome = out_of_memory::explained(|| run_to_the_end(run, roles, data));
     if let Err(error) = &outcome {
@@ -41,7 +41,7 @@ pub fn train(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Outcom
     Ok(outcome)
 }
 
-fn run_to_the_end(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Outcome, TrainError> {
+fn run_to_the_end(run: &mut Run, roles: &mut Roles, data: &mut Pipeline) -> Result<Outcome, TrainError> {
     let stopped = run_steps(run, roles, data)?;
     // An evaluation leaves weights packed for the next step, and there is none.
     roles.rollout.sleep();
@@ -50,7 +50,11 @@ fn run_to_the_end(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<O
 }
 
 /// Runs the cold start and the training; returns the reason if the run was asked to stop.
-fn run_steps(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Option<StopReason>, TrainError> {
+fn run_steps(
+    run: &mut Run,
+    roles: &mut Roles,
+    data: &mut Pipeline,
+) -> Result<Option<StopReason>, TrainError> {
     if let Some(reason) = cold_start(run, roles, data)? {
         return Ok(Some(reason));
     }
@@ -73,7 +77,11 @@ fn run_steps(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Option
 
 /// Trains on demonstrations before the first step, from the resumed position; returns the reason if the run
 /// was asked to stop.
-fn cold_start(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Option<StopReason>, TrainError> {
+fn cold_start(
+    run: &mut Run,
+    roles: &mut Roles,
+    data: &mut Pipeline,
+) -> Result<Option<StopReason>, TrainError> {
     let Some(spec) = &run.spec().algorithm.cold_start else { return Ok(None) };
     let num_steps = u64::from(spec.steps);
     if run.progress.step > 0 || run.progress.cold_start_steps >= num_steps {
@@ -101,7 +109,7 @@ fn cold_start(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Optio
 
 /// Prepares the first step after the cold start: the reference, the first evaluation, and a checkpoint of
 /// both.
-fn prepare_first_step(run: &mut Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
+fn prepare_first_step(run: &mut Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError> {
     roles.reference.freeze(&roles.actor)?;
     if run.spec().training.evaluate_before {
         let evaluation = evaluate(run, roles, data)?;
@@ -118,7 +126,7 @@ fn prepare_first_step(run: &mut Run, roles: &mut Roles, data: &Data) -> Result<(
 fn train_one_step(
     run: &mut Run,
     roles: &mut Roles,
-    data: &mut Data,
+    data: &mut Pipeline,
 ) -> Result<Option<StopReason>, TrainError> {
     let step = run.progress.step + 1;
     let _followed = tracing::info_span!(target: rlt_traces::TARGET, "step", step).entered();
@@ -136,7 +144,7 @@ fn train_one_step(
         }
         metrics.extend(evaluation.into_metrics());
     }
-    run.saver.borrow_mut().commit_if_done(Patience::None)?;
+    run.saver.borrow_mut().commit_if_done(Wait::None)?;
     // Logged first: after a kill at any moment, no step of a checkpoint is missing from the logs.
     log(run, data, metrics);
     // The last step is followed by a checkpoint in any case, after the loop.
@@ -159,7 +167,12 @@ enum StepEnd {
 
 /// Runs one step of the stage's recipe. An interrupted step returns its prompts to the data, so that a
 /// resumed run repeats the same step.
-fn run_step(run: &mut Run, roles: &mut Roles, data: &mut Data, stage: Stage) -> Result<StepEnd, TrainError> {
+fn run_step(
+    run: &mut Run,
+    roles: &mut Roles,
+    data: &mut Pipeline,
+    stage: Stage,
+) -> Result<StepEnd, TrainError> {
     let num_done = match stage {
         Stage::ColdStart => run.progress.cold_start_steps,
         Stage::Training => run.progress.step,
@@ -178,7 +191,7 @@ fn run_step(run: &mut Run, roles: &mut Roles, data: &mut Data, stage: Stage) -> 
         return Ok(StepEnd::Dropped(run.stop_reason()?.unwrap_or(StopReason::Signal)));
     }
     if stage == Stage::Training {
-        roles.reference.follow(&roles.actor, num_done + 1)?;
+        roles.reference.sync(&roles.actor, num_done + 1)?;
     }
     let report = run.context.end_step();
     run.progress.num_tokens += report.num_tokens as u64;
@@ -214,7 +227,7 @@ fn is_due(step: u64, every_steps: u64, last_step: u64) -> bool {
     step == last_step || (every_steps > 0 && step.is_multiple_of(every_steps))
 }
 
-fn log(run: &Run, data: &Data, mut metrics: Metrics) {
+fn log(run: &Run, data: &Pipeline, mut metrics: Metrics) {
     let mut saver = run.saver.borrow_mut();
     if let Some(waited) = saver.take_time() {
         metrics.insert("timing_s/save_checkpoint".into(), waited.as_secs_f64());

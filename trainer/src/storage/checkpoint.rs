@@ -14,19 +14,19 @@
 //! shape and by the location of its pieces, independent of how many processes wrote it. Loading parses JSON
 //! and copies bytes; it executes no code.
 //!
-//! If `checkpoint.uri` names an object store, `copies` uploads and downloads committed checkpoints.
+//! If `checkpoint.uri` names an object store, `remote` uploads and downloads committed checkpoints.
 //!
 //! Names of tensors and fields of the state are chosen by the callers.
 
-mod copies;
 mod dtype;
 mod error;
 mod identity;
 mod load;
 mod manifest;
 mod order;
-mod part;
+mod remote;
 mod save;
+mod shard;
 mod storage;
 mod store;
 
@@ -43,13 +43,13 @@ mod store_tests;
 
 use tch::Tensor;
 
-pub use copies::{CopyError, clear as clear_copies};
 pub use error::CheckpointError;
 pub use identity::RunIdentity;
 pub use load::Checkpoint;
 pub use manifest::{FileEntry, Manifest, TensorEntry, TensorPiece};
-pub use part::{TensorPart, divided};
+pub use remote::{CopyError, clear as clear_copies};
 pub use save::{UnsyncedShard, WrittenShard};
+pub use shard::{CheckpointShard, split_between_copies};
 pub use store::{CheckpointStore, CommittedCheckpoint, Latest, Saved};
 
 /// The content of a checkpoint that a single process saves.

@@ -30,7 +30,7 @@ pub(crate) struct Settings<'a> {
     pub(crate) is_strict: bool,
 }
 
-/// Renders `body`.
+/// Renders the template `body` with `variables`, which it reads as globals.
 pub(crate) fn render(
     body: &Body,
     variables: &serde_json::Map<String, serde_json::Value>,

@@ -2,7 +2,7 @@
 //! store experts.
 
 use rlt_core::tensor_shard::TensorShard;
-use rlt_trainer::model::{Adapter, Decoder, LoadOptions, RouterLoad, RouterTap, Weights};
+use rlt_trainer::model::{Adapter, Decoder, LoadOptions, RouterLoad, RouterObserver, Weights};
 use tch::{Device, Kind, Tensor};
 
 use super::fixture::{Fixture, TOLERANCE, TRAINABLE, max_error, packed};
@@ -11,14 +11,14 @@ const MIXTURES: [&str; 4] = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"];
 
 /// All layers, of which each gives `tap` its routes; the terms of the loss that they leave there, and the
 /// tap.
-fn observed(decoder: &Decoder, fixture: &Fixture, tap: RouterTap) -> (Vec<Tensor>, RouterTap) {
+fn observed(decoder: &Decoder, fixture: &Fixture, tap: RouterObserver) -> (Vec<Tensor>, RouterObserver) {
     let input = packed(&fixture.sequences());
     let mut context = decoder.context(&input, Adapter::On);
     context.router = Some(tap);
     let (mut hidden, mut terms) = (decoder.embed(&input.tokens, Adapter::On), Vec::new());
     for layer in decoder.layers() {
         hidden = layer.forward(&hidden, &context);
-        terms.extend(context.router.as_ref().and_then(RouterTap::take_term));
+        terms.extend(context.router.as_ref().and_then(RouterObserver::take_term));
     }
     (terms, context.router.unwrap())
 }
@@ -27,7 +27,7 @@ fn load_of(decoder: &Decoder, fixture: &Fixture) -> (RouterLoad, Tensor) {
     let weights =
         Tensor::ones([packed(&fixture.sequences()).tokens.numel() as i64], (Kind::Float, Device::Cpu));
     let num_experts = decoder.config.experts.as_ref().unwrap().num_experts;
-    let counting = RouterTap::counting(weights.shallow_clone(), num_experts);
+    let counting = RouterObserver::counting(weights.shallow_clone(), num_experts);
     let (terms, tap) = tch::no_grad(|| observed(decoder, fixture, counting));
     assert!(terms.is_empty());
     (tap.load(), weights)
@@ -42,7 +42,7 @@ fn the_auxiliary_loss_and_its_gradients_are_those_of_transformers() {
         let expected = fixture.expected("aux.loss").double_value(&[]);
         assert!((load.loss() - expected).abs() <= 1e-5, "{family}: {} is not {expected}", load.loss());
 
-        let balancing = RouterTap::balancing(weights, &load.slopes(1.0));
+        let balancing = RouterObserver::balancing(weights, &load.slopes(1.0));
         let (terms, _) = observed(&decoder, &fixture, balancing);
         let loss = terms.iter().fold(Tensor::from(0_f32), |sum, term| sum + term);
         assert!((loss.double_value(&[]) - expected).abs() <= 1e-5, "{family}");
@@ -78,11 +78,12 @@ fn experts_are_read_one_by_one_and_in_one_tensor_alike() {
     }
 }
 
-/// To the bit, all of a tensor or any part of it.
+/// All of a tensor and any part of it are equal to the bit.
 #[test]
 fn experts_in_mxfp4_are_read_as_the_numbers_that_transformers_makes_of_them() {
     let fixture = Fixture::open("gpt-oss-mxfp4", "expected.safetensors");
-    let numbers = LoadOptions { storage: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
+    let numbers =
+        LoadOptions { param_dtype: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
     let decoder = Decoder::load(&fixture.dir, &numbers).unwrap();
     let parameters: std::collections::BTreeMap<_, _> = decoder.named_parameters().into_iter().collect();
     let weights = Weights::open(&fixture.dir).unwrap();

@@ -47,7 +47,7 @@ fn check_values(fixture: &Fixture, errors: &mut Errors) {
     }
 }
 
-/// The same values as `rlt-trainer score` gives them: packed under a small budget, the head in chunks.
+/// Compares scores as `rlt-trainer score` computes them: packed under a small budget, the head in chunks.
 fn check_scores(fixture: &Fixture, errors: &mut Errors) {
     let decoder = fixture.load();
     for temperature in ["0.7", "1.0"] {

@@ -12,7 +12,7 @@ use super::models;
 pub(crate) const TOLERANCE: f64 = 1e-4;
 
 pub(crate) const TRAINABLE: LoadOptions =
-    LoadOptions { device: Device::Cpu, storage: Kind::Float, compute: Kind::Float, trainable: true };
+    LoadOptions { device: Device::Cpu, param_dtype: Kind::Float, compute: Kind::Float, trainable: true };
 
 pub(crate) struct Fixture {
     pub(crate) dir: PathBuf,

@@ -17,7 +17,7 @@ use super::fixture::*;
 /// behind a gate.
 const UNMERGED: [&str; 7] = ["llama", "qwen2", "gemma", "phi3", "mixtral", "qwen3-moe", "qwen2-moe"];
 
-/// With the adapter beside its base.
+/// Options of an engine with an unmerged adapter.
 pub(crate) fn unmerged() -> EngineOptions {
     EngineOptions { merge_lora: false, ..options() }
 }
@@ -30,7 +30,7 @@ fn spec() -> LoraSpec {
 
 /// A fixture with such an adapter, which takes part from its start.
 pub(crate) fn adapted(family: &str, kind: Kind) -> Decoder {
-    let options = LoadOptions { storage: kind, compute: kind, ..LoadOptions::default() };
+    let options = LoadOptions { param_dtype: kind, compute: kind, ..LoadOptions::default() };
     let mut decoder = Decoder::load(&folder(family), &options).unwrap();
     let has_qkv = decoder.layers()[0].projections().len() < 7 && family == "phi3";
     let mut spec = spec();
@@ -69,7 +69,7 @@ fn rollout_logprobs_equal_the_actors_with_an_unmerged_adapter() {
     }
 }
 
-/// To the bit, as of one that is folded in.
+/// Equality to the bit, as for a merged adapter.
 #[test]
 fn a_sample_with_an_unmerged_adapter_does_not_depend_on_its_batch() {
     for family in UNMERGED {
@@ -122,7 +122,7 @@ fn a_sync_transfers_only_the_adapter_and_as_many_bytes_as_the_plan_says() {
     }
 }
 
-/// In bfloat16 an adapter that is folded in is rounded with the weight, and the actor's is not.
+/// A merged adapter is rounded with the weight in bfloat16, and the actor's is not.
 #[test]
 fn in_bfloat16_a_rollout_with_an_unmerged_adapter_is_closer_to_its_actor() {
     let requests = requests(6, 3, &SamplingParams::default());
@@ -219,7 +219,7 @@ fn rollouts_sample_with_the_modules_that_are_saved_with_an_adapter() {
         [("mistral", &["lm_head", "embed_tokens", "norm"][..]), ("qwen3", &["embed_tokens"])]
     {
         let saved = |kind| {
-            let options = LoadOptions { storage: kind, compute: kind, ..LoadOptions::default() };
+            let options = LoadOptions { param_dtype: kind, compute: kind, ..LoadOptions::default() };
             let mut decoder = Decoder::load(&folder(family), &options).unwrap();
             let modules_to_save = names.iter().map(|name| (*name).to_owned()).collect();
             decoder.attach_lora_spec(&LoraSpec { modules_to_save, ..LoraSpec::default() }, 5).unwrap();

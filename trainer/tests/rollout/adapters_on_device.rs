@@ -30,7 +30,7 @@ fn adapted(device: Device, family: &str, quantization: Option<&QuantizationSpec>
     let weights = Weights::open(&folder(family)).unwrap();
     let precision = if kind == Kind::BFloat16 { Precision::Bf16 } else { Precision::Fp32 };
     let weights = weights.quantized(quantization, precision).unwrap();
-    let options = LoadOptions { storage: kind, compute: kind, device, ..LoadOptions::default() };
+    let options = LoadOptions { param_dtype: kind, compute: kind, device, ..LoadOptions::default() };
     let mut decoder = Decoder::from_weights(&weights, &options).unwrap();
     decoder.attach_lora_spec(&lora(family), 5).unwrap();
     change(&decoder, 0.05);
@@ -65,8 +65,8 @@ fn fp4() -> QuantizationSpec {
     }
 }
 
-/// With the adapter beside its base.
-fn beside() -> EngineOptions {
+/// Options of an engine with an unmerged adapter.
+fn unmerged() -> EngineOptions {
     EngineOptions { merge_lora: false, ..options() }
 }
 
@@ -76,11 +76,11 @@ const FAMILIES: [&str; 7] = ["llama", "qwen2", "qwen3", "phi3", "gemma", "granit
 #[track_caller]
 fn assert_samples_as_cpu(same: &mut SameSamples, [cpu, device]: [&Decoder; 2]) {
     let requests = requests(7, 2, &truncated());
-    let expected = generate(cpu, beside(), &requests).unwrap();
-    same.compare(&expected, &sampled(device, beside(), &requests).0);
+    let expected = generate(cpu, unmerged(), &requests).unwrap();
+    same.compare(&expected, &sampled(device, unmerged(), &requests).0);
     // Passes of few rows, and of one.
     for (max_concurrent, max_prefill_tokens) in [(3, 6), (1, 40)] {
-        let few = EngineOptions { max_concurrent, max_prefill_tokens, ..beside() };
+        let few = EngineOptions { max_concurrent, max_prefill_tokens, ..unmerged() };
         same.compare(&expected, &sampled(device, few, &requests).0);
     }
 }
@@ -126,7 +126,7 @@ fn in_bfloat16_both_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
                     let of = |device| adapted(device, family, quantization.as_ref(), Kind::BFloat16);
                     let (cpu, device) = (of(Device::Cpu), of(DEVICE));
                     for max_prefill_tokens in [4096, 6] {
-                        let options = EngineOptions { max_prefill_tokens, ..beside() };
+                        let options = EngineOptions { max_prefill_tokens, ..unmerged() };
                         let samples = sampled(&device, options.clone(), &requests).0;
                         let error = actor_error(&cpu, &requests, &samples);
                         let of_cpu =
@@ -153,7 +153,7 @@ fn a_sync_transfers_only_the_adapter_and_graphs_equal_single_launches_bitwise() 
                 for family in ["llama", "phi3"] {
                     let decoder = adapted(DEVICE, family, quantization.as_ref(), Kind::BFloat16);
                     let requests = requests(3, 2, &SamplingParams::default());
-                    let mut engine = Engine::new(beside());
+                    let mut engine = Engine::new(unmerged());
                     let mut sample = |decoder: &Decoder, version: u64| {
                         engine.sync_weights(decoder, version).unwrap();
                         let synced = engine.synced_bytes() as u64;
@@ -168,7 +168,7 @@ fn a_sync_transfers_only_the_adapter_and_graphs_equal_single_launches_bitwise() 
                     let planned = WeightSync::of_adapter(&lora(family), &decoder.config, 1);
                     assert_eq!(synced, planned.bytes, "{family}");
                     assert_ne!(tokens(&after), tokens(&before), "{family}: the adapter takes part");
-                    let eager = EngineOptions { uses_graphs: false, ..beside() };
+                    let eager = EngineOptions { uses_graphs: false, ..unmerged() };
                     assert_eq!(after, sampled(&decoder, eager, &requests).0, "{family}");
                 }
             }
@@ -183,10 +183,10 @@ fn a_tensor_parallel_group_samples_with_an_unmerged_adapter() {
         for family in ["qwen3", "phi3"] {
             let requests = requests(5, 2, &truncated());
             let expected =
-                generate(&adapted(Device::Cpu, family, None, Kind::Float), beside(), &requests).unwrap();
+                generate(&adapted(Device::Cpu, family, None, Kind::Float), unmerged(), &requests).unwrap();
             let of_ranks = on_ranks(2, 60, |ranks| {
                 let decoder = adapted(Device::Cuda(ranks.rank()), family, None, Kind::Float);
-                let mut engine = engine(&ranks, beside());
+                let mut engine = engine(&ranks, unmerged());
                 engine.sync_weights(&decoder, 0).unwrap();
                 let mut go_on = |_| ControlFlow::Continue(());
                 engine.generate(&decoder, &requests, &Letters, &mut go_on).unwrap()
@@ -201,7 +201,7 @@ fn a_tensor_parallel_group_samples_with_an_unmerged_adapter() {
 const COUNTED: &str =
     "adapters_on_device::a_step_has_two_launches_more_for_each_product_and_one_for_many_rows_of_codes";
 
-/// What the process `COUNTED` samples: `batch` sequences of so many tokens.
+/// Samples in the process `COUNTED`: `batch` sequences of `num_tokens` tokens.
 fn counted(batch: u64, num_tokens: usize, is_quantized: bool, uses_graphs: bool) {
     let quantization = is_quantized.then(nf4);
     let device = adapted(DEVICE, "llama", quantization.as_ref(), Kind::Float);

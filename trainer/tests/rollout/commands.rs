@@ -19,7 +19,7 @@ use super::fixture::*;
 use super::ranks::{engine, on_ranks};
 use super::script::*;
 
-/// For each sequence a request whose prompt is all of its tokens and [`EXTENSION`], with its seed.
+/// Makes a request for each sequence, whose prompt is all of its tokens and [`EXTENSION`], with its seed.
 fn fresh(requests: &[Request], played: &Played) -> Vec<Request> {
     let fresh = played.completions.iter().map(|(id, turns)| {
         let request = &requests[id.request_idx];
@@ -48,8 +48,8 @@ fn requests_that_are_added_during_a_run_get_the_completions_of_generate() {
     }
 }
 
-/// To rounding, since a decode has computed the keys and values of sampled tokens, which a prefill computes
-/// in another order.
+/// Equality to rounding, since a decode has computed the keys and values of sampled tokens, which a prefill
+/// computes in another order.
 #[test]
 fn an_extended_sequence_samples_what_one_prompt_of_the_same_tokens_samples() {
     let mut same = SameSamples::default();
@@ -87,7 +87,7 @@ fn an_extended_sequence_is_computed_again_if_others_needed_its_blocks() {
     same.check();
 }
 
-/// To the bit: a sample does not depend on its batch, and its cache is kept.
+/// Equality to the bit: a sample does not depend on its batch, and its cache is kept.
 #[test]
 fn a_pause_changes_no_token_of_any_sequence() {
     for family in ["llama", "qwen3", "qwen3-moe"] {
@@ -193,7 +193,7 @@ fn a_run_ends_where_its_client_asks_and_takes_no_more_commands() {
     assert_eq!(handle.pause(id), Err(EngineEnded));
 }
 
-/// What a random command does to a sequence.
+/// Makes the command number `kind` for a sequence.
 fn on_sequence(kind: usize, id: SequenceId) -> Command {
     match kind {
         0 => Command::Pause(id),

@@ -1,4 +1,4 @@
-//! The same tokens and log-probs on every path: dense or paged, alone or batched, shared or not.
+//! Equality of tokens and log-probs on every path: dense or paged, alone or batched, shared or not.
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
@@ -45,8 +45,8 @@ fn paged_greedy_continuations_are_those_of_transformers() {
     }
 }
 
-/// To the bit: packed products, norms and attention compute each row independently, so on the CPU in f32 a
-/// sample does not depend on its batch.
+/// Equality to the bit: packed products, norms and attention compute each row independently, so on the CPU in
+/// f32 a sample does not depend on its batch.
 #[test]
 fn a_sample_is_the_same_alone_and_in_any_batch() {
     for family in FAMILIES {
@@ -206,7 +206,7 @@ fn next_penalised(decoder: &Decoder, sequence: &[u32], penalty: f32) -> u32 {
 /// residual stream of a few units makes, some hundredths.
 #[test]
 fn a_bf16_rollout_stays_close_to_the_bf16_actor() {
-    let bf16 = LoadOptions { storage: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
+    let bf16 = LoadOptions { param_dtype: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
     let decoder = Decoder::load(&folder("qwen3"), &bf16).unwrap();
     let requests = requests(5, 2, &SamplingParams::default());
     let completions = generate(&decoder, options(), &requests).unwrap();

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{
-    Adapter, Decoder, LoadOptions, PackedInput, RouteCounts, RouteWatch, RoutesOfCompletion,
+    Adapter, Decoder, LoadOptions, PackedInput, RouteCounter, RouteCounts, RoutesOfCompletion,
 };
 use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
 use tch::{Device, Kind, Tensor};
@@ -99,7 +99,7 @@ fn compared(decoder: &Decoder, requests: &[Request]) -> RouteCounts {
         let positions: Vec<i64> = (0..completion.len()).map(|at| (prompt_len - 1 + at) as i64).collect();
         let sampled: Vec<_> = (0..completion.len()).map(|token| Some((routes.clone(), token))).collect();
         let positions = Tensor::from_slice(&positions).to_device(DEVICE);
-        context.routes = Some(RouteWatch::on_device(&positions, &sampled, num_layers));
+        context.routes = Some(RouteCounter::on_device(&positions, &sampled, num_layers));
         let _ = tch::no_grad(|| {
             let embedded = decoder.embed(&input.tokens, Adapter::On);
             decoder.layers().iter().fold(embedded, |hidden, layer| layer.forward(&hidden, &context))
@@ -120,7 +120,7 @@ fn rollout_and_actor_choose_the_same_experts_on_a_device() {
     });
 }
 
-/// What two steps more cost: copies in and out, launches, waits.
+/// Costs of two further steps: copies in and out, launches, waits.
 fn two_steps(decoder: &Decoder, batch: u64, first_token: u32) -> [u64; 4] {
     let costs = |num_tokens: usize| {
         let request = Request {

@@ -24,9 +24,9 @@ pub(crate) fn decoder(family: &str) -> Decoder {
     Decoder::load(&folder(family), &LoadOptions::default()).unwrap()
 }
 
-/// The same model in f64, the reference of f32 rounding.
+/// Makes the model in f64, the reference of f32 rounding.
 pub(crate) fn decoder_f64(family: &str) -> Decoder {
-    let options = LoadOptions { storage: Kind::Double, compute: Kind::Double, ..LoadOptions::default() };
+    let options = LoadOptions { param_dtype: Kind::Double, compute: Kind::Double, ..LoadOptions::default() };
     Decoder::load(&folder(family), &options).unwrap()
 }
 

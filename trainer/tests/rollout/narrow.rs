@@ -1,4 +1,4 @@
-//! In bfloat16 on CPUs with tiles rollout and actor compute the same logits to the bit.
+//! Equality of the logits of rollout and actor, to the bit, in bfloat16 on CPUs with tiles.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use tch::Kind;
 use super::adapter::{adapted, unmerged};
 use super::fixture::*;
 
-/// What the softmax of the same logits may differ by: it is computed in f32 by different functions. One flip
-/// in the last bit of a logit is a thousand times as much.
+/// Tolerance of the softmax of the same logits, which different functions compute in f32. One flip in the
+/// last bit of a logit is a thousand times as much.
 const SOFTMAX: f64 = 2e-6;
 
 fn narrow() -> LoadOptions {

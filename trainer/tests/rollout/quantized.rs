@@ -21,7 +21,7 @@ fn quantized(family: &str, spec: &QuantizationSpec, kind: Kind) -> Decoder {
     let weights = Weights::open(&folder(family)).unwrap();
     let precision = if kind == Kind::BFloat16 { Precision::Bf16 } else { Precision::Fp32 };
     let weights = weights.quantized(Some(spec), precision).unwrap();
-    let options = LoadOptions { storage: kind, compute: kind, ..LoadOptions::default() };
+    let options = LoadOptions { param_dtype: kind, compute: kind, ..LoadOptions::default() };
     let mut decoder = Decoder::from_weights(&weights, &options).unwrap();
     decoder.load_adapter(&folder(family).join("adapter")).unwrap();
     decoder
@@ -58,7 +58,7 @@ fn dequantized(decoder: &Decoder, family: &str, kind: Kind) -> Decoder {
     let dir = tempfile::tempdir().unwrap();
     let numbers = ExportOptions { merge_lora: false, dtype: Kind::BFloat16 };
     decoder.export(dir.path(), &numbers).unwrap();
-    let options = LoadOptions { storage: kind, compute: kind, ..LoadOptions::default() };
+    let options = LoadOptions { param_dtype: kind, compute: kind, ..LoadOptions::default() };
     let mut dense = Decoder::load(dir.path(), &options).unwrap();
     dense.load_adapter(&folder(family).join("adapter")).unwrap();
     dense
@@ -110,7 +110,7 @@ fn in_bfloat16_a_quantized_rollout_is_as_exact_as_its_actor_and_nearer_to_it_tha
     }
 }
 
-/// To the bit, as of dense models.
+/// Equality to the bit, as for dense models.
 #[test]
 fn a_sample_of_a_quantized_model_is_the_same_alone_and_in_any_batch() {
     for (family, spec) in ["llama", "qwen3", "phi3"].into_iter().zip(specs()) {

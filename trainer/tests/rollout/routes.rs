@@ -1,7 +1,7 @@
 //! Rollout and actor choose the same experts for a token, and are seen to choose others where they do.
 
 use rlt_core::sampling::SamplingParams;
-use rlt_trainer::model::{Adapter, Decoder, PackedInput, RouteCounts, RouteWatch, RoutesOfCompletion};
+use rlt_trainer::model::{Adapter, Decoder, PackedInput, RouteCounter, RouteCounts, RoutesOfCompletion};
 use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use tch::{Device, Kind};
 
@@ -26,7 +26,7 @@ fn counted(decoder: &Decoder, rollout: Kind) -> RouteCounts {
         let input = PackedInput::new(&[&sequence], Device::Cpu);
         let (mut context, routes) = (decoder.context(&input, Adapter::On), RoutesOfCompletion::from(routes));
         let token = |token: usize| (prompt_len - 1 + token, Some((routes.clone(), token)));
-        context.routes = Some(RouteWatch::new((0..completion.len()).map(token).collect(), num_layers));
+        context.routes = Some(RouteCounter::new((0..completion.len()).map(token).collect(), num_layers));
         let embedded = tch::no_grad(|| decoder.embed(&input.tokens, Adapter::On));
         let _ = tch::no_grad(|| {
             decoder.layers().iter().fold(embedded, |hidden, layer| layer.forward(&hidden, &context))

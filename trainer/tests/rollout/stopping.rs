@@ -1,4 +1,4 @@
-//! Where completions end, and what is refused before they begin.
+//! Ends of completions, and requests that are refused before they begin.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;

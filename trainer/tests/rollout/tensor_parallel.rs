@@ -160,7 +160,7 @@ fn an_adapter_is_folded_into_tensor_parallel_shards_of_the_whole_and_of_shards()
 /// bf16 rounds each activation to 8 bits, and each rank's summand of a product too.
 #[test]
 fn tensor_parallel_bf16_rollouts_stay_as_close_to_the_actor_as_full_ones() {
-    let bf16 = LoadOptions { storage: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
+    let bf16 = LoadOptions { param_dtype: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
     let decoder = || Decoder::load(&folder("qwen3"), &bf16).unwrap();
     let calls = [requests(5, 2, &SamplingParams::default())];
     for num_shards in [2, 4] {

@@ -89,7 +89,7 @@ fn weights_with_the_adapter_folded_in_compute_the_same() {
     }
 }
 
-/// Before an update and behind it; the engine sleeps during the update.
+/// Samples before and after an update, during which the engine sleeps.
 #[test]
 fn the_rollout_samples_with_the_towers_present_adapter() {
     for (name, merges) in MODELS.into_iter().flat_map(|name| [(name, true), (name, false)]) {
@@ -113,13 +113,13 @@ fn the_rollout_samples_with_the_towers_present_adapter() {
     }
 }
 
-/// What each rank trains, by the norm of the gradient and what log-probs are behind the update.
+/// Update of each rank: the norm of the gradient, and the log-probs after it.
 #[test]
 fn two_ranks_train_the_adapter_of_one_with_shards_and_without() {
     const NAME: &str = "qwen3-vl";
     let by_unit = |ranks: &Ranks| {
         let weights = Weights::open(&Fixture::open(NAME).dir).unwrap();
-        let mut decoder = Decoder::outline(weights.config(), &LoadOptions::default()).unwrap();
+        let mut decoder = Decoder::meta(weights.config(), &LoadOptions::default()).unwrap();
         decoder.read_vision(&weights).unwrap();
         decoder.load_adapter(&Fixture::open(NAME).dir.join("adapter")).unwrap();
         let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
@@ -142,14 +142,14 @@ fn two_ranks_train_the_adapter_of_one_with_shards_and_without() {
     }
 }
 
-/// With shards the engine copies the adapter, folded in or not, at every sync.
+/// A sharded engine copies the adapter, merged or not, at every sync.
 #[test]
 fn an_engine_of_a_sharded_policy_samples_with_the_present_adapter_of_the_tower() {
     const NAME: &str = "qwen3-vl";
     for merges in [true, false] {
         on_ranks(2, |ranks| {
             let weights = Weights::open(&Fixture::open(NAME).dir).unwrap();
-            let mut decoder = Decoder::outline(weights.config(), &LoadOptions::default()).unwrap();
+            let mut decoder = Decoder::meta(weights.config(), &LoadOptions::default()).unwrap();
             decoder.read_vision(&weights).unwrap();
             decoder.load_adapter(&Fixture::open(NAME).dir.join("adapter")).unwrap();
             let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();

@@ -25,7 +25,7 @@ use rlt_trainer::roles::update::{UpdatePlan, update};
 use tch::{Device, Tensor};
 
 pub(crate) const MODELS: [&str; 3] = ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"];
-/// What two f32 implementations may differ by: sums of a few hundred products, added in another order.
+/// Tolerance between two f32 implementations, which add a few hundred products in another order.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 
 pub(crate) struct Fixture {
@@ -40,7 +40,7 @@ impl Fixture {
         Self { dir, tensors: tensors.into_iter().collect() }
     }
 
-    /// The same with what the model computes with the adapter in `adapter`, by the names of the trainer.
+    /// Opens a fixture with the values of the model with its adapter, by the names of the trainer.
     pub(crate) fn adapted(name: &str) -> Self {
         let mut fixture = Self::open(name);
         let path = fixture.dir.join("adapter/expected.safetensors");
@@ -245,7 +245,7 @@ pub(crate) fn step(actor: &mut Actor, name: &str) -> (f64, Vec<f64>) {
     step_on(actor, &Fixture::open(name).batch())
 }
 
-/// The same on another batch.
+/// Makes an update on `batch`.
 pub(crate) fn step_on(actor: &mut Actor, batch: &Batch) -> (f64, Vec<f64>) {
     let plan = UpdatePlan {
         objective: likelihood(),

@@ -7,7 +7,7 @@ use rlt_trainer::model::{Adapter, Decoder, ExportOptions, LoadOptions, Weights};
 use rlt_trainer::parallel::{Ranks, ShardedParameters};
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::reference::{Copying, FrozenPolicy};
+use rlt_trainer::roles::reference::{CopyOptions, FrozenPolicy};
 use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use tch::{Kind, Tensor};
 
@@ -17,7 +17,7 @@ use super::fixture::{
 };
 
 const TRAINABLE: LoadOptions =
-    LoadOptions { device: tch::Device::Cpu, storage: Kind::Float, compute: Kind::Float, trainable: true };
+    LoadOptions { device: tch::Device::Cpu, param_dtype: Kind::Float, compute: Kind::Float, trainable: true };
 
 fn trained(name: &str) -> Decoder {
     let mut decoder = Fixture::open(name).load();
@@ -28,8 +28,8 @@ fn trained(name: &str) -> Decoder {
 /// An actor whose two ranks share the model, the tower included.
 fn sharded(ranks: &Ranks, name: &str) -> Actor {
     let weights = Weights::open(&Fixture::open(name).dir).unwrap();
-    let mut decoder = Decoder::outline(weights.config(), &TRAINABLE).unwrap();
-    decoder.outline_vision();
+    let mut decoder = Decoder::meta(weights.config(), &TRAINABLE).unwrap();
+    decoder.meta_vision();
     let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
     shards.read(&weights).unwrap();
     let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default()).unwrap();
@@ -54,7 +54,7 @@ fn gradients_of_the_whole_tower_are_those_of_transformers() {
     }
 }
 
-/// In 16 bits graphs share casts of the weights, or compute them again, and gradients are those of 32 bits
+/// Graphs in 16 bits share casts of the weights, or compute them again, and gradients are those of 32 bits
 /// but for roundings.
 #[test]
 fn casts_of_the_tower_and_images_that_are_computed_again_change_no_gradient() {
@@ -90,7 +90,7 @@ fn rollout_and_reference_have_the_towers_of_their_versions() {
         let folder = tempfile::tempdir().unwrap();
         let mut actor = actor(trained(name), false);
         let (mut engine, fixture) = (engine(), Fixture::open(name));
-        let reference = FrozenPolicy::copy_of(&actor, &Copying::to(folder.path(), false)).unwrap();
+        let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), false)).unwrap();
         let prompt = fixture.prompt(0);
         let mut seen = Vec::new();
         for version in 0..2 {
@@ -122,7 +122,7 @@ fn two_ranks_with_shards_train_and_sample_with_the_tower_of_one() {
         let many = on_ranks(2, |ranks| {
             let folder = tempfile::tempdir().unwrap();
             let mut actor = sharded(&ranks, name);
-            let reference = FrozenPolicy::copy_of(&actor, &Copying::to(folder.path(), false)).unwrap();
+            let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), false)).unwrap();
             let stepped = step(&mut actor, name);
             let mut engine = engine();
             engine.sync_weights(actor.units(), 0).unwrap();

@@ -17,7 +17,7 @@
 #include <limits>
 #include <vector>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
@@ -25,7 +25,7 @@ using torch::autograd::variable_list;
 
 namespace rlt {
 
-// How the products of queries and keys become weights (`RawScores` in border.rs).
+// How the products of queries and keys become weights (`RawScores` in ffi.rs).
 struct Scores {
   double scale;
   int64_t window;  // 0: none

@@ -20,7 +20,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;

@@ -1,4 +1,4 @@
-// c10d's Gloo process group, inside libtorch_cpu.so, behind a C border, and the store that its ranks find each other
+// c10d's Gloo process group, inside libtorch_cpu.so, behind a C API, and the store that its ranks find each other
 // through, which is Rust's. Which collectives a training step needs, and what a failed one means, is decided in Rust.
 #define USE_C10D_GLOO
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -9,7 +9,7 @@
 #include <mutex>
 #include <optional>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 using Milliseconds = std::chrono::milliseconds;

@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;

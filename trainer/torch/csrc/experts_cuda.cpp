@@ -5,7 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
@@ -14,7 +14,7 @@ using torch::autograd::variable_list;
 namespace rlt {
 namespace {
 
-// Which kernel, with its operands; see `Launch` in border.rs.
+// Which kernel, with its operands; see `Launch` in ffi.rs.
 enum Kernel : int32_t { LINEAR, GRADIENT_OF_ROWS, GRADIENT_OF_WEIGHT, COMBINE };
 using Launch = bool (*)(int32_t kernel, Tensor* first, Tensor* second, Tensor* ints, Tensor* out, char* message,
                         size_t message_bytes);

@@ -10,7 +10,7 @@
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;

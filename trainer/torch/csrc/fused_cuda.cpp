@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;

@@ -5,14 +5,14 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 
 namespace rlt {
 namespace {
 
-// What one row of the chunk carries across the border; all arrays have one entry a row.
+// What one row of the chunk carries across the C API; all arrays have one entry a row.
 struct ChunkRows {
   const int64_t* targets;
   float *max, *log_sum, *logprob, *entropy;

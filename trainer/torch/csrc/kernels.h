@@ -1,4 +1,4 @@
-// The border between tensor code and arithmetic: plain pointers and sizes, one table of kernels per
+// The boundary between tensor code and arithmetic: plain pointers and sizes, one table of kernels per
 // instruction set. No torch header is included here or in kernels/: these files are compiled several times
 // with different instruction sets, and an inline function of a shared header compiled for a newer CPU must
 // never win at link time.

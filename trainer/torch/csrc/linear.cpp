@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 

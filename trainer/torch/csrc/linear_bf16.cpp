@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 using torch::autograd::AutogradContext;

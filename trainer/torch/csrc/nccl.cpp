@@ -1,4 +1,4 @@
-// NCCL between GPUs, behind a C border: the library that libtorch's CUDA half brings along, found at run time, so that
+// NCCL between GPUs, behind a C API: the library that libtorch's CUDA half brings along, found at run time, so that
 // neither building nor running without a GPU needs anything of CUDA. A communicator's operations run on a stream of
 // their own, ordered by events with the stream that computes, or in that stream itself, where a graph may hold them.
 // They never keep a thread waiting. When an operation has failed, and what that means, is decided in Rust.
@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 

@@ -9,7 +9,7 @@
 #include <map>
 #include <mutex>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 using c10::impl::VirtualGuardImpl;

@@ -4,7 +4,7 @@
 
 #include <torch/csrc/autograd/profiler_kineto.h>
 
-#include "border.h"
+#include "c_api.h"
 
 extern "C" {
 char* rlt_start_profiler(bool records_device) {

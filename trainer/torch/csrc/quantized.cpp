@@ -10,11 +10,11 @@
 #include <optional>
 #include <vector>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 
-// `QuantizedParts` in border.rs; tensors and tables are borrowed.
+// `QuantizedParts` in ffi.rs; tensors and tables are borrowed.
 struct QuantizedParts {
   int64_t format;  // rlt::Quantized::Format
   int64_t num_outputs, num_inputs, block;

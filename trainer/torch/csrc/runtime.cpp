@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "border.h"
+#include "c_api.h"
 
 using at::Tensor;
 

@@ -3,7 +3,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "border.h"
+#include "c_api.h"
 
 using c10::impl::VirtualGuardImpl;
 

@@ -1,11 +1,11 @@
 //! Attention over packed segments (differentiable), and of single queries over a paged cache (decoding). With
 //! a sliding window w, query i attends to key j if i - w < j <= i, as in transformers.
 
-use crate::border::{
-    RawScores, check, raw, rlt_paged_attention, rlt_varlen_attention, rlt_write_kv, tensor_from,
-};
 use crate::device_segments::{DeviceSegments, packed_attention};
 use crate::error::or_panic;
+use crate::ffi::{
+    RawScores, check, raw, rlt_paged_attention, rlt_varlen_attention, rlt_write_kv, tensor_from,
+};
 use tch::Tensor;
 
 /// The segments of T packed tokens.

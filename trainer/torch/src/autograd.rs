@@ -1,7 +1,7 @@
 //! Autograd with explicit gradients, as needed by a schedule over detached layers.
 
-use crate::border::{check, raw, rlt_backward, rlt_set_grad};
 use crate::error::or_panic;
+use crate::ffi::{check, raw, rlt_backward, rlt_set_grad};
 use tch::Tensor;
 
 /// Runs autograd from `output` with `grad_output` (same shape and dtype); gradients accumulate in the leaves'

@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor};
 
 use crate::Error;
-use crate::border::{raw, rlt_packed_attention, tensor_from};
+use crate::ffi::{raw, rlt_packed_attention, tensor_from};
 
 /// Cache slots that the queries of each sequence attend to; all tensors are on the cache's device.
 #[derive(Debug)]

@@ -11,26 +11,26 @@
 //! returns a [`Pending`] that keeps its tensors alive and must be waited for before they are read or written.
 //! Operations of a [`StreamGroup`] are ordered by a CUDA stream, like kernels.
 
-mod alone;
-mod border;
 mod by_device;
 mod error;
+mod ffi;
 mod gloo;
+mod heartbeat;
+mod member;
 mod nccl;
 mod pending;
-mod pulse;
 mod rendezvous;
-mod seat;
+mod single_process;
 mod store;
 mod traffic;
 
 use std::fmt::Debug;
 
-pub use alone::Alone;
 pub use error::{CollectiveError, Diagnosis, RendezvousError};
 pub use nccl::StreamGroup;
 pub use pending::Pending;
 pub use rendezvous::{Membership, Rendezvous, report_failure, serve_store, serve_store_with};
+pub use single_process::SingleProcessGroup;
 pub use store::{RendezvousKey, Store, StoreError, StoreSettings};
 use tch::Tensor;
 pub use traffic::Traffic;

@@ -4,7 +4,6 @@
 mod activation;
 mod adamw;
 mod attention;
-mod changes;
 mod decode_state;
 mod digest;
 mod dropout;
@@ -12,26 +11,26 @@ mod experts;
 mod grouped;
 mod head;
 mod kernels;
+mod launch_checks;
 mod norm;
-mod operand;
 mod quantized;
 mod rope;
 mod rows;
 mod runtime;
 mod sampling;
 mod squares;
+mod state_updates;
 
 pub use activation::SwiGlu;
 pub use adamw::{AdamWTable, AdamWTensor, FusedAdamW};
 pub use attention::{PagedDecodeAttention, attention_splits, attention_workspace_bytes};
-pub use changes::{ApplyChanges, pinned};
 pub use decode_state::{Advance, EmbedGather, MarkSeen};
+pub(crate) use detect::gpu_memory;
+pub use detect::{CudaStatus, CudaVersion, Gpu, GpuLink, detect_cuda, gpus, link_between};
 pub use digest::DeviceDigest;
 pub use driver::Driver;
 pub use dropout::DropoutMask;
 pub use experts::{CombineRows, ExpertScores, RouteExperts, RouteRule, SortRows};
-pub(crate) use found::gpu_memory;
-pub use found::{CudaSearch, CudaVersion, Gpu, GpuLink, gpus, link_between, look_for_cuda};
 pub use graph::Graph;
 pub use grouped::{GroupedLinear, GroupedLinearDw, GroupedLinearDx};
 pub use head::{HeadBackward, HeadForward};
@@ -42,13 +41,14 @@ pub use quantized::{Dequantize, QUANTIZED_FEW_ROWS, QUANTIZED_PARTS, QuantizedLi
 pub use rope::RopeAndWriteKv;
 pub use rows::{GatedRows, NormRows, RopeRows};
 pub use runtime::driver;
-use runtime::{found, graph, libraries, module, stream};
+use runtime::{detect, graph, libraries, module, stream};
 pub use sampling::{SAMPLING_ROW_WORDS, Sample, SamplingRow, sampling_workspace_bytes};
 pub use squares::{NormOfSquares, SquaresTable, SumsOfSquares};
+pub use state_updates::{ApplyUpdates, pinned};
 pub use stream::{Event, Stream, StreamScope};
 
 use crate::Error;
-use crate::border::{check, owned_text, rlt_load_cuda};
+use crate::ffi::{check, owned_text, rlt_load_cuda};
 
 /// Loads the driver and libtorch's CUDA library, if present, and returns whether CUDA can be used. Without a
 /// driver nothing else is loaded, so a CPU machine needs none of CUDA's libraries. Call it before the first

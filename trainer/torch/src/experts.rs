@@ -10,12 +10,12 @@ use std::ops::Range;
 
 use tch::{Device, Tensor};
 
-use crate::border::{
+use crate::device_experts;
+use crate::error::or_panic;
+use crate::ffi::{
     raw, rlt_combine_rows, rlt_device_combine_rows, rlt_device_grouped_linear, rlt_gather_rows,
     rlt_grouped_linear, tensor_from,
 };
-use crate::device_experts;
-use crate::error::or_panic;
 
 /// Permutation that sorts the (token, choice) pairs by expert.
 #[derive(Debug)]

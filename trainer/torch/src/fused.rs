@@ -2,11 +2,11 @@
 //! (f32 and bf16) and GPUs (also f16) each has one kernel for the forward and one for the backward pass, in
 //! float arithmetic; a norm on a GPU needs another sum. For other dtypes ATen computes the same formula.
 
-use crate::border::{
-    raw, rlt_apply_rope, rlt_gated_activation, rlt_gated_activation_packed, rlt_rms_norm, tensor_from,
-};
 use crate::device_rows::launch;
 use crate::error::or_panic;
+use crate::ffi::{
+    raw, rlt_apply_rope, rlt_gated_activation, rlt_gated_activation_packed, rlt_rms_norm, tensor_from,
+};
 use tch::Tensor;
 
 /// Activation function of the gate in a gated feed-forward layer.

@@ -2,7 +2,7 @@
 //! `[T, V]` logits. The caller supplies the loss. The formulas are in `csrc/kernels/head.inl`.
 
 use crate::Error;
-use crate::border::{ChunkRows, check, raw, rlt_head_chunk_backward, rlt_head_chunk_forward};
+use crate::ffi::{ChunkRows, check, raw, rlt_head_chunk_backward, rlt_head_chunk_forward};
 use crate::vocabulary_shard::HeadWeight;
 use std::ops::Range;
 use tch::Tensor;
@@ -217,7 +217,7 @@ impl<'a> Head<'a> {
             grad_entropies: vec![0.0; n],
         };
         if n > 0 {
-            let rows = chunk.border();
+            let rows = chunk.c_rows();
             // SAFETY: borrowed tensors and arrays of one entry a row that live for the call.
             check("the head's forward", unsafe {
                 let (hidden, weight, logits) =
@@ -239,7 +239,7 @@ impl<'a> Head<'a> {
         grad_weight: Option<&mut Tensor>,
     ) -> Result<(), Error> {
         let grad = chunk.hidden.empty_like();
-        let rows = chunk.border();
+        let rows = chunk.c_rows();
         let grad_weight = grad_weight.map_or(std::ptr::null_mut(), |grad| raw(grad));
         // SAFETY: borrowed tensors (the weight's gradient may be null) and arrays of one entry a row.
         check("the head's backward", unsafe {
@@ -256,7 +256,7 @@ impl<'a> Head<'a> {
 }
 
 impl Chunk {
-    fn border(&mut self) -> ChunkRows {
+    fn c_rows(&mut self) -> ChunkRows {
         ChunkRows {
             targets: self.targets.as_ptr(),
             max: self.max.as_mut_ptr(),

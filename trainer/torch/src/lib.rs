@@ -15,12 +15,12 @@
 
 mod attention;
 mod autograd;
-mod border;
 mod cached_attention;
 pub mod collectives;
 pub mod cuda;
 mod error;
 mod experts;
+mod ffi;
 mod fused;
 mod head;
 mod linear;
@@ -30,9 +30,6 @@ mod quantized;
 mod services;
 mod vocabulary_shard;
 
-pub use access::{
-    f32_slice, f32_slice_mut, i32_slice, i32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec, to_vec,
-};
 pub use attention::{AttentionScores, Segments, paged_attention, varlen_attention, write_kv};
 pub use autograd::{backward, backward_many, set_grad};
 pub use cached_attention::{CachedSegments, cached_attention};
@@ -45,7 +42,7 @@ pub use experts::ExpertRows;
 pub use flat::{FlatBuffer, forget_values};
 pub use fused::{Activation, apply_rope, gated_activation, gated_activation_packed, rms_norm};
 pub use head::{PerChunk, TokenDistribution, head_forward, head_forward_backward};
-pub use host_calls::HostCalls;
+pub use host_callbacks::HostCallbacks;
 pub use linear::{PackedLinear, has_one_order, linear};
 pub use memory::{
     DeviceMemory, device_memory, machine_memory_bytes, peak_device_bytes, peak_own_bytes,
@@ -61,9 +58,14 @@ pub use precision::{
 };
 pub use profiler::Profile;
 pub use quantized::{NESTED_BLOCK, NestedScales, QuantFormat, QuantLayout, QuantizedMatrix, dynamic_map};
-pub use region::{Block, TensorFile};
-use services::{access, flat, host_calls, memory, offload, precision, profiler, region, signals, upload};
+pub use region::{TensorFile, WeightArena};
+use services::{
+    flat, host_callbacks, memory, offload, precision, profiler, region, signals, tensor_data, upload,
+};
 pub use signals::{SIGNALS_THREAD, take_signals_apart};
+pub use tensor_data::{
+    f32_slice, f32_slice_mut, i32_slice, i32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec, to_vec,
+};
 pub use upload::{upload, upload_f32};
 pub use vocabulary_shard::{GatherStatistics, HeadWeight, VocabularyShard, sum_of_squares};
 

@@ -8,12 +8,12 @@
 //! both, and the result of a row is bitwise equal in training, in a prefill and in decoding. On other CPUs
 //! bfloat16 uses oneDNN, whose sums depend on the number of rows.
 
-use crate::border::{
+use crate::error::or_panic;
+use crate::ffi::{
     raw, rlt_has_one_order, rlt_linear, rlt_linear_of_bf16_panels, rlt_linear_of_panels, rlt_pack_bf16,
     rlt_pack_linear, rlt_packed_linear, tensor_from,
 };
-use crate::error::or_panic;
-use crate::{Block, Error};
+use crate::{Error, WeightArena};
 use tch::{Device, Kind, Tensor};
 
 /// Number of adjacent outputs in a panel (`LinearPanels::PANEL` of the kernels).
@@ -63,7 +63,7 @@ enum Weight {
 impl PackedLinear {
     /// Packs `weight` (`[out, in]`, f32 or bf16) with an optional `bias` (`[out]`) for products of about
     /// `rows_hint` rows. On a CPU the weight is copied; elsewhere, or if oneDNN fails, the given weight is
-    /// used. A float32 copy is placed in `block` if one is given and has enough space
+    /// used. A float32 copy is placed in `arena` if one is given and has enough space
     /// ([`Self::packed_bytes`]).
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl PackedLinear {
         weight: &Tensor,
         bias: Option<&Tensor>,
         rows_hint: i64,
-        block: Option<&mut Block>,
+        arena: Option<&mut WeightArena>,
     ) -> Result<PackedLinear, Error> {
         let size = weight.size();
         if size.len() != 2 || bias.is_some_and(|bias| bias.size() != size[..1]) {
@@ -85,7 +85,7 @@ impl PackedLinear {
         let plain = weight.detach();
         let on_cpu = weight.device() == Device::Cpu && weight.numel() > 0;
         if on_cpu && weight.kind() == Kind::Float {
-            let weight = Weight::Panels { panels: pack_panels(weight, block)?, num_outputs: size[0] };
+            let weight = Weight::Panels { panels: pack_panels(weight, arena)?, num_outputs: size[0] };
             let bias = bias.map(|bias| bias.detach().to_kind(Kind::Float).contiguous());
             return Ok(PackedLinear { weight, bias, rows_hint });
         }
@@ -110,7 +110,7 @@ impl PackedLinear {
         Ok(layer)
     }
 
-    /// Number of bytes of a packed float32 weight `[out, in]` in a block.
+    /// Number of bytes of a packed float32 weight `[out, in]` in an arena.
     pub fn packed_bytes(num_outputs: i64, num_inputs: i64) -> usize {
         let padded = (num_outputs + PANEL - 1) & !(PANEL - 1);
         (padded * num_inputs) as usize * size_of::<f32>() + 64
@@ -202,7 +202,7 @@ impl PackedLinear {
 }
 
 /// Reorders `[out, in]` to `[panels, in, PANEL]`; outputs that pad the last panel are zero.
-fn pack_panels(weight: &Tensor, block: Option<&mut Block>) -> Result<Tensor, Error> {
+fn pack_panels(weight: &Tensor, arena: Option<&mut WeightArena>) -> Result<Tensor, Error> {
     let (num_outputs, num_inputs) = (weight.size()[0], weight.size()[1]);
     let missing = -num_outputs & (PANEL - 1);
     let whole = match missing {
@@ -210,8 +210,8 @@ fn pack_panels(weight: &Tensor, block: Option<&mut Block>) -> Result<Tensor, Err
         _ => tch::no_grad(|| weight.detach().constant_pad_nd([0, 0, 0, missing])),
     };
     let panels = whole.contiguous().view([-1, PANEL, num_inputs]).transpose(1, 2);
-    match block {
-        Some(block) => block.keep(&panels),
+    match arena {
+        Some(arena) => arena.keep(&panels),
         None => Ok(panels.contiguous()),
     }
 }

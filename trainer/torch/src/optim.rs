@@ -2,8 +2,8 @@
 //! schedules, clipping rules and parameter groups.
 
 use crate::Error;
-use crate::border::{AdamWSettings, check, raw, rlt_adamw, rlt_sum_of_squares};
 use crate::cuda::{Kernels, NormOfSquares, SquaresTable, SumsOfSquares};
+use crate::ffi::{AdamWSettings, check, raw, rlt_adamw, rlt_sum_of_squares};
 use crate::upload;
 use tch::{Device, Kind, TchError, Tensor};
 

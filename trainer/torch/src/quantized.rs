@@ -15,11 +15,11 @@ use std::sync::OnceLock;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
-use crate::access::scalar_type;
-use crate::border::{
+use crate::error::or_panic;
+use crate::ffi::{
     QuantizedParts, raw, rlt_dequantize, rlt_quantized_linear, rlt_quantized_product, tensor_from,
 };
-use crate::error::or_panic;
+use crate::tensor_data::scalar_type;
 use on_device::dequantize_on_device;
 
 /// Number format of a quantized weight's codes.

@@ -1,12 +1,12 @@
 //! Services of libtorch and of the process that `tch` does not offer: memory, files, threads and precision.
 
-pub(super) mod access;
 pub(super) mod flat;
-pub(super) mod host_calls;
+pub(super) mod host_callbacks;
 pub(super) mod memory;
 pub(super) mod offload;
 pub(super) mod precision;
 pub(super) mod profiler;
 pub(super) mod region;
 pub(super) mod signals;
+pub(super) mod tensor_data;
 pub(super) mod upload;

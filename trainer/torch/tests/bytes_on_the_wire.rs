@@ -85,7 +85,7 @@ fn join(rank: usize, port: u16) -> Rendezvous {
     Rendezvous::join(membership).unwrap()
 }
 
-/// What ranks counted for each operation, and what the kernel did for all of them.
+/// Returns the bytes that ranks counted for each operation, and that the kernel counted for all of them.
 fn measure(rank: usize, port: u16, operations: &[Operation]) -> Vec<(Traffic, u64)> {
     let rendezvous = join(rank, port);
     let mut group = rendezvous.group("all", &[0, 1, 2]).unwrap().unwrap();

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_or_too_long_sources_the_shortest_are_reported_with_all_other_metrics() {
+    fn metrics_of_the_shortest_source_names_are_reported_with_all_other_metrics() {
         for pad in [1, 200] {
             let sources = (0..2000).map(|idx| format!("val-core/{idx:0pad$}/reward/mean@1"));
             let report = bounded(sources.chain(["actor/lr".to_owned(), "critic/rewards/mean".to_owned()]));

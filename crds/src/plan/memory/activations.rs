@@ -91,8 +91,8 @@ impl Activations<'_> {
     /// and values, and queries before the rotary embedding.
     fn latents(&self, queries: u64) -> u64 {
         self.model.latent.as_ref().map_or(0, |latent| {
-            let compressed = latent.query_rank.unwrap_or(0) + latent.cached();
-            let expanded = self.model.num_heads * (latent.plain_dim + latent.value_dim);
+            let compressed = latent.query_rank.unwrap_or(0) + latent.kv_cache_width();
+            let expanded = self.model.num_heads * (latent.nope_dim + latent.value_dim);
             queries + (2 * compressed + expanded) as u64
         })
     }

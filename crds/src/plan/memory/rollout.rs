@@ -18,7 +18,7 @@ use crate::resolved::ResolvedSpec;
 /// Granularity of a head's width in GPU kernels, in elements.
 const GPU_HEAD_STEP: usize = 8;
 /// Divisor for the KV blocks that are kept for running sequences: new ones may not take one block in 100.
-const HEADROOM_DIVISOR: u64 = 100;
+const WATERMARK_DIVISOR: u64 = 100;
 
 pub(super) fn terms(
     spec: &ResolvedSpec,
@@ -255,5 +255,5 @@ fn blocks_wanted(spec: &ResolvedSpec, num_prompts: u64, samples_per_prompt: u64,
     let concurrent = num_prompts.saturating_mul(samples_per_prompt).min(at_once);
     let num_first = num_prompts.min(concurrent);
     let blocks = num_first * (longest + 1) + (concurrent - num_first) * (longest - num_shared);
-    blocks + blocks / HEADROOM_DIVISOR + 1
+    blocks + blocks / WATERMARK_DIVISOR + 1
 }

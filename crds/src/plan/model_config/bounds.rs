@@ -32,7 +32,7 @@ pub(super) fn check_total(config: &ModelConfig) -> Result<(), ModelConfigError> 
 fn num_parameters(config: &ModelConfig) -> f64 {
     let [hidden, heads, kv_heads] = [config.hidden_size, config.num_heads, config.num_kv_heads].map(wide);
     let latent = config.latent.as_ref().map_or(0.0, |latent| {
-        let head = wide(latent.plain_dim) + wide(latent.rope_dim) + wide(latent.value_dim);
+        let head = wide(latent.nope_dim) + wide(latent.rope_dim) + wide(latent.value_dim);
         let ranks = latent.query_rank.map_or(hidden, wide) + wide(latent.rank) + wide(latent.rope_dim);
         (hidden + heads * head) * ranks
     });

@@ -22,7 +22,7 @@ impl LatentAttention {
         Self {
             query_rank: None,
             rank: 2 * head_dim,
-            plain_dim: head_dim,
+            nope_dim: head_dim,
             rope_dim: head_dim,
             value_dim: head_dim,
         }
@@ -38,7 +38,7 @@ impl LatentAttention {
         let latent = Self {
             query_rank,
             rank: size("kv_lora_rank", 512)?,
-            plain_dim: size("qk_nope_head_dim", 128)?,
+            nope_dim: size("qk_nope_head_dim", 128)?,
             rope_dim: size("qk_rope_head_dim", 64)?,
             value_dim: size("v_head_dim", 128)?,
         };
@@ -52,11 +52,11 @@ impl LatentAttention {
 
     /// Width of a query or key head.
     pub fn head_dim(&self) -> usize {
-        self.plain_dim + self.rope_dim
+        self.nope_dim + self.rope_dim
     }
 
     /// Number of elements that a layer's cache keeps for a token.
-    pub fn cached(&self) -> usize {
+    pub fn kv_cache_width(&self) -> usize {
         self.rank + self.rope_dim
     }
 
@@ -73,9 +73,9 @@ impl LatentAttention {
                 shape("self_attn.q_b_proj", queries, rank, false),
             ],
         };
-        let expanded = heads * (self.plain_dim + self.value_dim);
+        let expanded = heads * (self.nope_dim + self.value_dim);
         let keys = vec![
-            shape("self_attn.kv_a_proj_with_mqa", self.cached(), hidden, config.qkv_bias),
+            shape("self_attn.kv_a_proj_with_mqa", self.kv_cache_width(), hidden, config.qkv_bias),
             shape("self_attn.kv_b_proj", expanded, self.rank, false),
             shape("self_attn.o_proj", hidden, heads * self.value_dim, config.output_bias),
         ];
@@ -126,7 +126,7 @@ impl ModelConfig {
         let Some(latent) = &self.latent else { return };
         document["q_lora_rank"] = latent.query_rank.into();
         document["kv_lora_rank"] = latent.rank.into();
-        document["qk_nope_head_dim"] = latent.plain_dim.into();
+        document["qk_nope_head_dim"] = latent.nope_dim.into();
         document["qk_rope_head_dim"] = latent.rope_dim.into();
         document["v_head_dim"] = latent.value_dim.into();
         document["attention_bias"] = self.qkv_bias.into();

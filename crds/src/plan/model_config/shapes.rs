@@ -115,8 +115,8 @@ impl ModelConfig {
         let attention = match &self.latent {
             None => vec![queries, keys, keys, self.hidden_size],
             Some(latent) => {
-                let expanded = self.num_heads * (latent.plain_dim + latent.value_dim);
-                vec![queries, latent.cached(), expanded, self.hidden_size]
+                let expanded = self.num_heads * (latent.nope_dim + latent.value_dim);
+                vec![queries, latent.kv_cache_width(), expanded, self.hidden_size]
             }
         };
         let feed_forward = width.map(|width| vec![width, width, self.hidden_size]);

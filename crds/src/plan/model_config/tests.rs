@@ -399,7 +399,7 @@ fn sizes_that_no_machine_holds_are_refused_before_memory_is_taken_for_them() {
 }
 
 #[test]
-fn what_is_written_reads_back_as_the_same_model() {
+fn a_written_configuration_reads_back_as_the_same_model() {
     let mistral = json!({
         "architectures": ["MistralForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,

@@ -88,7 +88,7 @@ fn a_head_that_either_level_ties_is_tied_before_qwen3_vl() {
 }
 
 #[test]
-fn what_would_change_numbers_is_refused_by_name() {
+fn fields_that_would_change_values_are_refused_by_name() {
     let refused = |change: &dyn Fn(&mut Value), named: &str| {
         let mut document = published();
         change(&mut document);

@@ -70,7 +70,7 @@ fn short(tokens: u64) -> impl FnOnce(&mut Value) {
 }
 
 #[test]
-fn an_adapter_is_beside_its_base_by_default_where_its_products_take_less_than_folding() {
+fn an_adapter_stays_unmerged_by_default_if_its_products_cost_less_than_merging() {
     let merged = |change: &dyn Fn(&mut Value), tokens: u64| {
         planned(|spec| {
             short(tokens)(spec);
@@ -111,7 +111,7 @@ fn an_adapter_is_beside_its_base_by_default_where_its_products_take_less_than_fo
 }
 
 #[test]
-fn a_sync_of_an_adapter_beside_its_base_copies_and_sends_its_numbers_alone() {
+fn a_sync_of_an_unmerged_adapter_copies_and_sends_only_the_adapter() {
     let sync = |merge: bool, shards: u32| {
         planned(|spec| {
             short(900)(spec);
@@ -132,7 +132,7 @@ fn a_sync_of_an_adapter_beside_its_base_copies_and_sends_its_numbers_alone() {
 }
 
 #[test]
-fn a_base_with_an_adapter_beside_it_stays_packed_through_the_updates() {
+fn the_base_of_an_unmerged_adapter_stays_packed_through_the_updates() {
     let of = |merge: bool, phase, name| {
         let change = |spec: &mut Value| {
             short(900)(spec);
@@ -153,7 +153,7 @@ fn a_base_with_an_adapter_beside_it_stays_packed_through_the_updates() {
 }
 
 #[test]
-fn an_adapter_that_cannot_be_beside_its_base_is_refused_by_the_field() {
+fn an_adapter_that_cannot_stay_unmerged_is_refused_by_the_field() {
     let refused = |change: &dyn Fn(&mut Value)| {
         let mut own = spec();
         short(900)(&mut own);

@@ -99,22 +99,22 @@ fn a_sync_sends_the_experts_that_others_lack() {
     assert_eq!(sent(json!({"sp": 2, "ep": 2})), 4 * LAYERS * OF_LAYER / 2);
 }
 
-fn misfit(mesh: &Value, model: &ModelConfig) -> Option<String> {
+fn refusal(mesh: &Value, model: &ModelConfig) -> Option<String> {
     let job = validate(&manifest(&job(mesh))).unwrap();
-    check_model(job.spec(), model).err().map(|misfit| misfit.to_string())
+    check_model(job.spec(), model).err().map(|refusal| refusal.to_string())
 }
 
 #[test]
 fn experts_are_distributed_over_a_divisor_of_their_number_and_of_a_copy_s_ranks() {
-    assert_eq!(misfit(&json!({"dpShard": 2, "sp": 2, "ep": 4}), &mixture()), None);
+    assert_eq!(refusal(&json!({"dpShard": 2, "sp": 2, "ep": 4}), &mixture()), None);
     let mut seven = mixture();
     seven.experts.as_mut().unwrap().num_experts = 7;
     assert_eq!(
-        misfit(&json!({"dpShard": 2, "ep": 2}), &seven).unwrap(),
+        refusal(&json!({"dpShard": 2, "ep": 2}), &seven).unwrap(),
         "spec.workers.mesh.ep: 2 ranks cannot share the 7 experts of a layer: expected one of 1, 7"
     );
     assert_eq!(
-        misfit(&json!({"dpShard": 2, "ep": 2}), &super::qwen()).unwrap(),
+        refusal(&json!({"dpShard": 2, "ep": 2}), &super::qwen()).unwrap(),
         "spec.workers.mesh.ep: 2 ranks cannot share the experts of Qwen2, which has none: expected 1"
     );
 }
@@ -138,7 +138,7 @@ fn mixtures_train_on_gpus_unless_ranks_exchange_their_rows_or_a_part_has_no_kern
         let mut spec = job(&json!({"dpShard": 2, "ep": ep}));
         spec["workers"]["device"] = device.into();
         let job = validate(&manifest(&spec)).unwrap();
-        check_model(job.spec(), model).err().map(|misfit| misfit.to_string())
+        check_model(job.spec(), model).err().map(|refusal| refusal.to_string())
     };
     assert_eq!(refused("Cuda", 1, &mixture()), None);
     assert_eq!(refused("Cpu", 2, &mixture()), None);

@@ -15,7 +15,7 @@ fn refusal(model: &ModelConfig, workers: Value, algorithm: &str) -> Option<Strin
         spec["rewards"] = json!({});
     }
     let job = validate(&manifest(&spec)).unwrap();
-    check_model(job.spec(), model).err().map(|misfit| misfit.to_string())
+    check_model(job.spec(), model).err().map(|refusal| refusal.to_string())
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn layers_that_stay_gathered_for_their_backward_pass_take_the_memory_of_an_updat
         spec["workers"]["mesh"]["dpShard"] = dp_shard.into();
         match validate(&manifest(&spec)) {
             Err(problems) => Some(problems.iter().map(ToString::to_string).collect()),
-            Ok(job) => check_model(job.spec(), &qwen()).err().map(|misfit| misfit.to_string()),
+            Ok(job) => check_model(job.spec(), &qwen()).err().map(|refusal| refusal.to_string()),
         }
     };
     assert_eq!(refused(all.clone(), 2), None);

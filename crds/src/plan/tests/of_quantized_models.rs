@@ -116,7 +116,8 @@ fn files_that_are_quantized_are_planned_as_they_are_and_refused_where_they_do_no
         "bnb_4bit_use_double_quant": true, "llm_int8_skip_modules": null
     });
     let model = ModelConfig::from_json(&stored).unwrap();
-    let refusal = |job: &ValidatedJob| check_model(job.spec(), &model).err().map(|misfit| misfit.to_string());
+    let refusal =
+        |job: &ValidatedJob| check_model(job.spec(), &model).err().map(|refusal| refusal.to_string());
     let cpu = json!({"device": "Cpu"});
     assert_eq!(refusal(&job(Value::Null, cpu.clone())), None);
     let planned =
@@ -136,7 +137,7 @@ fn files_that_are_quantized_are_planned_as_they_are_and_refused_where_they_do_no
 }
 
 #[test]
-fn what_is_not_known_of_a_quantization_is_refused_by_its_field() {
+fn quantization_settings_without_support_are_refused_by_field() {
     let refusal = |quantization: Value, more: Value| {
         let mut stored = config();
         stored["quantization_config"] = quantization;

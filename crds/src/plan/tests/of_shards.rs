@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{MemoryPlan, Phase, Place, bytes, place, planned, term};
 
 #[test]
-fn fsdp_ranks_keep_a_shard_and_gather_two_layers_beside_the_outer_unit() {
+fn fsdp_ranks_store_a_shard_and_gather_two_layers_and_the_root_unit() {
     let sharing = |dp_shard: u32| {
         move |spec: &mut Value| {
             spec["workers"] = json!({"count": 4, "mesh": {"dpShard": dp_shard}, "device": "Cpu"});

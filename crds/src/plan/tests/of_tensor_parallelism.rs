@@ -90,18 +90,18 @@ fn a_sync_sends_the_parts_that_others_lack() {
     assert!(parts.abs_diff(shards) < 1000, "{parts} {shards}");
 }
 
-fn misfit(mesh: &Value, model: &ModelConfig) -> Option<String> {
+fn refusal(mesh: &Value, model: &ModelConfig) -> Option<String> {
     let job = validate(&manifest(&job(mesh))).unwrap();
-    check_model(job.spec(), model).err().map(|misfit| misfit.to_string())
+    check_model(job.spec(), model).err().map(|refusal| refusal.to_string())
 }
 
 #[test]
 fn parts_are_of_equal_heads_and_width_and_of_some_tokens() {
-    assert_eq!(misfit(&json!({"tp": 8}), &llama_70b()), None);
+    assert_eq!(refusal(&json!({"tp": 8}), &llama_70b()), None);
     let refused = |change: &dyn Fn(&mut ModelConfig), words: &str| {
         let mut model = llama_70b();
         change(&mut model);
-        let said = misfit(&json!({"tp": 8}), &model).unwrap();
+        let said = refusal(&json!({"tp": 8}), &model).unwrap();
         assert!(said.starts_with("spec.workers.mesh.tp: 8 ranks cannot share"), "{said}");
         assert!(said.contains(words), "{said}");
     };
@@ -118,20 +118,20 @@ fn parts_are_of_equal_heads_and_width_and_of_some_tokens() {
 #[test]
 fn a_part_of_a_mixture_has_a_part_of_each_expert() {
     let mixture = super::of_expert_parallelism::mixture();
-    assert_eq!(misfit(&json!({"tp": 2}), &mixture), None);
-    assert_eq!(misfit(&json!({"tp": 2, "sp": 2, "ep": 2}), &mixture), None);
+    assert_eq!(refusal(&json!({"tp": 2}), &mixture), None);
+    assert_eq!(refusal(&json!({"tp": 2, "sp": 2, "ep": 2}), &mixture), None);
     let mut odd = mixture;
     odd.experts.as_mut().unwrap().intermediate_size = 33;
-    let said = misfit(&json!({"tp": 2}), &odd).unwrap();
+    let said = refusal(&json!({"tp": 2}), &odd).unwrap();
     assert!(said.contains("a feed-forward block 33 wide: expected one of 1"), "{said}");
 }
 
 #[test]
 fn sequence_parallelism_divides_the_heads_of_a_part() {
-    assert_eq!(misfit(&json!({"tp": 8, "sp": 8}), &llama_70b()), None);
+    assert_eq!(refusal(&json!({"tp": 8, "sp": 8}), &llama_70b()), None);
     let mut model = llama_70b();
     (model.num_heads, model.num_kv_heads) = (8, 8);
-    let said = misfit(&json!({"tp": 8, "sp": 2}), &model).unwrap();
+    let said = refusal(&json!({"tp": 8, "sp": 2}), &model).unwrap();
     assert!(
         said.contains("8 query and 8 key heads, of which each rank has 1 / 8: expected one of 1"),
         "{said}"

@@ -37,7 +37,7 @@ fn every_rank_has_the_whole_tower_and_features_of_images() {
 }
 
 #[test]
-fn what_a_tower_takes_no_part_in_is_refused_by_its_field() {
+fn axes_that_cannot_split_a_vision_tower_are_refused_by_field() {
     let refusal = |workers: Value| check_model(job(workers).spec(), &model()).unwrap_err().to_string();
     assert_eq!(
         check_model(job(json!({"device": "Cpu", "count": 2, "mesh": {"dpShard": 2}})).spec(), &model()),
@@ -180,7 +180,7 @@ fn a_trained_or_adapted_tower_is_refused_where_there_is_none() {
         let job = validate(&manifest(&spec)).unwrap();
         let error = check_model(job.spec(), &super::qwen()).unwrap_err().to_string();
         assert_eq!(error, format!("spec.model.{expected}"));
-        assert_eq!(check_model(job.spec(), &model()).err().map(|misfit| misfit.to_string()), None);
+        assert_eq!(check_model(job.spec(), &model()).err().map(|refusal| refusal.to_string()), None);
     }
 }
 

@@ -141,7 +141,7 @@ fn a_change_was_not_seen() {
 }
 
 #[test]
-fn its_pods_are_made_and_its_first_status_is_not_written() {
+fn its_pods_exist_and_its_first_status_is_not_written() {
     let mut snapshot = plain(json!({}));
     snapshot.workers.push(worker(0, 1, None, json!({"phase": "Pending"})));
     let explanation = explain(&snapshot);

@@ -59,7 +59,7 @@ fn a_job_that_cannot_fit_is_refused_with_what_would() {
 }
 
 #[test]
-fn times_are_predicted_for_the_lengths_of_a_run_and_stand_beside_its_own() {
+fn times_are_predicted_for_the_lengths_of_a_run_and_shown_next_to_measured_ones() {
     let run = tempfile::tempdir().unwrap();
     let step = |phase: u32, step: u32, gen_seconds: f64, completion: f64| {
         format!(

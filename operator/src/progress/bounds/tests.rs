@@ -182,7 +182,7 @@ proptest! {
     }
 
     #[test]
-    fn so_does_one_whose_bytes_were_changed(
+    fn a_report_with_changed_bytes_fits_a_status_once_it_is_accepted(
         report in report(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
     ) {
@@ -196,7 +196,7 @@ proptest! {
     }
 
     #[test]
-    fn so_do_any_bytes_that_are_a_report(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
+    fn any_bytes_that_decode_as_a_report_fit_a_status_once_they_are_accepted(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
         let found = ReportRequest::decode(&*bytes).ok().and_then(problem_of);
         prop_assert_eq!(found, None);
     }

@@ -1,4 +1,4 @@
-// A stand-in for NCCL between processes of one machine: the functions that our border calls, with the behaviour of a
+// A stand-in for NCCL between processes of one machine: the functions that our C API calls, with the behaviour of a
 // communicator that keeps no caller waiting.
 #include <sys/random.h>
 

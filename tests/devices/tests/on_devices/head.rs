@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use rlt_torch::collectives::CollectiveError;
-use rlt_torch::{DeviceHead, HeadWeight, HostCalls, VocabularyShard};
+use rlt_torch::{DeviceHead, HeadWeight, HostCallbacks, VocabularyShard};
 use tch::{Device, Kind, Tensor};
 
 use crate::asked::asked_by;
@@ -34,7 +34,7 @@ fn head<'a>((hidden_cd, targets_c): (&'a Tensor, &'a Tensor), weight: HeadWeight
 /// Computes log-probs and entropies, and the gradients of hidden states and weight.
 fn computed(head: DeviceHead<'_>) -> [Tensor; 3] {
     let grad_weight = head.weight.weight_vd.zeros_like();
-    let mut calls = HostCalls::new();
+    let mut calls = HostCallbacks::new();
     let grad_hidden = head.forward_backward(Some(grad_weight.shallow_clone()), &mut calls, |_| {
         Box::new(|_, [by_logprob, by_entropy]| {
             by_logprob.fill(0.5);

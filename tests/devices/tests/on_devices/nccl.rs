@@ -1,4 +1,4 @@
-//! The product's border to NCCL between real processes: every collective against its definition, and the
+//! The product's bindings of NCCL between real processes: every collective against its definition, and the
 //! errors for a rank that hangs or has ended.
 
 use std::env;

@@ -14,7 +14,7 @@ use crate::process::on_device;
 fn decoder(device: Device, lora: Option<&[&str]>) -> Decoder {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../trainer/tests/fixtures/models/qwen3");
     let numbers = if lora.is_some() { Kind::BFloat16 } else { Kind::Float };
-    let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: lora.is_none() };
+    let options = LoadOptions { device, param_dtype: numbers, compute: numbers, trainable: lora.is_none() };
     let mut decoder = Decoder::load(&folder, &options).unwrap();
     if let Some(names) = lora {
         let targets = ModuleMatch::Names(names.iter().map(|name| (*name).to_owned()).collect());

@@ -124,7 +124,7 @@ struct Import {
     is_reexport: bool,
 }
 
-/// What a path leads to.
+/// The item to which a path leads.
 enum Target {
     Module(ModulePath),
     /// An item, by the module that defines it.
@@ -235,7 +235,7 @@ impl Package {
         Some(Target::Module(at))
     }
 
-    /// What `name` is in the module `at`.
+    /// Resolves `name` in the module `at`.
     fn step(&self, at: &ModulePath, name: &str, steps: usize) -> Option<Target> {
         if self.is_child(at, name) {
             return Some(Target::Module([at.as_slice(), &[name.to_owned()]].concat()));
@@ -351,7 +351,7 @@ fn imported_names(tree: &str, above: &[String]) -> Vec<(ModulePath, String)> {
     name.map(|name| (path, name)).into_iter().collect()
 }
 
-/// What commas outside of braces separate.
+/// Splits a list at the commas outside of braces.
 fn parts_of_list(list: &str) -> Vec<&str> {
     let mut depth = 0_usize;
     let separates = |c: char| {

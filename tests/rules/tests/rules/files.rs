@@ -23,11 +23,11 @@ const OWN: [(&str, &str); 13] = [
     ("trainer/src/model/hub/push.rs", "the exported folder"),
     ("trainer/src/model/hub/push/large.rs", "the exported folder"),
     ("trainer/src/model/hub/snapshot.rs", "the cache of the hub, whose listing it wrote"),
-    ("trainer/src/roles/reference/kept.rs", "kept log-probs of the reference"),
+    ("trainer/src/roles/reference/log_prob_cache.rs", "cached log-probs of the reference"),
     ("trainer/src/roles/rollout/memory.rs", "limits of the control group"),
     ("trainer/src/run/prefetch.rs", "libraries of this process"),
     ("trainer/src/run/setup/hub_models.rs", "records of commits in the run folder"),
-    ("trainer/src/storage/checkpoint/copies/", "checkpoints of the run, which are copied"),
+    ("trainer/src/storage/checkpoint/remote/", "checkpoints of the run, which are copied"),
     ("trainer/src/storage/checkpoint/storage.rs", "folders that are synced"),
     ("trainer/src/storage/run_folder.rs", "the run folder"),
 ];

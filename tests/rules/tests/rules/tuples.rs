@@ -20,7 +20,7 @@ const ALLOWED: [(&str, &[&str]); 4] = [
     // AdamW's two betas, and the two parts of a version.
     ("trainer/src/roles/optim/adamw.rs", &["betas"]),
     ("trainer/torch/src/optim.rs", &["betas"]),
-    ("trainer/torch/src/cuda/runtime/found.rs", &["compute_capability"]),
+    ("trainer/torch/src/cuda/runtime/detect.rs", &["compute_capability"]),
 ];
 
 #[test]

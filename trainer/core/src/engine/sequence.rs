@@ -64,11 +64,11 @@ pub struct Sequence {
     pub(super) block_table: Vec<Block>,
     /// Number of leading tokens whose keys and values are in its blocks, while it does not run.
     pub(super) num_cached: usize,
-    /// Whether it has run. Until then it can fork from the prompt of its request.
+    /// Whether the sequence has run. Until then it can fork from the prompt of its request.
     pub(super) has_run: bool,
-    /// Whether it stays when it has ended.
+    /// Whether the sequence stays after its end.
     pub(super) keep_open: bool,
-    /// Whether it has ended and can be extended.
+    /// Whether the sequence has ended and can be extended.
     pub(super) is_turn_over: bool,
     pub(super) admission: u64,
 }

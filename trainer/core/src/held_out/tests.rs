@@ -43,7 +43,7 @@ fn one_sample_has_a_mean_and_nothing_else() {
 }
 
 #[test]
-fn of_many_sources_those_with_the_most_prompts_have_metrics_and_all_count_in_the_mean() {
+fn the_sources_with_the_most_prompts_have_metrics_and_all_sources_count_in_the_mean() {
     let (large, long) = ("zz", "x".repeat(MAX_SOURCE_BYTES + 1));
     let names: Vec<String> = (0..300).map(|idx| format!("source-{idx:03}")).collect();
     let mut groups: Vec<_> = names.iter().map(|name| group(name, &scored(&[0.0]))).collect();

@@ -30,7 +30,7 @@ impl AxisPlace {
     /// Returns the rank's range of `len` tokens padded to a multiple of the ranks, so that all ranges are
     /// equally long. The last ones may hold padding.
     pub fn padded_range(self, len: usize) -> Range<usize> {
-        Shards::new(len, self.size).range(self.index)
+        EvenSplit::new(len, self.size).range(self.index)
     }
 
     /// Length of the longest range of `len` heads, rows, columns or experts.
@@ -49,12 +49,12 @@ impl AxisPlace {
 
 /// A flat buffer split into shards of equal length; the last shards may hold padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shards {
+pub struct EvenSplit {
     len: usize,
     num_shards: usize,
 }
 
-impl Shards {
+impl EvenSplit {
     /// Splits `len` elements into `num_shards` shards, at least one.
     pub fn new(len: usize, num_shards: usize) -> Self {
         Self { len, num_shards: num_shards.max(1) }
@@ -140,7 +140,7 @@ mod tests {
             len in 0_usize..1000,
             num_shards in 1_usize..9,
         ) {
-            let shards = Shards::new(len, num_shards);
+            let shards = EvenSplit::new(len, num_shards);
             let ranges: Vec<_> = (0..num_shards).map(|shard| shards.range(shard)).collect();
             prop_assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
             prop_assert!(ranges.iter().all(|range| range.len() == shards.shard_len()));
@@ -155,7 +155,7 @@ mod tests {
             lens in prop::collection::vec(0_usize..40, 1..8),
             num_shards in 1_usize..9,
         ) {
-            let shards = Shards::new(lens.iter().sum(), num_shards);
+            let shards = EvenSplit::new(lens.iter().sum(), num_shards);
             let mut start = 0;
             for len in lens {
                 let wanted = start..start + len;

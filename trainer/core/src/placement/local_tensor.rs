@@ -12,8 +12,8 @@
 
 use std::ops::Range;
 
-pub use super::regions::Region;
-use super::regions::regions;
+pub use super::chunks::Chunk;
+use super::chunks::chunks;
 
 /// Selected indices of a dimension: ascending, disjoint ranges, several where a fused weight is split part by
 /// part.
@@ -133,9 +133,9 @@ impl LocalTensor {
 
     /// Returns a range of the local elements as axis-aligned boxes of the full tensor whose elements,
     /// concatenated, are the range.
-    pub fn regions(&self, range: Range<usize>) -> Vec<Region> {
-        let local = regions(&self.local_shape(), range);
-        local.iter().flat_map(|region| boxes(&self.dims, &region.start, &region.shape)).collect()
+    pub fn chunks(&self, range: Range<usize>) -> Vec<Chunk> {
+        let local = chunks(&self.local_shape(), range);
+        local.iter().flat_map(|chunk| boxes(&self.dims, &chunk.start, &chunk.shape)).collect()
     }
 }
 
@@ -153,10 +153,10 @@ fn full_row(dims: &[DimRanges], local: usize) -> usize {
 
 /// Returns the boxes of the full tensor that are the box of selected indices from `start` on of shape
 /// `shape`, in its order.
-fn boxes(dims: &[DimRanges], start: &[u64], shape: &[u64]) -> Vec<Region> {
+fn boxes(dims: &[DimRanges], start: &[u64], shape: &[u64]) -> Vec<Chunk> {
     let (Some((dim, inner)), [first, starts @ ..], [len, lens @ ..]) = (dims.split_first(), start, shape)
     else {
-        return vec![Region { start: Vec::new(), shape: Vec::new() }];
+        return vec![Chunk { start: Vec::new(), shape: Vec::new() }];
     };
     let of_row = boxes(inner, starts, lens);
     let selected = *first as usize..(*first + *len) as usize;
@@ -189,7 +189,7 @@ fn overlaps(blocks: impl Iterator<Item = Range<usize>>, range: &Range<usize>) ->
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::regions::tests::elements_of;
+    use super::super::chunks::tests::elements_of;
     use super::*;
 
     /// The selected elements of the full tensor in row-major order, one by one.
@@ -220,7 +220,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_and_regions_of_any_range_are_its_elements_in_order(
+        fn runs_and_chunks_of_any_range_are_its_elements_in_order(
             local in local_tensor(),
             (one, other) in (0.0..=1.0, 0.0..=1.0),
         ) {
@@ -230,14 +230,14 @@ mod tests {
             let range = place(f64::min(one, other))..place(f64::max(one, other));
             let runs: Vec<usize> = local.runs(range.clone()).into_iter().flatten().collect();
             prop_assert_eq!(&runs[..], &expected[range.clone()]);
-            let regions = local.regions(range.clone());
+            let chunks = local.chunks(range.clone());
             let elements: Vec<usize> =
-                regions.iter().flat_map(|region| elements_of(local.shape(), region)).collect();
+                chunks.iter().flat_map(|chunk| elements_of(local.shape(), chunk)).collect();
             prop_assert_eq!(&elements[..], &expected[range]);
         }
 
         #[test]
-        fn columns_are_as_few_regions_as_a_full_tensor_has(
+        fn columns_are_as_few_chunks_as_a_full_tensor_has(
             (rows, width) in (1_i64..6, 1_usize..4),
             (place, one, other) in (0_usize..3, 0.0..=1.0, 0.0..=1.0),
         ) {
@@ -245,7 +245,7 @@ mod tests {
             let columns = DimRanges { len: 3 * width, ranges: columns };
             let local = LocalTensor::full(&[rows, 1]).with(1, columns);
             let at = |share: f64| (share * (rows as usize * width) as f64) as usize;
-            prop_assert!(local.regions(at(f64::min(one, other))..at(f64::max(one, other))).len() <= 5);
+            prop_assert!(local.chunks(at(f64::min(one, other))..at(f64::max(one, other))).len() <= 5);
         }
     }
 

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use super::local_tensor::{LocalTensor, Region};
-use super::regions::numel;
+use super::chunks::numel;
+use super::local_tensor::{Chunk, LocalTensor};
 
 /// A contiguous range of a tensor's elements, in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,8 +61,8 @@ impl<'a> TensorSlice<'a> {
 
     /// Returns the range as axis-aligned boxes of the full tensor whose elements, concatenated, are the
     /// range.
-    pub fn regions(&self) -> Vec<Region> {
-        self.local.regions(self.range.clone())
+    pub fn chunks(&self) -> Vec<Chunk> {
+        self.local.chunks(self.range.clone())
     }
 }
 

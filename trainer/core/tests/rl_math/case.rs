@@ -45,7 +45,7 @@ impl Case {
         Self { origin: "inline".to_owned(), json }
     }
 
-    /// Which of verl's functions was called.
+    /// Returns the name of verl's function that was called.
     pub(crate) fn function(&self) -> &str {
         self.json["fn"].as_str().expect("fn")
     }
@@ -126,7 +126,7 @@ pub(crate) fn compare(name: &str, expected: &Value, got: &[f64], tolerance: f64)
     Ok(())
 }
 
-/// What a manifest's value means: a choice by its name, or parameters by theirs.
+/// Parses a manifest's value: a choice by its name, or parameters by theirs.
 pub(crate) fn named<T: DeserializeOwned>(value: impl Into<Value>) -> Result<T, String> {
     serde_json::from_value(value.into()).map_err(|error| error.to_string())
 }

@@ -48,7 +48,7 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
 /// `compute`.
 fn gradients(device: Device, compute: Kind) -> Result<Gradients, Failure> {
     let config = shapes::config(&shapes::tiny())?;
-    let options = LoadOptions { device, storage: Kind::Float, compute, trainable: true };
+    let options = LoadOptions { device, param_dtype: Kind::Float, compute, trainable: true };
     let decoder = Decoder::from_config(&config, 5, &options)?;
     // Casting the weights then rounds nothing, so that bf16 differs from fp32 by its arithmetic alone.
     tch::no_grad(|| {

@@ -99,8 +99,8 @@ impl Variant {
     fn decoder(&self, device: Device, kind: Kind) -> Result<Decoder, Failure> {
         let precision = if kind == Kind::Float { Precision::Fp32 } else { Precision::Bf16 };
         let config = ModelConfig::from_json(&self.document)?;
-        let weights = Weights::fresh(&config, 3).quantized(self.quantization.as_ref(), precision)?;
-        let options = LoadOptions { device, storage: kind, compute: kind, ..LoadOptions::default() };
+        let weights = Weights::random_init(&config, 3).quantized(self.quantization.as_ref(), precision)?;
+        let options = LoadOptions { device, param_dtype: kind, compute: kind, ..LoadOptions::default() };
         let mut decoder = Decoder::from_weights(&weights, &options)?;
         let is_constant = |name: &str| name.ends_with("bias") || name.ends_with("norm.weight");
         for (_, values) in decoder.named_parameters().into_iter().filter(|(name, _)| is_constant(name)) {

@@ -39,7 +39,7 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     let load = Load { num_requests, num_samples, prompt_lens: [3, 23, 5] };
     let options = EngineOptions { max_concurrent: 6, ..EngineOptions::default() };
     let decoder = |device, kind| -> Result<Decoder, Failure> {
-        let options = LoadOptions { device, storage: kind, compute: kind, ..LoadOptions::default() };
+        let options = LoadOptions { device, param_dtype: kind, compute: kind, ..LoadOptions::default() };
         Ok(Decoder::from_config(&config, 3, &options)?)
     };
     compare(decoder, load, &options, report)

@@ -25,7 +25,7 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     if let Some(environment) = RankEnvironment::of_process()? {
         return ranks_part(&environment, report);
     }
-    let size = cuda::look_for_cuda().num_gpus();
+    let size = cuda::detect_cuda().num_gpus();
     if size < 2 {
         return report(Finding::skipped("there is one GPU: collectives need two"));
     }

@@ -45,7 +45,8 @@ pub(super) fn measured<const N: usize, const M: usize>(
 
 /// Creates an actor with random weights in fp32, which computes in bf16.
 fn actor(config: &ModelConfig) -> Result<Actor, Failure> {
-    let options = LoadOptions { device: GPU, storage: Kind::Float, compute: Kind::BFloat16, trainable: true };
+    let options =
+        LoadOptions { device: GPU, param_dtype: Kind::Float, compute: Kind::BFloat16, trainable: true };
     let decoder = Decoder::from_config(config, 0, &options)?;
     let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default())?;
     let options = ActorOptions {

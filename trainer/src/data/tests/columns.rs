@@ -1,7 +1,7 @@
 //! Rows in the columns that people have: verl's, TRL's and their own.
 
 use super::*;
-use crate::data::preview::{self, Fate};
+use crate::data::preview::{self, RowOutcome};
 use crate::data::tokenizer::ConversationDefaults;
 
 fn first(files: &Files) -> Prompt {
@@ -95,19 +95,21 @@ fn a_preview_shows_the_rows_of_a_training_and_why_others_are_left_out() {
     };
     let previews = seen(&files, 3);
     let [kept, long, broken] = &previews[..] else { panic!("three rows were asked for: {previews:?}") };
-    assert!(matches!(&kept.fate, Fate::Kept(prompt) if prompt.text == "1+1="));
+    assert!(matches!(&kept.outcome, RowOutcome::Kept(prompt) if prompt.text == "1+1="));
     let num_tokens = tokenizer().encode("123456789").unwrap().len();
     assert!(
-        matches!(long.fate, Fate::Filtered { num_tokens: n, max_tokens: 6 } if n == num_tokens),
+        matches!(long.outcome, RowOutcome::Filtered { num_tokens: n, max_tokens: 6 } if n == num_tokens),
         "{long:?}"
     );
-    assert!(matches!(&broken.fate, Fate::Broken(DataError::MissingColumn { .. })));
+    assert!(matches!(&broken.outcome, RowOutcome::Broken(DataError::MissingColumn { .. })));
     assert_eq!(broken.location.number, 3);
     files.spec.overlong_prompts = OverlongPrompts::TruncateLeft;
-    assert!(matches!(&seen(&files, 2)[1].fate, Fate::Truncated(prompt) if prompt.tokens.len() == 6));
+    assert!(matches!(&seen(&files, 2)[1].outcome, RowOutcome::Truncated(prompt) if prompt.tokens.len() == 6));
     files.spec.max_train_prompts = Some(2);
     let whole = files.prompts().unwrap();
     for (preview, item) in seen(&files, 9).iter().zip(whole.items().iter()) {
-        assert!(matches!(&preview.fate, Fate::Kept(prompt) | Fate::Truncated(prompt) if prompt == &**item));
+        assert!(
+            matches!(&preview.outcome, RowOutcome::Kept(prompt) | RowOutcome::Truncated(prompt) if prompt == &**item)
+        );
     }
 }

@@ -17,8 +17,8 @@ use super::super::decoder::Decoder;
 use super::super::error::ModelError;
 use super::super::expert_lora::ExpertTensor;
 use super::super::experts::ExpertWeights;
-use super::super::parameters::outline;
-use super::super::projection::{Adapter, Projection};
+use super::super::parameters::meta;
+use super::super::projection::{Adapter, Linear};
 use super::names::{self, is_of_tower};
 use rlt_api::plan::model_config::{ParameterShape, stored_ranges};
 
@@ -58,7 +58,7 @@ impl Decoder {
         reads: Reads,
     ) -> Vec<(String, StoredAs<'_>)> {
         let adapter = if merge_lora { Adapter::On } else { Adapter::Off };
-        let projections: HashMap<String, &Projection> = layer_idx
+        let projections: HashMap<String, &Linear> = layer_idx
             .map(|layer_idx| &self.layers[layer_idx])
             .into_iter()
             .flat_map(|layer| layer.projections())
@@ -86,8 +86,8 @@ impl Decoder {
         let stored = |(name, tensor): (String, Tensor)| match shapes.get(&name) {
             _ if parts.contains(name.as_str()) => {
                 let projection = projections.get(&name).map(|projection| {
-                    let whole = outline(&projection.weight.size(), (dtype, Device::Cpu));
-                    let merged = Some(Merged::Projection(projection, adapter));
+                    let whole = meta(&projection.weight.size(), (dtype, Device::Cpu));
+                    let merged = Some(Merged::Linear(projection, adapter));
                     (name.clone(), StoredAs::new(whole, merged, dtype))
                 });
                 projection.into_iter().collect()
@@ -96,7 +96,7 @@ impl Decoder {
                 tensors_of(shape, &tensor, dtype, experts)
             }
             _ => {
-                let merged = projections.get(&name).map(|one| Merged::Projection(one, adapter));
+                let merged = projections.get(&name).map(|one| Merged::Linear(one, adapter));
                 let merged = merged.or_else(|| router_of(experts, &name));
                 let tensor = shapes.get(&name).map_or_else(
                     || tensor.shallow_clone(),
@@ -114,26 +114,26 @@ impl Decoder {
     fn stored_tower(&self, adapter: Adapter, dtype: Kind, reads: Reads) -> Vec<(String, StoredAs<'_>)> {
         let tensors = self.vision.iter().flat_map(|tower| tower.tensors());
         let stored = tensors.map(|(name, tensor, linear)| {
-            let merged = linear.map(|linear| Merged::Projection(linear, adapter));
+            let merged = linear.map(|linear| Merged::Linear(linear, adapter));
             (name, StoredAs::new(reads.of(tensor), merged, dtype))
         });
         stored.collect()
     }
 }
 
-/// Returns a tensor of the size `whole`, or an outline of it. Outside of a unit's visit this rank may hold
+/// Returns a tensor of the size `whole`, or a meta tensor of it. Outside of a unit's visit this rank may hold
 /// only its shard of a weight, and then only sizes are read.
 pub(in crate::model) fn in_size(tensor: &Tensor, whole: &[i64]) -> Tensor {
     match tensor.size() == whole {
         true => tensor.shallow_clone(),
-        false => outline(whole, (tensor.kind(), tensor.device())),
+        false => meta(whole, (tensor.kind(), tensor.device())),
     }
 }
 
 /// Whether values of the weights are read, or only shapes.
 #[derive(Clone, Copy)]
 enum Reads {
-    /// For a file's header, while the memory of units may be freed and views of it cannot be made.
+    /// Shapes alone, for a file's header: the memory of units may be freed, and views of it cannot be made.
     Shapes,
     Values,
 }
@@ -143,7 +143,7 @@ impl Reads {
     fn of(self, tensor: Tensor) -> Tensor {
         match self {
             Self::Values => tensor,
-            Self::Shapes => outline(&tensor.size(), (tensor.kind(), Device::Cpu)),
+            Self::Shapes => meta(&tensor.size(), (tensor.kind(), Device::Cpu)),
         }
     }
 }
@@ -159,7 +159,7 @@ fn tensors_of<'a>(
     // Outside of a unit's visit this rank may hold only its own experts, and then only shapes are read.
     let flat = match tensor.numel() == num_values {
         true => tensor.detach().view(-1),
-        false => outline(&[num_values as i64], (tensor.kind(), tensor.device())),
+        false => meta(&[num_values as i64], (tensor.kind(), tensor.device())),
     };
     let adapted = experts.and_then(|experts| {
         let mut adapted = experts.adapted().map(|(tensor, ..)| tensor);
@@ -238,7 +238,7 @@ pub(in crate::model) struct StoredAs<'a> {
 
 /// How the stored values of a weight with an adapter are computed.
 enum Merged<'a> {
-    Projection(&'a Projection, Adapter),
+    Linear(&'a Linear, Adapter),
     Router(&'a ExpertWeights),
     /// A range of rows of one expert's weight.
     Expert {
@@ -273,7 +273,7 @@ impl<'a> StoredAs<'a> {
 
     fn bytes(&self) -> Vec<u8> {
         let tensor = match &self.merged {
-            Some(Merged::Projection(projection, adapter)) => projection.merged(*adapter).weight,
+            Some(Merged::Linear(projection, adapter)) => projection.merged(*adapter).weight,
             Some(Merged::Router(experts)) => experts.merged_router(Adapter::On),
             Some(Merged::Expert { experts, tensor, expert, rows }) => {
                 let merged = experts.merged(*tensor, *expert, Adapter::On);

@@ -279,7 +279,7 @@ fn dataset_files() -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn of_a_data_set_the_files_of_one_split_are_fetched_and_kept() {
+fn only_the_files_of_one_split_of_a_data_set_are_fetched_and_cached() {
     let hub = HubServer::start_dataset(dataset_files()).unwrap();
     let cache = tempfile::tempdir().unwrap();
     let fetched = fetch_dataset(&dataset(&hub, Some("main"), "train"), Some(cache.path())).unwrap();

@@ -36,11 +36,11 @@ pub struct LatentParts {
     /// Components of queries without positions, [t, h, p].
     pub plain_queries: Tensor,
     /// Components of queries with positions, [t, h, s].
-    pub turned_queries: Tensor,
+    pub rope_queries: Tensor,
     /// Latent of keys and values after its norm, [t, r].
     pub latent: Tensor,
     /// Keys with positions, shared by all heads, [t, 1, s].
-    pub turned_keys: Tensor,
+    pub rope_keys: Tensor,
 }
 
 impl DecoderLayer {
@@ -60,18 +60,18 @@ impl DecoderLayer {
         };
         let sizes = |first: usize| [first as i64, latent.rope_dim as i64];
         let queries_thd = queries.unflatten(-1, [-1, latent.head_dim() as i64]);
-        let queries = queries_thd.split_with_sizes(sizes(latent.plain_dim), -1);
+        let queries = queries_thd.split_with_sizes(sizes(latent.nope_dim), -1);
         let keys = keys.split_with_sizes(sizes(latent.rank), -1);
-        let turned = |x_thd: Tensor| rope.turn(x_thd.contiguous(), self.shape.rope_idx);
+        let rotated = |x_thd: Tensor| rope.rotate(x_thd.contiguous(), self.shape.rope_idx);
         let key_latent = match &norms.key_latent {
             Some(norm) => norms.latent(norm, &keys[0].contiguous()),
             None => keys[0].shallow_clone(),
         };
         products.join(LatentParts {
             plain_queries: queries[0].shallow_clone(),
-            turned_queries: turned(queries[1].shallow_clone()),
+            rope_queries: rotated(queries[1].shallow_clone()),
             latent: key_latent,
-            turned_keys: turned(keys[1].unsqueeze(1)),
+            rope_keys: rotated(keys[1].unsqueeze(1)),
         })
     }
 }
@@ -83,13 +83,13 @@ pub(in crate::model) fn expanded(
     parts: LatentParts,
     expanded: &Tensor,
 ) -> QueriesKeysValues {
-    let LatentParts { plain_queries, turned_queries, turned_keys, .. } = parts;
-    let (plain, values) = (latent.plain_dim as i64, latent.value_dim as i64);
+    let LatentParts { plain_queries, rope_queries, rope_keys, .. } = parts;
+    let (plain, values) = (latent.nope_dim as i64, latent.value_dim as i64);
     let expanded_thd = expanded.unflatten(-1, [-1, plain + values]);
     let of_heads = expanded_thd.split_with_sizes([plain, values], -1);
     let num_heads = expanded_thd.size()[1];
-    let keys = Tensor::cat(&[&of_heads[0], &turned_keys.expand([-1, num_heads, -1], false)], -1);
-    let queries = Tensor::cat(&[&plain_queries, &turned_queries], -1);
+    let keys = Tensor::cat(&[&of_heads[0], &rope_keys.expand([-1, num_heads, -1], false)], -1);
+    let queries = Tensor::cat(&[&plain_queries, &rope_queries], -1);
     let width = values.max(latent.head_dim() as i64);
     let filled = |x_thd: Tensor| match width - x_thd.size()[2] {
         0 => x_thd,

@@ -8,14 +8,14 @@ use tch::Tensor;
 /// Features of image tokens: the first of each replaces its embedding, the others are added after layers, the
 /// second after the first layer (Qwen3-VL's DeepStack).
 #[derive(Debug)]
-pub(crate) struct PlacedFeatures {
+pub(crate) struct ImageEmbeddings {
     /// Index of each placeholder token among the packed tokens, i64 [n].
     places_n: Tensor,
     /// Features of each placeholder token, [n, k, d].
     features_nkd: Tensor,
 }
 
-impl PlacedFeatures {
+impl ImageEmbeddings {
     /// Places `features`, [n, k * hidden_size], at the tokens `places_n`, i64 [n].
     pub(crate) fn new(places_n: Tensor, features: &Tensor, hidden_size: usize) -> Self {
         Self { places_n, features_nkd: features.unflatten(1, [-1, hidden_size as i64]) }

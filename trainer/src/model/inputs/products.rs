@@ -42,7 +42,7 @@ pub enum FeedForward<D, E> {
         /// Router and experts.
         experts: E,
         /// A block for all tokens whose output is added to that of the experts (shared expert).
-        beside: Option<D>,
+        shared_expert: Option<D>,
     },
 }
 

@@ -6,10 +6,10 @@ use std::convert::Infallible;
 use rlt_api::plan::model_config::ProductRows;
 use tch::Tensor;
 
-use super::super::experts::{ExpertProducts, ExpertWeights, Mixture, Routes};
+use super::super::experts::{ExpertProducts, ExpertWeights, Router, Routes};
 use super::super::layer::{DecoderLayer, LayerContext, QueriesKeysValues};
 use super::super::projection::{Adapter, Dropout};
-use super::super::tp_cuts::ParameterCuts;
+use super::super::tp_cuts::ModelSharding;
 use super::latent::{self, LatentParts, LatentProducts};
 use super::products::{DenseProducts, FeedForward, Projections};
 
@@ -18,7 +18,7 @@ pub(crate) struct TrainingProducts<'a> {
     layer: &'a DecoderLayer,
     context: &'a LayerContext,
     /// This rank's shards of the weights; `None` without tensor parallelism.
-    cuts: Option<&'a ParameterCuts>,
+    cuts: Option<&'a ModelSharding>,
 }
 
 impl DecoderLayer {
@@ -26,7 +26,7 @@ impl DecoderLayer {
     pub(crate) fn training_products<'a>(
         &'a self,
         context: &'a LayerContext,
-        cuts: Option<&'a ParameterCuts>,
+        cuts: Option<&'a ModelSharding>,
     ) -> TrainingProducts<'a> {
         TrainingProducts { layer: self, context, cuts }
     }
@@ -97,8 +97,8 @@ impl Projections for TrainingProducts<'_> {
         match &self.layer.experts {
             None => FeedForward::Dense(block),
             Some(weights) => FeedForward::Experts {
-                experts: OwnExperts { weights, projections: self },
-                beside: (self.layer.shape.products.len() > NUM_OF_ATTENTION).then_some(block),
+                experts: TrainingExperts { weights, projections: self },
+                shared_expert: (self.layer.shape.products.len() > NUM_OF_ATTENTION).then_some(block),
             },
         }
     }
@@ -151,15 +151,15 @@ impl DenseProducts for OwnBlock<'_> {
 }
 
 /// Products of the experts from the layer's own weights.
-struct OwnExperts<'a> {
+struct TrainingExperts<'a> {
     weights: &'a ExpertWeights,
     projections: &'a TrainingProducts<'a>,
 }
 
-impl ExpertProducts for OwnExperts<'_> {
+impl ExpertProducts for TrainingExperts<'_> {
     type Error = Infallible;
 
-    fn mixture(&self) -> Mixture {
+    fn mixture(&self) -> Router {
         self.weights.mixture
     }
 

@@ -18,7 +18,7 @@ use crate::model::experts::ExpertWeights;
 use crate::model::export::{StoredAs, TensorWriter, in_size, write_json};
 use crate::model::names::{self, EMBEDDING, HEAD, is_label_head};
 use crate::model::parameters::NamedTensors;
-use crate::model::projection::Projection;
+use crate::model::projection::Linear;
 pub use config::BaseModel;
 use config::adapter_config;
 
@@ -78,8 +78,8 @@ impl Decoder {
         }
     }
 
-    /// Whether a tensor of an adapter is a head that this decoder, the trunk of a critic, does not have, or
-    /// the embedding again, which PEFT also writes for a tied head.
+    /// Whether a tensor of an adapter is a head that this decoder, the backbone of a critic, does not have,
+    /// or the embedding again, which PEFT also writes for a tied head.
     pub(super) fn is_of_other_head(&self, name: &str) -> bool {
         self.head.is_none() && name.strip_prefix(ADAPTED_MODEL) == Some(HEAD)
     }
@@ -174,7 +174,7 @@ impl Decoder {
 }
 
 /// The matrices of a linear layer's adapter, where it has one, under PEFT's names.
-fn adapter_of(projection: &Projection) -> NamedTensors {
+fn adapter_of(projection: &Linear) -> NamedTensors {
     let Some(lora) = &projection.lora else { return NamedTensors::new() };
     let [name_a, name_b] = peft_names(&projection.name);
     let magnitudes = lora.magnitudes.iter().map(Tensor::shallow_clone);

@@ -26,7 +26,7 @@ fn lora(modules: &[&str], parameters: &[&str]) -> LoraConfig {
     LoraConfig::from_spec(&LoraSpec { target_modules: owned(modules), ..spec })
 }
 
-/// With an adapter that does something.
+/// Makes a decoder with an adapter that changes the output.
 fn adapted(width: u64, config: &LoraConfig) -> Decoder {
     let mut decoder = decoder(width);
     decoder.attach_lora(config, 5).unwrap();

@@ -61,8 +61,8 @@ const INERT: [&str; 13] = [
 /// CorDA, LoRA-GA, LoftQ) replace them by a residual each time PEFT loads the adapter.
 const INITS_WITHOUT_RESIDUAL: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
-/// Reads `adapter_config.json`. Refuses settings that would change results and are not implemented, by their
-/// names.
+/// Reads the file `adapter_config.json`. Refuses settings that would change results and are not implemented,
+/// by their names.
 pub(super) fn read_adapter_config(dir: &Path) -> Result<LoraConfig, LoraError> {
     let path = dir.join(CONFIG_FILE);
     let document = read_json(&path)?;

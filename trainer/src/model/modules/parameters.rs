@@ -1,4 +1,4 @@
-//! Parameters of a decoder: device and dtypes of their tensors, tensors with names, outlines and ranges of
+//! Parameters of a decoder: device and dtypes of their tensors, named tensors, meta tensors and ranges of
 //! tensors.
 
 use std::ops::Range;
@@ -11,7 +11,7 @@ pub struct LoadOptions {
     /// Device of all tensors.
     pub device: Device,
     /// Storage dtype of weights, in which they are also updated.
-    pub storage: Kind,
+    pub param_dtype: Kind,
     /// Compute dtype of activations; weights are cast to it inside each layer.
     pub compute: Kind,
     /// Whether the weights collect gradients. Attaching an adapter always freezes them.
@@ -21,7 +21,7 @@ pub struct LoadOptions {
 impl Default for LoadOptions {
     /// Options for frozen f32 weights on the CPU.
     fn default() -> Self {
-        Self { device: Device::Cpu, storage: Kind::Float, compute: Kind::Float, trainable: false }
+        Self { device: Device::Cpu, param_dtype: Kind::Float, compute: Kind::Float, trainable: false }
     }
 }
 
@@ -29,7 +29,7 @@ impl Default for LoadOptions {
 pub(crate) type NamedTensors = Vec<(String, Tensor)>;
 
 /// A tensor of zeros that takes the memory of one value.
-pub(in crate::model) fn outline(shape: &[i64], numbers: (Kind, Device)) -> Tensor {
+pub(in crate::model) fn meta(shape: &[i64], numbers: (Kind, Device)) -> Tensor {
     Tensor::zeros([1], numbers).expand(shape, false).detach()
 }
 

@@ -33,19 +33,19 @@ pub struct Dropout {
 
 /// A tensor-parallel rank's shard of a projection.
 #[derive(Clone, Debug)]
-pub(crate) struct ProjectionPart {
+pub(crate) struct LinearShard {
     /// Values of the input that the rank has; `None` for all of them.
     pub(crate) inputs: Option<DimRanges>,
     /// Values of the output that the rank computes; `None` for all of them.
     pub(crate) outputs: Option<DimRanges>,
     /// Whether the rank adds the bias. Where ranks compute summands of an output, only one of them does.
-    pub(crate) has_bias: bool,
+    pub(crate) adds_bias: bool,
 }
 
-impl Default for ProjectionPart {
+impl Default for LinearShard {
     /// The full projection.
     fn default() -> Self {
-        Self { inputs: None, outputs: None, has_bias: true }
+        Self { inputs: None, outputs: None, adds_bias: true }
     }
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct LoraPair {
 
 /// A linear layer: `x W^T + bias`, plus the adapter's output.
 #[derive(Debug)]
-pub struct Projection {
+pub struct Linear {
     /// Full module name, for example `model.layers.0.self_attn.q_proj`.
     pub(crate) name: String,
     pub(crate) weight: BaseWeight,
@@ -94,7 +94,7 @@ impl ProjectionWeights {
     }
 }
 
-impl Projection {
+impl Linear {
     /// A projection that shares the weights and has no adapter.
     pub(in crate::model) fn without_adapter(&self) -> Self {
         Self {
@@ -148,9 +148,9 @@ impl Projection {
         x: &Tensor,
         adapter: Adapter,
         dropout: Option<Dropout>,
-        part: ProjectionPart,
+        part: LinearShard,
     ) -> Tensor {
-        let base = self.product(x, self.bias.as_ref().filter(|_| part.has_bias));
+        let base = self.product(x, self.bias.as_ref().filter(|_| part.adds_bias));
         match (&self.lora, adapter) {
             (Some(lora), Adapter::On) => lora.add_part_to(base, x, &self.name, &part, dropout),
             _ => base,
@@ -196,7 +196,7 @@ impl LoraPair {
     /// values a token. Out of place, each wide tensor of the sum would leave a hole in the heap that cannot
     /// be reused, because kept activations lie between them.
     fn add_to(&self, base: Tensor, x: &Tensor, name: &str, dropout: Option<Dropout>) -> Tensor {
-        self.add_part_to(base, x, name, &ProjectionPart::default(), dropout)
+        self.add_part_to(base, x, name, &LinearShard::default(), dropout)
     }
 
     /// [`Self::add_to`] of a tensor-parallel rank's shard `part` of the projection.
@@ -205,7 +205,7 @@ impl LoraPair {
         mut base: Tensor,
         x: &Tensor,
         name: &str,
-        part: &ProjectionPart,
+        part: &LinearShard,
         dropout: Option<Dropout>,
     ) -> Tensor {
         let kind = x.kind();
@@ -227,8 +227,8 @@ impl LoraPair {
     /// [`Self::dropout_mask`] of `x`, or of the `part` of it that this rank has.
     fn mask_of(&self, x: &Tensor, name: &str, dropout: Dropout, part: Option<&DimRanges>) -> Tensor {
         let Some(DimRanges { len, ranges }) = part else { return self.dropout_mask(x, name, dropout) };
-        let outline = Tensor::zeros([1], (x.kind(), x.device())).expand([x.size()[0], *len as i64], false);
-        of_ranges(&self.dropout_mask(&outline, name, dropout), ranges, 1)
+        let meta = Tensor::zeros([1], (x.kind(), x.device())).expand([x.size()[0], *len as i64], false);
+        of_ranges(&self.dropout_mask(&meta, name, dropout), ranges, 1)
     }
 
     /// Mask of dropout: 0 for a dropped value and 1 / (1 - dropout) elsewhere. A function of seed, projection

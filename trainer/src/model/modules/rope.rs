@@ -35,7 +35,7 @@ impl RopeTables {
     /// Rotates heads `x_thd` [tokens, heads, head_dim] by the embedding `rope_idx`; `None` leaves them as
     /// they are. If pairs are not half a head apart, the result has its dims in another order; attention
     /// scores do not change, because queries and keys have the same order.
-    pub(crate) fn turn(&self, x_thd: Tensor, rope_idx: Option<usize>) -> Tensor {
+    pub(crate) fn rotate(&self, x_thd: Tensor, rope_idx: Option<usize>) -> Tensor {
         let Some(Table { cos_td, sin_td }) = rope_idx.and_then(|idx| self.tables.get(idx)) else {
             return x_thd;
         };

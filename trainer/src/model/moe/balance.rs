@@ -6,8 +6,8 @@
 //! ```
 //! Perfect balance gives the number of experts a token has. Choices have no gradient, so the derivative with
 //! respect to a token's probability of expert e is E f_e / rows. It needs the choices of the whole update
-//! before the first backward pass. They are counted in a separate pass ([`RouterTap::counting`]), so that
-//! neither the split into micro-batches nor the number of ranks changes the gradient.
+//! before the first backward pass. They are counted in a separate pass ([`RouterObserver::counting`]), so
+//! that neither the split into micro-batches nor the number of ranks changes the gradient.
 //!
 //! Only tokens that predict a token count; a prompt that several completions share counts once for each of
 //! them.
@@ -17,7 +17,7 @@ use std::cell::RefCell;
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::experts::{Choices, Routes};
+use super::experts::{ExpertIds, Routes};
 
 /// Choices of the routers, summed over the tokens of all layers that have experts.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -69,7 +69,7 @@ impl std::ops::AddAssign for RouterLoad {
 
 /// An observer of the routes of a pass: it counts them, or computes their loss.
 #[derive(Debug)]
-pub struct RouterTap {
+pub struct RouterObserver {
     /// How often each token of this rank counts, f32 [t].
     weights_t: Tensor,
     use_of_routes: UseOfRoutes,
@@ -88,7 +88,7 @@ enum UseOfRoutes {
     },
 }
 
-impl RouterTap {
+impl RouterObserver {
     /// An observer that counts the choices among `num_experts`; `weights_t` says how often each token counts.
     pub fn counting(weights_t: Tensor, num_experts: usize) -> Self {
         let use_of_routes = if weights_t.device().is_cuda() {
@@ -116,7 +116,7 @@ impl RouterTap {
                 term.replace(Some(balance).filter(Tensor::requires_grad));
             }
             UseOfRoutes::Count(load) => {
-                let Choices::Host(choices) = &routes.choices else { return };
+                let ExpertIds::Host(choices) = &routes.choices else { return };
                 let (summed, weights) = (numbers(&summed_e()), numbers(&self.weights_t));
                 let mut load = load.borrow_mut();
                 load.num_rows += weights.iter().sum::<f64>();
@@ -127,7 +127,7 @@ impl RouterTap {
                 }
             }
             UseOfRoutes::CountThere(sums) => {
-                let Choices::Device(choices) = &routes.choices else { return };
+                let ExpertIds::Device(choices) = &routes.choices else { return };
                 let own = no_grad(|| self.sums_there(&choices.choices_tk, &summed_e()));
                 let _ = sums.borrow_mut().g_add_(&own);
             }

@@ -1,5 +1,5 @@
 //! A mixture of experts instead of a layer's feed-forward block: a router chooses experts for each token, and
-//! their outputs are summed with weights. Training and rollout call the same [`Mixture::route`], with
+//! their outputs are summed with weights. Training and rollout call the same [`Router::route`], with
 //! products of their own.
 //!
 //! ```text
@@ -26,7 +26,7 @@ const SIGMOID_SUM_EPS: f64 = 1e-20;
 
 /// Rule by which a layer's router chooses experts and weights them.
 #[derive(Clone, Copy, Debug)]
-pub struct Mixture {
+pub struct Router {
     num_experts: usize,
     per_token: usize,
     normalises_weights: bool,
@@ -43,14 +43,14 @@ pub struct Routes {
     /// Weights of the chosen experts, [t, k], with the router's autograd graph.
     pub weights_tk: Tensor,
     /// The chosen experts.
-    pub choices: Choices,
+    pub choices: ExpertIds,
     /// Rows of tokens by chosen expert, sorted by expert.
     pub rows: ExpertRows,
 }
 
 /// Chosen experts of each token, the likeliest first; of equally likely ones the lower index first.
 #[derive(Debug)]
-pub enum Choices {
+pub enum ExpertIds {
     /// Expert indices on the host, t times k.
     Host(Vec<i64>),
     /// Expert indices on a GPU; the host does not wait for them.
@@ -62,7 +62,7 @@ pub trait ExpertProducts {
     /// Failure of an exchange between tensor-parallel ranks, as in [`super::super::Projections::Error`].
     type Error;
     /// The rule of the router.
-    fn mixture(&self) -> Mixture;
+    fn mixture(&self) -> Router;
     /// The router's logits [t, e], in the compute dtype or a wider one.
     fn scores(&self, normed_td: &Tensor) -> Tensor;
     /// Bias that is added to scores only for the choice of experts, `f32 [e]`.
@@ -78,7 +78,7 @@ pub trait ExpertProducts {
     fn shared_gate(&self, normed_td: &Tensor) -> Option<Tensor>;
 }
 
-impl Mixture {
+impl Router {
     fn of(experts: &Experts) -> Self {
         Self {
             num_experts: experts.num_experts,
@@ -117,13 +117,13 @@ impl Mixture {
     }
 
     /// Chooses the best experts by their scores on the host; the first result is i64 [t, k].
-    fn chosen(&self, scores_te: &Tensor, choice_bias: Option<&Tensor>) -> (Tensor, Choices, ExpertRows) {
+    fn chosen(&self, scores_te: &Tensor, choice_bias: Option<&Tensor>) -> (Tensor, ExpertIds, ExpertRows) {
         let compared_te = self.choice(scores_te, choice_bias).unwrap_or_else(|| scores_te.detach());
         let (_, order_te) = compared_te.sort_stable(true, -1, true);
         let choices_tk = order_te.narrow(-1, 0, self.per_token as i64);
         let choices = numbers(&choices_tk);
         let rows = ExpertRows::new(&choices, self.per_token, self.num_experts, scores_te.device());
-        (choices_tk, Choices::Host(choices), rows)
+        (choices_tk, ExpertIds::Host(choices), rows)
     }
 
     /// Chooses experts on a GPU, in three launches whatever the choice is. Models with groups of experts run
@@ -132,11 +132,11 @@ impl Mixture {
         &self,
         logits_te: &Tensor,
         choice_bias: Option<&Tensor>,
-    ) -> (Tensor, Choices, ExpertRows) {
+    ) -> (Tensor, ExpertIds, ExpertRows) {
         let bias_e = choice_bias.map(|bias_e| bias_e.to_kind(Kind::Float));
         let routes = DeviceRoutes::new(logits_te, bias_e.as_ref(), self.rule(), self.per_token);
         let rows = ExpertRows::on_device(&routes.choices_tk, self.num_experts);
-        (routes.choices_tk.to_kind(Kind::Int64), Choices::Device(routes), rows)
+        (routes.choices_tk.to_kind(Kind::Int64), ExpertIds::Device(routes), rows)
     }
 
     /// The router's rule in the form that a kernel takes.
@@ -209,7 +209,7 @@ const BIASES: [&str; 3] = ["router.bias", "experts.gate_up_proj_bias", "experts.
 pub(crate) struct ExpertWeights {
     /// Module name of the mixture, for example `model.layers.0.mlp`.
     pub(crate) module: String,
-    pub(crate) mixture: Mixture,
+    pub(crate) mixture: Router,
     /// Number of layers with experts before this one.
     pub(in crate::model) place: usize,
     /// Name of the router inside the module.
@@ -265,7 +265,7 @@ impl ExpertWeights {
             down: of(&format!("{module}.experts.down_proj"), &laid(hidden, width))?,
             form: experts.form,
             biases,
-            mixture: Mixture::of(experts),
+            mixture: Router::of(experts),
             place: experts.layers[..layer_idx].iter().filter(|has_experts| **has_experts).count(),
             lora: [None, None],
             router_lora: None,

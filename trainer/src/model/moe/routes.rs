@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! rollout  RouteLog: a digest of each layer's choices for every token from which one is sampled
-//! actor    RouteWatch: the same tokens in a pass -> RouteCounts: equal choices, choices of each expert
+//! actor    RouteCounter: the same tokens in a pass -> RouteCounts: equal choices, choices of each expert
 //! ```
 //! A digest has 16 bits and does not depend on the order of the choices: one of 65536 differences is missed.
 //! On a CPU it costs little, because routing needs the choices on the host anyway. On a GPU the routing
@@ -16,7 +16,7 @@ use rlt_core::digest::combine;
 use rlt_core::metrics::Metrics;
 use tch::Tensor;
 
-use super::experts::{Choices, Routes};
+use super::experts::{ExpertIds, Routes};
 
 mod on_device;
 
@@ -33,7 +33,7 @@ impl Routes {
 
     /// The experts of a token; empty if the choices are on a GPU.
     fn of_token(&self, token: usize, num_tokens: usize) -> &[i64] {
-        let Choices::Host(choices) = &self.choices else { return &[] };
+        let ExpertIds::Host(choices) = &self.choices else { return &[] };
         let per_token = choices.len() / num_tokens.max(1);
         &choices[token * per_token..][..per_token]
     }
@@ -67,7 +67,7 @@ pub type RoutesOfCompletion = Rc<[u16]>;
 
 /// Counts the routers' choices of a pass, at the tokens that predict one.
 #[derive(Debug)]
-pub struct RouteWatch(Watched);
+pub struct RouteCounter(Watched);
 
 #[derive(Debug)]
 enum Watched {
@@ -104,7 +104,7 @@ struct LayerCounts {
     num_equal: f64,
 }
 
-impl RouteWatch {
+impl RouteCounter {
     /// A counter at `tokens` in each of `num_layers` layers with experts.
     pub fn new(tokens: Vec<(usize, Option<(RoutesOfCompletion, usize)>)>, num_layers: usize) -> Self {
         Self(Watched::Here(HostWatch { tokens, layers: RefCell::new(vec![None; num_layers]) }))
@@ -123,11 +123,11 @@ impl RouteWatch {
     /// layer that is recomputed overwrites its counts, so it is counted once.
     pub(in crate::model) fn observe(&self, place: usize, num_experts: usize, routes: &Routes) {
         match (&self.0, &routes.choices) {
-            (Watched::OnDevice(watch), Choices::Device(choices)) => {
+            (Watched::OnDevice(watch), ExpertIds::Device(choices)) => {
                 watch.observe(place, num_experts, choices);
             }
             (Watched::Here(watch), _) => watch.observe(place, num_experts, routes),
-            (Watched::OnDevice(_), Choices::Host(_)) => {}
+            (Watched::OnDevice(_), ExpertIds::Host(_)) => {}
         }
     }
 
@@ -266,7 +266,7 @@ mod tests {
         Routes {
             probabilities_te: zeros(5),
             weights_tk: zeros(2),
-            choices: Choices::Host(choices.to_vec()),
+            choices: ExpertIds::Host(choices.to_vec()),
             rows: rlt_torch::ExpertRows::new(&choices, 2, 5, Device::Cpu),
         }
     }
@@ -289,7 +289,7 @@ mod tests {
     fn counted(sampled: Option<Vec<u16>>) -> RouteCounts {
         let sampled: Option<RoutesOfCompletion> = sampled.map(Into::into);
         let token = |token: usize| (1 + token, sampled.clone().map(|digests| (digests, token)));
-        let watch = RouteWatch::new((0..3).map(token).collect(), 2);
+        let watch = RouteCounter::new((0..3).map(token).collect(), 2);
         // A layer whose activations are computed again is observed twice.
         for (place, routes) in layers().iter().enumerate().chain(layers().iter().enumerate()) {
             watch.observe(place, 5, routes);

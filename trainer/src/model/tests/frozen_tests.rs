@@ -17,13 +17,13 @@ fn config() -> ModelConfig {
     .unwrap()
 }
 
-fn decoder(storage: Kind) -> Decoder {
-    let options = LoadOptions { storage, compute: Kind::BFloat16, ..LoadOptions::default() };
+fn decoder(param_dtype: Kind) -> Decoder {
+    let options = LoadOptions { param_dtype, compute: Kind::BFloat16, ..LoadOptions::default() };
     Decoder::from_config(&config(), 7, &options).unwrap()
 }
 
-fn adapted(storage: Kind) -> Decoder {
-    let mut decoder = decoder(storage);
+fn adapted(param_dtype: Kind) -> Decoder {
+    let mut decoder = decoder(param_dtype);
     decoder.attach_lora(&LoraConfig::from_spec(&LoraSpec { rank: 4, ..LoraSpec::default() }), 1).unwrap();
     tch::manual_seed(3);
     for (_, matrix) in decoder.trainable_parameters() {
@@ -81,6 +81,6 @@ fn a_frozen_copy_takes_half_the_memory_and_computes_the_same() {
     };
     assert_eq!(2 * bytes(&copy), bytes(&trained));
     assert_eq!(computed(&copy), computed(&trained));
-    let outline = trained.frozen_outline(trained.compute_kind(), trained.compute_kind());
-    assert!(outline.named_parameters().iter().all(|(_, weight)| weight.kind() == Kind::BFloat16));
+    let meta = trained.frozen_meta(trained.compute_kind(), trained.compute_kind());
+    assert!(meta.named_parameters().iter().all(|(_, weight)| weight.kind() == Kind::BFloat16));
 }

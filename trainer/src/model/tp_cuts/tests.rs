@@ -14,7 +14,7 @@ fn mixture() -> Decoder {
         "tie_word_embeddings": false, "hidden_act": "silu",
     }));
     let mut decoder =
-        Decoder::from_weights(&Weights::fresh(&config.unwrap(), 7), &LoadOptions::default()).unwrap();
+        Decoder::from_weights(&Weights::random_init(&config.unwrap(), 7), &LoadOptions::default()).unwrap();
     let lora = LoraConfig {
         rank: 2,
         targets: ModuleMatch::AllLinear,
@@ -27,8 +27,8 @@ fn mixture() -> Decoder {
     decoder
 }
 
-fn cuts(size: usize) -> ParameterCuts {
-    ParameterCuts::new(&mixture(), AxisPlace { index: 0, size })
+fn cuts(size: usize) -> ModelSharding {
+    ModelSharding::new(&mixture(), AxisPlace { index: 0, size })
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl Rotary {
     }
 
     /// Rotates heads `[p, h, w]`, in f32 as transformers does.
-    pub(super) fn turn(&self, x_phw: &Tensor) -> Tensor {
+    pub(super) fn rotate(&self, x_phw: &Tensor) -> Tensor {
         let wide =
             if x_phw.kind() == Kind::Double { x_phw.shallow_clone() } else { x_phw.to_kind(Kind::Float) };
         let halves = wide.chunk(2, -1);
@@ -41,12 +41,12 @@ impl Rotary {
 
 /// Spans of patches that attend to each other, grouped by length: those of one length are computed together.
 #[derive(Debug)]
-pub(super) struct Spans {
+pub(super) struct AttentionWindows {
     /// Patch indices of all spans of a length, i64 `[spans * length]`, and that length.
     by_length: Vec<(Tensor, i64)>,
 }
 
-impl Spans {
+impl AttentionWindows {
     /// The spans of [`Self::patches_by_length`], uploaded as tensors.
     pub(super) fn new(by_length: impl Iterator<Item = (Tensor, i64)>) -> Self {
         Self { by_length: by_length.collect() }
@@ -65,7 +65,7 @@ impl Spans {
 }
 
 /// Attention of queries, keys and values `[p, h, w]` within `spans`, to `[p, h, w]`.
-pub(super) fn attend([q, k, v]: [&Tensor; 3], spans: &Spans) -> Tensor {
+pub(super) fn attend([q, k, v]: [&Tensor; 3], spans: &AttentionWindows) -> Tensor {
     let mut attended = q.zeros_like();
     for (patches, length) in &spans.by_length {
         let of_spans = |x: &Tensor| x.index_select(0, patches).unflatten(0, [-1, *length]).transpose(1, 2);

@@ -4,7 +4,7 @@
 use rlt_api::plan::model_config::VisionBlocks;
 use tch::Tensor;
 
-use super::attention::{Rotary, Spans, attend};
+use super::attention::{AttentionWindows, Rotary, attend};
 use super::forward::Forward;
 
 impl Forward<'_> {
@@ -14,14 +14,14 @@ impl Forward<'_> {
         block_idx: usize,
         hidden_pd: &Tensor,
         rotary: &Rotary,
-        spans: &Spans,
+        spans: &AttentionWindows,
     ) -> Tensor {
         let name = |module: &str| format!("blocks.{block_idx}.{module}");
         let normed_pd = self.norm(&name("norm1"), hidden_pd);
         let num_heads = self.tower.config.num_heads as i64;
         let qkv = self.linear(&name("attn.qkv"), &normed_pd).unflatten(-1, [3, num_heads, -1]);
         let [q_phw, k_phw, v_phw] = [0, 1, 2].map(|part| qkv.select(1, part));
-        let attended = attend([&rotary.turn(&q_phw), &rotary.turn(&k_phw), &v_phw], spans);
+        let attended = attend([&rotary.rotate(&q_phw), &rotary.rotate(&k_phw), &v_phw], spans);
         let hidden_pd = hidden_pd + self.linear(&name("attn.proj"), &attended.flatten(1, 2));
         let normed_pd = self.norm(&name("norm2"), &hidden_pd);
         hidden_pd + self.feed_forward(block_idx, &normed_pd)

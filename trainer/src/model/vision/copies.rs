@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 use super::tower::VisionTower;
 use crate::model::lora::{magnitudes_name, peft_names};
 use crate::model::parameters::{LoadOptions, NamedTensors};
-use crate::model::projection::{LoraPair, Projection};
+use crate::model::projection::{Linear, LoraPair};
 
 impl VisionTower {
     /// The tower of another role: a copy made by `of` if the weights are parameters, else [`Self::base`].
@@ -41,7 +41,7 @@ impl VisionTower {
     /// adapter.
     pub(crate) fn base(&self) -> Self {
         let kept = if self.is_snapshot { Rc::default() } else { Rc::clone(&self.kept) };
-        Self { kept, is_snapshot: false, ..self.with(Projection::without_adapter) }
+        Self { kept, is_snapshot: false, ..self.with(Linear::without_adapter) }
     }
 
     /// A tower with the present values of weights or adapters that are trained, for an engine that uses it
@@ -53,23 +53,23 @@ impl VisionTower {
         if !self.is_adapted() {
             return self.base();
         }
-        let adapted = |own: &Projection| {
+        let adapted = |own: &Linear| {
             let lora = own.lora.as_ref().map(|lora| lora.map(&own.name, &of));
-            Projection { lora, ..own.without_adapter() }
+            Linear { lora, ..own.without_adapter() }
         };
         Self { kept: Rc::default(), is_snapshot: true, ..self.with(adapted) }
     }
 
-    fn with(&self, of: impl Fn(&Projection) -> Projection) -> Self {
+    fn with(&self, of: impl Fn(&Linear) -> Linear) -> Self {
         let others = self.others.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()));
         self.with_tensors(self.projections.iter().map(of).collect(), others.collect())
     }
 
     /// A copy without adapters, with the weights that `of` makes of names and tensors.
     fn mapped(&self, of: &impl Fn(&str, &Tensor) -> Tensor) -> Self {
-        let linear = |own: &Projection| {
+        let linear = |own: &Linear| {
             let weight = |weight: &Tensor| of(&format!("{}.weight", own.name), weight);
-            Projection {
+            Linear {
                 name: own.name.clone(),
                 weight: own.weight.map(weight, Tensor::shallow_clone),
                 bias: own.bias.as_ref().map(|bias| of(&format!("{}.bias", own.name), bias)),
@@ -80,7 +80,7 @@ impl VisionTower {
         self.with_tensors(self.projections.iter().map(linear).collect(), others.collect())
     }
 
-    fn with_tensors(&self, projections: Vec<Projection>, others: NamedTensors) -> Self {
+    fn with_tensors(&self, projections: Vec<Linear>, others: NamedTensors) -> Self {
         Self {
             config: self.config.clone(),
             options: self.options,

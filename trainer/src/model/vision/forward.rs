@@ -5,7 +5,7 @@
 use rlt_core::images::PromptImage;
 use tch::{Kind, Tensor};
 
-use super::order::{PatchOrder, Units};
+use super::order::{MergeUnits, PatchOrder};
 use super::tower::VisionTower;
 use crate::model::projection::{Adapter, Dropout};
 use rlt_api::plan::model_config::TOWER;
@@ -48,7 +48,7 @@ impl Forward<'_> {
     }
 
     /// Adds position embeddings, if the tower has a table of them.
-    fn with_positions(&self, hidden_pd: Tensor, units: &Units) -> Tensor {
+    fn with_positions(&self, hidden_pd: Tensor, units: &MergeUnits) -> Tensor {
         match self.tower.config.position_side {
             Some(side) => {
                 let positions = units.positions(&self.tensor("pos_embed.weight"), side as i64);

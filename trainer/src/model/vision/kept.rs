@@ -7,14 +7,14 @@ use tch::Tensor;
 
 /// A cache of features that evicts the least recently used.
 #[derive(Debug, Default)]
-pub(super) struct KeptFeatures {
+pub(super) struct FeatureCache {
     features: HashMap<u64, Tensor>,
     /// Digests in the order of their last use, oldest first.
     order: VecDeque<u64>,
     bytes: u64,
 }
 
-impl KeptFeatures {
+impl FeatureCache {
     /// The cached features of an image.
     pub(super) fn get(&mut self, digest: u64) -> Option<Tensor> {
         let features = self.features.get(&digest)?.shallow_clone();
@@ -50,7 +50,7 @@ mod tests {
         // Three of them do not fit.
         let large =
             Tensor::zeros([1], (Kind::Uint8, Device::Cpu)).expand([(KEPT_FEATURES_BYTES / 2) as i64], false);
-        let mut kept = KeptFeatures::default();
+        let mut kept = FeatureCache::default();
         kept.insert(1, &large);
         kept.insert(2, &large);
         assert!(kept.get(1).is_some());

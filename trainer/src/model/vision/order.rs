@@ -7,7 +7,7 @@ use rlt_api::plan::model_config::VisionConfig;
 use rlt_core::images::ImageGrid;
 use tch::{Device, Kind, Tensor};
 
-use super::attention::{Rotary, Spans};
+use super::attention::{AttentionWindows, Rotary};
 
 /// Permutation of an image's tokens, with the windows and frames of their patches.
 #[derive(Debug, PartialEq, Eq)]
@@ -53,8 +53,9 @@ impl PatchOrder {
     }
 
     /// Uploads the order to a device, by one copy.
-    pub(super) fn to_device(&self, device: Device) -> Units {
-        let [windows, frames] = [&self.windows, &self.frames].map(|spans| Spans::patches_by_length(spans));
+    pub(super) fn to_device(&self, device: Device) -> MergeUnits {
+        let [windows, frames] =
+            [&self.windows, &self.frames].map(|spans| AttentionWindows::patches_by_length(spans));
         let first = [&self.tokens, &self.places[0], &self.places[1]].into_iter();
         let arrays: Vec<&[i64]> =
             first.chain(windows.values()).chain(frames.values()).map(Vec::as_slice).collect();
@@ -62,12 +63,12 @@ impl PatchOrder {
         // There are as many tensors as arrays.
         let mut next = || uploaded.next().unwrap_or_else(|| Tensor::empty([0], (Kind::Int64, device)));
         let tokens = next();
-        Units {
+        MergeUnits {
             inverse: tokens.argsort(0, false),
             tokens,
             places: [next(), next()],
-            windows: Spans::new(windows.keys().map(|length| (next(), *length as i64))),
-            frames: Spans::new(frames.keys().map(|length| (next(), *length as i64))),
+            windows: AttentionWindows::new(windows.keys().map(|length| (next(), *length as i64))),
+            frames: AttentionWindows::new(frames.keys().map(|length| (next(), *length as i64))),
             size: self.size.map(|patches| patches as i64),
             patches_per_token: self.patches_per_token,
         }
@@ -90,17 +91,17 @@ fn places(tokens: &[i64], rows: usize, columns: usize, merge: usize) -> [Vec<i64
 
 /// A [`PatchOrder`] on a device.
 #[derive(Debug)]
-pub(super) struct Units {
+pub(super) struct MergeUnits {
     tokens: Tensor,
     inverse: Tensor,
-    pub(super) windows: Spans,
-    pub(super) frames: Spans,
+    pub(super) windows: AttentionWindows,
+    pub(super) frames: AttentionWindows,
     places: [Tensor; 2],
     size: [i64; 2],
     patches_per_token: i64,
 }
 
-impl Units {
+impl MergeUnits {
     /// Interpolates a table of `side` times `side` position embeddings, `[side * side, d]`, to the patches of
     /// the image, `[p, d]`: bilinear, with aligned corners.
     pub(super) fn positions(&self, table: &Tensor, side: i64) -> Tensor {
@@ -134,8 +135,8 @@ impl Units {
     }
 }
 
-/// For patches at `places` of an axis of `size`, the two neighbouring entries of an axis of `side` positions,
-/// i64 `[p]`, each with its weight, f32 `[p]`.
+/// Returns, for patches at `places` of an axis of `size`, the two neighbouring entries of an axis of `side`
+/// positions, i64 `[p]`, each with its weight, f32 `[p]`.
 fn neighbours(places: &Tensor, size: i64, side: i64) -> [(Tensor, Tensor); 2] {
     let at = places.to_kind(Kind::Float) * (side - 1) / (size - 1).max(1);
     let below = at.floor();

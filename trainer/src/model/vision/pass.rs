@@ -15,7 +15,7 @@ use super::tower::VisionTower;
 use crate::model::decoder::Decoder;
 use crate::model::layer::LayerContext;
 use crate::model::packed::{PackedImages, PackedInput};
-use crate::model::placed::PlacedFeatures;
+use crate::model::placed::ImageEmbeddings;
 use crate::model::projection::{Adapter, Dropout};
 
 /// A forward pass over images whose features need a gradient.
@@ -46,10 +46,10 @@ impl Decoder {
     ///
     /// # Panics
     /// If there are images and the tower was never read ([`Self::read_vision`]).
-    pub(crate) fn placed_features(&self, input: &PackedInput, adapter: Adapter) -> Option<PlacedFeatures> {
+    pub(crate) fn placed_features(&self, input: &PackedInput, adapter: Adapter) -> Option<ImageEmbeddings> {
         let PackedImages { images, places } = input.images.as_ref()?;
         let features = self.image_features(images, adapter);
-        Some(PlacedFeatures::new(places.shallow_clone(), &features, self.config.hidden_size))
+        Some(ImageEmbeddings::new(places.shallow_clone(), &features, self.config.hidden_size))
     }
 
     /// The features of a micro-batch's images in a pass with gradients. If the tower is trained, also the
@@ -62,7 +62,7 @@ impl Decoder {
         input: &PackedInput,
         context: &LayerContext,
         recomputes: bool,
-    ) -> (Option<PlacedFeatures>, Option<TowerPass>) {
+    ) -> (Option<ImageEmbeddings>, Option<TowerPass>) {
         let Some(images) = input.images.as_ref().filter(|_| self.trains_tower()) else {
             return (self.placed_features(input, context.adapter), None);
         };
@@ -76,7 +76,7 @@ impl Decoder {
             false => compute().into_iter().map(|graph| (graph.detach(), graph)).unzip(),
         };
         let features = Tensor::cat(&features, 0).set_requires_grad(true);
-        let placed = PlacedFeatures::new(places.shallow_clone(), &features, self.config.hidden_size);
+        let placed = ImageEmbeddings::new(places.shallow_clone(), &features, self.config.hidden_size);
         let (images, places_n) = (images.clone(), places.shallow_clone());
         let pass = TowerPass { images, places_n, features, graphs, dropout_seed: context.dropout_seed };
         (Some(placed), Some(pass))

@@ -18,7 +18,7 @@ fn tower() -> VisionTower {
         "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},
         "vision_config": {"embed_dim": 8, "hidden_size": 16, "depth": 1, "num_heads": 2, "patch_size": 2}
     }));
-    let weights = Weights::fresh(&config.unwrap(), 1);
+    let weights = Weights::random_init(&config.unwrap(), 1);
     VisionTower::read(&weights, &LoadOptions::default()).unwrap().unwrap()
 }
 
@@ -41,7 +41,7 @@ fn an_image_goes_through_the_tower_once_however_often_prompts_name_it() {
     assert!(other.equal(&first));
 }
 
-/// Of a tower that is trained features are kept for the rollout's version of it alone.
+/// Features of a trained tower are cached for the rollout's version of it alone.
 #[test]
 fn features_of_trained_weights_are_computed_in_every_pass_and_kept_for_a_snapshot() {
     let tower = tower().trained();

@@ -1,4 +1,4 @@
-//! The weights of a vision tower: read, outlined or trained, with their names on disk.
+//! The weights of a vision tower: read, as meta tensors or trained, with their names on disk.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -8,11 +8,11 @@ use rlt_api::plan::model_config::{ModelConfig, TensorShape, VisionConfig};
 use rlt_core::tensor_shard::TensorShard;
 use tch::Tensor;
 
-use super::kept::KeptFeatures;
+use super::kept::FeatureCache;
 use crate::model::base_weight::BaseWeight;
 use crate::model::error::ModelError;
-use crate::model::parameters::{LoadOptions, NamedTensors, outline};
-use crate::model::projection::Projection;
+use crate::model::parameters::{LoadOptions, NamedTensors, meta};
+use crate::model::projection::Linear;
 use crate::model::weights::Weights;
 
 /// A vision tower with its weights.
@@ -21,7 +21,7 @@ pub(crate) struct VisionTower {
     pub(super) config: VisionConfig,
     pub(super) options: LoadOptions,
     /// The linear layers of blocks and mergers.
-    pub(in crate::model) projections: Vec<Projection>,
+    pub(in crate::model) projections: Vec<Linear>,
     /// All other tensors by their names on disk: patch embedding, positions and norms.
     pub(super) others: NamedTensors,
     /// Names of all tensors, in the order of the configuration.
@@ -30,7 +30,7 @@ pub(crate) struct VisionTower {
     /// roles.
     pub(in crate::model) is_own: bool,
     /// Cache of features that do not change; that of frozen weights is shared with the towers of other roles.
-    pub(super) kept: Rc<RefCell<KeptFeatures>>,
+    pub(super) kept: Rc<RefCell<FeatureCache>>,
     /// Whether trained values do not change during the lifetime of this tower.
     pub(super) is_snapshot: bool,
 }
@@ -42,9 +42,14 @@ impl VisionTower {
     /// [`ModelError`], as of [`Weights::fill`], and if the device has too little memory.
     pub(crate) fn read(weights: &Weights, options: &LoadOptions) -> Result<Option<Self>, ModelError> {
         let read = |(name, shape): (String, Vec<i64>)| {
-            let values = Tensor::f_empty(&shape, (options.storage, options.device)).map_err(|source| {
-                ModelError::Torch { tensor: name.clone(), device: format!("{:?}", options.device), source }
-            })?;
+            let values =
+                Tensor::f_empty(&shape, (options.param_dtype, options.device)).map_err(|source| {
+                    ModelError::Torch {
+                        tensor: name.clone(),
+                        device: format!("{:?}", options.device),
+                        source,
+                    }
+                })?;
             weights.fill(&TensorShard::whole(&name, &shape), &values.view(-1))?;
             Ok((name, values))
         };
@@ -52,11 +57,11 @@ impl VisionTower {
         Ok(Self::of_tensors(weights.config(), options, tensors))
     }
 
-    /// The outline of a tower whose weights are trained, see [`crate::model::Decoder::outline`]; `None`
-    /// if the model has none.
-    pub(crate) fn outline(model: &ModelConfig, options: &LoadOptions) -> Option<Self> {
-        let numbers = (options.storage, options.device);
-        let tensors = shapes(model).map(|(name, shape)| (name, outline(&shape, numbers))).collect();
+    /// Meta tensors of a tower whose weights are trained, see [`crate::model::Decoder::meta`]; `None` if the
+    /// model has none.
+    pub(crate) fn meta(model: &ModelConfig, options: &LoadOptions) -> Option<Self> {
+        let numbers = (options.param_dtype, options.device);
+        let tensors = shapes(model).map(|(name, shape)| (name, meta(&shape, numbers))).collect();
         Self::of_tensors(model, options, tensors).map(Self::trained)
     }
 
@@ -87,7 +92,7 @@ impl VisionTower {
 
     /// Clears the cache of features, after weights have changed.
     pub(crate) fn forget(&self) {
-        *self.kept.borrow_mut() = KeptFeatures::default();
+        *self.kept.borrow_mut() = FeatureCache::default();
     }
 
     /// Whether linear layers have adapters.
@@ -118,7 +123,7 @@ impl VisionTower {
     }
 
     /// Every tensor of the base with its name on disk, and for a linear layer's weight that layer.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Tensor, Option<&Projection>)> + '_ {
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Tensor, Option<&Linear>)> + '_ {
         self.names.iter().filter_map(|name| {
             if let Some((_, tensor)) = self.others.iter().find(|(own, _)| own == name) {
                 return Some((name.clone(), tensor.shallow_clone(), None));
@@ -142,13 +147,13 @@ fn shapes(model: &ModelConfig) -> impl Iterator<Item = (String, Vec<i64>)> {
 }
 
 /// Splits tensors into linear layers, those whose names are in `linears`, and all others.
-fn split(tensors: NamedTensors, linears: &BTreeSet<String>) -> (Vec<Projection>, NamedTensors) {
-    let (mut projections, mut others) = (Vec::<Projection>::new(), NamedTensors::new());
+fn split(tensors: NamedTensors, linears: &BTreeSet<String>) -> (Vec<Linear>, NamedTensors) {
+    let (mut projections, mut others) = (Vec::<Linear>::new(), NamedTensors::new());
     for (name, tensor) in tensors {
         match name.rsplit_once('.') {
             Some((module, "weight")) if linears.contains(module) => {
                 let weight = BaseWeight::Dense(tensor);
-                projections.push(Projection { name: module.to_owned(), weight, bias: None, lora: None });
+                projections.push(Linear { name: module.to_owned(), weight, bias: None, lora: None });
             }
             Some((module, "bias")) if linears.contains(module) => {
                 // A bias follows its weight.

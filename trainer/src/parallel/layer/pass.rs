@@ -125,7 +125,7 @@ impl Run<'_, '_> {
     fn feed_forward(&mut self, hidden_td: &mut Tensor, mut normed_td: Tensor) -> Result<Tensor, RankError> {
         let (layer, context, graphs) = (self.layer, self.context, &mut self.graphs);
         let (experts, shared) = match self.products.feed_forward() {
-            FeedForward::Experts { experts, beside } => (experts, beside),
+            FeedForward::Experts { experts, shared_expert } => (experts, shared_expert),
             FeedForward::Dense(block) => {
                 let Ok(mlp_td) = layer.feed_forward(&normed_td, &block);
                 return Ok(mlp_td);

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use tch::{Device, Tensor};
 
 use super::expert_parallel::ExpertDispatch;
-use crate::model::tp_cuts::ParameterCuts;
+use crate::model::tp_cuts::ModelSharding;
 use crate::parallel::RankError;
 
 /// A place at which ranks may exchange tensors, in the order of a forward pass.
@@ -48,7 +48,7 @@ pub(crate) trait ParallelStyle<'a>: Debug {
     }
 
     /// This rank's shards of the weights; `None` if it has full weights along this axis.
-    fn cuts(&self) -> Option<&'a ParameterCuts> {
+    fn cuts(&self) -> Option<&'a ModelSharding> {
         None
     }
 
@@ -150,7 +150,7 @@ impl<'a> Styles<'a> {
     }
 
     /// This rank's shards of the weights; `None` without tensor parallelism.
-    pub(super) fn cuts(&self) -> Option<&'a ParameterCuts> {
+    pub(super) fn cuts(&self) -> Option<&'a ModelSharding> {
         self.styles.iter().find_map(|style| style.cuts())
     }
 

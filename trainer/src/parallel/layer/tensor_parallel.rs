@@ -15,7 +15,7 @@
 use tch::Tensor;
 
 use super::style::{Boundary, Exchange, ParallelStyle};
-use crate::model::tp_cuts::ParameterCuts;
+use crate::model::tp_cuts::ModelSharding;
 use crate::parallel::{RankError, TensorParallel, TpGroup};
 
 impl<'a> ParallelStyle<'a> for TensorParallel<'a> {
@@ -31,7 +31,7 @@ impl<'a> ParallelStyle<'a> for TensorParallel<'a> {
         }
     }
 
-    fn cuts(&self) -> Option<&'a ParameterCuts> {
+    fn cuts(&self) -> Option<&'a ModelSharding> {
         Some(self.cuts)
     }
 

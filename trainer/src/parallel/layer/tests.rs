@@ -5,7 +5,7 @@ mod copies;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::*;
-use crate::model::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput, RouterTap, Weights};
+use crate::model::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput, RouterObserver, Weights};
 
 fn dense() -> serde_json::Value {
     serde_json::json!({
@@ -38,7 +38,7 @@ fn latent() -> serde_json::Value {
 }
 
 fn decoder(config: &serde_json::Value) -> Decoder {
-    let weights = Weights::fresh(&ModelConfig::from_json(config).unwrap(), 7);
+    let weights = Weights::random_init(&ModelConfig::from_json(config).unwrap(), 7);
     Decoder::from_weights(&weights, &LoadOptions { trainable: true, ..LoadOptions::default() }).unwrap()
 }
 
@@ -48,7 +48,7 @@ fn pass_over(decoder: &Decoder, styles: &Styles<'_>) -> Vec<Tensor> {
     let mut context = decoder.context(&input, Adapter::On);
     context.router = decoder.config.experts_of(0).map(|experts| {
         let slopes: Vec<f32> = (0..experts.num_experts).map(|expert| 0.1 + expert as f32).collect();
-        RouterTap::balancing(Tensor::ones([8], (Kind::Float, Device::Cpu)), &slopes)
+        RouterObserver::balancing(Tensor::ones([8], (Kind::Float, Device::Cpu)), &slopes)
     });
     let input_td = decoder.embed(&input.tokens, Adapter::On).detach();
     let grad_td = &input_td * 0.5 + 0.1;

@@ -14,7 +14,7 @@
 //! With expert parallelism the buffer of experts' weights holds only this rank's experts, and is sharded over
 //! the ranks that hold the same. With tensor parallelism the buffer holds this rank's tensor-parallel shard
 //! of each weight, and is sharded over the ranks with its index. All experts, and full weights, are gathered
-//! only where a role reads the model, see [`Flat::gather_others`].
+//! only where a role reads the model, see [`FlatParameter::gather_full_tensors`].
 
 mod copies;
 mod gradients;
@@ -24,29 +24,29 @@ mod verified;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use rlt_core::mesh::Shards;
+use rlt_core::mesh::EvenSplit;
 use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use self::gradients::Gradients;
-use super::own::OwnShard;
-use super::place::{Place, Share, places};
-use super::whole::{UnshardState, WeightDtype, Whole};
-use crate::parallel::{EpGroup, MeshRanks, RankError, TpGroup};
+use super::own::ShardStorage;
+use super::place::{FlatSlot, Share, places};
+use super::whole::{UnshardState, UnshardedBuffer, WeightDtype};
+use crate::parallel::{EpGroup, ProcessGroups, RankError, TpGroup};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
 #[derive(Debug)]
-pub(super) struct Flat {
+pub(super) struct FlatParameter {
     parameters: Vec<Parameter>,
-    layout: Shards,
+    layout: EvenSplit,
     /// Range of this rank's shard in the buffer.
     own: Range<usize>,
     /// This rank's shard, `[shard_len]`; padding is zero.
-    shard: OwnShard,
-    master: Whole,
+    shard: ShardStorage,
+    master: UnshardedBuffer,
     /// Buffer in the compute dtype; `None` if that is the master dtype.
-    compute: Option<Whole>,
+    compute: Option<UnshardedBuffer>,
     state: RefCell<UnshardState>,
     gradients: RefCell<Gradients>,
     /// Whether these are weights of experts, and other ranks hold other experts'.
@@ -62,18 +62,18 @@ struct Parameter {
     name: String,
     /// The decoder's tensor.
     leaf: Tensor,
-    place: Place,
+    place: FlatSlot,
     /// The parameter's piece of the shard, `[len]`: a separate leaf, which the optimizer updates.
     piece: Tensor,
 }
 
-impl Flat {
+impl FlatParameter {
     /// Takes the named leaves, all of one dtype, which layers use in `compute`; `None` if there are none. The
     /// shard is offloaded to `place` if there is one. The leaves hold full tensors or this rank's local
     /// values, as `share` says.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
-        ranks: &MeshRanks,
+        ranks: &ProcessGroups,
         share: Share<'_>,
         compute: Kind,
         place: Option<&mut OffloadStorage>,
@@ -86,9 +86,10 @@ impl Flat {
         let (places, layout) = places(&leaves, share, ranks.dp_shard(), ranks.shard(), width);
         let own = layout.range(ranks.shard());
         let is_cut = places.iter().any(|place| place.tp.is_some());
-        let master = Whole::new(layout, &places, (kind, device))?;
-        let compute =
-            (kind != compute).then(|| Whole::new(layout, &places, (compute, device))).transpose()?;
+        let master = UnshardedBuffer::new(layout, &places, (kind, device))?;
+        let compute = (kind != compute)
+            .then(|| UnshardedBuffer::new(layout, &places, (compute, device)))
+            .transpose()?;
         let shard = FlatBuffer::new(layout.shard_len(), (kind, device))?;
         let _ = shard.tensor().shallow_clone().zero_();
         let taken = leaves.into_iter().zip(places).zip(&master.views);
@@ -97,7 +98,7 @@ impl Flat {
             Parameter::new(named, place, piece, view)
         });
         let parameters = parameters.collect();
-        let shard = OwnShard::new(shard, place)?;
+        let shard = ShardStorage::new(shard, place)?;
         let state = RefCell::new(UnshardState::Resharded);
         let gradients = RefCell::default();
         Ok(Some(Self {
@@ -115,17 +116,17 @@ impl Flat {
         }))
     }
 
-    fn ranks_of(ranks: &MeshRanks, is_of_experts: bool) -> &MeshRanks {
+    fn ranks_of(ranks: &ProcessGroups, is_of_experts: bool) -> &ProcessGroups {
         ranks.experts().filter(|_| is_of_experts).map_or(ranks, |experts| &experts.mesh)
     }
 
     /// The ranks among `ranks` over which the buffer is sharded.
-    pub(super) fn own_ranks<'a>(&self, ranks: &'a MeshRanks) -> &'a MeshRanks {
+    pub(super) fn own_ranks<'a>(&self, ranks: &'a ProcessGroups) -> &'a ProcessGroups {
         Self::ranks_of(ranks, self.is_of_experts)
     }
 
     /// The group whose ranks together hold all experts; `None` for other parameters.
-    fn ep_group<'a>(&self, ranks: &'a MeshRanks) -> Option<&'a EpGroup> {
+    fn ep_group<'a>(&self, ranks: &'a ProcessGroups) -> Option<&'a EpGroup> {
         ranks.experts().filter(|_| self.is_of_experts).map(|experts| &experts.group)
     }
 
@@ -135,7 +136,7 @@ impl Flat {
     }
 
     /// The group whose ranks hold the other tensor-parallel shards; `None` for other parameters.
-    fn tp_group<'a>(&self, ranks: &'a MeshRanks) -> Option<&'a TpGroup> {
+    fn tp_group<'a>(&self, ranks: &'a ProcessGroups) -> Option<&'a TpGroup> {
         ranks.tp_group().filter(|_| self.is_cut).map(|group| group.as_ref())
     }
 
@@ -160,11 +161,11 @@ impl Flat {
 
     /// Lets `change` read and write this rank's pieces, which are fetched and written back if they are
     /// offloaded.
-    pub(super) fn change<E: From<rlt_torch::Error>>(
+    pub(super) fn with_resident_shards<E: From<rlt_torch::Error>>(
         &self,
         change: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
-        self.shard.change(change)
+        self.shard.with_resident_shards(change)
     }
 
     pub(super) fn pieces(&self) -> impl Iterator<Item = (String, Tensor)> {
@@ -172,7 +173,7 @@ impl Flat {
     }
 
     /// Lets `fill` write the pieces in this rank's shard, run by run.
-    pub(super) fn fill<E: From<rlt_torch::Error>>(
+    pub(super) fn load_shards<E: From<rlt_torch::Error>>(
         &self,
         fill: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -189,7 +190,7 @@ impl Flat {
         &self,
         fill: &mut impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.change(|| {
+        self.with_resident_shards(|| {
             self.own_parameters().try_for_each(|Parameter { name, place, piece, .. }| {
                 fill(&place.slice(name), &piece.detach())
             })
@@ -197,7 +198,7 @@ impl Flat {
     }
 
     /// Shows `see` the pieces in this rank's shard, in place.
-    pub(super) fn show<E: From<RankError>>(
+    pub(super) fn for_each_shard<E: From<RankError>>(
         &self,
         see: &mut impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -212,11 +213,11 @@ impl Flat {
     }
 
     /// Rebinds the shard of frozen parameters to `shard`, other memory with the same values.
-    pub(super) fn lie_in(&mut self, shard: Tensor) {
+    pub(super) fn replace_storage(&mut self, shard: Tensor) {
         for Parameter { place, piece, .. } in &mut self.parameters {
             *piece = place.in_shard(&shard, &self.own);
         }
-        self.shard = OwnShard::Here(shard);
+        self.shard = ShardStorage::Here(shard);
     }
 
     /// The decoder's tensor of this name, which can be read while the unit is unsharded.
@@ -228,7 +229,7 @@ impl Flat {
         self.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.leaf.detach()))
     }
 
-    pub(super) fn place_of(&self, name: &str) -> Option<&Place> {
+    pub(super) fn place_of(&self, name: &str) -> Option<&FlatSlot> {
         self.parameters.iter().find(|parameter| parameter.name == name).map(|parameter| &parameter.place)
     }
 
@@ -244,7 +245,7 @@ impl Flat {
         sharded * self.shard().kind().elt_size_in_bytes() + whole
     }
 
-    fn whole(&self, dtype: WeightDtype) -> &Whole {
+    fn whole(&self, dtype: WeightDtype) -> &UnshardedBuffer {
         self.compute.as_ref().filter(|_| dtype == WeightDtype::Compute).unwrap_or(&self.master)
     }
 
@@ -256,7 +257,7 @@ impl Flat {
 impl Parameter {
     /// Takes a leaf, which becomes a view of the buffer, and copies its values in this rank's shard to
     /// `piece`.
-    fn new((name, mut leaf): (String, Tensor), place: Place, piece: Tensor, view: &Tensor) -> Self {
+    fn new((name, mut leaf): (String, Tensor), place: FlatSlot, piece: Tensor, view: &Tensor) -> Self {
         place.copy_piece(&name, &leaf, &piece);
         no_grad(|| leaf.set_data(view));
         let piece = piece.detach().set_requires_grad(leaf.requires_grad());

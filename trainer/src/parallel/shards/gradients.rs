@@ -4,13 +4,13 @@
 use rlt_torch::collectives::Pending;
 use tch::{Tensor, no_grad};
 
-use super::flat::Flat;
+use super::flat::FlatParameter;
 use super::{FsdpUnit, ShardedParameters, TensorParallel};
 use crate::parallel::RankError;
 
 /// A reduce-scatter of gradients in flight.
 #[derive(Debug)]
-pub(super) struct Scattering {
+pub(super) struct PendingReduceScatter {
     unit: FsdpUnit,
     /// Index of the buffer among the unit's trained ones.
     flat_idx: usize,
@@ -22,7 +22,7 @@ pub(super) struct Scattering {
 impl ShardedParameters {
     /// Allocates zero gradients of a unit's trained parameters, to which a backward pass adds.
     pub fn begin_gradient(&self, unit: FsdpUnit) {
-        self.held(unit).trained.iter().for_each(Flat::begin_gradient);
+        self.held(unit).trained.iter().for_each(FlatParameter::begin_gradient);
     }
 
     /// Starts the reduce-scatter of a unit's gradients.
@@ -32,10 +32,10 @@ impl ShardedParameters {
     pub fn end_gradient(&self, unit: FsdpUnit) -> Result<(), RankError> {
         for (flat_idx, flat) in self.held(unit).trained.iter().enumerate() {
             let Some(gradient) = flat.take_gradient() else { continue };
-            self.settle()?;
+            self.wait_reduce_scatter()?;
             let own = flat.shard().zeros_like();
             let pending = flat.own_ranks(&self.ranks).reduce_scatter(&own, &gradient)?;
-            self.scattering.replace(Some(Scattering { unit, flat_idx, own, pending }));
+            self.scattering.replace(Some(PendingReduceScatter { unit, flat_idx, own, pending }));
         }
         Ok(())
     }
@@ -46,9 +46,9 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn finish_gradients(&self) -> Result<(), RankError> {
-        self.settle()?;
+        self.wait_reduce_scatter()?;
         // An expert receives rows from all ranks, so its gradient is that of the whole group.
-        let (of_experts, others): (Vec<&Flat>, Vec<&Flat>) =
+        let (of_experts, others): (Vec<&FlatParameter>, Vec<&FlatParameter>) =
             self.trained().partition(|flat| flat.is_of_experts());
         for flats in [others, of_experts] {
             let Some(first) = flats.first() else { continue };
@@ -56,7 +56,7 @@ impl ShardedParameters {
             first.own_ranks(&self.ranks).all_reduce_over_replicas(&gradients)?;
         }
         self.sum_over_tensor_parallel()?;
-        self.trained().for_each(Flat::hand_over_gradient);
+        self.trained().for_each(FlatParameter::assign_gradients);
         Ok(())
     }
 
@@ -83,12 +83,12 @@ impl ShardedParameters {
 
     /// Frees the gradients, after the optimizer has dropped those of the pieces.
     pub fn clear_gradients(&self) {
-        self.trained().for_each(Flat::clear_gradient);
+        self.trained().for_each(FlatParameter::clear_gradient);
     }
 
     /// Waits for the reduce-scatter in flight, and adds its result to the gradient shard.
-    fn settle(&self) -> Result<(), RankError> {
-        if let Some(Scattering { unit, flat_idx, own, pending }) = self.scattering.take() {
+    fn wait_reduce_scatter(&self) -> Result<(), RankError> {
+        if let Some(PendingReduceScatter { unit, flat_idx, own, pending }) = self.scattering.take() {
             pending.wait()?;
             self.held(unit).trained[flat_idx].add_to_gradient(&own);
         }

@@ -5,12 +5,12 @@ use tch::Tensor;
 
 /// Values of this rank's shard, `[shard_len]`; views of them stay valid.
 #[derive(Debug)]
-pub(super) enum OwnShard {
+pub(super) enum ShardStorage {
     Here(Tensor),
     Offloaded { buffer: FlatBuffer, offloaded: Offloaded },
 }
 
-impl OwnShard {
+impl ShardStorage {
     /// Takes a filled buffer, and offloads its values to `storage` if there is one.
     pub(super) fn new(buffer: FlatBuffer, storage: Option<&mut OffloadStorage>) -> Result<Self, Error> {
         let Some(storage) = storage else { return Ok(Self::Here(buffer.tensor().shallow_clone())) };
@@ -54,7 +54,10 @@ impl OwnShard {
 
     /// Lets `change` read and write the values through the tensor and its views; offloaded ones are fetched
     /// first and written back.
-    pub(super) fn change<E: From<Error>>(&self, change: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    pub(super) fn with_resident_shards<E: From<Error>>(
+        &self,
+        change: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
         let Self::Offloaded { buffer, offloaded } = self else { return change() };
         buffer.take()?;
         drop(offloaded.prefetch(buffer.tensor())?.wait()?);

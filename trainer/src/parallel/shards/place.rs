@@ -4,19 +4,19 @@ use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_core::local_tensor::{DimRanges, DimShards, LocalTensor};
-use rlt_core::mesh::{AxisPlace, Shards};
+use rlt_core::mesh::EvenSplit;
 use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use tch::{Tensor, no_grad};
 
 use crate::model::of_ranges;
-use crate::model::tp_cuts::ParameterCuts;
+use crate::model::tp_cuts::ModelSharding;
 
 /// Alignment in bytes at which memory is read fastest.
 const CACHE_LINE: usize = 64;
 
 /// Range of a parameter in the buffer, and its piece in this rank's shard.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct FlatSlot {
     pub(super) range: Range<usize>,
     /// Local size of the parameter: of this rank's experts with expert parallelism, of its shard with tensor
     /// parallelism, else the full size.
@@ -28,7 +28,7 @@ pub(super) struct Place {
     pub(super) tp: Option<DimShards>,
 }
 
-impl Place {
+impl FlatSlot {
     /// The piece as a range of the local parameter, with its place in the full one.
     pub(super) fn slice<'a>(&'a self, name: &'a str) -> TensorSlice<'a> {
         TensorSlice { name, local: &self.local, range: self.shard_here(name).range }
@@ -65,29 +65,14 @@ impl Place {
     }
 }
 
-/// This rank's experts among all experts of a tensor, `[e, ..]`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OwnExperts {
-    /// This rank's place in the expert-parallel group.
-    pub(crate) place: AxisPlace,
-    /// Number of experts of the model, e.
-    pub(crate) num_experts: usize,
-}
-
-impl OwnExperts {
-    /// This rank's experts as indices of the first dimension of a tensor.
-    fn ranges(self) -> DimRanges {
-        DimRanges { len: self.num_experts, ranges: vec![self.place.range(self.num_experts)] }
-    }
-}
-
 /// Local values of a buffer's parameters on this rank, before FSDP shards them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Share<'a> {
-    /// Experts of which the values are local; `None` for all, or for other parameters.
-    pub(super) experts: Option<OwnExperts>,
+    /// Experts of which the values are local, as indices of the first dimension of a tensor; `None` for all,
+    /// or for other parameters.
+    pub(super) experts: Option<&'a DimRanges>,
     /// Tensor-parallel placements of the parameters; `None` if all of each are local.
-    pub(super) cuts: Option<&'a ParameterCuts>,
+    pub(super) cuts: Option<&'a ModelSharding>,
 }
 
 impl Share<'_> {
@@ -96,7 +81,7 @@ impl Share<'_> {
     fn of(self, name: &str, leaf: &[i64]) -> (LocalTensor, Option<DimShards>) {
         let mut local = LocalTensor::full(leaf);
         if let Some(experts) = self.experts {
-            local = local.with(0, experts.ranges());
+            local = local.with(0, experts.clone());
         }
         let Some((cuts, tp)) = self.cuts.and_then(|cuts| Some((cuts, cuts.of(name)?))) else {
             return (local, None);
@@ -113,14 +98,14 @@ pub(super) fn places(
     num_shards: usize,
     shard: usize,
     width: usize,
-) -> (Vec<Place>, Shards) {
+) -> (Vec<FlatSlot>, EvenSplit) {
     let locals: Vec<_> = leaves.iter().map(|(name, leaf)| share.of(name, &leaf.size())).collect();
     let sizes: Vec<Vec<i64>> = locals.iter().map(|(local, _)| local.local_shape()).collect();
     let ranges = ranges(&sizes, num_shards, width);
-    let layout = Shards::new(ranges.last().map_or(0, |last| last.end), num_shards);
+    let layout = EvenSplit::new(ranges.last().map_or(0, |last| last.end), num_shards);
     let mut places = Vec::with_capacity(locals.len());
     for (((local, tp), size), range) in locals.into_iter().zip(sizes).zip(ranges) {
-        places.push(Place { part: layout.part_of(&range, shard), range, size, local, tp });
+        places.push(FlatSlot { part: layout.part_of(&range, shard), range, size, local, tp });
     }
     (places, layout)
 }

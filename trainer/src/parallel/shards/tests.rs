@@ -36,7 +36,7 @@ use crate::roles::learner::Learner;
 use crate::roles::objective::supervised_objective;
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
-use crate::roles::reference::{Copying, FrozenPolicy};
+use crate::roles::reference::{CopyOptions, FrozenPolicy};
 use crate::roles::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
@@ -70,7 +70,7 @@ struct Case {
     ep: usize,
     /// The architecture of a dense model.
     dense: &'static str,
-    /// Its key heads, by which its query heads and its width are multiplied.
+    /// Number of key heads, of which query heads and width are multiples.
     kv_heads: usize,
 }
 
@@ -112,7 +112,7 @@ fn weights(case: Case) -> Weights {
         double_quantization,
         ..QuantizationSpec::default()
     });
-    Weights::fresh(&config(case), 7).quantized(spec.as_ref(), Precision::Fp32).unwrap()
+    Weights::random_init(&config(case), 7).quantized(spec.as_ref(), Precision::Fp32).unwrap()
 }
 
 fn with_adapter(mut decoder: Decoder, case: Case) -> Decoder {
@@ -135,7 +135,7 @@ fn with_adapter(mut decoder: Decoder, case: Case) -> Decoder {
     decoder
 }
 
-/// Those of experts and routers, where there are some.
+/// Names of the parameters of experts and routers that adapters are on; empty without experts.
 fn parameters_with_adapters(case: Case) -> Vec<String> {
     let all = ["gate.weight", "experts.gate_up_proj", "experts.down_proj"].map(str::to_owned);
     if case.experts { all.to_vec() } else { Vec::new() }
@@ -169,7 +169,7 @@ fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
     actor.with_router_loss(case.experts.then_some(0.5))
 }
 
-/// The same, with the offload `spec` to `folder`.
+/// Makes the same actor, with the offload `spec` to `folder`.
 fn offloaded_actor(case: Case, ranks: &Ranks, dp_shard: usize, spec: OffloadSpec, folder: &Path) -> Actor {
     let ranks = &distributing(case, ranks);
     actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::new(spec, folder))
@@ -210,7 +210,7 @@ fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
     let batch = batch();
     let folder = tempfile::tempdir().unwrap();
     let is_offloaded = actor.shards().is_some_and(ShardedParameters::is_offloaded);
-    let reference = FrozenPolicy::copy_of(&actor, &Copying::to(folder.path(), is_offloaded)).unwrap();
+    let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), is_offloaded)).unwrap();
     let mut numbers = Vec::new();
     for step in 0..5 {
         let report = update(&mut actor, &batch, &plan(case, step)).unwrap();
@@ -326,8 +326,8 @@ fn ranks_quantize_their_parts_of_the_very_weights_that_one_rank_has() {
             assert!(whole.iter().any(|(name, _)| name.ends_with("absmax") || name.ends_with("SCB")));
             let all = on_ranks(3, |ranks| {
                 let weights = weights(case);
-                let outline = Decoder::outline(weights.config(), &options(case)).unwrap();
-                let decoder = with_adapter(outline, case);
+                let meta = Decoder::meta(weights.config(), &options(case)).unwrap();
+                let decoder = with_adapter(meta, case);
                 let mesh = Rc::new(ranks.on_mesh(3).unwrap());
                 let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
                 shards.read(&weights).unwrap();
@@ -355,12 +355,12 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
         let folder = tempfile::tempdir().unwrap();
         whole.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
         let whole = whole_parameters(DecoderUnits::from(&whole));
-        let drawn = Weights::fresh(&config(case), 7);
+        let drawn = Weights::random_init(&config(case), 7);
         let read = Weights::open(folder.path()).unwrap();
         for (size, weights) in [(2, &drawn), (3, &drawn), (4, &read), (3, &read)] {
             let all = on_ranks(size, |ranks| {
-                let outline = Decoder::outline(weights.config(), &options(case)).unwrap();
-                let decoder = with_adapter(outline, case);
+                let meta = Decoder::meta(weights.config(), &options(case)).unwrap();
+                let decoder = with_adapter(meta, case);
                 let mesh = Rc::new(ranks.on_mesh(size).unwrap());
                 let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
                 shards.read(weights).unwrap();
@@ -392,12 +392,12 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     let modules_to_save = saved_modules::names(case);
     let lora = LoraSpec { rank: 2, dora: case.dora, modules_to_save, ..LoraSpec::default() };
     let lora = case.lora.then_some((&lora, 5));
-    let mut critic = Critic::beginning_as(actor, lora, options, actor.ranks().clone()).unwrap();
+    let mut critic = Critic::from_actor(actor, lora, options, actor.ranks().clone()).unwrap();
     let returns = (0..batch.rows.num_tokens()).map(|at| (at as f64 * 0.3).sin()).collect();
     (batch.values, batch.returns) = (Some(critic.values(&batch, case.max_tokens).unwrap()), Some(returns));
     let mut reported = Vec::new();
     for step in 0..5 {
-        let report = critic.learn(&batch, plan(case, step).portions()).unwrap();
+        let report = critic.learn(&batch, plan(case, step).mini_batches()).unwrap();
         assert_eq!(report.updates.num_skipped, 0);
         // How many there are depends on how rows are shared.
         let metrics = report.metrics().into_iter().filter(|(name, _)| name != "critic/num_micro_batches");
@@ -405,7 +405,7 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     }
     reported.extend(critic.values(&batch, case.max_tokens).unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let mut state = critic.trainable().tensors(folder.path()).unwrap();
+    let mut state = critic.train_state().tensors(folder.path()).unwrap();
     state.sort_by(|(one, _), (other, _)| one.cmp(other));
     assert!(state.is_empty() || state.iter().any(|(name, _)| name == "critic.value_head.weight"));
     (reported, numbers(state.iter().map(|(_, tensor)| tensor)))
@@ -453,7 +453,7 @@ fn a_critic_s_adapter_uses_the_actor_s_shards() {
             mesh: None,
         };
         let lora = LoraSpec { rank: 1, ..LoraSpec::default() };
-        let mut critic = Critic::beginning_as(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();
+        let mut critic = Critic::from_actor(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();
         let sharded_bytes = actor.shards().unwrap().num_bytes();
         critic.values(&batch(), 64).unwrap();
         assert_eq!(
@@ -461,7 +461,7 @@ fn a_critic_s_adapter_uses_the_actor_s_shards() {
             sharded_bytes,
             "what has come for the critic has gone"
         );
-        let of_critic = critic.trainable().shards.unwrap().num_bytes();
+        let of_critic = critic.train_state().shards.unwrap().num_bytes();
         let trained: usize =
             critic.state_tensors().unwrap().iter().take(3).map(|(_, tensor)| tensor.numel()).sum();
         assert!(trained > 0 && of_critic < actor.shards().unwrap().num_bytes());

@@ -3,29 +3,30 @@
 use std::rc::Rc;
 
 use rlt_api::plan::model_config::is_expert_weight;
+use rlt_core::local_tensor::DimRanges;
 use rlt_torch::OffloadStorage;
 use tch::{Kind, Tensor};
 
-use super::flat::Flat;
-use super::place::{OwnExperts, Share};
-use crate::model::tp_cuts::ParameterCuts;
+use super::flat::FlatParameter;
+use super::place::Share;
+use crate::model::tp_cuts::ModelSharding;
 use crate::model::{Decoder, NamedTensors};
-use crate::parallel::{MeshRanks, RankError};
+use crate::parallel::{ProcessGroups, RankError};
 
 /// An FSDP unit: parameters that are gathered together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FsdpUnit {
     /// Embedding, final norm and head.
-    Outer,
+    Root,
     /// A decoder layer.
     Layer(usize),
 }
 
 impl FsdpUnit {
-    /// The index of the layer; `None` for the outer unit.
+    /// The index of the layer; `None` for the root unit.
     pub fn layer_idx(self) -> Option<usize> {
         match self {
-            Self::Outer => None,
+            Self::Root => None,
             Self::Layer(layer_idx) => Some(layer_idx),
         }
     }
@@ -35,9 +36,9 @@ impl FsdpUnit {
 /// weights, which layers use in the master dtype. If both dtypes are equal they share a buffer.
 #[derive(Debug)]
 pub(super) struct UnitParameters {
-    pub(super) trained: Vec<Flat>,
+    pub(super) trained: Vec<FlatParameter>,
     /// Frozen parameters; several roles may compute with the same ones.
-    pub(super) frozen: Vec<Rc<Flat>>,
+    pub(super) frozen: Vec<Rc<FlatParameter>>,
 }
 
 impl UnitParameters {
@@ -45,13 +46,13 @@ impl UnitParameters {
     /// experts' weights only those of `experts` are kept, of tensor-parallel weights this rank's shard.
     pub(super) fn new(
         parameters: NamedTensors,
-        ranks: &MeshRanks,
-        experts: Option<OwnExperts>,
-        cuts: Option<&ParameterCuts>,
+        ranks: &ProcessGroups,
+        experts: Option<&DimRanges>,
+        cuts: Option<&ModelSharding>,
         compute: Kind,
         mut place: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {
-        let mut flats = |parameters: NamedTensors| -> Result<Vec<Flat>, RankError> {
+        let mut flats = |parameters: NamedTensors| -> Result<Vec<FlatParameter>, RankError> {
             let (of_experts, parameters): (NamedTensors, NamedTensors) =
                 parameters.into_iter().partition(|(name, _)| experts.is_some() && is_expert_weight(name));
             let (cut, parameters): (NamedTensors, NamedTensors) = parameters
@@ -73,15 +74,16 @@ impl UnitParameters {
                 (cut_vectors, own, exact[1]),
                 (vectors, whole, exact[2]),
             ];
-            let flat =
-                |(parameters, share, kind)| Flat::new(parameters, ranks, share, kind, place.as_deref_mut());
+            let flat = |(parameters, share, kind)| {
+                FlatParameter::new(parameters, ranks, share, kind, place.as_deref_mut())
+            };
             parts.into_iter().map(flat).filter_map(Result::transpose).collect()
         };
         let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
         Ok(Self { trained: flats(trained)?, frozen: flats(frozen)?.into_iter().map(Rc::new).collect() })
     }
 
-    pub(super) fn flats(&self) -> impl Iterator<Item = &Flat> {
+    pub(super) fn flats(&self) -> impl Iterator<Item = &FlatParameter> {
         self.frozen.iter().map(Rc::as_ref).chain(&self.trained)
     }
 }
@@ -94,8 +96,9 @@ fn by_use(parameters: NamedTensors, compute: Kind) -> [NamedTensors; 2] {
     [matrices, vectors]
 }
 
-/// The experts of a decoder that this rank holds; `None` without expert parallelism, or without experts.
-pub(super) fn own_experts(decoder: &Decoder, ranks: &MeshRanks) -> Result<Option<OwnExperts>, RankError> {
+/// Returns the experts of a decoder that this rank holds, as indices of the first dimension of their tensors;
+/// `None` without expert parallelism, or without experts.
+pub(super) fn own_experts(decoder: &Decoder, ranks: &ProcessGroups) -> Result<Option<DimRanges>, RankError> {
     let Some((ranks, experts)) = ranks.experts().zip(decoder.config.experts.as_ref()) else {
         return Ok(None);
     };
@@ -103,5 +106,5 @@ pub(super) fn own_experts(decoder: &Decoder, ranks: &MeshRanks) -> Result<Option
     if !num_experts.is_multiple_of(place.size) {
         return Err(RankError::Experts { num_experts, ep: place.size });
     }
-    Ok(Some(OwnExperts { place, num_experts }))
+    Ok(Some(DimRanges { len: num_experts, ranges: vec![place.range(num_experts)] }))
 }

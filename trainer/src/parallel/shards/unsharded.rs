@@ -3,7 +3,7 @@
 
 use tch::Tensor;
 
-use super::flat::Flat;
+use super::flat::FlatParameter;
 use super::{FsdpUnit, ShardedParameters, WeightDtype};
 use crate::parallel::RankError;
 
@@ -21,7 +21,7 @@ impl ShardedParameters {
         let units: Vec<FsdpUnit> = self.units().collect();
         for (idx, unit) in units.iter().enumerate() {
             self.unshard_as(*unit, dtype)?;
-            self.gather_others(*unit)?;
+            self.gather_full_tensors(*unit)?;
             units.get(idx + 1).map_or(Ok(()), |next| self.prefetch_as(*next, dtype))?;
             read(*unit)?;
             self.reshard(*unit)?;
@@ -68,11 +68,11 @@ impl ShardedParameters {
     /// [`RankError`] when a rank is lost or memory is short.
     pub fn unshard_master(&self, unit: FsdpUnit) -> Result<(), RankError> {
         self.unshard_as(unit, WeightDtype::Master)?;
-        self.gather_others(unit)
+        self.gather_full_tensors(unit)
     }
 
-    fn gather_others(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        self.held(unit).flats().try_for_each(|flat| flat.gather_others(&self.ranks))
+    fn gather_full_tensors(&self, unit: FsdpUnit) -> Result<(), RankError> {
+        self.held(unit).flats().try_for_each(|flat| flat.gather_full_tensors(&self.ranks))
     }
 
     fn prefetch_as(&self, unit: FsdpUnit, dtype: WeightDtype) -> Result<(), RankError> {
@@ -81,7 +81,7 @@ impl ShardedParameters {
 
     fn unshard_as(&self, unit: FsdpUnit, dtype: WeightDtype) -> Result<(), RankError> {
         self.prefetch_as(unit, dtype)?;
-        self.held(unit).flats().try_for_each(Flat::unshard)
+        self.held(unit).flats().try_for_each(FlatParameter::unshard)
     }
 
     /// Frees the unsharded parameters of a unit.
@@ -89,6 +89,6 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError::Shards`] if libtorch fails.
     pub fn reshard(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        self.held(unit).flats().try_for_each(Flat::reshard)
+        self.held(unit).flats().try_for_each(FlatParameter::reshard)
     }
 }

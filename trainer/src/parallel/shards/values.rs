@@ -9,7 +9,7 @@ use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 
-use super::flat::Flat;
+use super::flat::FlatParameter;
 use super::place::copy_tensor_shard;
 use super::{FsdpUnit, ShardedParameters};
 use crate::model::{Decoder, ModelError, NamedTensors, Weights};
@@ -21,22 +21,22 @@ impl ShardedParameters {
     ///
     /// # Errors
     /// The error of `fill`, or when an offloaded piece cannot be fetched or put back.
-    pub fn fill<E: From<rlt_torch::Error>>(
+    pub fn load_shards<E: From<rlt_torch::Error>>(
         &self,
         mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         self.units().try_for_each(|unit| self.fill_unit(unit, &mut fill))
     }
 
-    /// [`Self::fill`] for the trained parameters only.
+    /// [`Self::load_shards`] for the trained parameters only.
     ///
     /// # Errors
-    /// As [`Self::fill`].
+    /// As [`Self::load_shards`].
     pub(crate) fn fill_trained<E: From<rlt_torch::Error>>(
         &self,
         mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.trained().try_for_each(|flat| flat.fill(&mut fill))
+        self.trained().try_for_each(|flat| flat.load_shards(&mut fill))
     }
 
     /// Shows `see` every piece of this rank, `[len]`, in place: an offloaded one is on the host, and takes
@@ -44,23 +44,23 @@ impl ShardedParameters {
     ///
     /// # Errors
     /// The error of `see`, or when an offloaded piece cannot be read.
-    pub(crate) fn show<E: From<RankError>>(
+    pub(crate) fn for_each_shard<E: From<RankError>>(
         &self,
         mut see: impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut flats = self.units().flat_map(|unit| self.held(unit).flats());
-        flats.try_for_each(|flat| flat.show(&mut see))
+        flats.try_for_each(|flat| flat.for_each_shard(&mut see))
     }
 
-    /// [`Self::show`] for the trained parameters only.
+    /// [`Self::for_each_shard`] for the trained parameters only.
     ///
     /// # Errors
-    /// As [`Self::show`].
+    /// As [`Self::for_each_shard`].
     pub(crate) fn show_trained<E: From<RankError>>(
         &self,
         mut see: impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.trained().try_for_each(|flat| flat.show(&mut see))
+        self.trained().try_for_each(|flat| flat.for_each_shard(&mut see))
     }
 
     /// Reads this rank's pieces of a model's weights; an adapter is not changed.
@@ -81,7 +81,7 @@ impl ShardedParameters {
         unit: FsdpUnit,
         fill: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.held(unit).flats().try_for_each(|flat| flat.fill(fill))
+        self.held(unit).flats().try_for_each(|flat| flat.load_shards(fill))
     }
 
     /// Lets `fill` write a moment of this rank's piece of the trained parameter `name` into `values`,
@@ -169,7 +169,7 @@ impl ShardedParameters {
 
     /// All parameters of a unit by name. They can be read while the unit is unsharded.
     pub(crate) fn parameters_of(&self, unit: FsdpUnit) -> NamedTensors {
-        self.held(unit).flats().flat_map(Flat::leaves).collect()
+        self.held(unit).flats().flat_map(FlatParameter::leaves).collect()
     }
 
     /// Moves the shards of a frozen model on the CPU into an unlinked file of `folder` that is mapped into
@@ -181,21 +181,21 @@ impl ShardedParameters {
     pub(crate) fn move_to_file(&mut self, folder: &Path) -> Result<(), rlt_torch::Error> {
         let units = self.layers.iter_mut().chain([&mut self.outer]);
         let frozen = units.flat_map(|unit| &mut unit.frozen);
-        let mut flats: Vec<&mut Flat> = frozen.filter_map(Rc::get_mut).collect();
+        let mut flats: Vec<&mut FlatParameter> = frozen.filter_map(Rc::get_mut).collect();
         if flats.iter().any(|flat| flat.shard().device() != Device::Cpu || flat.is_offloaded()) {
             return Ok(());
         }
         let resident: Vec<Tensor> = flats.iter().map(|flat| flat.shard().shallow_clone()).collect();
         let (file, lying) = TensorFile::write(folder, &resident)?;
         drop(resident);
-        flats.iter_mut().zip(lying).for_each(|(flat, shard)| flat.lie_in(shard));
+        flats.iter_mut().zip(lying).for_each(|(flat, shard)| flat.replace_storage(shard));
         self.offload_file = Some(file);
         Ok(())
     }
 
     /// Whether shards are offloaded from the device.
     pub(crate) fn is_offloaded(&self) -> bool {
-        self.units().flat_map(|unit| self.held(unit).flats()).any(Flat::is_offloaded)
+        self.units().flat_map(|unit| self.held(unit).flats()).any(FlatParameter::is_offloaded)
     }
 
     /// Releases the memory of shards in a file until they are read again.

@@ -1,12 +1,12 @@
 //! Memory of a flat buffer's unsharded parameters, and the all-gather or prefetch that fills it. The schedule
 //! decides when.
 
-use rlt_core::mesh::Shards;
+use rlt_core::mesh::EvenSplit;
 use rlt_torch::collectives::Pending;
 use rlt_torch::{FlatBuffer, Prefetch};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::place::Place;
+use super::place::FlatSlot;
 use crate::parallel::RankError;
 
 /// Dtype in which a unit is unsharded. A unit in the master dtype need not be gathered again in the compute
@@ -21,17 +21,17 @@ pub enum WeightDtype {
 
 /// Memory of all parameters of a buffer in one dtype, `[padded_len]`.
 #[derive(Debug)]
-pub(super) struct Whole {
+pub(super) struct UnshardedBuffer {
     pub(super) buffer: FlatBuffer,
     /// View of each parameter.
     pub(super) views: Vec<Tensor>,
 }
 
-impl Whole {
+impl UnshardedBuffer {
     /// Makes the buffer without memory, which is allocated when the unit is prefetched.
     pub(super) fn new(
-        layout: Shards,
-        places: &[Place],
+        layout: EvenSplit,
+        places: &[FlatSlot],
         dtype: (Kind, Device),
     ) -> Result<Self, rlt_torch::Error> {
         let buffer = FlatBuffer::new(layout.padded_len(), dtype)?;
@@ -51,7 +51,7 @@ impl Whole {
 #[derive(Debug)]
 pub(super) enum UnshardState {
     Resharded,
-    Prefetch(WeightDtype, PendingFill),
+    Prefetch(WeightDtype, PendingAllGather),
     Unsharded(WeightDtype),
 }
 
@@ -67,14 +67,14 @@ impl UnshardState {
 
 /// The operation that fills the buffer.
 #[derive(Debug)]
-pub(super) enum PendingFill {
+pub(super) enum PendingAllGather {
     /// An all-gather of the shards.
     Gathered(Pending),
     /// A prefetch from offload storage; values are cast if dtypes differ.
     Fetched(Prefetch),
 }
 
-impl PendingFill {
+impl PendingAllGather {
     /// Waits until the values are in `whole`.
     pub(super) fn complete(self, whole: &Tensor) -> Result<(), RankError> {
         match self {

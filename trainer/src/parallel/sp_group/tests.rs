@@ -16,13 +16,13 @@ use crate::model::{
 };
 use crate::parallel::Ranks;
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
-use crate::roles::actor::layer_schedule::{self, Model};
+use crate::roles::actor::layer_schedule::{self, DecoderPass};
 use crate::roles::actor::probe::Sample;
 use crate::roles::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
 use crate::roles::critic::{Critic, CriticOptions};
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
-use crate::roles::reference::{Copying, FrozenPolicy};
+use crate::roles::reference::{CopyOptions, FrozenPolicy};
 use crate::roles::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
@@ -82,7 +82,7 @@ fn decoder(case: Case) -> Decoder {
     let options =
         LoadOptions { trainable: case.lora.is_none(), compute: case.compute, ..LoadOptions::default() };
     let spec = case.quantized.then(QuantizationSpec::default);
-    let weights = Weights::fresh(&config, 7).quantized(spec.as_ref(), Precision::Fp32).unwrap();
+    let weights = Weights::random_init(&config, 7).quantized(spec.as_ref(), Precision::Fp32).unwrap();
     let mut decoder = Decoder::from_weights(&weights, &options).unwrap();
     if let Some((targets, dropout)) = case.lora {
         let lora = LoraConfig {
@@ -277,7 +277,7 @@ fn sequence_parallel_groups_train_like_one_rank_also_with_fsdp() {
     }
 }
 
-/// Of the first layer's attention the queries alone need gradients, or nothing.
+/// Adapters on few projections: of the first layer's attention only the queries need gradients, or nothing.
 #[test]
 fn an_adapter_trains_as_on_one_rank_and_drops_the_same_inputs() {
     for (targets, dropout, layout) in [
@@ -325,9 +325,9 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
             };
             let mut batch = batch();
             let mut critic =
-                Critic::beginning_as(&actor(FULL, ranks, 1), None, options, ranks.clone()).unwrap();
+                Critic::from_actor(&actor(FULL, ranks, 1), None, options, ranks.clone()).unwrap();
             batch.values = Some(critic.values(&batch, FULL.max_tokens).unwrap());
-            let report = critic.learn(&batch, plan(FULL, POLICY, 3).portions()).unwrap();
+            let report = critic.learn(&batch, plan(FULL, POLICY, 3).mini_batches()).unwrap();
             // How many passes there are depends on how rows are shared.
             let metrics = report.metrics().into_iter().filter(|(name, _)| name != "critic/num_micro_batches");
             let mut all: Vec<f64> = metrics.map(|(_, value)| value).collect();
@@ -342,8 +342,8 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
     }
 }
 
-/// Where updates, log-probs and those of the reference share tokens at degrees of their own, across the
-/// shards of the model.
+/// Updates, log-probs and those of the reference share tokens at degrees of their own, across the shards of
+/// the model.
 #[test]
 fn every_pass_has_a_degree_of_its_own() {
     let compute = |ranks: &Ranks, [updates, logprobs, reference]: [usize; 3], dp_shard: usize| {
@@ -357,7 +357,7 @@ fn every_pass_has_a_degree_of_its_own() {
         }
         let batch = batch();
         let folder = tempfile::tempdir().unwrap();
-        let frozen = FrozenPolicy::copy_of(&actor, &Copying::to(folder.path(), false)).unwrap();
+        let frozen = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), false)).unwrap();
         let scores = actor.score(&batch, Adapter::On, FULL.max_tokens).unwrap();
         let mut all = [scores.logprobs, scores.entropies].concat();
         all.extend(actor.sum_pi_squared(&batch, FULL.max_tokens).unwrap());
@@ -411,7 +411,7 @@ fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_ste
         let actor = actor(FULL, &ranks, 1);
         actor.check_sequence_parallel(actor.ranks(), "sp").unwrap();
         let sample = Sample::new(2, 11);
-        let alone = Model { decoder: &actor.decoder, shards: None, sp_group: None };
+        let alone = DecoderPass { decoder: &actor.decoder, shards: None, sp_group: None };
         let whole_td = sample.hidden_states(alone, AxisPlace::ALONE).unwrap();
         let own = ranks.sp_place().padded_range(11);
         // Each rank runs its tokens as if they were all there are.

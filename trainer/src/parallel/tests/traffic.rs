@@ -11,7 +11,7 @@ use crate::roles::update::{UpdatePlan, update};
 
 /// Bytes of a number of a gradient, and of a weight as it is kept.
 const EXACT: f64 = 4.0;
-/// Of the model below.
+/// Number of query heads of the model below.
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 16;
@@ -68,7 +68,7 @@ fn batch() -> Batch {
     Batch::from_demonstrations(&(0..8).map(demonstration).collect::<Vec<_>>())
 }
 
-/// Bytes of a model's weights, of each layer and of the outer unit, and of the gradients of trained
+/// Bytes of a model's weights, of each layer and of the root unit, and of the gradients of trained
 /// parameters.
 struct Sizes {
     layers: Vec<f64>,
@@ -77,7 +77,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Of matrices with numbers of so many bytes; layers make exact use of vectors.
+    /// Counts the bytes of a decoder whose matrices take `matrix_number` bytes a value; vectors are exact.
     fn of(decoder: &Decoder, matrix_number: usize) -> Self {
         let count = |tensors: &[(String, Tensor)], number: f64| {
             let bytes = |t: &Tensor| t.numel() as f64 * if t.dim() > 1 { number } else { EXACT };

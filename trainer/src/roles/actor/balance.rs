@@ -3,7 +3,7 @@
 
 use super::layer_schedule;
 use super::{Actor, ActorError, MicroBatch};
-use crate::model::{Adapter, RouterLoad, RouterTap};
+use crate::model::{Adapter, RouterLoad, RouterObserver};
 
 impl Actor {
     /// Sets the `coefficient` of the routers' auxiliary loss in updates; `None` omits the loss.
@@ -45,10 +45,10 @@ impl Actor {
             };
             let mut context = model.decoder.context(&micro_batch.input, Adapter::On);
             let weights_t = context.token_weights(&micro_batch.input.tokens);
-            context.router = Some(RouterTap::counting(weights_t, num_experts));
+            context.router = Some(RouterObserver::counting(weights_t, num_experts));
             let _ = layer_schedule::infer(model, &micro_batch.input, &mut context)?;
-            model.leave()?;
-            all += context.router.take().map(RouterTap::load).unwrap_or_default();
+            model.end_pass()?;
+            all += context.router.take().map(RouterObserver::load).unwrap_or_default();
         }
         Ok(all)
     }

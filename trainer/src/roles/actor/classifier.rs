@@ -11,12 +11,12 @@ use rlt_core::metrics::Metrics;
 use tch::{Kind, Tensor, no_grad};
 
 use super::role::ActorRole;
-use super::scoring::{TokenNumbers, of_batch};
+use super::scoring::{TokenValues, of_batch};
 use super::{Actor, ActorError, MicroBatch, scaled};
 use crate::model::Adapter;
 use crate::observe::tracking::console::Phase;
 use crate::roles::StepError;
-use crate::roles::learner::{Learner, UpdateCounts, update_once};
+use crate::roles::learner::{Learner, UpdateStats, optimizer_step};
 
 impl Actor {
     /// The head's values of `K` labels at every position of `batch`, see [`Batch::to_read`].
@@ -29,7 +29,7 @@ impl Actor {
         max_tokens: usize,
     ) -> Result<[Vec<f64>; K], ActorError> {
         let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
-            TokenNumbers::of_rows(&self.decoder.labels(predicting_cd))
+            TokenValues::of_rows(&self.decoder.labels(predicting_cd))
         };
         of_batch(self.scoring_model(), &self.scoring_ranks, batch, Adapter::On, None, max_tokens, of_hidden)
     }
@@ -51,7 +51,7 @@ impl Actor {
             .map(|of_label| Tensor::from_slice(&scaled(&micro_batch.own(of_label), factor)))
             .collect();
         let derivative_kc = Tensor::stack(&own, 0).to_device(self.decoder.device());
-        self.training_pass().accumulate(micro_batch, |predicting_cd| {
+        self.forward_backward().accumulate(micro_batch, |predicting_cd| {
             no_grad(|| {
                 self.outer_gradients.add_labels(&derivative_kc, predicting_cd);
                 let weight_kd = self.decoder.compute_head_weight(Adapter::On).to_kind(Kind::Float);
@@ -63,13 +63,13 @@ impl Actor {
     /// Makes one update from the `derivatives` of a loss on the whole batch, see [`Self::accumulate_labels`],
     /// in micro-batches of at most `max_tokens` tokens. Returns its outcome, and the number of micro-batches
     /// of all ranks.
-    fn descend_labels(
+    fn update_by_label_gradient(
         &mut self,
         batch: &Batch,
         derivatives: &[Vec<f64>],
         max_tokens: usize,
         learning_rate: f64,
-    ) -> Result<(UpdateCounts, f64), ActorError> {
+    ) -> Result<(UpdateStats, f64), ActorError> {
         let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
         let own = MicroBatch::share(batch, &rows, &self.decoder, max_tokens, &self.ranks)?;
         let is_counted = self.ranks.is_sp_leader();
@@ -80,8 +80,8 @@ impl Actor {
             let of_label = |all: &Vec<f64>| batch.gather(&micro_batch.row_idxs, all);
             actor.accumulate_labels(micro_batch, &derivatives.iter().map(of_label).collect::<Vec<_>>())
         };
-        let mut counts = UpdateCounts::default();
-        update_once::<_, (), ActorError>(self, &passes, learning_rate, &mut counts, accumulate)?;
+        let mut counts = UpdateStats::default();
+        optimizer_step::<_, (), ActorError>(self, &passes, learning_rate, &mut counts, accumulate)?;
         counts.set_loss_scale(self.loss_scale);
         self.ranks.all_reduce(&mut [&mut num_micro_batches])?;
         Ok((counts, num_micro_batches[0]))
@@ -110,13 +110,17 @@ impl ActorRole {
     ///
     /// # Errors
     /// [`StepError::Actor`]; the weights are then unchanged.
-    pub fn descend_labels(&mut self, batch: &Batch, derivatives: &[Vec<f64>]) -> Result<(), StepError> {
+    pub fn update_by_label_gradient(
+        &mut self,
+        batch: &Batch,
+        derivatives: &[Vec<f64>],
+    ) -> Result<(), StepError> {
         self.context.end_sampling()?;
         self.context.watch().begin_phase(Phase::Update, 0);
         let derivatives: Vec<_> = derivatives.iter().map(|read| batch.at_read_positions(read)).collect();
         let learning_rate = self.schedule.at(self.context.position().num_done);
-        let (actor, max_tokens) = (&mut self.policy, self.portions.max_tokens);
-        let update = || actor.descend_labels(batch, &derivatives, max_tokens, learning_rate);
+        let (actor, max_tokens) = (&mut self.policy, self.mini_batches.max_tokens);
+        let update = || actor.update_by_label_gradient(batch, &derivatives, max_tokens, learning_rate);
         let (counts, num_micro_batches) = self.context.measure("update_actor", update)?;
         self.context.record_update("actor", batch, counts.num_skipped);
         let mut metrics = counts.metrics("actor");

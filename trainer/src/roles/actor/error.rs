@@ -5,7 +5,7 @@ use rlt_core::packing::PackingError;
 
 use crate::parallel::RankError;
 use crate::roles::optim::OptimError;
-use crate::roles::trainable::ApplyError;
+use crate::roles::train_state::ApplyError;
 
 /// The actor could not compute.
 #[derive(Debug, thiserror::Error)]

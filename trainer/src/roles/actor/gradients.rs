@@ -10,12 +10,12 @@
 use rlt_api::plan::model_config::SCORE_BIAS;
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::tp_cuts::ParameterCuts;
+use crate::model::tp_cuts::ModelSharding;
 use crate::model::{ADAPTED_MODEL, Decoder, OutputHead};
 
 /// Leaves whose gradients are filled by hand; `None` if the weight is frozen.
 #[derive(Debug)]
-pub struct OuterGradients {
+pub struct EmbeddingAndHeadGradients {
     /// Embedding, `[v, d]`; with tied weights it is the head, too.
     embedding_vd: Option<Tensor>,
     /// Head that is not tied, `[v, d]`; that of a classifier is `[k, d]`.
@@ -33,7 +33,7 @@ fn gradient(leaf: &Tensor) -> Tensor {
     leaf.grad()
 }
 
-impl OuterGradients {
+impl EmbeddingAndHeadGradients {
     /// The weights outside of the layers that `decoder` trains.
     pub fn new(decoder: &Decoder) -> Self {
         let parameters = decoder.trainable_parameters();
@@ -85,7 +85,7 @@ impl OuterGradients {
         decoder: &Decoder,
         tokens_t: &Tensor,
         grad_td: &Tensor,
-        cuts: Option<&ParameterCuts>,
+        cuts: Option<&ModelSharding>,
     ) {
         let Some(mut embedding_vd) = self.embedding_vd.as_ref().map(gradient) else { return };
         no_grad(|| {

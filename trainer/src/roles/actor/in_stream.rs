@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rlt_core::loss::{LossError, LossOutputs};
-use rlt_torch::{ChunkLoss, DeviceHead, HostCalls};
+use rlt_torch::{ChunkLoss, DeviceHead, HostCallbacks};
 use tch::Tensor;
 
 use super::loss_sums::{Accumulated, LossSums};
-use super::micro_batch::Predicted;
+use super::micro_batch::PredictedTokens;
 use super::{Actor, ActorError, MicroBatch};
 use crate::model::Adapter;
 use crate::roles::learner::Learner;
@@ -41,14 +41,14 @@ impl PendingLoss {
 
 /// The summands of a micro-batch in an update, pending on the device's stream.
 pub struct StreamLoss {
-    calls: HostCalls,
+    calls: HostCallbacks,
     evaluation: Arc<Mutex<Evaluation>>,
     num_chunks: usize,
 }
 
 struct Evaluation {
     sums: LossSums,
-    predicted: Predicted,
+    predicted: PredictedTokens,
     evaluate: Box<EvaluateLoss>,
 }
 
@@ -89,11 +89,11 @@ impl Actor {
         let evaluation =
             Evaluation { sums: LossSums::of(micro_batch, self.loss_scale.factor()), predicted, evaluate };
         let mut pending = StreamLoss {
-            calls: HostCalls::new(),
+            calls: HostCallbacks::new(),
             evaluation: Arc::new(Mutex::new(evaluation)),
             num_chunks: 0,
         };
-        self.training_pass().accumulate(micro_batch, |predicting_cd| {
+        self.forward_backward().accumulate(micro_batch, |predicting_cd| {
             let grad_cd = self.head_in_stream(predicting_cd, micro_batch, &mut pending)?;
             Ok((grad_cd, ()))
         })?;

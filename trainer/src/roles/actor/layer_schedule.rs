@@ -1,4 +1,5 @@
-//! The schedule over layers: the forward pass keeps a tape, the backward pass walks it in reverse.
+//! The schedule over layers: the forward pass saves a state for each layer, and the backward pass walks these
+//! states in reverse.
 //!
 //! ```text
 //! tokens -> embed | leaf -> layer 0 -> | leaf -> layer 1 -> | ... | leaf -> final norm -> head (chunked)
@@ -10,7 +11,7 @@
 //! inside a model. Losses are defined elsewhere.
 //!
 //! ```text
-//! FSDP         the outer unit is unsharded for the whole pass
+//! FSDP         the root unit is unsharded for the whole pass
 //!   forward    unshard layer, prefetch the next, compute, reshard     (the last layers stay unsharded)
 //!   backward   unshard layer, prefetch the previous, compute, reduce-scatter its gradient, reshard
 //! ```
@@ -36,7 +37,7 @@ use std::path::Path;
 use rlt_torch::{OffloadStorage, backward};
 use tch::{Tensor, no_grad};
 
-use self::kept::{Held, SavedLayer};
+use self::kept::{SavedLayer, SavedState};
 use crate::model::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput, TowerPass};
 use crate::parallel::{
     Boundary, ExpertParallel, FsdpUnit, LayerPass, RankError, Ranks, ShardedParameters, SpGroup, Styles,
@@ -45,7 +46,7 @@ use crate::parallel::{
 
 /// A decoder with its shards and sequence-parallel group, as passes need it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Model<'a> {
+pub(crate) struct DecoderPass<'a> {
     pub decoder: &'a Decoder,
     /// This rank's shards; `None` if the decoder is not sharded.
     pub shards: Option<&'a ShardedParameters>,
@@ -53,7 +54,7 @@ pub(crate) struct Model<'a> {
     pub sp_group: Option<&'a SpGroup>,
 }
 
-impl<'a> Model<'a> {
+impl<'a> DecoderPass<'a> {
     /// The styles of a pass over `num_tokens` packed tokens, those of all ranks of the sequence-parallel
     /// group.
     pub(super) fn styles(&self, num_tokens: usize) -> Styles<'a> {
@@ -97,27 +98,27 @@ impl<'a> Model<'a> {
         Ok(passes)
     }
 
-    /// Begins a pass: unshards the outer unit and prefetches the first layer.
-    pub(crate) fn enter(&self) -> Result<(), RankError> {
+    /// Begins a pass: unshards the root unit and prefetches the first layer.
+    pub(crate) fn begin_pass(&self) -> Result<(), RankError> {
         let Some(shards) = self.shards else { return Ok(()) };
-        shards.prefetch(FsdpUnit::Outer)?;
+        shards.prefetch(FsdpUnit::Root)?;
         shards.prefetch(FsdpUnit::Layer(0))?;
-        shards.unshard(FsdpUnit::Outer)
+        shards.unshard(FsdpUnit::Root)
     }
 
-    /// Ends a pass: reshards the outer unit.
-    pub(crate) fn leave(&self) -> Result<(), RankError> {
-        self.shards.map_or(Ok(()), |shards| shards.reshard(FsdpUnit::Outer))
+    /// Ends a pass: reshards the root unit.
+    pub(crate) fn end_pass(&self) -> Result<(), RankError> {
+        self.shards.map_or(Ok(()), |shards| shards.reshard(FsdpUnit::Root))
     }
 
-    /// Allocates gradients of the outer unit, to which a backward pass adds.
+    /// Allocates gradients of the root unit, to which a backward pass adds.
     pub(crate) fn begin_outer_gradient(&self) {
-        self.shards.iter().for_each(|shards| shards.begin_gradient(FsdpUnit::Outer));
+        self.shards.iter().for_each(|shards| shards.begin_gradient(FsdpUnit::Root));
     }
 
-    /// Starts the reduce-scatter of the outer unit's gradients.
+    /// Starts the reduce-scatter of the root unit's gradients.
     pub(crate) fn end_outer_gradient(&self) -> Result<(), RankError> {
-        self.shards.map_or(Ok(()), |shards| shards.end_gradient(FsdpUnit::Outer))
+        self.shards.map_or(Ok(()), |shards| shards.end_gradient(FsdpUnit::Root))
     }
 
     /// Calls `compute` for every layer while it is unsharded, first to last. If `backward_follows`, the last
@@ -167,11 +168,11 @@ impl<'a> Model<'a> {
 
     /// Takes part in the collectives of a forward pass without a micro-batch.
     pub(crate) fn join_forward(&self, adapter: Adapter) -> Result<(), RankError> {
-        self.enter()?;
+        self.begin_pass()?;
         let styles = self.styles(0);
         let join = |layer: &DecoderLayer| LayerPass::join(layer, self.decoder, adapter, &styles).map(drop);
         no_grad(|| self.forward(false, join))?;
-        self.leave()
+        self.end_pass()
     }
 
     /// Takes part in the collectives of a forward and backward pass without a micro-batch. Gradients are zero
@@ -180,7 +181,7 @@ impl<'a> Model<'a> {
         let styles = self.styles(0);
         let join = |layer: &DecoderLayer| LayerPass::join(layer, self.decoder, Adapter::On, &styles);
         let mut kept = Vec::new();
-        self.enter()?;
+        self.begin_pass()?;
         self.forward(true, |layer| {
             kept.push(if recomputes { no_grad(|| join(layer))?.and(None) } else { join(layer)? });
             Ok(())
@@ -191,14 +192,14 @@ impl<'a> Model<'a> {
             let pass = if recomputes { join(layer)? } else { kept };
             pass.map_or(Ok(()), |pass| pass.backward(None).map(drop))
         })?;
-        self.leave()?;
+        self.end_pass()?;
         self.end_outer_gradient()
     }
 }
 
 /// Settings of what a forward pass keeps for its backward pass.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Keep<'a> {
+pub(crate) struct SaveOptions<'a> {
     /// Whether only layer inputs are kept, and the rest is recomputed (activation checkpointing).
     pub inputs_only: bool,
     /// Whether the embedding is trained, so that the first layer's input needs a gradient.
@@ -209,7 +210,7 @@ pub(crate) struct Keep<'a> {
 
 /// The forward pass of one micro-batch, ready for its backward pass.
 #[derive(Debug)]
-pub(crate) struct Tape<'a> {
+pub(crate) struct SavedForward<'a> {
     layers: Vec<SavedLayer<'a>>,
     /// Pass over images whose features need a gradient; `None` without one.
     tower: Option<TowerPass>,
@@ -219,14 +220,14 @@ pub(crate) struct Tape<'a> {
 }
 
 /// Runs the decoder without gradients, and returns hidden states after the final norm, `[t, d]`. The pass
-/// lasts until [`Model::leave`]. Image features are stored in `context`.
+/// lasts until [`DecoderPass::end_pass`]. Image features are stored in `context`.
 pub(crate) fn infer(
-    model: Model<'_>,
+    model: DecoderPass<'_>,
     input: &PackedInput,
     context: &mut LayerContext,
 ) -> Result<Tensor, RankError> {
     no_grad(|| {
-        model.enter()?;
+        model.begin_pass()?;
         context.features = model.decoder.placed_features(input, context.adapter);
         let context = &*context;
         let styles = model.styles(context.num_tokens());
@@ -240,14 +241,14 @@ pub(crate) fn infer(
 }
 
 /// Runs the decoder and keeps what the backward pass needs: every layer's graph, or only its input. The pass
-/// lasts until [`Model::leave`]. Image features are stored in `context`.
+/// lasts until [`DecoderPass::end_pass`]. Image features are stored in `context`.
 pub(crate) fn forward<'a>(
-    model: Model<'a>,
+    model: DecoderPass<'a>,
     input: &PackedInput,
     context: &mut LayerContext,
-    keep: Keep<'_>,
-) -> Result<Tape<'a>, RankError> {
-    model.enter()?;
+    keep: SaveOptions<'_>,
+) -> Result<SavedForward<'a>, RankError> {
+    model.begin_pass()?;
     let (features, tower) = model.decoder.trained_features(input, context, keep.inputs_only);
     context.features = features;
     let context = &*context;
@@ -268,26 +269,26 @@ pub(crate) fn forward<'a>(
         } else {
             let pass = run(input_td)?;
             hidden_td = pass.output_td.detach();
-            layers.push(SavedLayer::Here(Held::Graph(pass)));
+            layers.push(SavedLayer::Here(SavedState::Graph(pass)));
         }
         Ok(())
     })?;
     let norm_input_td = hidden_td.detach().set_requires_grad(true);
     let normed_td = model.decoder.final_norm(&norm_input_td, context.adapter);
-    Ok(Tape { layers, tower, norm_input_td, normed_td })
+    Ok(SavedForward { layers, tower, norm_input_td, normed_td })
 }
 
 /// Propagates the gradient of the normed hidden states, `[t, d]`, back through all layers. The layers'
 /// parameters accumulate their gradients, and so do a vision tower's. Returns the gradient of the embedded
 /// tokens, if the first layer's input needs one.
 pub(crate) fn backward_through(
-    model: Model<'_>,
-    tape: Tape<'_>,
+    model: DecoderPass<'_>,
+    tape: SavedForward<'_>,
     context: &LayerContext,
     grad_normed_td: &Tensor,
 ) -> Result<Option<Tensor>, RankError> {
     backward(&tape.normed_td, grad_normed_td);
-    let Tape { mut layers, tower, norm_input_td, normed_td } = tape;
+    let SavedForward { mut layers, tower, norm_input_td, normed_td } = tape;
     let mut grad_td = Some(norm_input_td.grad());
     drop((normed_td, norm_input_td));
     let styles = model.styles(context.num_tokens());

@@ -20,7 +20,7 @@ impl Actor {
         let started: NamedTensors = self.decoder.adapter_from_error(weights, |idx| idx % size == rank)?;
         let (names, matrices): (Vec<_>, Vec<_>) = started.into_iter().unzip();
         self.ranks.all_reduce_tensors(&matrices)?;
-        self.trainable().overwrite(&names.into_iter().zip(matrices).collect())?;
+        self.train_state().overwrite(&names.into_iter().zip(matrices).collect())?;
         Ok(())
     }
 }

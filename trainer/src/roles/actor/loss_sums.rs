@@ -5,7 +5,7 @@ use std::ops::Range;
 use rlt_core::loss::{LossError, LossMetrics, LossOutputs};
 
 use super::MicroBatch;
-use super::micro_batch::Predicted;
+use super::micro_batch::PredictedTokens;
 
 /// A micro-batch's summands of an update's results.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,7 +38,7 @@ impl LossSums {
     /// Adds the loss of a chunk of the predicted tokens and writes its derivatives, over zeros.
     pub(super) fn add(
         &mut self,
-        predicted: &Predicted,
+        predicted: &PredictedTokens,
         chunk: Range<usize>,
         [logprobs, entropies]: [&[f32]; 2],
         [by_logprob, by_entropy]: [&mut [f32]; 2],

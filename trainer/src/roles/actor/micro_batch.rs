@@ -39,7 +39,7 @@ pub struct MicroBatch {
     /// `targets` on the device of the loss head, i64 `[c]`.
     pub targets_c: Tensor,
     /// Indices of `targets` among the completion tokens of all rows.
-    pub(crate) predicted: Predicted,
+    pub(crate) predicted: PredictedTokens,
     /// The range of each row's completion among the completion tokens of all rows.
     pub rows: Rows,
     /// The rows' indices in the batch.
@@ -132,7 +132,7 @@ impl MicroBatch {
             predictors_c,
             targets,
             targets_c,
-            predicted: Predicted(predicted.into()),
+            predicted: PredictedTokens(predicted.into()),
             rows: batch.micro_rows(row_idxs),
             row_idxs: row_idxs.to_vec(),
         })
@@ -153,9 +153,9 @@ impl MicroBatch {
 /// Indices of predicted tokens among the completion tokens of all rows, ascending: all of them, or those of
 /// this rank's shard.
 #[derive(Clone, Debug)]
-pub(crate) struct Predicted(Arc<[usize]>);
+pub(crate) struct PredictedTokens(Arc<[usize]>);
 
-impl Predicted {
+impl PredictedTokens {
     /// Values for all `num_tokens` completion tokens, see [`MicroBatch::spread`].
     pub(crate) fn spread(&self, per_token: &[f32], num_tokens: usize) -> Vec<f64> {
         let mut all = vec![0.0; num_tokens];

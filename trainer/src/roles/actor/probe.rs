@@ -8,7 +8,7 @@ use rlt_core::permutation::splitmix64;
 use rlt_core::types::TokenId;
 use tch::{Kind, Tensor};
 
-use super::layer_schedule::{self, Model};
+use super::layer_schedule::{self, DecoderPass};
 use crate::model::{Adapter, PackedInput};
 use crate::parallel::{RankError, Ranks};
 
@@ -53,13 +53,13 @@ pub enum ProbeError {
 ///
 /// # Errors
 /// [`ProbeError`].
-pub(crate) fn check(model: Model<'_>, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
+pub(crate) fn check(model: DecoderPass<'_>, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
     if model.sp_group.is_none() {
         return Ok(());
     }
     let sample = Sample::new(ranks.sp_place().size, model.decoder.config.vocab_size);
     let own_td = sample.hidden_states(model, ranks.sp_place())?;
-    let whole_td = sample.hidden_states(Model { sp_group: None, ..model }, AxisPlace::ALONE)?;
+    let whole_td = sample.hidden_states(DecoderPass { sp_group: None, ..model }, AxisPlace::ALONE)?;
     sample.compare(&own_td, &whole_td, ranks, field)
 }
 
@@ -84,13 +84,13 @@ impl Sample {
     }
 
     /// Hidden states after the final norm of the shard `part` of the tokens, padding included, `[t, d]`.
-    pub(crate) fn hidden_states(&self, model: Model<'_>, part: AxisPlace) -> Result<Tensor, RankError> {
+    pub(crate) fn hidden_states(&self, model: DecoderPass<'_>, part: AxisPlace) -> Result<Tensor, RankError> {
         let completion = Segment { len: self.tokens.len() - self.prompt_len, prefix: Some(0) };
         let layout = PackedLayout::of([Segment::alone(self.prompt_len), completion]);
         let input = PackedInput::shard_of_layout(&self.tokens, layout, part, model.decoder.device());
         let mut context = model.decoder.context(&input, Adapter::On);
         let hidden_td = layer_schedule::infer(model, &input, &mut context)?;
-        model.leave()?;
+        model.end_pass()?;
         Ok(hidden_td)
     }
 

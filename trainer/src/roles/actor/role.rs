@@ -15,11 +15,11 @@ use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
 use crate::parallel::{DecoderUnits, RankError};
 use crate::roles::StepError;
-use crate::roles::learner::{Learner, Portions};
+use crate::roles::learner::{Learner, MiniBatches};
 use crate::roles::objective::supervised_objective;
 use crate::roles::optim::{LossScale, OptimError};
 use crate::roles::step_context::{StepContext, StepPosition};
-use crate::roles::trainable::Trainable;
+use crate::roles::train_state::TrainState;
 use crate::roles::update::{UpdatePlan, UpdateReport, update};
 
 /// The trained policy as a role.
@@ -27,7 +27,7 @@ pub struct ActorRole {
     /// The trained weights with their optimizer.
     pub(crate) policy: Actor,
     /// Split of a batch into updates by [`Self::update`].
-    pub(crate) portions: Portions,
+    pub(crate) mini_batches: MiniBatches,
     /// Token budget of a pass without gradients on one rank.
     pub(crate) max_logprob_tokens: usize,
     pub(crate) schedule: Schedule,
@@ -52,8 +52,8 @@ impl ActorRole {
     }
 
     /// The parameters and optimizer state, which a checkpoint saves and restores.
-    pub(crate) fn trainable(&mut self) -> Trainable<'_> {
-        self.policy.trainable()
+    pub(crate) fn train_state(&mut self) -> TrainState<'_> {
+        self.policy.train_state()
     }
 
     /// The scale of the loss in half precision.
@@ -114,7 +114,7 @@ impl ActorRole {
     /// Whether `batch` is trained on in one update, by the same weights that are its old policy. Then the
     /// update computes the old log-probs itself.
     pub fn is_on_policy(&self, batch: &Batch) -> bool {
-        self.portions.is_one_update(batch)
+        self.mini_batches.is_one_update(batch)
     }
 
     /// Minimises `objective` on `batch`, whose advantages are filled in, with `epochsPerBatch` passes in
@@ -123,7 +123,7 @@ impl ActorRole {
     /// # Errors
     /// [`StepError::Update`]; weights are those after the last applied update.
     pub fn update(&mut self, batch: &Batch, objective: &Objective) -> Result<(), StepError> {
-        let Portions { groups_per_update, num_epochs, max_tokens } = self.portions;
+        let MiniBatches { groups_per_update, num_epochs, max_tokens } = self.mini_batches;
         let step = self.context.position().num_done;
         let plan = UpdatePlan {
             objective: *objective,
@@ -147,7 +147,7 @@ impl ActorRole {
     ///
     /// # Errors
     /// [`StepError::Update`]; the weights are then unchanged.
-    pub fn fit(&mut self, batch: &Batch) -> Result<(), StepError> {
+    pub fn update_supervised(&mut self, batch: &Batch) -> Result<(), StepError> {
         let StepPosition { stage, num_done } = self.context.position();
         let (schedule, seed_part) = match stage {
             Stage::ColdStart => (self.cold_start_schedule.as_ref().unwrap_or(&self.schedule), 0),
@@ -157,7 +157,7 @@ impl ActorRole {
             objective: supervised_objective(),
             groups_per_update: usize::MAX,
             num_epochs: 1,
-            max_tokens: self.portions.max_tokens,
+            max_tokens: self.mini_batches.max_tokens,
             learning_rate: schedule.at(num_done),
             seed: self.context.seed(SeedUse::Update, &[seed_part, num_done]),
         };
@@ -178,7 +178,7 @@ impl ActorRole {
     ///
     /// # Errors
     /// [`StepError::Update`]; the weights are then unchanged.
-    pub fn descend(&mut self, mut batch: Batch, dlogprobs: &[f64]) -> Result<(), StepError> {
+    pub fn update_by_gradient(&mut self, mut batch: Batch, dlogprobs: &[f64]) -> Result<(), StepError> {
         let step = self.context.position().num_done;
         // The objective is a mean over tokens, so the derivative of a log-prob is minus the advantage,
         // divided by the number of tokens.
@@ -188,7 +188,7 @@ impl ActorRole {
             objective: supervised_objective(),
             groups_per_update: usize::MAX,
             num_epochs: 1,
-            max_tokens: self.portions.max_tokens,
+            max_tokens: self.mini_batches.max_tokens,
             learning_rate: self.schedule.at(step),
             seed: self.context.seed(SeedUse::Update, &[step]),
         };

@@ -7,11 +7,11 @@ use rlt_api::plan::model_config::Experts;
 use tch::Tensor;
 
 use super::MicroBatch;
-use crate::model::{Counted, RouteCounts, RouteWatch, RoutesOfCompletion};
+use crate::model::{Counted, RouteCounter, RouteCounts, RoutesOfCompletion};
 
 /// Counters of the passes over a batch.
 #[derive(Debug)]
-pub(crate) struct WatchedRoutes {
+pub(crate) struct RouteComparison {
     /// Routes that the rollout logged for each row of the batch; `None` where it logged none.
     of_rows: Vec<Option<RoutesOfCompletion>>,
     num_layers: usize,
@@ -20,7 +20,7 @@ pub(crate) struct WatchedRoutes {
     on_device: RefCell<Option<Tensor>>,
 }
 
-impl WatchedRoutes {
+impl RouteComparison {
     /// Counters of passes over a batch through layers with `experts`. The rollout logged `of_rows` for the
     /// batch's rows.
     pub(super) fn new(of_rows: Vec<Option<RoutesOfCompletion>>, experts: &Experts) -> Self {
@@ -30,7 +30,7 @@ impl WatchedRoutes {
     }
 
     /// The observer of the pass over `micro_batch`.
-    pub(crate) fn watch(&self, micro_batch: &MicroBatch) -> RouteWatch {
+    pub(crate) fn watch(&self, micro_batch: &MicroBatch) -> RouteCounter {
         let predicted = micro_batch.predicted.in_rows(&micro_batch.rows);
         let sampled = predicted.map(|(row, token)| {
             let digests = self.of_rows.get(micro_batch.row_idxs[row]).cloned().flatten();
@@ -38,16 +38,16 @@ impl WatchedRoutes {
         });
         let predictors_c = &micro_batch.predictors_c;
         if predictors_c.device().is_cuda() {
-            return RouteWatch::on_device(predictors_c, &sampled.collect::<Vec<_>>(), self.num_layers);
+            return RouteCounter::on_device(predictors_c, &sampled.collect::<Vec<_>>(), self.num_layers);
         }
         let positions = Vec::<i64>::try_from(predictors_c).unwrap_or_default();
         let tokens = positions.into_iter().map(|position| position as usize).zip(sampled);
-        RouteWatch::new(tokens.collect(), self.num_layers)
+        RouteCounter::new(tokens.collect(), self.num_layers)
     }
 
     /// Adds the counts of a pass.
-    pub(crate) fn add(&self, watch: Option<RouteWatch>) {
-        match watch.map(RouteWatch::counted) {
+    pub(crate) fn add(&self, watch: Option<RouteCounter>) {
+        match watch.map(RouteCounter::counted) {
             None => {}
             Some(Counted::Here(counts)) => *self.counts.borrow_mut() += counts,
             Some(Counted::OnDevice(counts)) => {

@@ -6,31 +6,31 @@
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size, v vocabulary.
 
 use rlt_core::batch::Batch;
-use rlt_torch::{DeviceHead, HostCalls};
+use rlt_torch::{DeviceHead, HostCallbacks};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::layer_schedule::{self, Model};
-use super::routes::WatchedRoutes;
+use super::layer_schedule::{self, DecoderPass};
+use super::routes::RouteComparison;
 use super::{Actor, ActorError, MicroBatch, TokenScores};
 use crate::model::Adapter;
 use crate::parallel::Ranks;
 use crate::roles::reference::FrozenPolicy;
 
 /// `N` values for each of the c tokens of a micro-batch.
-pub(crate) enum TokenNumbers<const N: usize> {
+pub(crate) enum TokenValues<const N: usize> {
     Here([Vec<f32>; N]),
     /// Values on a GPU, f32 `[N, c]`.
     OnDevice(Tensor),
 }
 
 /// `N` values per token, or an asynchronous copy of them from a GPU.
-enum Arriving<const N: usize> {
+enum PendingScores<const N: usize> {
     Here([Vec<f32>; N]),
     /// Copy in pinned memory, f32 `[N * c]`.
     Fetched(Tensor),
 }
 
-impl TokenNumbers<1> {
+impl TokenValues<1> {
     /// Takes one value per token, f32 `[c]`.
     pub(crate) fn of(numbers_c: &Tensor) -> Result<Self, rlt_torch::Error> {
         match numbers_c.device() {
@@ -40,7 +40,7 @@ impl TokenNumbers<1> {
     }
 }
 
-impl<const N: usize> TokenNumbers<N> {
+impl<const N: usize> TokenValues<N> {
     /// Takes `N` values per token, f32 `[N, c]`.
     pub(crate) fn of_rows(numbers_nc: &Tensor) -> Result<Self, rlt_torch::Error> {
         if numbers_nc.device() != Device::Cpu {
@@ -52,15 +52,15 @@ impl<const N: usize> TokenNumbers<N> {
         Ok(Self::Here(std::array::from_fn(|row| all[row * len..][..len].to_vec())))
     }
 
-    fn fetch(self, calls: &mut HostCalls) -> Result<Arriving<N>, rlt_torch::Error> {
+    fn fetch(self, calls: &mut HostCallbacks) -> Result<PendingScores<N>, rlt_torch::Error> {
         Ok(match self {
-            Self::Here(numbers) => Arriving::Here(numbers),
-            Self::OnDevice(numbers) => Arriving::Fetched(calls.fetch(&numbers.contiguous())?),
+            Self::Here(numbers) => PendingScores::Here(numbers),
+            Self::OnDevice(numbers) => PendingScores::Fetched(calls.fetch(&numbers.contiguous())?),
         })
     }
 }
 
-impl<const N: usize> Arriving<N> {
+impl<const N: usize> PendingScores<N> {
     /// Returns the values of tokens that are predicted from this rank's tokens, once the copy is complete; 0
     /// for other completion tokens of the micro-batch.
     fn spread(&self, micro_batch: &MicroBatch) -> Result<[Vec<f64>; N], rlt_torch::Error> {
@@ -82,13 +82,13 @@ impl<const N: usize> Arriving<N> {
 /// # Errors
 /// When a sequence alone is longer than a micro-batch may be, a kernel refuses its input, or a rank is lost.
 pub(crate) fn of_batch<const N: usize>(
-    model: Model<'_>,
+    model: DecoderPass<'_>,
     ranks: &Ranks,
     batch: &Batch,
     adapter: Adapter,
-    routes: Option<&WatchedRoutes>,
+    routes: Option<&RouteComparison>,
     max_tokens: usize,
-    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
 ) -> Result<[Vec<f64>; N], ActorError> {
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
     let own = MicroBatch::share(batch, &rows, model.decoder, max_tokens, ranks)?;
@@ -107,13 +107,13 @@ pub(crate) fn of_batch<const N: usize>(
 /// Returns the values of tokens that are predicted from this rank's tokens, for each of its micro-batches; 0
 /// for their other completion tokens.
 fn of_passes<const N: usize>(
-    model: Model<'_>,
+    model: DecoderPass<'_>,
     passes: &[Option<MicroBatch>],
     adapter: Adapter,
-    routes: Option<&WatchedRoutes>,
-    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
+    routes: Option<&RouteComparison>,
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
 ) -> Result<Vec<[Vec<f64>; N]>, ActorError> {
-    let mut calls = HostCalls::new();
+    let mut calls = HostCallbacks::new();
     let mut arriving = Vec::with_capacity(passes.len());
     for micro_batch in passes {
         let Some(micro_batch) = micro_batch else {
@@ -130,12 +130,12 @@ fn of_passes<const N: usize>(
 }
 
 fn of_micro_batch<const N: usize>(
-    model: Model<'_>,
+    model: DecoderPass<'_>,
     micro_batch: &MicroBatch,
     adapter: Adapter,
-    routes: Option<&WatchedRoutes>,
-    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
-) -> Result<TokenNumbers<N>, ActorError> {
+    routes: Option<&RouteComparison>,
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
+) -> Result<TokenValues<N>, ActorError> {
     let mut context = model.decoder.context(&micro_batch.input, adapter);
     context.routes = routes.map(|routes| routes.watch(micro_batch));
     let normed_td = layer_schedule::infer(model, &micro_batch.input, &mut context)?;
@@ -144,7 +144,7 @@ fn of_micro_batch<const N: usize>(
         let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
         of_hidden(&predicting_cd, micro_batch)
     })?;
-    model.leave()?;
+    model.end_pass()?;
     Ok(numbers)
 }
 
@@ -161,12 +161,12 @@ impl Actor {
         adapter: Adapter,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        let routes = self.watched_routes.borrow().clone().filter(|_| adapter == Adapter::On);
+        let routes = self.route_comparison.borrow().clone().filter(|_| adapter == Adapter::On);
         let ranks = match adapter {
             Adapter::On => &self.scoring_ranks,
             Adapter::Off => &self.reference_ranks,
         };
-        let model = Model { sp_group: ranks.sp_group(), ..self.model() };
+        let model = DecoderPass { sp_group: ranks.sp_group(), ..self.model() };
         self.score_through(model, batch, ranks, adapter, routes.as_deref(), max_tokens)
     }
 
@@ -181,17 +181,18 @@ impl Actor {
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
         let ranks = &self.reference_ranks;
-        let model = Model { decoder: policy.decoder(), shards: policy.shards(), sp_group: ranks.sp_group() };
+        let model =
+            DecoderPass { decoder: policy.decoder(), shards: policy.shards(), sp_group: ranks.sp_group() };
         self.score_through(model, batch, ranks, Adapter::Off, None, max_tokens)
     }
 
     fn score_through(
         &self,
-        model: Model<'_>,
+        model: DecoderPass<'_>,
         batch: &Batch,
         ranks: &Ranks,
         adapter: Adapter,
-        routes: Option<&WatchedRoutes>,
+        routes: Option<&RouteComparison>,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
         let score = self.logprobs_and_entropies(model, adapter);
@@ -222,9 +223,9 @@ impl Actor {
 
     fn logprobs_and_entropies(
         &self,
-        model: Model<'_>,
+        model: DecoderPass<'_>,
         adapter: Adapter,
-    ) -> impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<2>, rlt_torch::Error> {
+    ) -> impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<2>, rlt_torch::Error> {
         let decoder = model.decoder;
         let (temperature, chunk) = (self.options.temperature, self.options.head_chunk_tokens);
         move |predicting_cd, micro_batch| {
@@ -234,14 +235,14 @@ impl Actor {
                 let numbers = model.with_head(&weight_vd, |weight| {
                     DeviceHead { hidden_cd, weight, targets_c, temperature, chunk }.forward()
                 })?;
-                return Ok(TokenNumbers::OnDevice(numbers));
+                return Ok(TokenValues::OnDevice(numbers));
             }
             let targets = &micro_batch.targets;
             let by = decoder.distribution(temperature);
             let (logprobs, entropies) = model.with_head(&weight_vd, |weight_vd| {
                 rlt_torch::head_forward(predicting_cd, weight_vd, targets, by, chunk)
             })?;
-            Ok(TokenNumbers::Here([logprobs, entropies]))
+            Ok(TokenValues::Here([logprobs, entropies]))
         }
     }
 
@@ -261,7 +262,7 @@ impl Actor {
                 }
                 Ok(logits_cv.softmax(-1, Kind::Float).square().sum_dim_intlist(-1, false, Kind::Float))
             });
-            TokenNumbers::of(&Tensor::cat(&sums.collect::<Result<Vec<_>, _>>()?, 0))
+            TokenValues::of(&Tensor::cat(&sums.collect::<Result<Vec<_>, _>>()?, 0))
         };
         let [sums] = of_batch(model, ranks, batch, Adapter::On, None, max_tokens, of_hidden)?;
         Ok(sums)

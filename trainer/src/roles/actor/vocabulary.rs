@@ -5,10 +5,10 @@ use rlt_torch::collectives::CollectiveError;
 use rlt_torch::{HeadWeight, VocabularyShard};
 use tch::Tensor;
 
-use super::layer_schedule::Model;
+use super::layer_schedule::DecoderPass;
 use crate::parallel::{Boundary, RankError, TensorParallel};
 
-impl Model<'_> {
+impl DecoderPass<'_> {
     /// Calls `head` with the head's weight `weight_vd`, which is full or this rank's shard.
     pub(super) fn with_head<T>(&self, weight_vd: &Tensor, head: impl FnOnce(HeadWeight<'_>) -> T) -> T {
         let Some(TensorParallel { group, cuts }) = self.tensor_parallel() else {

@@ -9,7 +9,7 @@ use super::Critic;
 use super::pending::PendingSums;
 use crate::parallel::{RankError, Ranks};
 use crate::roles::actor::{ActorError, MicroBatch};
-use crate::roles::learner::{Portions, UpdateCounts, update_once};
+use crate::roles::learner::{MiniBatches, UpdateStats, optimizer_step};
 
 /// An error of updating the critic.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub struct CriticReport {
     /// Number of forward and backward passes.
     num_micro_batches: f64,
     /// Outcomes of the updates.
-    pub updates: UpdateCounts,
+    pub updates: UpdateStats,
     learning_rate: f64,
 }
 
@@ -91,19 +91,19 @@ fn variance(numbers: impl Iterator<Item = f64> + Clone) -> f64 {
 }
 
 impl Critic {
-    /// Updates the critic on `batch`, whose values and returns are filled in, as `portions` split it.
+    /// Updates the critic on `batch`, whose values and returns are filled in, as `mini_batches` split it.
     ///
     /// # Errors
     /// [`CriticError`]; weights are those after the last applied update.
-    pub fn learn(&mut self, batch: &Batch, portions: Portions) -> Result<CriticReport, CriticError> {
+    pub fn learn(&mut self, batch: &Batch, mini_batches: MiniBatches) -> Result<CriticReport, CriticError> {
         let targets = Targets {
             values: batch.values.as_deref().ok_or(CriticError::Missing("values"))?,
             returns: batch.returns.as_deref().ok_or(CriticError::Missing("returns"))?,
         };
         let learning_rate = self.options.critic.learning_rate;
         let mut report = CriticReport { learning_rate, ..CriticReport::default() };
-        portions.for_each_update(batch, |_, row_idxs| {
-            self.update(batch, row_idxs, portions.max_tokens, targets, &mut report)
+        mini_batches.for_each_update(batch, |_, row_idxs| {
+            self.update(batch, row_idxs, mini_batches.max_tokens, targets, &mut report)
         })?;
         report.updates.set_loss_scale(self.loss_scale);
         report.add_up(&self.ranks)?;
@@ -126,7 +126,7 @@ impl Critic {
             critic.learn_micro_batch(batch, micro_batch, targets, &denominators)
         };
         let learning_rate = report.learning_rate;
-        let losses = update_once(self, &passes, learning_rate, &mut report.updates, accumulate)?;
+        let losses = optimizer_step(self, &passes, learning_rate, &mut report.updates, accumulate)?;
         let counts = self.ranks.is_sp_leader();
         for loss in losses {
             let sums = loss.finish()?;

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rlt_core::loss::LossError;
-use rlt_torch::HostCalls;
+use rlt_torch::HostCallbacks;
 use tch::Tensor;
 
 use super::CriticError;
@@ -12,7 +12,7 @@ use crate::roles::actor::{ActorError, MicroBatch, scaled};
 
 /// Sums of one micro-batch, which may still be computed in the stream.
 pub(super) struct PendingSums<S> {
-    calls: HostCalls,
+    calls: HostCallbacks,
     sums: Sums<S>,
 }
 
@@ -21,7 +21,7 @@ type Sums<S> = Arc<Mutex<Option<Result<S, LossError>>>>;
 
 impl<S> Default for PendingSums<S> {
     fn default() -> Self {
-        Self { calls: HostCalls::new(), sums: Arc::default() }
+        Self { calls: HostCallbacks::new(), sums: Arc::default() }
     }
 }
 

@@ -6,15 +6,15 @@ use std::rc::Rc;
 use rlt_api::spec::LoraSpec;
 use rlt_core::batch::Batch;
 
-use super::{Critic, CriticOptions, NoCritic, value_metrics};
+use super::{Critic, CriticOptions, CriticSetupError, value_metrics};
 use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
 use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
-use crate::roles::learner::{Learner, Portions};
+use crate::roles::learner::{Learner, MiniBatches};
 use crate::roles::optim::LossScale;
 use crate::roles::step_context::StepContext;
-use crate::roles::trainable::Trainable;
+use crate::roles::train_state::TrainState;
 use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
 /// The value function as a role.
@@ -23,7 +23,7 @@ pub struct CriticRole {
     pub(crate) value_function: Option<Critic>,
     /// Settings of the critic; `None` for algorithms without one.
     pub(crate) plan: Option<CriticPlan>,
-    pub(crate) portions: Portions,
+    pub(crate) mini_batches: MiniBatches,
     /// Token budget of a pass without gradients on one rank.
     pub(crate) max_forward_tokens: usize,
     pub(crate) context: Rc<StepContext>,
@@ -43,18 +43,18 @@ impl CriticRole {
     /// yet.
     ///
     /// # Errors
-    /// [`NoCritic`].
-    pub(crate) fn begin(&mut self, actor: &ActorRole) -> Result<(), NoCritic> {
+    /// [`CriticSetupError`].
+    pub(crate) fn begin(&mut self, actor: &ActorRole) -> Result<(), CriticSetupError> {
         let Some(plan) = self.plan.as_ref().filter(|_| self.value_function.is_none()) else { return Ok(()) };
         let lora = plan.lora.as_ref().map(|(spec, seed)| (spec, *seed));
         let (options, ranks) = (plan.options.clone(), plan.ranks.clone());
-        self.value_function = Some(Critic::beginning_as(actor.policy(), lora, options, ranks)?);
+        self.value_function = Some(Critic::from_actor(actor.policy(), lora, options, ranks)?);
         Ok(())
     }
 
     /// The critic's parameters and optimizer state, which a checkpoint saves; `None` without a critic.
-    pub(crate) fn trainable(&mut self) -> Option<Trainable<'_>> {
-        self.value_function.as_mut().map(Critic::trainable)
+    pub(crate) fn train_state(&mut self) -> Option<TrainState<'_>> {
+        self.value_function.as_mut().map(Critic::train_state)
     }
 
     /// The scale of the critic's loss in half precision; `None` without a critic.
@@ -103,7 +103,7 @@ impl CriticRole {
         let critic = self.value_function.as_mut().ok_or(StepError::WithoutCritic)?;
         self.context.end_sampling()?;
         self.context.watch().begin_phase(Phase::Update, 0);
-        let report = self.context.measure("update_critic", || critic.learn(batch, self.portions))?;
+        let report = self.context.measure("update_critic", || critic.learn(batch, self.mini_batches))?;
         self.context.record_update("critic", batch, report.updates.num_skipped);
         self.context.record(value_metrics(batch));
         self.context.record(report.metrics());

@@ -9,7 +9,8 @@ use tch::Kind;
 
 const FIRST_FACTOR: f64 = 65536.0;
 const MAX_FACTOR: f64 = 16_777_216.0;
-/// Smallest factor. A gradient that is not finite at this factor is not an overflow caused by scaling.
+/// Smallest factor of the loss. A gradient that is not finite at this factor is not an overflow caused by
+/// scaling.
 const MIN_FACTOR: f64 = 1.0;
 /// Number of updates without an overflow after which the factor doubles.
 const GROWTH_INTERVAL: u32 = 2000;

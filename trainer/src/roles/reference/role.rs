@@ -9,8 +9,8 @@ use rlt_core::digest;
 use rlt_core::kl::{KlController, kl_in_reward, mean_kl};
 use rlt_core::metrics::Metrics;
 
-use super::kept::{self, KeptLogprobs};
-use super::{Copying, FrozenPolicy, Reference};
+use super::log_prob_cache::{self, LogProbCache};
+use super::{CopyOptions, FrozenPolicy, Reference};
 use crate::model::Adapter;
 use crate::parallel::{DecoderUnits, RankError};
 use crate::roles::StepError;
@@ -24,14 +24,14 @@ pub struct ReferenceRole {
     /// Token budget of a pass on one rank.
     pub(crate) max_forward_tokens: usize,
     /// How a frozen copy is stored, in the run folder.
-    pub(crate) copying: Copying,
+    pub(crate) copy_options: CopyOptions,
     pub(crate) controller: KlController,
     /// The KL term of the algorithm.
     pub(crate) kl: Kl,
     /// Whether the algorithm reads log-probs under the reference.
     pub(crate) is_read: bool,
     /// The cache of [`Self::score_once`]; `None` until it is first called.
-    pub(crate) kept: Option<KeptLogprobs>,
+    pub(crate) cache: Option<LogProbCache>,
     /// How the reference follows the actor; `None` if it never changes.
     pub(crate) sync: Option<ReferenceSyncSpec>,
     /// Whether the reference is a copy that only this run has: made after a cold start, or changed since.
@@ -85,19 +85,19 @@ impl ReferenceRole {
         if !self.is_read {
             return Ok(batch);
         }
-        let mut kept = match self.kept.take() {
-            Some(kept) => kept,
+        let mut cache = match self.cache.take() {
+            Some(cache) => cache,
             None => {
                 let digest = self.digest(actor)?;
-                let ranks = actor.policy().ranks().of_all_places();
-                KeptLogprobs::open(&self.copying.folder.join(kept::FOLDER), digest, ranks)
+                let ranks = actor.policy().ranks().world();
+                LogProbCache::open(&self.copy_options.folder.join(log_prob_cache::FOLDER), digest, ranks)
             }
         };
-        let logprobs = match kept.find(&batch)? {
+        let logprobs = match cache.find(&batch)? {
             Some(logprobs) => logprobs,
-            None => kept.keep(&batch, &self.logprobs(actor, &batch)?)?,
+            None => cache.keep(&batch, &self.logprobs(actor, &batch)?)?,
         };
-        self.kept = Some(kept);
+        self.cache = Some(cache);
         batch.ref_logprobs = Some(logprobs);
         Ok(batch)
     }
@@ -119,7 +119,7 @@ impl ReferenceRole {
         Ok(match units.shards() {
             None => own,
             Some(_) => {
-                let ranks = actor.policy().ranks().of_all_places();
+                let ranks = actor.policy().ranks().world();
                 ranks.all_gather(own)?.into_iter().fold(0, digest::combine)
             }
         })
@@ -172,7 +172,7 @@ impl ReferenceRole {
     /// Copies the present weights as the reference, if the algorithm needs a copy and there is none.
     pub(crate) fn freeze(&mut self, actor: &ActorRole) -> Result<(), RankError> {
         if let Reference::Frozen(copy @ None) = &mut self.policy {
-            *copy = Some(Box::new(FrozenPolicy::copy_of(actor.policy(), &self.copying)?));
+            *copy = Some(Box::new(FrozenPolicy::copy_of(actor.policy(), &self.copy_options)?));
             self.is_own = true;
         }
         Ok(())
@@ -182,18 +182,18 @@ impl ReferenceRole {
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or the file that holds the reference cannot be written.
-    pub(crate) fn follow(&mut self, actor: &ActorRole, num_done: u64) -> Result<(), RankError> {
+    pub(crate) fn sync(&mut self, actor: &ActorRole, num_done: u64) -> Result<(), RankError> {
         let Some(ReferenceSyncSpec { every_steps, alpha }) = self.sync else { return Ok(()) };
         let Reference::Frozen(Some(copy)) = &self.policy else { return Ok(()) };
         if !num_done.is_multiple_of(every_steps.into()) {
             return Ok(());
         }
-        self.context.measure("update_ref", || copy.follow(actor.policy(), alpha))?;
+        self.context.measure("update_ref", || copy.sync(actor.policy(), alpha))?;
         self.policy.release_pages();
         self.is_own = true;
         // The cached log-probs are those of other weights. The run folder keeps them under those weights'
         // digest.
-        self.kept = None;
+        self.cache = None;
         Ok(())
     }
 

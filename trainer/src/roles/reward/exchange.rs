@@ -65,7 +65,7 @@ mod tests {
     use super::*;
     use crate::parallel::tests::on_ranks;
 
-    /// A group of each length, of samples with so many tokens as their rank and place say.
+    /// Makes groups of these lengths, whose samples have `1 + 10 * rank + sample_idx` tokens.
     fn own(rank: usize, group_lens: &[usize]) -> OwnSamples {
         let sample = |sample_idx: usize| {
             let num_tokens = 1 + 10 * rank + sample_idx;

@@ -1,11 +1,11 @@
 //! Reward functions that are computed elsewhere: the samples that each judges, and its verdicts.
 //!
 //! ```text
-//! rollout --finished completion--> Judging::submit -> requests of a full batch -> verdicts
-//! rewards role --------------------------------------> Judging::finish (the rest, then missing verdicts)
+//! rollout --finished completion--> PendingRewards::submit -> requests of a full batch -> verdicts
+//! rewards role -------------------------------> PendingRewards::finish (the rest, then missing verdicts)
 //! ```
 //! A completion is sent as soon as it is sampled, so that servers judge while the rest of the batch is still
-//! being generated. Verdicts are stored by sample, so their order does not matter. [`Judging::finish`]
+//! being generated. Verdicts are stored by sample, so their order does not matter. [`PendingRewards::finish`]
 //! returns in bounded time with a verdict for every submitted sample; a missing verdict counts as a timeout.
 //! The pool applies limits and weights, as for all functions.
 
@@ -99,11 +99,11 @@ impl ExternalFunctions {
     }
 
     /// Begins to judge a batch; `None` if no function is computed elsewhere.
-    pub fn begin(&self) -> Option<Judging> {
+    pub fn begin(&self) -> Option<PendingRewards> {
         let event_loop = self.event_loop.clone()?;
         let (sender, receiver) = channel();
         let queue = || Queue { samples: Vec::new(), budget: Arc::default() };
-        Some(Judging {
+        Some(PendingRewards {
             queues: self.functions.iter().map(|_| queue()).collect(),
             functions: Arc::clone(&self.functions),
             event_loop,
@@ -158,7 +158,7 @@ impl ExternalFunction {
     }
 
     /// Judges samples, and returns one verdict for each, in order.
-    async fn judge(&self, samples: &[ExternalSample], budget: &judge::Spent) -> Vec<Verdict> {
+    async fn judge(&self, samples: &[ExternalSample], budget: &judge::JudgeUsage) -> Vec<Verdict> {
         match &self.backend {
             Backend::Batches(server) => return server.judge(samples).await,
             Backend::OpenRlhf(server) => return server.judge(samples).await,
@@ -171,7 +171,7 @@ impl ExternalFunction {
         verdicts
     }
 
-    async fn judge_one(&self, sample: &ExternalSample, budget: &judge::Spent) -> Verdict {
+    async fn judge_one(&self, sample: &ExternalSample, budget: &judge::JudgeUsage) -> Verdict {
         match &self.backend {
             Backend::Code(server) => server.judge(sample).await,
             Backend::Judge(server) => server.judge(sample, budget).await,
@@ -184,7 +184,7 @@ impl ExternalFunction {
 }
 
 /// Samples of one batch that are being judged.
-pub struct Judging {
+pub struct PendingRewards {
     functions: Arc<[Arc<ExternalFunction>]>,
     event_loop: Arc<EventLoop>,
     batch_timeout: Duration,
@@ -203,19 +203,19 @@ pub struct Judging {
 /// Samples of one function that wait until a request is full.
 struct Queue {
     samples: Vec<ExternalSample>,
-    budget: Arc<judge::Spent>,
+    budget: Arc<judge::JudgeUsage>,
 }
 
 /// Verdicts of one request, with the index of the function.
 type Answered = (usize, Vec<(SampleId, Verdict)>);
 
-impl std::fmt::Debug for Judging {
+impl std::fmt::Debug for PendingRewards {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Judging with {} verdicts to come", self.num_waiting)
+        write!(f, "PendingRewards with {} verdicts to come", self.num_waiting)
     }
 }
 
-impl Judging {
+impl PendingRewards {
     /// Sends a sample to every function that judges its data source.
     pub fn submit(&mut self, id: SampleId, prompt: &Arc<Prompt>, completion: &Completion) {
         for idx in 0..self.functions.len() {

@@ -29,7 +29,7 @@ pub(super) struct NamedFunction {
 #[derive(Debug, thiserror::Error)]
 pub enum RewardSetupError {
     /// The settings of a function are invalid.
-    #[error("set up reward function {name:?}")]
+    #[error("failed to set up reward function {name:?}")]
     Function {
         /// The function's name in the manifest.
         name: String,
@@ -38,7 +38,7 @@ pub enum RewardSetupError {
         source: RewardError,
     },
     /// A function lacks a field that its kind needs.
-    #[error("set up reward function {name:?}: kind {kind:?} needs {field}")]
+    #[error("failed to set up reward function {name:?}: kind {kind:?} needs {field}")]
     MissingField {
         /// The function's name in the manifest.
         name: String,
@@ -48,7 +48,7 @@ pub enum RewardSetupError {
         field: &'static str,
     },
     /// A function that is computed elsewhere could not be set up.
-    #[error("set up reward function {name:?}")]
+    #[error("failed to set up reward function {name:?}")]
     External {
         /// The function's name in the manifest.
         name: String,
@@ -57,12 +57,12 @@ pub enum RewardSetupError {
         source: ExternalError,
     },
     /// `rewards.clip` or `rewards.overlong` is invalid.
-    #[error("set up rewards")]
+    #[error("failed to set up rewards")]
     Shaping(#[source] RewardError),
     /// No function judges a row's data source.
     #[error(
-        "judge {location}: no reward function accepts data_source {data_source:?}; the functions accept \
-         {accepted:?}"
+        "failed to judge {location}: no reward function accepts data_source {data_source:?}; the functions \
+         accept {accepted:?}"
     )]
     UnknownDataSource {
         /// Location of the row.
@@ -73,7 +73,7 @@ pub enum RewardSetupError {
         accepted: Vec<String>,
     },
     /// A row's ground truth does not fit a function.
-    #[error("judge {location} with reward function {name:?}")]
+    #[error("failed to judge {location} with reward function {name:?}")]
     Row {
         /// Location of the row.
         location: RowLocation,

@@ -21,8 +21,8 @@ use super::functions::judges;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::model::hub::{self, HubError};
 use crate::model::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
-use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
-use crate::roles::actor::layer_schedule::{self, Model};
+use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
+use crate::roles::actor::layer_schedule::{self, DecoderPass};
 
 /// Scores of reward models for one sample, by the name of the function.
 pub type ModelScores = BTreeMap<String, f64>;
@@ -58,7 +58,7 @@ pub struct Policy<'a> {
 #[derive(Clone, Debug)]
 pub struct Sharing<'a> {
     /// Ranks over which the model is sharded.
-    pub mesh: Rc<MeshRanks>,
+    pub mesh: Rc<ProcessGroups>,
     /// Folder for files of offloaded units, see [`ShardedParameters::new`].
     pub offload_to: Option<&'a Path>,
 }
@@ -67,7 +67,7 @@ pub struct Sharing<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum RewardModelError {
     /// The model's repository could not be fetched.
-    #[error("fetch the model of reward function {name:?}")]
+    #[error("failed to fetch the model of reward function {name:?}")]
     Hub {
         /// Name of the reward function.
         name: String,
@@ -75,7 +75,7 @@ pub enum RewardModelError {
         source: Box<HubError>,
     },
     /// The model could not be read.
-    #[error("load the model of reward function {name:?} from {}", dir.display())]
+    #[error("failed to load the model of reward function {name:?} from {}", dir.display())]
     Model {
         /// Name of the reward function.
         name: String,
@@ -85,7 +85,7 @@ pub enum RewardModelError {
         source: Box<ModelError>,
     },
     /// The model's tokenizer could not be read.
-    #[error("load the tokenizer of reward function {name:?} from {}", dir.display())]
+    #[error("failed to load the tokenizer of reward function {name:?} from {}", dir.display())]
     Tokenizer {
         /// Name of the reward function.
         name: String,
@@ -123,7 +123,7 @@ pub enum RewardModelError {
         dir: PathBuf,
     },
     /// A sample could not be rendered as text for the model.
-    #[error("render a sample for the model of reward function {name:?}")]
+    #[error("failed to render a sample for the model of reward function {name:?}")]
     Render {
         /// Name of the reward function.
         name: String,
@@ -143,13 +143,13 @@ pub enum RewardModelError {
         longest: usize,
     },
     /// A sequence alone is longer than the token budget of a pass.
-    #[error("split a batch into passes of a reward model")]
+    #[error("failed to split a batch into passes of a reward model")]
     Packing(#[from] PackingError),
     /// The model's scores could not be read back from the device.
-    #[error("read the scores of a reward model")]
+    #[error("failed to read the scores of a reward model")]
     Torch(#[from] rlt_torch::Error),
     /// A rank was lost, or the model could not be sharded.
-    #[error("shard a reward model over the ranks")]
+    #[error("failed to shard a reward model over the ranks")]
     Ranks(#[from] RankError),
 }
 
@@ -250,7 +250,7 @@ impl RewardModel {
         let decoder = self.classifier.decoder();
         let lens: Vec<usize> = readings.iter().map(|reading| reading.tokens.len()).collect();
         let packing = pack(&lens, max_tokens, decoder.config.hidden_size)?;
-        let model = Model { decoder, shards: self.shards.as_ref(), sp_group: None };
+        let model = DecoderPass { decoder, shards: self.shards.as_ref(), sp_group: None };
         let mut scores = vec![0.0; readings.len()];
         for pass in model.passes(ranks, packing.micro_batches)? {
             let Some(pass) = pass else {
@@ -261,7 +261,7 @@ impl RewardModel {
             let tokens: Vec<&[TokenId]> = read.iter().map(|reading| reading.tokens.as_slice()).collect();
             let input = PackedInput::new(&tokens, decoder.device());
             let normed_td = layer_schedule::infer(model, &input, &mut decoder.context(&input, Adapter::Off))?;
-            model.leave()?;
+            model.end_pass()?;
             let (positions, counts) = self.positions(&read);
             let numbers_kn = no_grad(|| self.classifier.numbers_of(&normed_td, &positions));
             let numbers_kn = numbers_kn.to_device(tch::Device::Cpu).contiguous();
@@ -319,7 +319,7 @@ fn classifier(
         return Ok((Classifier::load(dir, options).map_err(failed)?, None));
     };
     let (weights, head) = Weights::open_classifier(dir).map_err(failed)?;
-    let classifier = Classifier::outline(&weights, head, options).map_err(failed)?;
+    let classifier = Classifier::meta(&weights, head, options).map_err(failed)?;
     let shards = ShardedParameters::new(classifier.decoder(), Rc::clone(mesh), *offload_to)?;
     shards.read(&weights).map_err(failed)?;
     Ok((classifier, Some(shards)))

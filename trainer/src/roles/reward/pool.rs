@@ -209,14 +209,14 @@ pub(super) struct Call {
 }
 
 /// Signal that the thread was abandoned while a function ran, so its sample already has a result.
-struct Abandoned;
+struct TimedOut;
 
 impl Worker {
     fn run(&self, batch: &Batch) {
         while let Some(idx) = batch.claim() {
             match self.judge(batch, idx) {
                 Ok(reward) => batch.finish(idx, reward),
-                Err(Abandoned) => {
+                Err(TimedOut) => {
                     batch.num_abandoned.fetch_sub(1, Ordering::AcqRel);
                     return;
                 }
@@ -224,7 +224,7 @@ impl Worker {
         }
     }
 
-    fn judge(&self, batch: &Batch, job_idx: usize) -> Result<Reward, Abandoned> {
+    fn judge(&self, batch: &Batch, job_idx: usize) -> Result<Reward, TimedOut> {
         let job = &batch.jobs[job_idx];
         let (mut parts, mut answer) = (Vec::new(), None);
         let (mut status, mut fault) = (RewardStatus::Ok, None);
@@ -263,10 +263,10 @@ impl Worker {
         locked(&self.state).running = Some(call);
     }
 
-    fn end(&self) -> Result<(), Abandoned> {
+    fn end(&self) -> Result<(), TimedOut> {
         let mut state = locked(&self.state);
         state.running = None;
-        if state.is_abandoned { Err(Abandoned) } else { Ok(()) }
+        if state.is_abandoned { Err(TimedOut) } else { Ok(()) }
     }
 
     /// Abandons the thread if its call exceeds the time limit, and settles the call's sample. The lock on the

@@ -9,7 +9,7 @@ use rlt_core::reward::Verdict;
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus, Rollout, RolloutGroup};
 
 use super::exchange::{self, OwnSamples};
-use super::{Judging, RewardModels, RewardPool, SampleId};
+use super::{PendingRewards, RewardModels, RewardPool, SampleId};
 use crate::parallel::Ranks;
 use crate::roles::rollout::SamplingCost;
 use crate::roles::step_context::StepContext;
@@ -45,11 +45,12 @@ impl RewardsRole {
         &mut self,
         sampled: Sampled,
     ) -> Result<(Vec<RolloutGroup>, SamplingCost), StepError> {
-        let Sampled { prompts, own, judging, assignment, policy_version, cost } = sampled;
+        let Sampled { prompts, own, pending_rewards, assignment, policy_version, cost } = sampled;
         // Ranks with a sharded reward model judge together or not at all.
         let is_cut_short = self.models.are_shared() && self.ranks.all_reduce_max(own.is_none().into())? > 0;
         let own = own.filter(|_| !is_cut_short);
-        let judged = own.map(|own| self.context.measure("reward", || self.judge_own(&prompts, own, judging)));
+        let judged =
+            own.map(|own| self.context.measure("reward", || self.judge_own(&prompts, own, pending_rewards)));
         let judged = judged.transpose()?.filter(|_| self.context.stop_reason().is_none());
         let own = judged.map(|groups| OwnSamples { groups, cost });
         let gathered = self.context.measure("gather", || exchange::all_gather(&self.ranks, own))?;
@@ -68,7 +69,7 @@ impl RewardsRole {
         &self,
         prompts: &[Arc<Prompt>],
         own: Vec<(usize, Vec<Completion>)>,
-        judging: Option<Judging>,
+        pending_rewards: Option<PendingRewards>,
     ) -> Result<Vec<JudgedGroup>, StepError> {
         let lens: Vec<usize> = own.iter().map(|(_, group)| group.len()).collect();
         let ids: Vec<SampleId> = own
@@ -81,7 +82,8 @@ impl RewardsRole {
             .collect();
         let of_models = self.models.scores(&samples)?;
         let is_stopping = || self.context.stop_reason().is_some();
-        let mut elsewhere = judging.map(|judging| judging.finish(&is_stopping)).unwrap_or_default();
+        let mut elsewhere =
+            pending_rewards.map(|pending_rewards| pending_rewards.finish(&is_stopping)).unwrap_or_default();
         let verdicts = ids.iter().zip(of_models).map(|(id, scores)| {
             let mut verdicts = elsewhere.remove(id).unwrap_or_default();
             verdicts.extend(scores.into_iter().map(|(name, score)| (name, Verdict::ok(score))));

@@ -126,7 +126,7 @@ fn a_hung_function_costs_its_sample_and_nothing_else() {
     wait_until("abandoned threads did not end", || pool.num_abandoned() == 0);
 }
 
-/// On the clock of the machine: all calls hang, so that none can be too late by accident.
+/// The clock is that of the machine: all calls hang, so that none can be too late by accident.
 #[test]
 fn hanging_threads_are_bounded_and_the_step_still_ends() {
     let num_started = Arc::new(AtomicUsize::new(0));

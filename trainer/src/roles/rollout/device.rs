@@ -31,7 +31,7 @@ use rlt_torch::Error;
 use rlt_torch::collectives::{CollectiveError, Traffic};
 use rlt_torch::cuda::driver::{Attribute, Driver};
 use rlt_torch::cuda::{
-    Advance, ApplyChanges, Event, Graph, Kernels, SAMPLING_ROW_WORDS, Sample, Stream, pinned,
+    Advance, ApplyUpdates, Event, Graph, Kernels, SAMPLING_ROW_WORDS, Sample, Stream, pinned,
     sampling_workspace_bytes,
 };
 use tch::{Device, Kind, Tensor};
@@ -41,10 +41,10 @@ use super::images::RequestImages;
 use super::kv_cache::KvCache;
 use super::weights::RolloutWeights;
 use crate::parallel::RankError;
-use layers::{Buffers, Inputs, Model, Seen};
+use layers::{ActivationBuffers, AttentionInputs, Model, ModelInput};
 use peers::StreamTensorParallel;
 use rows::{BatchState, BatchStateLayout, RowArray};
-use scores::Scores;
+use scores::LogitBuffers;
 
 /// Number of steps in flight: one that runs, and the next one.
 const MAX_IN_FLIGHT: usize = 2;
@@ -61,7 +61,7 @@ pub(super) struct CudaRunner<'a> {
     banned: Vec<TokenId>,
     /// State of the batch in i32 words, see [`BatchStateLayout`].
     state: Tensor,
-    /// Changes of the state in i32 words, the input of [`ApplyChanges`].
+    /// Changes of the state in i32 words, the input of [`ApplyUpdates`].
     changes: Tensor,
     /// Copies of `changes` in pinned memory, one for each step in flight.
     staged_changes: Vec<Tensor>,
@@ -72,8 +72,8 @@ pub(super) struct CudaRunner<'a> {
     is_read: Vec<Event>,
     /// Pinned memory from which prompts are copied, with the number of the step that follows the copy.
     staged: VecDeque<(usize, Tensor)>,
-    buffers: Buffers,
-    scores: Scores,
+    buffers: ActivationBuffers,
+    scores: LogitBuffers,
     sampling_workspace: Tensor,
     passes: HashMap<usize, Pass>,
     uses_graphs: bool,
@@ -92,11 +92,11 @@ pub(super) struct CudaRunner<'a> {
 
 /// The decode of a fixed number of rows.
 struct Pass {
-    inputs: Inputs,
+    inputs: ModelInput,
     context_lens: Tensor,
     block_tables: Tensor,
-    buffers: Buffers,
-    scores: Scores,
+    buffers: ActivationBuffers,
+    scores: LogitBuffers,
     params: Tensor,
     steps: Tensor,
     seen: Option<Tensor>,
@@ -156,11 +156,11 @@ impl From<CudaError> for EngineError {
 /// Returns the index of the GPU that holds `weights`. Fails if kernels do not support the width of their
 /// heads.
 fn gpu_of(weights: &RolloutWeights) -> Result<usize, CudaError> {
-    let Device::Cuda(device) = weights.frame.device() else {
-        let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
+    let Device::Cuda(device) = weights.unpacked.device() else {
+        let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.unpacked.device()));
         return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
     };
-    let head_dim = weights.frame.config.head_dim;
+    let head_dim = weights.unpacked.config.head_dim;
     if head_dim > WIDEST_HEAD {
         let expected = format!("a model whose head_dim is at most {WIDEST_HEAD}");
         return Err(Error::Argument { act: "decoding on a GPU", expected, got: head_dim.to_string() }.into());
@@ -185,7 +185,7 @@ impl RunnerLimits {
             max_blocks: self.max_blocks,
             seen_words: if self.has_penalty { vocab_size.div_ceil(32) } else { 0 },
             block_size,
-            route_layers: weights.frame.config.num_expert_layers(),
+            route_layers: weights.unpacked.config.num_expert_layers(),
         }
     }
 }
@@ -220,7 +220,7 @@ impl<'a> CudaRunner<'a> {
         let workspace = sampling_workspace_bytes(limits.max_rows, vocab_size) / size_of::<f32>();
         let buffers = model.decode_buffers(limits.max_rows);
         let state = Tensor::from_slice(&rows.empty_state()).to_device(model.device());
-        let scores = model.scores(limits.max_rows, weights.frame.compute_kind());
+        let scores = model.scores(limits.max_rows, weights.unpacked.compute_kind());
         Ok(Self {
             changes: ints(&[change_words]),
             staged_changes: for_each_step(&[change_words])?,
@@ -301,7 +301,7 @@ impl<'a> CudaRunner<'a> {
 
     fn launch_pass(&mut self, pass: &Pass) -> Result<(), CudaError> {
         let kernels = self.model.kernels.clone();
-        ApplyChanges { changes: &self.changes, state: &self.state }.launch(&kernels)?;
+        ApplyUpdates { changes: &self.changes, state: &self.state }.launch(&kernels)?;
         let normed = self.model.run(&pass.inputs, self.cache, &pass.buffers)?;
         self.model.score(normed, &pass.scores)?;
         Sample {
@@ -344,13 +344,13 @@ impl<'a> CudaRunner<'a> {
         let context_lens = per_row(RowArray::ContextLen);
         let block_tables = matrix(layout.tables(), layout.max_blocks);
         Pass {
-            inputs: Inputs {
+            inputs: ModelInput {
                 tokens: per_row(RowArray::Token),
                 positions: per_row(RowArray::Position),
                 images: None,
                 has_axes: false,
                 slots: per_row(RowArray::Slot),
-                seen: Seen::Paged {
+                seen: AttentionInputs::Paged {
                     context_lens: context_lens.shallow_clone(),
                     block_tables: block_tables.shallow_clone(),
                 },

@@ -28,29 +28,32 @@ impl WeightDigest {
     /// # Errors
     /// [`EngineError::Tensor`] if a parameter's memory cannot be read.
     pub fn of<'a>(policy: impl Into<DecoderUnits<'a>>) -> Result<Self, EngineError> {
-        Self::of_known(policy.into(), &mut KnownDigests::default())
+        Self::of_known(policy.into(), &mut DigestCache::default())
     }
 
-    /// [`Self::of`] with a cache `known` of digests that cannot have changed.
-    pub(super) fn of_known(policy: DecoderUnits<'_>, known: &mut KnownDigests) -> Result<Self, EngineError> {
+    /// [`Self::of`] with a cache of digests that cannot have changed.
+    pub(super) fn of_known(
+        policy: DecoderUnits<'_>,
+        digest_cache: &mut DigestCache,
+    ) -> Result<Self, EngineError> {
         let trained = policy.decoder().trainable_parameters().into_iter().map(|(name, _)| name).collect();
         // Offloaded values are at another address each time they are read.
         let is_offloaded = policy.shards().is_some_and(ShardedParameters::is_offloaded);
-        let mut of_policy = known.of_policy(trained, is_offloaded);
+        let mut of_policy = digest_cache.of_policy(trained, is_offloaded);
         let mut names = Vec::new();
         let mut add = |name: &str, tensor: &Tensor| -> Result<(), EngineError> {
             names.push(name.to_owned());
             of_policy.see(name, tensor)
         };
         match policy.shards() {
-            Some(shards) => shards.show(|slice, piece| add(slice.name, piece))?,
+            Some(shards) => shards.for_each_shard(|slice, piece| add(slice.name, piece))?,
             None => {
                 let whole = policy.decoder().named_parameters();
                 whole.iter().try_for_each(|(name, tensor)| add(name, tensor))?;
             }
         }
         let (digests, frozen) = of_policy.finish()?;
-        known.frozen = frozen;
+        digest_cache.frozen = frozen;
         Ok(Self { parameters: names.into_iter().zip(digests).collect() })
     }
 
@@ -85,7 +88,7 @@ impl WeightDigest {
 
 /// Cache of the digests of frozen parameters.
 #[derive(Debug, Default)]
-pub(super) struct KnownDigests {
+pub(super) struct DigestCache {
     frozen: BTreeMap<String, Known>,
     /// Number of tensors that were ever read.
     num_read: usize,
@@ -108,7 +111,7 @@ impl Known {
     }
 }
 
-impl KnownDigests {
+impl DigestCache {
     fn of_policy(&mut self, trained: BTreeSet<String>, is_offloaded: bool) -> OfPolicy<'_> {
         let before = std::mem::take(&mut self.frozen);
         OfPolicy { before, trained, is_offloaded, seen: Vec::new(), num_read: &mut self.num_read }
@@ -246,7 +249,7 @@ mod tests {
     #[test]
     fn a_sync_of_an_adapted_model_reads_the_adapter_alone_and_yet_finds_any_change() {
         let decoder = adapted();
-        let mut known = KnownDigests::default();
+        let mut known = DigestCache::default();
         let mut digest = || {
             let before = known.num_read;
             let digest = WeightDigest::of_known((&decoder).into(), &mut known).unwrap();
@@ -269,7 +272,7 @@ mod tests {
 
     #[test]
     fn another_model_is_read_anew() {
-        let mut known = KnownDigests::default();
+        let mut known = DigestCache::default();
         for num_read in 1..3 {
             let decoder = adapted();
             WeightDigest::of_known((&decoder).into(), &mut known).unwrap();

@@ -15,11 +15,11 @@ use rlt_core::types::Completion;
 
 use super::completion::RequestOutputs;
 use super::device::{CudaRunner, RunnerLimits};
-use super::digest::KnownDigests;
+use super::digest::DigestCache;
 use super::images::RequestImages;
 use super::kv_cache::KvCache;
 use super::runner::{CpuRunner, Runner, timed};
-use super::weights::{Packing, RolloutWeights};
+use super::weights::{PackOptions, RolloutWeights};
 use super::{EngineError, EngineOptions, Request, RolloutProgress, RolloutStats, WeightDigest};
 use crate::parallel::{DecoderUnits, TpGroup};
 use bounds::RequestBounds;
@@ -45,7 +45,7 @@ pub struct Engine {
     frozen_base: Option<RolloutWeights>,
     cache: Option<KvCache>,
     /// Cache of the digests of frozen parameters, which no sync needs to read again.
-    digest_cache: KnownDigests,
+    digest_cache: DigestCache,
     /// Number of calls of [`Self::sync_weights`].
     num_syncs: u64,
     /// Number of bytes that the last sync read from the trainer.
@@ -66,7 +66,7 @@ impl Engine {
             weights: None,
             frozen_base: None,
             cache: None,
-            digest_cache: KnownDigests::default(),
+            digest_cache: DigestCache::default(),
             num_syncs: 0,
             synced_bytes: 0,
             num_failed_captures: 0,
@@ -94,8 +94,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::OlderWeights`] when the engine already has a later version, [`EngineError::Tensor`]
-    /// when memory cannot be reached, [`EngineError::Torn`] or [`EngineError::Ranks`] when ranks could not
-    /// bring the weights.
+    /// when memory cannot be reached, [`EngineError::GatherMismatch`] or [`EngineError::Ranks`] when ranks
+    /// could not gather the weights.
     pub fn sync_weights<'a>(
         &mut self,
         policy: impl Into<DecoderUnits<'a>>,
@@ -106,20 +106,25 @@ impl Engine {
         }
         // Frees old packed weights before new ones exist, and first memory that an update no longer needs.
         let policy: DecoderUnits<'_> = policy.into();
-        let packing = self.packing(policy);
-        let is_kept =
-            |weights: &RolloutWeights| weights.is_unmerged && weights.frame.compute_kind() == packing.kind;
+        let pack_options = self.pack_options(policy);
+        let is_kept = |weights: &RolloutWeights| {
+            weights.is_unmerged && weights.unpacked.compute_kind() == pack_options.kind
+        };
         let base = self.weights.take().or(self.frozen_base.take()).filter(is_kept);
         rlt_torch::release_free_memory();
-        let known = &mut self.digest_cache;
+        let digest_cache = &mut self.digest_cache;
         let kept = match base {
-            Some(base) => tch::no_grad(|| base.with_adapter(policy, policy_version, &packing, known))?,
+            Some(base) => {
+                tch::no_grad(|| base.with_adapter(policy, policy_version, &pack_options, digest_cache))?
+            }
             None => None,
         };
         let (weights, synced_bytes) = match kept {
             Some(kept) => kept,
             None => {
-                let weights = tch::no_grad(|| RolloutWeights::pack(policy, policy_version, packing, known))?;
+                let weights = tch::no_grad(|| {
+                    RolloutWeights::pack(policy, policy_version, pack_options, digest_cache)
+                })?;
                 let num_bytes = weights.num_bytes();
                 (weights, num_bytes)
             }
@@ -128,8 +133,8 @@ impl Engine {
         Ok(self.weights.insert(weights).digest.clone())
     }
 
-    fn packing(&self, policy: DecoderUnits<'_>) -> Packing {
-        Packing {
+    fn pack_options(&self, policy: DecoderUnits<'_>) -> PackOptions {
+        PackOptions {
             rows_hint: self.options.max_concurrent.clamp(1, MAX_ROWS_HINT) as i64,
             kind: self.options.compute.unwrap_or_else(|| policy.decoder().compute_kind()),
             ranks: self.ranks.clone(),
@@ -272,7 +277,7 @@ impl Engine {
         let weights = self.weights.as_ref().ok_or(EngineError::Asleep)?;
         let mut stats = RolloutStats::default();
         timed(&mut stats.digest_time, || verify_weights(weights, policy, &mut self.digest_cache))?;
-        let bounds = RequestBounds::new(&self.options, &weights.frame.config);
+        let bounds = RequestBounds::new(&self.options, &weights.unpacked.config);
         let requests = work.requests();
         let plans = requests.iter().enumerate().map(|(idx, request)| bounds.plan(idx, request, false));
         let planned = plans.collect::<Result<Vec<_>, _>>()?;
@@ -283,11 +288,11 @@ impl Engine {
         let cache = allocate_cache(&mut self.cache, &self.options, weights, &planned, num_blocks)?;
         (stats.cache_bytes, stats.weight_bytes) = (cache.bytes(), weights.num_bytes());
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
-        let mut images = RequestImages::new(&weights.frame);
+        let mut images = RequestImages::new(&weights.unpacked);
         let keeps_routes = matches!(work, Work::Requests(_));
         let mut outputs = RequestOutputs::new(detokenizer, self.options.eos_token_ids.clone(), keeps_routes);
         for (request_idx, request) in requests.iter().enumerate() {
-            images.add(&weights.frame, request_idx, request)?;
+            images.add(&weights.unpacked, request_idx, request)?;
             outputs.add(request_idx, request);
         }
         let mut runner = runner_on(weights, cache, &limits, images)?;
@@ -330,7 +335,7 @@ fn runner_on<'a>(
     limits: &RunnerLimits,
     images: RequestImages,
 ) -> Result<Box<dyn Runner + 'a>, EngineError> {
-    if weights.frame.device().is_cuda() {
+    if weights.unpacked.device().is_cuda() {
         Ok(Box::new(CudaRunner::new(weights, cache, limits, images)?))
     } else {
         Ok(Box::new(CpuRunner::new(weights, cache, images)))
@@ -340,9 +345,9 @@ fn runner_on<'a>(
 fn verify_weights(
     weights: &RolloutWeights,
     policy: DecoderUnits<'_>,
-    known: &mut KnownDigests,
+    digest_cache: &mut DigestCache,
 ) -> Result<(), EngineError> {
-    let now = WeightDigest::of_known(policy, known)?;
+    let now = WeightDigest::of_known(policy, digest_cache)?;
     match weights.digest.first_difference(&now) {
         None => Ok(()),
         Some(parameter) => Err(EngineError::StaleWeights {

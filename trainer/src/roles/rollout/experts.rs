@@ -5,14 +5,14 @@
 //! any batch, the router's included, so that a sample does not depend on its batch.
 
 use rlt_api::plan::model_config::{ExpertForm, HiddenActivation};
-use rlt_torch::{Block, PackedLinear, has_one_order};
+use rlt_torch::{PackedLinear, WeightArena, has_one_order};
 use tch::{Kind, Tensor};
 
 use super::product::Product;
-use super::stacked_experts::StackedExperts;
-use crate::model::tp_shards::TpCut;
+use super::stacked_experts::GroupedExperts;
+use crate::model::tp_shards::TpSharding;
 use crate::model::{
-    Adapter, DecoderLayer, ExpertTensor, ExpertWeights, Mixture, Routes, clamped_activation,
+    Adapter, DecoderLayer, ExpertTensor, ExpertWeights, Router, Routes, clamped_activation,
     gated_activation_packed,
 };
 
@@ -22,13 +22,13 @@ enum Packed {
     /// Gate and up, and down, of each expert, on a CPU.
     Each(Vec<[ExpertProduct; 2]>),
     /// Stacked weights of all experts, on a GPU.
-    Stacked(StackedExperts),
+    Stacked(GroupedExperts),
 }
 
 /// Router and experts of a layer, packed.
 #[derive(Debug)]
 pub(super) struct PackedExperts {
-    mixture: Mixture,
+    mixture: Router,
     choice_bias: Option<Tensor>,
     router: PackedLinear,
     experts: Packed,
@@ -43,12 +43,12 @@ impl PackedExperts {
     /// none. The shared expert's gate is given if its adapter is unmerged.
     pub(super) fn pack(
         layer: &DecoderLayer,
-        cut: &TpCut<'_>,
+        cut: &TpSharding<'_>,
         kind: Kind,
         shares: bool,
         rows_hint: i64,
         shared_gate: Option<Product>,
-        block: &mut Block,
+        arena: &mut WeightArena,
     ) -> Result<Option<Self>, rlt_torch::Error> {
         let Some(weights) = layer.experts() else { return Ok(None) };
         // The unit is resharded afterwards, so packed tensors must not alias its memory.
@@ -58,20 +58,20 @@ impl PackedExperts {
         };
         let router_kind = weights.mixture.router_kind(kind);
         let router = own(&weights.merged_router(Adapter::On), router_kind);
-        // The block has space only for values of the engine's dtype.
-        let router_block = if router_kind == kind { Some(&mut *block) } else { None };
+        // The arena has space only for values of the engine's dtype.
+        let router_arena = if router_kind == kind { Some(&mut *arena) } else { None };
         let bias = weights.biases.as_ref().map(|[bias, ..]| bias.detach().to_kind(router_kind).copy());
-        let router = PackedLinear::new(&router, bias.as_ref(), rows_hint, router_block)?;
+        let router = PackedLinear::new(&router, bias.as_ref(), rows_hint, router_arena)?;
         let choice_bias = weights.choice_bias.as_ref().map(|bias| bias.detach().copy());
         let mut packed = |weight: &Tensor, bias: Option<Tensor>| {
-            PackedLinear::new(&own(weight, kind), bias.as_ref(), rows_hint, Some(&mut *block))
+            PackedLinear::new(&own(weight, kind), bias.as_ref(), rows_hint, Some(&mut *arena))
         };
         let shared_gate = match (shared_gate, layer.shared_gate()) {
             (None, Some(gate)) => Some(Product::Packed(packed(&gate.merged(Adapter::On).weight, None)?)),
             (given, _) => given,
         };
         let experts = match weights.router.device().is_cuda() {
-            true => Packed::Stacked(StackedExperts::pack(weights, cut, kind, shares)?),
+            true => Packed::Stacked(GroupedExperts::pack(weights, cut, kind, shares)?),
             false => Packed::Each(packed_each(weights, cut, kind, &mut packed)?),
         };
         let activation = layer.activation();
@@ -94,7 +94,7 @@ impl PackedExperts {
         experts + self.router.num_bytes() + self.shared_gate.as_ref().map_or(0, Product::num_bytes)
     }
 
-    pub(super) fn mixture(&self) -> Mixture {
+    pub(super) fn mixture(&self) -> Router {
         self.mixture
     }
 
@@ -103,7 +103,7 @@ impl PackedExperts {
     }
 
     /// The stacked weights of all experts on a GPU.
-    pub(super) fn stacked(&self) -> Result<&StackedExperts, rlt_torch::Error> {
+    pub(super) fn stacked(&self) -> Result<&GroupedExperts, rlt_torch::Error> {
         match &self.experts {
             Packed::Stacked(stacked) => Ok(stacked),
             Packed::Each(_) => Err(rlt_torch::Error::Argument {
@@ -170,7 +170,7 @@ impl ExpertProduct {
 /// Packs the products of each expert, or this rank's shard of them, for a CPU.
 fn packed_each(
     weights: &ExpertWeights,
-    cut: &TpCut<'_>,
+    cut: &TpSharding<'_>,
     kind: Kind,
     packed: &mut impl FnMut(&Tensor, Option<Tensor>) -> Result<PackedLinear, rlt_torch::Error>,
 ) -> Result<Vec<[ExpertProduct; 2]>, rlt_torch::Error> {

@@ -8,11 +8,11 @@ use rlt_core::images::{ImageLayout, PromptImage};
 use tch::Tensor;
 
 use super::{EngineError, Request};
-use crate::model::{Adapter, Decoder, PlacedFeatures};
+use crate::model::{Adapter, Decoder, ImageEmbeddings};
 
 /// A run of consecutive tokens of a sequence in one pass.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stretch {
+pub(super) struct TokenSpan {
     /// Index of the sequence's request.
     pub(super) request_idx: usize,
     /// Number of the sequence's tokens before the run.
@@ -78,22 +78,22 @@ impl RequestImages {
 
     /// Position ids of a pass: `in_sequence`, i64 `[t]`, or those of three axes, i64 `[3, t]`, if a request
     /// of the run has had images.
-    pub(super) fn position_ids(&self, stretches: &[Stretch], in_sequence: &[i64]) -> Tensor {
-        match self.positions_by_axis(stretches) {
+    pub(super) fn position_ids(&self, spans: &[TokenSpan], in_sequence: &[i64]) -> Tensor {
+        match self.positions_by_axis(spans) {
             Some(axes) => Tensor::from_slice(&axes.concat()).view([3, -1]),
             None => Tensor::from_slice(in_sequence),
         }
     }
 
     /// Position ids of a pass by time, height and width; `None` if no request has had images.
-    pub(super) fn positions_by_axis(&self, stretches: &[Stretch]) -> Option<[Vec<i64>; 3]> {
+    pub(super) fn positions_by_axis(&self, spans: &[TokenSpan]) -> Option<[Vec<i64>; 3]> {
         if !self.by_axis {
             return None;
         }
         let mut axes: [Vec<i64>; 3] = Default::default();
-        for stretch in stretches {
-            let (start, end) = (stretch.first_position, stretch.first_position + stretch.len);
-            let Some(ImagesOfRequest { layout, .. }) = self.of_requests.get(&stretch.request_idx) else {
+        for token_span in spans {
+            let (start, end) = (token_span.first_position, token_span.first_position + token_span.len);
+            let Some(ImagesOfRequest { layout, .. }) = self.of_requests.get(&token_span.request_idx) else {
                 // The three positions of a text token are equal.
                 axes.iter_mut().for_each(|axis| axis.extend(start as i64..end as i64));
                 continue;
@@ -121,30 +121,30 @@ impl RequestImages {
     }
 
     /// Features of the images in a pass, with the indices of their tokens; `None` if it has no images.
-    pub(super) fn placed_features(&self, decoder: &Decoder, stretches: &[Stretch]) -> Option<PlacedFeatures> {
+    pub(super) fn placed_features(&self, decoder: &Decoder, spans: &[TokenSpan]) -> Option<ImageEmbeddings> {
         let (mut places, mut features) = (Vec::new(), Vec::new());
         let mut start_of_stretch = 0;
-        for stretch in stretches {
-            let end = stretch.first_position + stretch.len;
-            let request = self.of_requests.get(&stretch.request_idx);
+        for token_span in spans {
+            let end = token_span.first_position + token_span.len;
+            let request = self.of_requests.get(&token_span.request_idx);
             let images =
                 request.into_iter().flat_map(|request| request.layout.starts.iter().zip(&request.images));
             for (first, image) in images {
                 let tokens = *first..first + image.grid.num_tokens(self.merge);
-                let (from, to) = (tokens.start.max(stretch.first_position), tokens.end.min(end));
+                let (from, to) = (tokens.start.max(token_span.first_position), tokens.end.min(end));
                 if from < to {
-                    let place = (start_of_stretch + from - stretch.first_position) as i64;
+                    let place = (start_of_stretch + from - token_span.first_position) as i64;
                     places.extend(place..place + (to - from) as i64);
                     let of_image = decoder.image_features(std::slice::from_ref(image), Adapter::On);
                     features.push(of_image.narrow(0, (from - first) as i64, (to - from) as i64));
                 }
             }
-            start_of_stretch += stretch.len;
+            start_of_stretch += token_span.len;
         }
         if features.is_empty() {
             return None;
         }
         let places = rlt_torch::upload(&[&places], decoder.device()).pop()?;
-        Some(PlacedFeatures::new(places, &Tensor::cat(&features, 0), decoder.config.hidden_size))
+        Some(ImageEmbeddings::new(places, &Tensor::cat(&features, 0), decoder.config.hidden_size))
     }
 }

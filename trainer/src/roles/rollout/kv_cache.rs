@@ -36,7 +36,7 @@ impl KvCache {
     ) -> Self {
         let heads = match &config.latent {
             None => [config.num_kv_heads, config.head_dim],
-            Some(latent) => [1, latent.cached()],
+            Some(latent) => [1, latent.kv_cache_width()],
         };
         let shape = [i64::from(num_blocks), block_size as i64, heads[0] as i64, heads[1] as i64];
         let empty = || Tensor::empty(shape, (kind, device));

@@ -4,7 +4,7 @@
 //! Each head has products of its own. On a CPU in f32 a row has the same bits in any batch.
 
 use rlt_api::plan::model_config::LatentAttention;
-use rlt_torch::{Block, PackedLinear};
+use rlt_torch::{PackedLinear, WeightArena};
 use tch::{Kind, Tensor};
 
 use super::product::Product;
@@ -15,8 +15,8 @@ use crate::model::{Adapter, DecoderLayer, LatentParts, LatentProducts, Projectio
 pub(super) struct PackedLatent {
     /// Projection from the latent of queries; `None` if queries are projected from the hidden state.
     queries: Option<PackedLinear>,
-    /// For each head, the projection of its queries without positions to the latent's width, and of latents
-    /// to its values.
+    /// Projections of each head: of its queries without positions to the latent's width, and of latents to
+    /// its values.
     heads: Vec<[PackedLinear; 2]>,
     rank: i64,
 }
@@ -30,15 +30,15 @@ impl PackedLatent {
         weights: &[ProjectionWeights],
         kind: Kind,
         rows_hint: i64,
-        block: &mut Block,
+        arena: &mut WeightArena,
     ) -> Result<(Self, Vec<ProjectionWeights>), rlt_torch::Error> {
         let mut packed = |weight: &Tensor| {
             // After transposing and slicing, the contiguous weights are copies.
             let own = weight.to_kind(kind).contiguous();
             let own = if own.data_ptr() == weight.data_ptr() { own.copy() } else { own };
-            PackedLinear::new(&own, None, rows_hint, Some(block))
+            PackedLinear::new(&own, None, rows_hint, Some(arena))
         };
-        let (plain, values) = (latent.plain_dim as i64, latent.value_dim as i64);
+        let (plain, values) = (latent.nope_dim as i64, latent.value_dim as i64);
         let expanded = weights[2].weight.unflatten(0, [-1, plain + values]);
         let head = |head: i64| {
             let own = expanded.select(0, head);
@@ -64,7 +64,7 @@ impl PackedLatent {
     /// Upper bound of the packed bytes of a layer with `num_heads` heads, where the engine packs by itself.
     pub(super) fn packed_bytes(latent: &LatentAttention, num_heads: usize) -> usize {
         let of = |outputs: usize, inputs: usize| PackedLinear::packed_bytes(outputs as i64, inputs as i64);
-        num_heads * (of(latent.rank, latent.plain_dim) + of(latent.value_dim, latent.rank))
+        num_heads * (of(latent.rank, latent.nope_dim) + of(latent.value_dim, latent.rank))
     }
 }
 
@@ -100,10 +100,10 @@ impl LatentProducts for RolloutLatent<'_> {
     }
 
     fn join(&self, parts: LatentParts) -> (Tensor, Tensor, Tensor) {
-        let LatentParts { plain_queries, turned_queries, latent, turned_keys } = parts;
+        let LatentParts { plain_queries, rope_queries, latent, rope_keys } = parts;
         let absorbed = Tensor::stack(&self.by_head(&plain_queries, 0), 1);
-        let queries = Tensor::cat(&[&absorbed, &turned_queries], -1);
-        let keys = Tensor::cat(&[&latent.unsqueeze(1), &turned_keys], -1);
+        let queries = Tensor::cat(&[&absorbed, &rope_queries], -1);
+        let keys = Tensor::cat(&[&latent.unsqueeze(1), &rope_keys], -1);
         let values = keys.shallow_clone();
         (queries, keys, values)
     }

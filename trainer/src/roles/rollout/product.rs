@@ -9,13 +9,13 @@ mod on_device;
 use std::ops::Range;
 
 use rlt_torch::cuda::Kernels;
-use rlt_torch::{Block, Error, PackedLinear, QuantizedMatrix};
+use rlt_torch::{Error, PackedLinear, QuantizedMatrix, WeightArena};
 use tch::{Kind, Tensor, no_grad};
 
-use super::wide_heads::HeadLayout;
-use crate::model::tp_shards::{ShardedDim, TpCut};
-use crate::model::{Adapter, BaseWeight, LoraPair, NamedTensors, Projection, ProjectionWeights, peft_names};
-pub(super) use on_device::{DeviceProduct, Scratch};
+use super::wide_heads::PaddedHeads;
+use crate::model::tp_shards::{ShardedDim, TpSharding};
+use crate::model::{Adapter, BaseWeight, Linear, LoraPair, NamedTensors, ProjectionWeights, peft_names};
+pub(super) use on_device::{DeviceProduct, Workspace};
 
 /// A linear layer without gradients, [rows, in] to [rows, out].
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl ProjectionShard {
 
 /// Settings of products by projections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PackOptions {
+pub(super) struct ProductOptions {
     /// Compute dtype of the rollout.
     pub(super) kind: Kind,
     /// Whether tensors that need no packing are shared with the trainer.
@@ -101,17 +101,17 @@ enum Lora {
 }
 
 impl Product {
-    /// Makes products by projections, or by shards of them. A dense base is packed in `block` while that has
+    /// Makes products by projections, or by shards of them. A dense base is packed in `arena` while that has
     /// space.
     pub(super) fn of_projections(
-        projections: Vec<(&Projection, ProjectionShard)>,
-        cut: &TpCut<'_>,
-        options: PackOptions,
-        block: &mut Block,
+        projections: Vec<(&Linear, ProjectionShard)>,
+        cut: &TpSharding<'_>,
+        options: ProductOptions,
+        arena: &mut WeightArena,
     ) -> Result<Self, Error> {
         let adapted = projections
             .into_iter()
-            .map(|(projection, part)| AdaptedProjection::new(projection, part, cut, options, block));
+            .map(|(projection, part)| AdaptedProjection::new(projection, part, cut, options, arena));
         adapted.collect::<Result<_, _>>().map(Self::Projections)
     }
 
@@ -119,10 +119,10 @@ impl Product {
     /// matrices are in `gathered`. Returns the number of bytes copied from the trainer.
     pub(super) fn take_adapter<'a>(
         &mut self,
-        of_name: impl Fn(&str) -> Option<&'a Projection>,
+        of_name: impl Fn(&str) -> Option<&'a Linear>,
         gathered: Option<&NamedTensors>,
-        options: PackOptions,
-        layout: &HeadLayout,
+        options: ProductOptions,
+        layout: &PaddedHeads,
     ) -> Result<usize, Error> {
         match self {
             Self::Packed(_) => Ok(0),
@@ -173,7 +173,7 @@ impl Product {
         x: &Tensor,
         out: &Tensor,
         kernels: &Kernels,
-        scratch: &Scratch,
+        scratch: &Workspace,
     ) -> Result<(), Error> {
         match self {
             Self::Packed(packed) => packed.forward_into(x, out),
@@ -198,13 +198,13 @@ impl Product {
 
 impl AdaptedProjection {
     fn new(
-        projection: &Projection,
+        projection: &Linear,
         part: ProjectionShard,
-        cut: &TpCut<'_>,
-        options: PackOptions,
-        block: &mut Block,
+        cut: &TpSharding<'_>,
+        options: ProductOptions,
+        arena: &mut WeightArena,
     ) -> Result<Self, Error> {
-        let PackOptions { kind, shares, rows_hint } = options;
+        let ProductOptions { kind, shares, rows_hint } = options;
         let keep = |tensor: &Tensor| if shares { tensor.detach() } else { tensor.detach().copy() };
         let cast = |tensor: &Tensor| no_grad(|| tensor.detach().to_kind(kind));
         let (base, base_bytes) = match &projection.weight {
@@ -214,7 +214,7 @@ impl AdaptedProjection {
                 let weight = cast(&own.weight).contiguous();
                 let weight = if kind == Kind::Float { weight } else { keep(&weight) };
                 let bias = own.bias.as_ref().map(|bias| keep(&cast(bias)));
-                let packed = PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block))?;
+                let packed = PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(arena))?;
                 let num_bytes = packed.num_bytes();
                 (Base::Packed(packed), num_bytes)
             }
@@ -234,9 +234,9 @@ impl AdaptedProjection {
     /// the present one if there is none. Returns the number of bytes copied from the trainer.
     fn take_adapter(
         &mut self,
-        projection: &Projection,
+        projection: &Linear,
         gathered: Option<&NamedTensors>,
-        PackOptions { kind, rows_hint, .. }: PackOptions,
+        ProductOptions { kind, rows_hint, .. }: ProductOptions,
     ) -> Result<usize, Error> {
         self.lora = None;
         let Some(pair) = &projection.lora else { return Ok(0) };
@@ -250,7 +250,7 @@ impl AdaptedProjection {
         self.base_bytes + self.lora.as_ref().map_or(0, Lora::num_bytes)
     }
 
-    /// Multiplies `x` in the same way as [`Projection::forward`].
+    /// Multiplies `x` in the same way as [`Linear::forward`].
     fn forward(&self, x: &Tensor) -> Tensor {
         no_grad(|| {
             let output = match &self.base {

@@ -22,7 +22,7 @@ use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
 use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
-use crate::roles::reward::{ExternalFunctions, Judging};
+use crate::roles::reward::{ExternalFunctions, PendingRewards};
 use crate::roles::step_context::StepContext;
 
 /// Role that samples completions with the actor's weights.
@@ -61,7 +61,7 @@ pub struct Sampled {
     /// asked to stop.
     pub(crate) own: Option<Vec<(usize, Vec<Completion>)>>,
     /// Requests of external reward functions in flight; `None` if there are no such functions.
-    pub(crate) judging: Option<Judging>,
+    pub(crate) pending_rewards: Option<PendingRewards>,
     pub(crate) assignment: SampleAssignment,
     pub(crate) policy_version: u64,
     /// Sampling cost of this rank's engine; 0 on all but one rank of a tensor-parallel group.
@@ -221,11 +221,13 @@ impl RolloutRole {
             own_idxs.iter().map(|idx| self.request(plan, *idx, &prompts[*idx])).collect();
         let num_samples = own_idxs.len() * plan.num_samples as usize;
         self.context.watch().begin_phase(plan.phase, num_samples as u64);
-        let mut judging = self.external.begin();
+        let mut pending_rewards = self.external.begin();
         let mut submit = |(request_idx, sample_idx): (usize, usize), completion: &Completion| {
             let prompt_idx = own_idxs[request_idx];
-            if let Some(judging) = judging.as_mut().filter(|_| assignment.judge_of(prompt_idx) == rank) {
-                judging.submit((prompt_idx, sample_idx), &prompts[prompt_idx], completion);
+            if let Some(pending_rewards) =
+                pending_rewards.as_mut().filter(|_| assignment.judge_of(prompt_idx) == rank)
+            {
+                pending_rewards.submit((prompt_idx, sample_idx), &prompts[prompt_idx], completion);
             }
         };
         let completions = self.context.measure("gen", || self.generate(policy, &requests, &mut submit))?;
@@ -247,7 +249,7 @@ impl RolloutRole {
         let is_counted = rank.is_multiple_of(num_shards);
         let cost =
             if is_counted { SamplingCost::of(self.engine.borrow().stats()) } else { SamplingCost::default() };
-        Ok(Sampled { prompts: prompts.to_vec(), own, judging, assignment, policy_version, cost })
+        Ok(Sampled { prompts: prompts.to_vec(), own, pending_rewards, assignment, policy_version, cost })
     }
 
     /// Exchanges the routers' choices for the first completion of each request, with which the actor compares

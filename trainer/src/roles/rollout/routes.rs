@@ -11,7 +11,7 @@ use rlt_core::types::Completion;
 use super::Request;
 use crate::model::RoutesOfCompletion;
 use crate::parallel::{RankError, Ranks};
-use crate::roles::step_context::key_of;
+use crate::roles::step_context::completion_key;
 
 /// Key of a completion, and the digests of its routes.
 type Logged = (u64, Vec<u16>);
@@ -24,7 +24,7 @@ pub(super) fn logged(
 ) -> Vec<Logged> {
     let logged = requests.iter().zip(completions).zip(routes).filter(|(_, digests)| !digests.is_empty());
     let keyed = |((request, completions), digests): ((&Request, &Vec<Completion>), Vec<u16>)| {
-        Some((key_of(&request.prompt, &completions.first()?.tokens), digests))
+        Some((completion_key(&request.prompt, &completions.first()?.tokens), digests))
     };
     logged.filter_map(keyed).collect()
 }

@@ -28,7 +28,7 @@ pub(super) struct StepInput<'a> {
 /// The results of one step, in the order of its sequences.
 #[derive(Debug, Default)]
 pub(super) struct StepOutput {
-    /// Sampled tokens. A log-prob is NaN where logits were not finite.
+    /// Sampled tokens of the step. A log-prob is NaN if logits were not finite.
     pub(super) sampled: Vec<SampledToken>,
     /// Digests of the routes of each sequence, one for each layer with experts.
     pub(super) routes: Vec<Vec<u16>>,

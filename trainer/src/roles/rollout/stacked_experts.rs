@@ -3,24 +3,24 @@
 use rlt_torch::Error;
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::tp_shards::TpCut;
+use crate::model::tp_shards::TpSharding;
 use crate::model::{Adapter, ExpertTensor, ExpertWeights};
 
 /// Weights of all experts, or this rank's shard of each.
 #[derive(Debug)]
-pub(super) struct StackedExperts {
+pub(super) struct GroupedExperts {
     /// Gate and up projections, gate first, `[e, 2 i, d]`.
     pub(super) gate_up: Tensor,
     /// Down projections, `[e, d, i]`.
     pub(super) down: Tensor,
 }
 
-impl StackedExperts {
+impl GroupedExperts {
     /// Casts the weights to `kind` with merged adapters, one expert at a time. With `shares`, weights that
     /// need no change are shared with the model.
     pub(super) fn pack(
         weights: &ExpertWeights,
-        cut: &TpCut<'_>,
+        cut: &TpSharding<'_>,
         kind: Kind,
         shares: bool,
     ) -> Result<Self, Error> {
@@ -50,7 +50,7 @@ fn own(base: &Tensor, kind: Kind, shares: bool) -> Result<Tensor, tch::TchError>
 /// Merges one expert after the other, so that no second set of weights exists.
 fn each(
     weights: &ExpertWeights,
-    cut: &TpCut<'_>,
+    cut: &TpSharding<'_>,
     tensor: ExpertTensor,
     kind: Kind,
 ) -> Result<Tensor, tch::TchError> {

@@ -7,7 +7,7 @@ use super::experts::PackedExperts;
 use super::latent::RolloutLatent;
 use super::weights::{PackedBlock, PackedLayer};
 use crate::model::{
-    DenseProducts, ExpertProducts, FeedForward, LatentProducts, Mixture, Projections, RouteLog, Routes,
+    DenseProducts, ExpertProducts, FeedForward, LatentProducts, Projections, RouteLog, Router, Routes,
 };
 use crate::parallel::{RankError, TpGroup};
 
@@ -52,9 +52,9 @@ impl Projections for TpProjections<'_> {
     ) -> FeedForward<impl DenseProducts<Error = RankError>, impl ExpertProducts<Error = RankError>> {
         match &self.layer.feed_forward {
             FeedForward::Dense(packed) => FeedForward::Dense(TpBlock { packed, products: self }),
-            FeedForward::Experts { experts, beside } => FeedForward::Experts {
+            FeedForward::Experts { experts, shared_expert } => FeedForward::Experts {
                 experts: TpExperts { packed: experts, products: self },
-                beside: beside.as_ref().map(|packed| TpBlock { packed, products: self }),
+                shared_expert: shared_expert.as_ref().map(|packed| TpBlock { packed, products: self }),
             },
         }
     }
@@ -89,7 +89,7 @@ struct TpExperts<'a> {
 impl ExpertProducts for TpExperts<'_> {
     type Error = RankError;
 
-    fn mixture(&self) -> Mixture {
+    fn mixture(&self) -> Router {
         self.packed.mixture()
     }
 

@@ -13,17 +13,17 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use rlt_api::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
-use rlt_torch::{Block, Error};
+use rlt_torch::{Error, WeightArena};
 use tch::Tensor;
 
-use super::digest::{KnownDigests, digest_of};
+use super::digest::{DigestCache, digest_of};
 use super::experts::PackedExperts;
-use super::product::{DeviceProduct, PackOptions, Product, ProjectionShard};
-use super::weights::{DOWN, OUTPUT, PackedBlock, PackedLayer, Packing, RolloutWeights, unit_name};
-use super::wide_heads::HeadLayout;
+use super::product::{DeviceProduct, Product, ProductOptions, ProjectionShard};
+use super::weights::{DOWN, OUTPUT, PackOptions, PackedBlock, PackedLayer, RolloutWeights, unit_name};
+use super::wide_heads::PaddedHeads;
 use super::{EngineError, WeightDigest};
-use crate::model::tp_shards::{ShardedDim, TpCut};
-use crate::model::{Decoder, DecoderLayer, FeedForward, NamedTensors, Projection, VisionTower};
+use crate::model::tp_shards::{ShardedDim, TpSharding};
+use crate::model::{Decoder, DecoderLayer, FeedForward, Linear, NamedTensors, VisionTower};
 use crate::parallel::{DecoderUnits, FsdpUnit};
 
 /// Checks that the decoder's adapter can be used unmerged.
@@ -48,7 +48,7 @@ pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
 impl RolloutWeights {
     /// Frees the adapter, and keeps the base.
     pub(super) fn drop_adapter(&mut self) {
-        self.frame.vision = self.frame.vision.as_ref().map(VisionTower::base);
+        self.unpacked.vision = self.unpacked.vision.as_ref().map(VisionTower::base);
         self.layers.iter_mut().flat_map(PackedLayer::products).for_each(Product::drop_adapter);
     }
 
@@ -59,25 +59,26 @@ impl RolloutWeights {
         mut self,
         policy: DecoderUnits<'_>,
         policy_version: u64,
-        packing: &Packing,
-        known: &mut KnownDigests,
+        pack_options: &PackOptions,
+        digest_cache: &mut DigestCache,
     ) -> Result<Option<(Self, usize)>, EngineError> {
-        let digest = WeightDigest::of_known(policy, known)?;
+        let digest = WeightDigest::of_known(policy, digest_cache)?;
         if !has_base(policy, &digest, &self.digest)? {
             return Ok(None);
         }
-        let options = PackOptions { kind: packing.kind, shares: true, rows_hint: packing.rows_hint };
+        let options =
+            ProductOptions { kind: pack_options.kind, shares: true, rows_hint: pack_options.rows_hint };
         let mut num_bytes = self.take_tower(policy)?;
         for (layer_idx, (packed, layer)) in self.layers.iter_mut().zip(policy.decoder().layers()).enumerate()
         {
             let what = || unit_name(FsdpUnit::Layer(layer_idx));
-            let torn = || EngineError::Torn { unit: what() };
+            let gather_mismatch = || EngineError::GatherMismatch { unit: what() };
             let gathered = match policy.shards() {
                 None => None,
                 Some(shards) => {
                     let unit = FsdpUnit::Layer(layer_idx);
                     let digest = |tensor: &_| digest_of(&what(), tensor);
-                    Some(shards.gather_verified(unit, digest)?.ok_or_else(torn)?)
+                    Some(shards.gather_verified(unit, digest)?.ok_or_else(gather_mismatch)?)
                 }
             };
             let taken = packed.take_adapter(layer, gathered.as_ref(), options, &self.head_layout);
@@ -93,13 +94,13 @@ impl RolloutWeights {
     /// trainer.
     fn take_tower(&mut self, policy: DecoderUnits<'_>) -> Result<usize, EngineError> {
         let Some(tower) = &policy.decoder().vision else { return Ok(0) };
-        let unit = FsdpUnit::Outer;
+        let unit = FsdpUnit::Root;
         let gathered = match policy.shards().filter(|_| tower.is_adapted()) {
             None => NamedTensors::new(),
             Some(shards) => {
                 let digest = |tensor: &_| digest_of(&unit_name(unit), tensor);
-                let torn = || EngineError::Torn { unit: unit_name(unit) };
-                shards.gather_verified(unit, digest)?.ok_or_else(torn)?
+                let gather_mismatch = || EngineError::GatherMismatch { unit: unit_name(unit) };
+                shards.gather_verified(unit, digest)?.ok_or_else(gather_mismatch)?
             }
         };
         let num_bytes = Cell::new(0);
@@ -110,7 +111,7 @@ impl RolloutWeights {
                 whole.shallow_clone()
             }
         };
-        self.frame.vision = Some(tower.snapshot(of));
+        self.unpacked.vision = Some(tower.snapshot(of));
         Ok(num_bytes.get())
     }
 }
@@ -138,10 +139,10 @@ impl PackedLayer {
     /// Packs the projections of a layer, with unmerged adapters: in full, or this rank's shard by `cut`.
     pub(super) fn of_projections(
         layer: &DecoderLayer,
-        cut: &TpCut<'_>,
-        layout: &HeadLayout,
-        options: PackOptions,
-        block: &mut Block,
+        cut: &TpSharding<'_>,
+        layout: &PaddedHeads,
+        options: ProductOptions,
+        arena: &mut WeightArena,
     ) -> Result<Self, Error> {
         let parts = parts(layer, cut);
         let is_on_device = layer.projections().iter().any(|own| own.weight.device().is_cuda());
@@ -156,7 +157,7 @@ impl PackedLayer {
             let projections =
                 if is_whole { whole(&parts[range.clone()]) } else { parts[range.clone()].to_vec() };
             if !is_on_device {
-                return Product::of_projections(projections, cut, options, block);
+                return Product::of_projections(projections, cut, options, arena);
             }
             let shards = range.clone().zip(projections).map(|(idx, (own, shard))| (idx, own, shard));
             let scale = if [OUTPUT, DOWN].contains(&range.start) { layer.residual_scale() } else { 1.0 };
@@ -164,17 +165,17 @@ impl PackedLayer {
             Ok(Product::OnDevice(product))
         };
         let (qkv, output) = (of(0..3)?, of(3..4)?);
-        let mut beside = || -> Result<PackedBlock, Error> {
+        let mut shared_expert = || -> Result<PackedBlock, Error> {
             Ok(PackedBlock { gate_up: of(4..6)?, intermediate: width(4), down: of(6..7)? })
         };
-        let beside = if parts.len() > 4 { Some(beside()?) } else { None };
+        let shared_expert = if parts.len() > 4 { Some(shared_expert()?) } else { None };
         let gate = layer
             .shared_gate()
-            .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], cut, options, block));
-        let PackOptions { kind, shares, rows_hint } = options;
-        let experts = PackedExperts::pack(layer, cut, kind, shares, rows_hint, gate.transpose()?, block)?;
-        let feed_forward = match (experts, beside) {
-            (Some(experts), beside) => FeedForward::Experts { experts, beside },
+            .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], cut, options, arena));
+        let ProductOptions { kind, shares, rows_hint } = options;
+        let experts = PackedExperts::pack(layer, cut, kind, shares, rows_hint, gate.transpose()?, arena)?;
+        let feed_forward = match (experts, shared_expert) {
+            (Some(experts), shared_expert) => FeedForward::Experts { experts, shared_expert },
             (None, Some(block)) => FeedForward::Dense(block),
             (None, None) => return Err(no_block()),
         };
@@ -190,7 +191,9 @@ impl PackedLayer {
     fn products(&mut self) -> impl Iterator<Item = &mut Product> {
         let (block, shared_gate) = match &mut self.feed_forward {
             FeedForward::Dense(block) => (Some(block), None),
-            FeedForward::Experts { experts, beside } => (beside.as_mut(), experts.shared_gate.as_mut()),
+            FeedForward::Experts { experts, shared_expert } => {
+                (shared_expert.as_mut(), experts.shared_gate.as_mut())
+            }
         };
         let block = block.into_iter().flat_map(|block| [&mut block.gate_up, &mut block.down]);
         [&mut self.qkv, &mut self.output].into_iter().chain(block).chain(shared_gate)
@@ -202,8 +205,8 @@ impl PackedLayer {
         &mut self,
         layer: &DecoderLayer,
         gathered: Option<&NamedTensors>,
-        options: PackOptions,
-        layout: &HeadLayout,
+        options: ProductOptions,
+        layout: &PaddedHeads,
     ) -> Result<usize, Error> {
         let of_name = |name: &str| layer.projections().iter().find(|projection| projection.name == name);
         let mut products = self.products();
@@ -214,10 +217,10 @@ impl PackedLayer {
 }
 
 /// A projection with the outputs of it that a rank computes.
-type ShardOf<'a> = (&'a Projection, ProjectionShard);
+type ShardOf<'a> = (&'a Linear, ProjectionShard);
 
 /// This rank's shards of q, k, v and o, and of gate, up and down if the layer has a feed-forward block.
-fn parts<'a>(layer: &'a DecoderLayer, cut: &TpCut<'_>) -> Vec<ShardOf<'a>> {
+fn parts<'a>(layer: &'a DecoderLayer, cut: &TpSharding<'_>) -> Vec<ShardOf<'a>> {
     let width = layer.products().get(4).map_or(0, |gate| gate.rows.len());
     let parts = layer.products().iter().zip(cut.kept(width));
     let part = |(product, kept): (&rlt_api::plan::model_config::ProductRows, ShardedDim)| {
@@ -228,12 +231,12 @@ fn parts<'a>(layer: &'a DecoderLayer, cut: &TpCut<'_>) -> Vec<ShardOf<'a>> {
 
 /// Merges products that together are all outputs of one projection.
 fn whole<'a>(parts: &[ShardOf<'a>]) -> Vec<ShardOf<'a>> {
-    let mut projections: Vec<&Projection> = parts.iter().map(|(projection, _)| *projection).collect();
+    let mut projections: Vec<&Linear> = parts.iter().map(|(projection, _)| *projection).collect();
     projections.dedup_by_key(|projection| projection.name.as_str());
     projections.into_iter().map(|projection| (projection, whole_of(projection))).collect()
 }
 
-fn whole_of(projection: &Projection) -> ProjectionShard {
+fn whole_of(projection: &Linear) -> ProjectionShard {
     let rows = 0..projection.weight.size()[0] as usize;
     ProjectionShard { kept: ShardedDim::Rows(rows.clone()), rows }
 }

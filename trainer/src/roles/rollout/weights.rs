@@ -12,24 +12,24 @@ use std::sync::Arc;
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::mesh::AxisPlace;
 use rlt_core::types::TokenId;
-use rlt_torch::{Block, PackedLinear};
+use rlt_torch::{PackedLinear, WeightArena};
 use tch::{Device, Kind, Tensor};
 
-use super::digest::{KnownDigests, digest_of};
+use super::digest::{DigestCache, digest_of};
 use super::experts::PackedExperts;
 use super::latent::PackedLatent;
-use super::product::{DeviceProduct, PackOptions, Product, fused};
+use super::product::{DeviceProduct, Product, ProductOptions, fused};
 use super::tp_projections::TpProjections;
 use super::unmerged;
-use super::wide_heads::HeadLayout;
+use super::wide_heads::PaddedHeads;
 use super::{EngineError, WeightDigest};
-use crate::model::tp_shards::TpCut;
+use crate::model::tp_shards::TpSharding;
 use crate::model::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog};
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
 
 /// Settings by which weights are packed.
 #[derive(Clone, Debug)]
-pub(super) struct Packing {
+pub(super) struct PackOptions {
     /// Expected number of rows of a product.
     pub(super) rows_hint: i64,
     pub(super) kind: Kind,
@@ -43,10 +43,10 @@ pub(super) struct Packing {
 #[derive(Debug)]
 pub(super) struct RolloutWeights {
     /// Decoder with embeddings and norms, but without products.
-    pub(super) frame: Decoder,
+    pub(super) unpacked: Decoder,
     /// Configuration of the model with the widths of this rank's shard.
     pub(super) shard: ModelConfig,
-    pub(super) head_layout: HeadLayout,
+    pub(super) head_layout: PaddedHeads,
     pub(super) layers: Vec<PackedLayer>,
     /// Head, [vocabulary, hidden], or this rank's shard of the rows, padded to the same length on each rank.
     head: PackedLinear,
@@ -84,33 +84,34 @@ impl RolloutWeights {
     pub(super) fn pack(
         policy: DecoderUnits<'_>,
         policy_version: u64,
-        packing: Packing,
-        known: &mut KnownDigests,
+        pack_options: PackOptions,
+        digest_cache: &mut DigestCache,
     ) -> Result<Self, EngineError> {
-        let Packing { rows_hint, kind, ranks, merges } = packing;
+        let PackOptions { rows_hint, kind, ranks, merges } = pack_options;
         let decoder = policy.decoder();
         let is_unmerged = !merges && decoder.lora().is_some();
         let failed = |what: String| |source| EngineError::Tensor { what, source };
         if is_unmerged {
             unmerged::check(decoder).map_err(failed("the adapter".into()))?;
         }
-        let digest = WeightDigest::of_known(policy, known)?;
-        let cut = TpCut::new(ranks.as_ref().map_or(AxisPlace::ALONE, |ranks| ranks.place()), &decoder.config);
+        let digest = WeightDigest::of_known(policy, digest_cache)?;
+        let cut =
+            TpSharding::new(ranks.as_ref().map_or(AxisPlace::ALONE, |ranks| ranks.place()), &decoder.config);
         let dim_order = decoder.ropes.dim_order();
-        let head_layout = HeadLayout::on(decoder.device(), decoder.config.head_dim, dim_order);
+        let head_layout = PaddedHeads::on(decoder.device(), decoder.config.head_dim, dim_order);
         let shard = ModelConfig { head_dim: head_layout.filled, ..cut.config() };
-        let block = Block::new(packed_bytes(decoder.device(), kind, &shard))
+        let arena = WeightArena::new(packed_bytes(decoder.device(), kind, &shard))
             .map_err(failed("the packed weights".into()))?;
-        let mut packer = Packer { policy, kind, cut, head_layout, rows_hint, is_unmerged, block };
+        let mut packer = Packer { policy, kind, cut, head_layout, rows_hint, is_unmerged, arena };
         let (mut outer, mut layers) = (None, Vec::new());
         policy.visit(policy.dtype_to_sample(kind), |unit| {
-            packer.attest(unit)?;
+            packer.verify_gathered(unit)?;
             if unit == FsdpUnit::Layer(0) && policy.shards().is_some() {
                 // Gathered tensors of the outer unit are freed by now, and layers are smaller.
                 rlt_torch::release_free_memory();
             }
             match unit {
-                FsdpUnit::Outer => outer = Some(packer.outer().map_err(failed("the head".into()))?),
+                FsdpUnit::Root => outer = Some(packer.outer().map_err(failed("the head".into()))?),
                 FsdpUnit::Layer(layer_idx) => {
                     let layer = packer.layer(&decoder.layers()[layer_idx]);
                     layers.push(layer.map_err(failed(format!("layer {layer_idx}")))?);
@@ -119,10 +120,10 @@ impl RolloutWeights {
             Ok::<(), EngineError>(())
         })?;
         let head_layout = packer.head_layout;
-        let (mut frame, head) = outer.ok_or(EngineError::Asleep)?;
+        let (mut unpacked, head) = outer.ok_or(EngineError::Asleep)?;
         let (norms, layers) = layers.into_iter().unzip();
-        frame.layers = norms;
-        Ok(Self { frame, shard, head_layout, layers, head, ranks, is_unmerged, digest, policy_version })
+        unpacked.layers = norms;
+        Ok(Self { unpacked, shard, head_layout, layers, head, ranks, is_unmerged, digest, policy_version })
     }
 
     /// The products of a layer in the form that its forward pass takes; `routes` records the choices of its
@@ -138,7 +139,7 @@ impl RolloutWeights {
     /// Returns the tokens that are never sampled: image placeholders, which would have no image in a
     /// completion.
     pub(super) fn banned(&self) -> Vec<TokenId> {
-        let vision = self.frame.config.vision.as_ref();
+        let vision = self.unpacked.config.vision.as_ref();
         vision.map_or_else(Vec::new, |vision| {
             [vision.image_token, vision.video_token, vision.vision_start_token, vision.vision_end_token]
                 .into()
@@ -165,8 +166,8 @@ impl RolloutWeights {
         let products = self.layers.iter().flat_map(|layer| {
             let block = match &layer.feed_forward {
                 FeedForward::Dense(block) => Some([&block.gate_up, &block.down]),
-                FeedForward::Experts { beside, .. } => {
-                    beside.as_ref().map(|block| [&block.gate_up, &block.down])
+                FeedForward::Experts { shared_expert, .. } => {
+                    shared_expert.as_ref().map(|block| [&block.gate_up, &block.down])
                 }
             };
             [&layer.qkv, &layer.output].into_iter().chain(block.into_iter().flatten())
@@ -180,9 +181,11 @@ impl RolloutWeights {
         let all = match &self.ranks {
             None => own,
             // The last shards may be padded with rows.
-            Some(ranks) => ranks.all_gather_columns(&own)?.narrow(1, 0, self.frame.config.vocab_size as i64),
+            Some(ranks) => {
+                ranks.all_gather_columns(&own)?.narrow(1, 0, self.unpacked.config.vocab_size as i64)
+            }
         };
-        Ok(self.frame.capped(all))
+        Ok(self.unpacked.capped(all))
     }
 
     /// Number of bytes of the packed weights.
@@ -193,8 +196,8 @@ impl RolloutWeights {
             attention
                 + match &layer.feed_forward {
                     FeedForward::Dense(block) => block.num_bytes(),
-                    FeedForward::Experts { experts, beside } => {
-                        experts.num_bytes() + beside.as_ref().map_or(0, PackedBlock::num_bytes)
+                    FeedForward::Experts { experts, shared_expert } => {
+                        experts.num_bytes() + shared_expert.as_ref().map_or(0, PackedBlock::num_bytes)
                     }
                 }
         };
@@ -206,20 +209,20 @@ impl RolloutWeights {
 struct Packer<'a> {
     policy: DecoderUnits<'a>,
     kind: Kind,
-    cut: TpCut<'a>,
-    head_layout: HeadLayout,
+    cut: TpSharding<'a>,
+    head_layout: PaddedHeads,
     rows_hint: i64,
     is_unmerged: bool,
-    block: Block,
+    arena: WeightArena,
 }
 
 impl Packer<'_> {
     /// Verifies that the gathered values of a unit equal the ranks' shards, by their digests.
-    fn attest(&self, unit: FsdpUnit) -> Result<(), EngineError> {
+    fn verify_gathered(&self, unit: FsdpUnit) -> Result<(), EngineError> {
         let Some(shards) = self.policy.shards() else { return Ok(()) };
         match shards.matches_shards(unit, |tensor| digest_of(&unit_name(unit), tensor))? {
             true => Ok(()),
-            false => Err(EngineError::Torn { unit: unit_name(unit) }),
+            false => Err(EngineError::GatherMismatch { unit: unit_name(unit) }),
         }
     }
 
@@ -228,14 +231,14 @@ impl Packer<'_> {
         let (decoder, kind) = (self.policy.decoder(), self.kind);
         let embedding_vd = decoder.embedding_weight(Adapter::On);
         let norm_d = decoder.norm_weight(Adapter::On);
-        let mut frame = match self.policy.shards() {
-            None => decoder.frame(embedding_vd.detach(), norm_d.detach()),
-            Some(_) => decoder.frame(cast(embedding_vd, kind), copied(norm_d)),
+        let mut unpacked = match self.policy.shards() {
+            None => decoder.unpacked(embedding_vd.detach(), norm_d.detach()),
+            Some(_) => decoder.unpacked(cast(embedding_vd, kind), copied(norm_d)),
         };
-        frame.options.compute = kind;
+        unpacked.options.compute = kind;
         let shares = self.policy.shards().is_none();
         let of = |_: &str, own: &Tensor| if shares { own.detach() } else { copied(own) };
-        frame.vision = decoder.vision.as_ref().map(|tower| tower.snapshot(of));
+        unpacked.vision = decoder.vision.as_ref().map(|tower| tower.snapshot(of));
         // On the CPU f32 is packed, and other dtypes were cast: both make copies.
         let is_kept_plain = kind != Kind::Float || decoder.device() != Device::Cpu;
         let rows_vd = self.cut.head(decoder.head_weight(Adapter::On));
@@ -243,8 +246,8 @@ impl Packer<'_> {
             Some(_) if is_kept_plain => cast(&rows_vd, kind),
             _ => rows_vd.to_kind(kind),
         };
-        let head = PackedLinear::new(&head_vd, None, self.rows_hint, Some(&mut self.block))?;
-        Ok((frame, head))
+        let head = PackedLinear::new(&head_vd, None, self.rows_hint, Some(&mut self.arena))?;
+        Ok((unpacked, head))
     }
 
     /// Packs a layer: its norms, and its products.
@@ -256,20 +259,20 @@ impl Packer<'_> {
         // The unit is resharded afterwards, so packed tensors must not alias its memory.
         let shares = self.policy.shards().is_none();
         if layer.is_quantized() || self.is_unmerged {
-            let options = PackOptions { kind: self.kind, shares, rows_hint: self.rows_hint };
+            let options = ProductOptions { kind: self.kind, shares, rows_hint: self.rows_hint };
             let (cut, layout) = (&self.cut, &self.head_layout);
-            let packed = PackedLayer::of_projections(layer, cut, layout, options, &mut self.block)?;
+            let packed = PackedLayer::of_projections(layer, cut, layout, options, &mut self.arena)?;
             return Ok((norms, packed));
         }
         let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
         let weights = self.head_layout.layer(self.scaled(weights));
-        let (kind, rows_hint, block) = (self.kind, self.rows_hint, &mut self.block);
-        let experts = PackedExperts::pack(layer, &self.cut, kind, shares, rows_hint, None, block)?;
+        let (kind, rows_hint, arena) = (self.kind, self.rows_hint, &mut self.arena);
+        let experts = PackedExperts::pack(layer, &self.cut, kind, shares, rows_hint, None, arena)?;
         let latent = match &self.policy.decoder().config.latent {
             None => None,
-            Some(latent) => Some(PackedLatent::pack(layer, latent, &weights, kind, rows_hint, block)?),
+            Some(latent) => Some(PackedLatent::pack(layer, latent, &weights, kind, rows_hint, arena)?),
         };
-        Ok((norms, PackedLayer::pack(&weights, latent, experts, kind, shares, rows_hint, block)?))
+        Ok((norms, PackedLayer::pack(&weights, latent, experts, kind, shares, rows_hint, arena)?))
     }
 }
 
@@ -317,11 +320,11 @@ impl PackedLayer {
         kind: Kind,
         shares: bool,
         rows_hint: i64,
-        block: &mut Block,
+        arena: &mut WeightArena,
     ) -> Result<Self, rlt_torch::Error> {
         let mut fuse = |parts: &[ProjectionWeights]| {
             let (weight, bias) = fused(parts, kind, shares);
-            PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block)).map(Product::Packed)
+            PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(arena)).map(Product::Packed)
         };
         let width = |unit: usize| weights[unit].weight.size()[0];
         let (latent, qkv, qkv_widths) = match latent {
@@ -343,8 +346,8 @@ impl PackedLayer {
             output,
             feed_forward: match (experts, weights.len() > 4) {
                 (None, _) => FeedForward::Dense(block()?),
-                (Some(experts), false) => FeedForward::Experts { experts, beside: None },
-                (Some(experts), true) => FeedForward::Experts { experts, beside: Some(block()?) },
+                (Some(experts), false) => FeedForward::Experts { experts, shared_expert: None },
+                (Some(experts), true) => FeedForward::Experts { experts, shared_expert: Some(block()?) },
             },
         })
     }

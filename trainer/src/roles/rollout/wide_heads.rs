@@ -17,14 +17,14 @@ const STEP: usize = 8;
 
 /// Width of heads in the model and in the padded layout, and the order of their dims there.
 #[derive(Debug)]
-pub(super) struct HeadLayout {
+pub(super) struct PaddedHeads {
     pub(super) own: usize,
     pub(super) filled: usize,
     /// The stored dim at each position of a query or key head, i64 [own]; `None` for the stored order.
     dim_order: Option<Tensor>,
 }
 
-impl HeadLayout {
+impl PaddedHeads {
     /// The layout for heads of width `own` on `device`. On a CPU heads are not changed.
     pub(super) fn on(device: Device, own: usize, dim_order: Option<&Tensor>) -> Self {
         if device.is_cuda() {
@@ -35,7 +35,7 @@ impl HeadLayout {
     }
 
     /// Reorders and pads the first dim of a tensor, which is the dims of consecutive query or key heads.
-    pub(super) fn turned_rows(&self, weight: &Tensor) -> Tensor {
+    pub(super) fn rope_rows(&self, weight: &Tensor) -> Tensor {
         let Some(order) = &self.dim_order else { return self.rows(weight) };
         let heads = weight.unflatten(0, [-1, self.own as i64]);
         self.rows(&heads.index_select(1, order).flatten(0, 1))
@@ -58,7 +58,7 @@ impl HeadLayout {
     /// Lays out the first dim of a tensor, which is the outputs of product `product`: q, k and v are changed.
     pub(super) fn outputs(&self, product: usize, weight: &Tensor) -> Tensor {
         match product {
-            0 | 1 => self.turned_rows(weight),
+            0 | 1 => self.rope_rows(weight),
             2 => self.rows(weight),
             _ => weight.shallow_clone(),
         }
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn each_half_of_each_head_is_filled_up_with_zeros() {
-        let width = HeadLayout::on(Device::Cuda(0), 6, None);
+        let width = PaddedHeads::on(Device::Cuda(0), 6, None);
         let two_heads = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         let filled = [1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9, 0, 10, 11, 12, 0];
         assert_eq!(Vec::<i64>::try_from(width.rows(&two_heads)).unwrap(), filled);
@@ -107,18 +107,18 @@ mod tests {
     #[test]
     fn heads_on_a_cpu_and_heads_that_fit_are_not_padded() {
         for (device, own) in [(Device::Cpu, 6), (Device::Cuda(0), 64)] {
-            assert_eq!(HeadLayout::on(device, own, None).filled, own);
+            assert_eq!(PaddedHeads::on(device, own, None).filled, own);
         }
     }
 
     #[test]
     fn queries_and_keys_are_put_in_the_order_in_which_they_are_turned_and_values_are_not() {
         let order = Tensor::from_slice(&[0i64, 2, 4, 1, 3, 5]);
-        let layout = HeadLayout::on(Device::Cuda(0), 6, Some(&order));
+        let layout = PaddedHeads::on(Device::Cuda(0), 6, Some(&order));
         let two_heads = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         let numbers = |tensor: &Tensor| Vec::<i64>::try_from(tensor).unwrap();
         assert_eq!(
-            numbers(&layout.turned_rows(&two_heads)),
+            numbers(&layout.rope_rows(&two_heads)),
             [1, 3, 5, 0, 2, 4, 6, 0, 7, 9, 11, 0, 8, 10, 12, 0]
         );
         let weights = |num: usize| {

@@ -11,15 +11,15 @@ use crate::observe::stop::StopRequest;
 /// A saver that keeps the newest checkpoint and the best one.
 fn saver(dir: &Path) -> Saver {
     let (ranks, store) = (Ranks::alone(), CheckpointStore::open(dir, 1).unwrap());
-    let saving = Saving::prepare(&ranks, &store).unwrap();
-    Saver::new(ranks, store, saving, StepContext::new(0, StopRequest::never()))
+    let writer = CheckpointWriter::prepare(&ranks, &store).unwrap();
+    Saver::new(ranks, store, writer, StepContext::new(0, StopRequest::never()))
 }
 
 fn save(saver: &mut Saver, step: u64, reward: f64) -> Result<(), TrainError> {
     saver.best.take(StepReward { step, reward });
-    let weight = TensorPart::whole("weight".into(), Tensor::zeros([2], (Kind::Float, Device::Cpu)));
+    let weight = CheckpointShard::whole("weight".into(), Tensor::zeros([2], (Kind::Float, Device::Cpu)));
     saver.begin((0, step), json!({ "step": step }), Some(vec![weight]))?;
-    saver.settle(Patience::Until)
+    saver.settle(Wait::UntilWritten)
 }
 
 fn steps(dir: &Path) -> Vec<String> {

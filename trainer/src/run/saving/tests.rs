@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::*;
 use crate::parallel::tests::on_ranks;
-use crate::storage::checkpoint::divided;
+use crate::storage::checkpoint::split_between_copies;
 
 const SIZE: usize = 3;
 
@@ -20,14 +20,19 @@ fn weight(step: u64) -> Tensor {
     Tensor::arange(70_000, (Kind::Float, Device::Cpu)).view([7, 10_000]) + step as f64
 }
 
-fn parts(ranks: &Ranks, step: u64) -> Vec<TensorPart> {
-    let whole = TensorPart::whole("weight".into(), weight(step));
-    divided(vec![whole], ranks.rank(), ranks.size())
+fn parts(ranks: &Ranks, step: u64) -> Vec<CheckpointShard> {
+    let whole = CheckpointShard::whole("weight".into(), weight(step));
+    split_between_copies(vec![whole], ranks.rank(), ranks.size())
 }
 
-fn save(ranks: &Ranks, saving: &mut Saving, store: &mut CheckpointStore, step: u64) -> Result<(), String> {
-    let begun = saving.begin(ranks, store, step, json!({ "step": step }), Some(parts(ranks, step)));
-    begun.and_then(|()| saving.settle(ranks, store, Patience::Until).map(drop)).map_err(|e| e.to_string())
+fn save(
+    ranks: &Ranks,
+    writer: &mut CheckpointWriter,
+    store: &mut CheckpointStore,
+    step: u64,
+) -> Result<(), String> {
+    let begun = writer.begin(ranks, store, step, json!({ "step": step }), Some(parts(ranks, step)));
+    begun.and_then(|()| writer.settle(ranks, store, Wait::UntilWritten).map(drop)).map_err(|e| e.to_string())
 }
 
 /// The newest complete checkpoint, which must hold what was saved, and the other files of the folder.
@@ -48,15 +53,15 @@ fn a_rank_that_cannot_write_costs_that_checkpoint_on_all_ranks_and_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let said = on_ranks(SIZE, |ranks| {
         let mut store = store(&ranks, dir.path());
-        let mut saving = Saving::prepare(&ranks, &store).unwrap();
-        save(&ranks, &mut saving, &mut store, 1).unwrap();
+        let mut writer = CheckpointWriter::prepare(&ranks, &store).unwrap();
+        save(&ranks, &mut writer, &mut store, 1).unwrap();
         let mut twice = parts(&ranks, 2);
         if ranks.rank() == 1 {
             twice.extend(parts(&ranks, 2));
         }
-        let failed = saving.begin(&ranks, &store, 2, json!({}), Some(twice)).unwrap_err();
-        assert!(saving.step().is_none());
-        save(&ranks, &mut saving, &mut store, 3).unwrap();
+        let failed = writer.begin(&ranks, &store, 2, json!({}), Some(twice)).unwrap_err();
+        assert!(writer.step().is_none());
+        save(&ranks, &mut writer, &mut store, 3).unwrap();
         error_chain(&failed)
     });
     assert!(said[1].ends_with("tensor weight occurs twice in one checkpoint"), "{said:?}");
@@ -72,8 +77,8 @@ fn a_file_that_differs_from_what_was_written_is_never_committed() {
     let dir = tempfile::tempdir().unwrap();
     let said = on_ranks(SIZE, |ranks| {
         let mut store = store(&ranks, dir.path());
-        let mut saving = Saving::prepare(&ranks, &store).unwrap();
-        save(&ranks, &mut saving, &mut store, 1).unwrap();
+        let mut writer = CheckpointWriter::prepare(&ranks, &store).unwrap();
+        save(&ranks, &mut writer, &mut store, 1).unwrap();
         agree(&ranks, if ranks.is_leader() { store.begin(2) } else { Ok(()) }).unwrap();
         let shard = store.write(2, ranks.rank(), parts(&ranks, 2)).unwrap();
         if ranks.rank() == 1 {
@@ -81,8 +86,8 @@ fn a_file_that_differs_from_what_was_written_is_never_committed() {
             std::fs::File::options().write(true).open(path).unwrap().set_len(1000).unwrap();
         }
         let shard = Some(complete_on_thread(shard).unwrap());
-        saving.under_way = Some(UnderWay { step: 2, state: json!({ "step": 2 }), shard });
-        error_chain(&saving.settle(&ranks, &mut store, Patience::Until).unwrap_err())
+        writer.in_flight = Some(SaveInFlight { step: 2, state: json!({ "step": 2 }), shard });
+        error_chain(&writer.settle(&ranks, &mut store, Wait::UntilWritten).unwrap_err())
     });
     assert!(said.iter().all(|said| said.contains("shard-00001.safetensors is truncated")), "{said:?}");
     assert_eq!(newest(dir.path()), (1, vec![]));
@@ -93,7 +98,7 @@ fn training_continues_while_a_rank_saves_and_the_commit_waits_for_it() {
     let dir = tempfile::tempdir().unwrap();
     on_ranks(SIZE, |ranks| {
         let mut store = store(&ranks, dir.path());
-        let mut saving = Saving::prepare(&ranks, &store).unwrap();
+        let mut writer = CheckpointWriter::prepare(&ranks, &store).unwrap();
         agree(&ranks, if ranks.is_leader() { store.begin(1) } else { Ok(()) }).unwrap();
         let shard = store.write(1, ranks.rank(), parts(&ranks, 1)).unwrap();
         let (go, wait) = channel::<()>();
@@ -102,21 +107,21 @@ fn training_continues_while_a_rank_saves_and_the_commit_waits_for_it() {
             wait.recv().unwrap();
             shard.complete()
         });
-        saving.under_way = Some(UnderWay { step: 1, state: json!({ "step": 1 }), shard: Some(slow) });
+        writer.in_flight = Some(SaveInFlight { step: 1, state: json!({ "step": 1 }), shard: Some(slow) });
         if !is_slow {
             go.send(()).unwrap();
         }
         for _ in 0..3 {
-            let settled = saving.settle(&ranks, &mut store, Patience::None).unwrap();
-            assert!(matches!(settled, Settled::Later) && saving.step() == Some(1));
+            let settled = writer.settle(&ranks, &mut store, Wait::None).unwrap();
+            assert!(matches!(settled, Settled::Later) && writer.step() == Some(1));
             assert!(!dir.path().join("step-000001").exists());
         }
         if is_slow {
             go.send(()).unwrap();
         }
-        let settled = saving.settle(&ranks, &mut store, Patience::Until).unwrap();
+        let settled = writer.settle(&ranks, &mut store, Wait::UntilWritten).unwrap();
         assert!(matches!(settled, Settled::Committed));
-        assert!(matches!(saving.settle(&ranks, &mut store, Patience::Until).unwrap(), Settled::Nothing));
+        assert!(matches!(writer.settle(&ranks, &mut store, Wait::UntilWritten).unwrap(), Settled::Nothing));
     });
     assert_eq!(newest(dir.path()), (1, vec![]));
 }
@@ -125,13 +130,13 @@ fn training_continues_while_a_rank_saves_and_the_commit_waits_for_it() {
 fn changes_after_the_start_of_a_save_are_not_in_the_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (ranks, mut store) = (Ranks::alone(), store(&Ranks::alone(), dir.path()));
-    let mut saving = Saving::prepare(&ranks, &store).unwrap();
+    let mut writer = CheckpointWriter::prepare(&ranks, &store).unwrap();
     let values = weight(4);
-    let part = TensorPart::whole("weight".into(), values.shallow_clone());
-    saving.begin(&ranks, &store, 4, json!({ "step": 4 }), Some(vec![part])).unwrap();
+    let part = CheckpointShard::whole("weight".into(), values.shallow_clone());
+    writer.begin(&ranks, &store, 4, json!({ "step": 4 }), Some(vec![part])).unwrap();
     let _ = values.shallow_clone().fill_(0.0);
     assert!(!dir.path().join("step-000004").exists());
-    saving.settle(&ranks, &mut store, Patience::Until).unwrap();
+    writer.settle(&ranks, &mut store, Wait::UntilWritten).unwrap();
     assert_eq!(newest(dir.path()), (4, vec![]));
 }
 
@@ -141,12 +146,12 @@ fn ranks_without_access_to_the_leader_s_folder_send_it_their_tensors() {
     let shared = on_ranks(SIZE, |ranks| {
         let dir = if ranks.rank() == 2 { elsewhere.path() } else { dir.path() };
         let mut store = store(&ranks, dir);
-        let mut saving = Saving::prepare(&ranks, &store).unwrap();
-        let all = vec![TensorPart::whole("weight".into(), weight(1))];
+        let mut writer = CheckpointWriter::prepare(&ranks, &store).unwrap();
+        let all = vec![CheckpointShard::whole("weight".into(), weight(1))];
         let parts = ranks.is_leader().then_some(all);
-        saving.begin(&ranks, &store, 1, json!({ "step": 1 }), parts).unwrap();
-        saving.settle(&ranks, &mut store, Patience::Until).unwrap();
-        saving.is_shared()
+        writer.begin(&ranks, &store, 1, json!({ "step": 1 }), parts).unwrap();
+        writer.settle(&ranks, &mut store, Wait::UntilWritten).unwrap();
+        writer.is_shared()
     });
     assert_eq!(shared, [false; SIZE]);
     assert_eq!(newest(dir.path()), (1, vec![]));

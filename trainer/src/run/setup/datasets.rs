@@ -16,8 +16,8 @@ use super::hub_models;
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{
-    CheckItem, Data, DataError, Dataset, DatasetCounts, Demonstration, PreferenceFormat, PreferenceLimits,
-    PreferenceRows, Split, StepFormat, StreamOptions, TrainingRows,
+    CheckItem, DataError, Dataset, DatasetCounts, Demonstration, Pipeline, PreferenceFormat,
+    PreferenceLimits, PreferenceRows, Split, StepFormat, StreamOptions, TrainingRows,
 };
 use crate::model::hub;
 use crate::roles::reward::RewardFunctions;
@@ -26,16 +26,16 @@ use crate::storage::run_folder::{DATA_RECORD, RunFolder};
 
 /// `spec.data` with the local files of the hub's data sets, and the commits of these data sets.
 #[derive(Clone, Debug)]
-pub(crate) struct Located {
+pub(crate) struct DownloadedData {
     /// Specification in which every data set names local files.
     pub(crate) spec: DataSpec,
     /// Data sets that were found on the hub, in the order of the manifest.
-    pub(crate) found: Vec<Found>,
+    pub(crate) pinned: Vec<PinnedDataset>,
 }
 
 /// A data set of the hub, pinned to a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Found {
+pub(crate) struct PinnedDataset {
     /// Index in `spec.data.datasets`.
     pub(crate) idx: usize,
     /// Specification of the data set in the manifest.
@@ -45,30 +45,30 @@ pub(crate) struct Found {
     pub(crate) commit: String,
 }
 
-impl Located {
+impl DownloadedData {
     /// Downloads the data sets of the hub. Commits recorded in the run's `folder` take precedence, because a
     /// branch that has moved must not change the data of a run that continues.
     pub(crate) fn find(spec: &DataSpec, folder: Option<&Path>) -> Result<Self, TrainError> {
         let record = folder.map(recorded).transpose()?.unwrap_or_default();
-        let mut located = Self { spec: spec.clone(), found: Vec::new() };
-        for (idx, set) in located.spec.datasets.iter_mut().enumerate() {
+        let mut downloaded = Self { spec: spec.clone(), pinned: Vec::new() };
+        for (idx, set) in downloaded.spec.datasets.iter_mut().enumerate() {
             let Some(wanted) = set.hub.take() else { continue };
-            let recorded = record.iter().find(|found| (found.idx, &found.wanted) == (idx, &wanted));
+            let recorded = record.iter().find(|pinned| (pinned.idx, &pinned.wanted) == (idx, &wanted));
             let pinned = match recorded {
-                Some(found) => HubDatasetSpec { revision: found.commit.clone(), ..wanted.clone() },
+                Some(pinned) => HubDatasetSpec { revision: pinned.commit.clone(), ..wanted.clone() },
                 None => wanted.clone(),
             };
             let fetched = hub::fetch_dataset(&pinned, None)?;
             set.files = fetched.files.iter().map(|file| file.display().to_string()).collect();
-            located.found.push(Found { idx, wanted, commit: fetched.commit });
+            downloaded.pinned.push(PinnedDataset { idx, wanted, commit: fetched.commit });
         }
-        Ok(located)
+        Ok(downloaded)
     }
 
     /// Writes the commits to the run's folder, for later attempts.
     pub(super) fn record(&self, folder: &RunFolder) -> Result<(), TrainError> {
-        if !self.found.is_empty() {
-            let record = serde_json::to_value(&self.found).map_err(TrainError::State)?;
+        if !self.pinned.is_empty() {
+            let record = serde_json::to_value(&self.pinned).map_err(TrainError::State)?;
             folder.write_json(DATA_RECORD, &record)?;
         }
         Ok(())
@@ -76,12 +76,12 @@ impl Located {
 
     /// Commits of the data sets, each with the field that names the data set.
     pub(super) fn commits(&self) -> Vec<ModelCommit> {
-        let commit = |found: &Found| ModelCommit {
-            field: format!("spec.data.datasets[{}].hub", found.idx),
-            repo: found.wanted.repo.clone(),
-            commit: found.commit.clone(),
+        let commit = |pinned: &PinnedDataset| ModelCommit {
+            field: format!("spec.data.datasets[{}].hub", pinned.idx),
+            repo: pinned.wanted.repo.clone(),
+            commit: pinned.commit.clone(),
         };
-        self.found.iter().map(commit).collect()
+        self.pinned.iter().map(commit).collect()
     }
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn within_context(spec: &DataSpec, context: usize) -> DataSpec {
 }
 
 /// The record of an earlier attempt of the run in `folder`; empty before the first.
-fn recorded(folder: &Path) -> Result<Vec<Found>, TrainError> {
+fn recorded(folder: &Path) -> Result<Vec<PinnedDataset>, TrainError> {
     Ok(hub_models::read_record(&folder.join(DATA_RECORD))?.unwrap_or_default())
 }
 
@@ -118,30 +118,30 @@ pub(super) struct Datasets {
 }
 
 impl Datasets {
-    /// Opens the data sets that the job's algorithm reads; `located` names local files only. The model has a
+    /// Opens the data sets that the algorithm reads; `downloaded` names local files only. The model has a
     /// context of `context` tokens.
     pub(super) fn load(
         spec: &ResolvedSpec,
-        located: &DataSpec,
+        downloaded: &DataSpec,
         tokenizer: &Tokenizer,
         context: usize,
     ) -> Result<Self, TrainError> {
         let held_out_preferences = preference_rows(spec, Split::HeldOut, context)
-            .map(|rows| Dataset::preferences(located, Split::HeldOut, tokenizer, &rows))
+            .map(|rows| Dataset::preferences(downloaded, Split::HeldOut, tokenizer, &rows))
             .transpose()?;
         let wants_demonstrations = spec.algorithm.is_supervised() || spec.algorithm.cold_start.is_some();
         let options = stream_options(spec);
         let max_tokens = max_demonstration_tokens(spec, context);
-        let prompts = || TrainingRows::prompts(located, options, tokenizer, || check(spec));
-        let demonstrations = || TrainingRows::demonstrations(located, options, tokenizer, max_tokens);
-        let preferences = |rows| TrainingRows::preferences(located, options, tokenizer, &rows);
+        let prompts = || TrainingRows::prompts(downloaded, options, tokenizer, || check(spec));
+        let demonstrations = || TrainingRows::demonstrations(downloaded, options, tokenizer, max_tokens);
+        let preferences = |rows| TrainingRows::preferences(downloaded, options, tokenizer, &rows);
         Ok(Self {
             prompts: spec.algorithm.samples().then(prompts).transpose()?,
             demonstrations: wants_demonstrations.then(demonstrations).transpose()?,
             preferences: preference_rows(spec, Split::Train, context).map(preferences).transpose()?,
             held_out: match &held_out_preferences {
                 Some(preferences) => preferences.to_prompts(),
-                None => Dataset::prompts(located, Split::HeldOut, tokenizer)?,
+                None => Dataset::prompts(downloaded, Split::HeldOut, tokenizer)?,
             },
             held_out_preferences,
         })
@@ -200,9 +200,9 @@ impl Datasets {
         of_rows.chain(of_completions).collect()
     }
 
-    pub(super) fn in_order(self, spec: &ResolvedSpec) -> Result<Data, TrainError> {
+    pub(super) fn in_order(self, spec: &ResolvedSpec) -> Result<Pipeline, TrainError> {
         let (shuffle, seed) = (spec.data.shuffle, data_seed(spec));
-        Ok(Data {
+        Ok(Pipeline {
             prompts: self.prompts.map(|rows| rows.in_order(shuffle, seed)).transpose()?,
             demonstrations: self.demonstrations.map(|rows| rows.in_order(shuffle, seed)).transpose()?,
             preferences: self.preferences.map(|rows| rows.in_order(shuffle, seed)).transpose()?,

@@ -7,7 +7,7 @@ use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::plan::{Choices, Models, memory_on_gpu};
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec;
-use rlt_torch::cuda::{self, CudaSearch, Kernels};
+use rlt_torch::cuda::{self, CudaStatus, Kernels};
 use tch::Device;
 
 use crate::observe::phases;
@@ -38,7 +38,7 @@ pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Placement, T
     let own = match spec.workers.device {
         spec::Device::Cpu => Placement { device: Device::Cpu, warning: None },
         wanted => {
-            let chosen = choose(wanted, cuda::look_for_cuda(), ranks.local_rank(), ranks.local_size())?;
+            let chosen = choose(wanted, cuda::detect_cuda(), ranks.local_rank(), ranks.local_size())?;
             with_kernels(chosen, wanted)?
         }
     };
@@ -135,7 +135,7 @@ fn matmul_precision(wanted: spec::MatmulPrecision) -> rlt_torch::MatmulPrecision
 /// cannot connect a GPU with itself.
 fn choose(
     wanted: spec::Device,
-    search: &CudaSearch,
+    search: &CudaStatus,
     local_rank: usize,
     local_size: usize,
 ) -> Result<Placement, TrainError> {
@@ -180,12 +180,12 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn with_gpus(num_gpus: usize) -> CudaSearch {
-        if num_gpus == 0 { CudaSearch::NoGpu } else { CudaSearch::Found { num_gpus } }
+    fn with_gpus(num_gpus: usize) -> CudaStatus {
+        if num_gpus == 0 { CudaStatus::NoGpu } else { CudaStatus::Found { num_gpus } }
     }
 
-    fn broken() -> CudaSearch {
-        CudaSearch::LibraryMissing { libraries: vec!["libcudnn.so.9".into()], message: "no such file".into() }
+    fn broken() -> CudaStatus {
+        CudaStatus::LibraryMissing { libraries: vec!["libcudnn.so.9".into()], message: "no such file".into() }
     }
 
     #[test]

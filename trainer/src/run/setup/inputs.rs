@@ -8,7 +8,7 @@ use rlt_api::resolved::{ResolvedSpec, TokenizerSource};
 use rlt_channel::ModelCommit;
 use tch::Device;
 
-use super::datasets::{Datasets, Located, context_of, within_context};
+use super::datasets::{Datasets, DownloadedData, context_of, within_context};
 use super::{device, hub_models, load_tokenizer, model, source_kind};
 use crate::data::tokenizer::Tokenizer;
 use crate::model::{BaseModel, Weights, unknown_fields};
@@ -50,7 +50,7 @@ pub(super) struct Inputs {
     /// The policy's tokenizer.
     pub(super) tokenizer: Tokenizer,
     /// The data sets as local files.
-    pub(super) located: Located,
+    pub(super) downloaded: DownloadedData,
     /// The policy's weights as they are stored.
     pub(super) weights: Weights,
     /// The rows of the data sets.
@@ -73,9 +73,9 @@ impl Inputs {
         // The leader downloads, the others use the cache.
         let (dir, base) = ranks.leader_first(|| hub_models::model_folder(spec, folder, ranks))?.unzip();
         let tokenizer = load_tokenizer(spec, dir.as_deref())?;
-        let located = ranks.leader_first(|| Located::find(&spec.data, Some(folder.root())))?;
+        let downloaded = ranks.leader_first(|| DownloadedData::find(&spec.data, Some(folder.root())))?;
         if ranks.is_leader() {
-            located.record(folder)?;
+            downloaded.record(folder)?;
         }
         let weights = model::weights(spec, dir.as_deref(), &tokenizer)?;
         check_model(spec, weights.config(), device::chosen(device))?;
@@ -83,10 +83,10 @@ impl Inputs {
             report_unknown_fields(spec, dir.as_deref())?;
         }
         let model_context = context_of(weights.config());
-        let data = within_context(&located.spec, model_context);
+        let data = within_context(&downloaded.spec, model_context);
         let datasets = Datasets::load(spec, &data, &tokenizer, model_context)?;
         let data_warnings = datasets.warnings(spec, &data, model_context);
-        Ok(Self { model: ModelFiles { dir, base }, tokenizer, located, weights, datasets, data_warnings })
+        Ok(Self { model: ModelFiles { dir, base }, tokenizer, downloaded, weights, datasets, data_warnings })
     }
 }
 

@@ -16,10 +16,10 @@ use super::{PassRanks, optimizer_options};
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
 use crate::model::{Decoder, LoadOptions, OutputHead, Weights};
-use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
+use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::offload::Offload;
-use crate::roles::reference::{Copying, FrozenPolicy, Reference};
+use crate::roles::reference::{CopyOptions, FrozenPolicy, Reference};
 use crate::roles::reward::{Policy, RewardModels, Sharing};
 use crate::run::error::TrainError;
 use crate::storage::run_folder::RunFolder;
@@ -37,7 +37,7 @@ pub(super) fn weights(
             let vision_tokens = architecture.vision.map(|_| tokenizer.vision_tokens()).transpose()?;
             let config = ModelConfig::from_architecture(architecture, vocab_size, eos_ids, vision_tokens)
                 .map_err(TrainError::ModelConfig)?;
-            Weights::fresh(&config.with_head(head), weights_seed(spec))
+            Weights::random_init(&config.with_head(head), weights_seed(spec))
         }
         (_, Some(dir)) if head == OutputHead::Vocabulary => Weights::open(dir)?,
         (_, Some(dir)) => Weights::open_with_head(dir, head, weights_seed(spec))?,
@@ -121,14 +121,14 @@ fn decoder(
     let (compute, trainable) = (compute_kind(spec), spec.model.lora.is_none());
     // Trained weights have fp32 masters. Weights below an adapter never change, so they are stored in the
     // compute dtype, which spares a cast at each use.
-    let storage = if trainable { Kind::Float } else { compute };
-    let options = LoadOptions { device, storage, compute, trainable };
+    let param_dtype = if trainable { Kind::Float } else { compute };
+    let options = LoadOptions { device, param_dtype, compute, trainable };
     let mut decoder = match by_unit {
-        true => Decoder::outline(weights.config(), &options)?,
+        true => Decoder::meta(weights.config(), &options)?,
         false => Decoder::from_weights(weights, &options)?,
     };
     match (spec.model.vision_tower, by_unit) {
-        (VisionTraining::Trained, true) => decoder.outline_vision(),
+        (VisionTraining::Trained, true) => decoder.meta_vision(),
         (VisionTraining::Trained, false) => decoder.train_vision(),
         (VisionTraining::Frozen, true) => decoder.read_vision(weights)?,
         (VisionTraining::Frozen, false) => {}
@@ -136,7 +136,7 @@ fn decoder(
     if let Some(lora) = &spec.model.lora {
         let seed = weights_seed(spec);
         match by_unit {
-            true => decoder.attach_lora_outline(lora, seed)?,
+            true => decoder.attach_lora_meta(lora, seed)?,
             false => decoder.attach_lora_spec(lora, seed)?,
         }
     }
@@ -189,34 +189,38 @@ pub(super) fn reference(
         (true, Some(_), _) => Reference::AdapterOff,
         (true, None, Some(_)) => Reference::Frozen(None),
         (true, None, None) => {
-            let copying = reference_copying(spec, folder, meshes);
-            Reference::Frozen(Some(Box::new(FrozenPolicy::copy_of(actor, &copying)?)))
+            let copy_options = reference_copy_options(spec, folder, meshes);
+            Reference::Frozen(Some(Box::new(FrozenPolicy::copy_of(actor, &copy_options)?)))
         }
     })
 }
 
 /// Options for the copy of a frozen reference: dtype, mesh, master weights and offloading.
-pub(super) fn reference_copying(spec: &ResolvedSpec, folder: &RunFolder, meshes: &RoleMeshes) -> Copying {
+pub(super) fn reference_copy_options(
+    spec: &ResolvedSpec,
+    folder: &RunFolder,
+    meshes: &RoleMeshes,
+) -> CopyOptions {
     let compute = Some(kind_of(spec.training.reference_precision()));
     let mesh = meshes.reference.clone();
     let keeps_master = spec.algorithm.reference_sync.is_some();
     let is_offloaded = spec.training.reference_is_offloaded();
-    Copying { compute, mesh, keeps_master, ..Copying::to(folder.root(), is_offloaded) }
+    CopyOptions { compute, mesh, keeps_master, ..CopyOptions::to(folder.root(), is_offloaded) }
 }
 
 /// FSDP meshes of the roles other than the actor; `None` where every rank holds the full role.
 pub(super) struct RoleMeshes {
-    pub(super) reference: Option<Rc<MeshRanks>>,
-    pub(super) critic: Option<Rc<MeshRanks>>,
-    reward_models: Option<Rc<MeshRanks>>,
+    pub(super) reference: Option<Rc<ProcessGroups>>,
+    pub(super) critic: Option<Rc<ProcessGroups>>,
+    reward_models: Option<Rc<ProcessGroups>>,
 }
 
 impl RoleMeshes {
     /// Creates the meshes. Roles with the same sharding degree share one, the actor's included. Collective.
     pub(super) fn of(spec: &ResolvedSpec, actor: &Actor) -> Result<Self, RankError> {
-        let mut known: Vec<Rc<MeshRanks>> =
+        let mut known: Vec<Rc<ProcessGroups>> =
             actor.shards().map(ShardedParameters::ranks).into_iter().collect();
-        let mut of_degree = |degree: u32| -> Result<Option<Rc<MeshRanks>>, RankError> {
+        let mut of_degree = |degree: u32| -> Result<Option<Rc<ProcessGroups>>, RankError> {
             if known.is_empty() {
                 return Ok(None);
             }
@@ -234,7 +238,7 @@ impl RoleMeshes {
                 None => of_degree(mesh.dp_shard_of_reward_models())?,
                 // Each rank scores different samples, so reward models are sharded over all ranks.
                 Some(_) => {
-                    let all = actor.ranks().of_all_places();
+                    let all = actor.ranks().world();
                     Some(Rc::new(all.on_mesh(mesh.dp_shard_of_reward_models() as usize)?))
                 }
             },
@@ -297,12 +301,12 @@ pub(super) fn reward_models(
     let policy = Policy { tokenizer, longest_sequence };
     let numbers = kind_of(spec.training.reward_model_precision());
     let device = actor.decoder.device();
-    let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
+    let options = LoadOptions { device, param_dtype: numbers, compute: numbers, trainable: false };
     // Every rank scores full sequences, even if it shares the tokens of other passes.
     let max_tokens = (spec.training.reward_model_forward_tokens() as usize).max(longest_sequence);
     let offload_to = spec.training.reward_models_are_offloaded().then_some(folder.root());
     let sharing = meshes.reward_models.clone().map(|mesh| Sharing { mesh, offload_to });
-    let all = actor.ranks().of_all_places();
+    let all = actor.ranks().world();
     Ok(RewardModels::load(&spec.rewards.functions, folders, policy, max_tokens, &options, &all, sharing)?)
 }
 

@@ -16,7 +16,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::parallel::Ranks;
 use crate::roles::actor::{Actor, ActorRole};
 use crate::roles::critic::{CriticOptions, CriticPlan, CriticRole};
-use crate::roles::learner::Portions;
+use crate::roles::learner::MiniBatches;
 use crate::roles::offload::Offload;
 use crate::roles::reference::{Reference, ReferenceRole, kl_controller};
 use crate::roles::reward::{ExternalFunctions, RewardModels, RewardPool, RewardsRole};
@@ -75,7 +75,7 @@ impl RoleSetup<'_> {
         let spec = self.spec;
         ActorRole {
             policy: actor,
-            portions: portions(spec, spec.training.max_tokens_per_micro_batch),
+            mini_batches: mini_batches(spec, spec.training.max_tokens_per_micro_batch),
             max_logprob_tokens: spec.training.max_logprob_tokens as usize,
             schedule: schedule(spec, num_steps),
             cold_start_schedule: spec.algorithm.cold_start.as_ref().map(cold_start_schedule),
@@ -91,11 +91,11 @@ impl RoleSetup<'_> {
         ReferenceRole {
             policy,
             max_forward_tokens,
-            copying: model::reference_copying(spec, folder, meshes),
+            copy_options: model::reference_copy_options(spec, folder, meshes),
             controller: kl_controller(&kl),
             kl,
             is_read: spec.algorithm.reads_reference(),
-            kept: None,
+            cache: None,
             sync: spec.algorithm.reference_sync,
             is_own: false,
             context: Rc::clone(self.context),
@@ -123,15 +123,15 @@ impl RoleSetup<'_> {
         CriticRole {
             value_function: None,
             plan,
-            portions: portions(spec, spec.training.critic_micro_batch_tokens()),
+            mini_batches: mini_batches(spec, spec.training.critic_micro_batch_tokens()),
             max_forward_tokens: spec.training.critic_forward_tokens() as usize,
             context: Rc::clone(self.context),
         }
     }
 }
 
-fn portions(spec: &ResolvedSpec, max_tokens: u32) -> Portions {
-    Portions {
+fn mini_batches(spec: &ResolvedSpec, max_tokens: u32) -> MiniBatches {
+    MiniBatches {
         groups_per_update: spec.training.prompts_per_update as usize,
         num_epochs: spec.training.epochs_per_batch as usize,
         max_tokens: max_tokens as usize,

@@ -48,7 +48,7 @@ impl RewardFunction for Panics {
     }
 }
 
-fn set_up(job: &str, root: &Path) -> (Run, Roles, Data) {
+fn set_up(job: &str, root: &Path) -> (Run, Roles, Pipeline) {
     let job = rlt_api::validate(job).unwrap();
     let folder = RunFolder::open(root, false).unwrap();
     crate::run::setup::setup(job, folder, StopRequest::never(), Ranks::alone(), crate::recipes::of).unwrap()

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use tch::Tensor;
 
 use super::manifest::{self, FileEntry, Manifest, TensorEntry, TensorPiece};
-use super::part::TensorPart;
+use super::shard::CheckpointShard;
 use super::storage::{Storage, StorageFile};
 use super::{CheckpointError, dtype, load};
 
@@ -55,11 +55,11 @@ impl UnsyncedShard {
         storage: &dyn Storage,
         folder: &Path,
         name: String,
-        parts: Vec<TensorPart>,
+        parts: Vec<CheckpointShard>,
     ) -> Result<Self, CheckpointError> {
         let path = folder.join(&name);
         let Layout { header, order, entries } = Layout::new(&name, &parts)?;
-        let mut parts: Vec<Option<TensorPart>> = parts.into_iter().map(Some).collect();
+        let mut parts: Vec<Option<CheckpointShard>> = parts.into_iter().map(Some).collect();
         let mut file = storage.create_file(&path).map_err(CheckpointError::write(&path))?;
         file.write_all(&header).map_err(CheckpointError::write(&path))?;
         let mut num_bytes = header.len() as u64;
@@ -158,7 +158,7 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(file: &str, parts: &[TensorPart]) -> Result<Self, CheckpointError> {
+    fn new(file: &str, parts: &[CheckpointShard]) -> Result<Self, CheckpointError> {
         let dtypes = parts.iter().map(dtype_of).collect::<Result<Vec<_>, _>>()?;
         let mut order: Vec<usize> = (0..parts.len()).collect();
         // Sorting by element width, widest first, aligns every tensor to its elements; the sort is stable.
@@ -191,7 +191,7 @@ impl Layout {
     }
 }
 
-fn dtype_of(TensorPart { name, values, .. }: &TensorPart) -> Result<Dtype, CheckpointError> {
+fn dtype_of(CheckpointShard { name, values, .. }: &CheckpointShard) -> Result<Dtype, CheckpointError> {
     let kind = values.f_kind().map_err(CheckpointError::tensor(name))?;
     dtype::of_kind(kind).ok_or_else(|| CheckpointError::UnsupportedKind { name: name.to_owned(), kind })
 }
@@ -205,10 +205,10 @@ fn header_bytes(json: &str) -> Vec<u8> {
 }
 
 /// Manifest entry of a part: the boxes that it consists of, which follow each other in the file.
-fn entry(dtype: Dtype, part: &TensorPart, file: &str, mut byte_offset: u64) -> TensorEntry {
-    let pieces = part.slice().regions().into_iter().map(|region| {
+fn entry(dtype: Dtype, part: &CheckpointShard, file: &str, mut byte_offset: u64) -> TensorEntry {
+    let pieces = part.slice().chunks().into_iter().map(|chunk| {
         let piece =
-            TensorPiece { start: region.start, shape: region.shape, file: file.to_owned(), byte_offset };
+            TensorPiece { start: chunk.start, shape: chunk.shape, file: file.to_owned(), byte_offset };
         byte_offset += piece.shape.iter().product::<u64>() * dtype::num_bytes(dtype);
         piece
     });
@@ -233,7 +233,7 @@ fn unique(
 fn write_values(
     file: &mut dyn StorageFile,
     path: &Path,
-    part: &TensorPart,
+    part: &CheckpointShard,
     buffer: &mut Vec<u8>,
 ) -> Result<u64, CheckpointError> {
     let element_bytes = dtype::num_bytes(dtype_of(part)?) as usize;

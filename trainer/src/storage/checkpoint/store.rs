@@ -7,12 +7,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::copies::{self, CopyError, Uploads};
 use super::identity::RunIdentity;
 use super::load::{self, Checkpoint};
 use super::order::{SaveOrder, folder_name, save_order, step_of};
-use super::part::TensorPart;
+use super::remote::{self, CopyError, Uploads};
 use super::save::{self, UnsyncedShard, WrittenShard};
+use super::shard::CheckpointShard;
 use super::storage::{FileSystem, Storage};
 use super::{CheckpointContent, CheckpointError};
 
@@ -169,7 +169,7 @@ impl CheckpointStore {
     pub fn fetch_newer(&self) -> Result<Vec<String>, CopyError> {
         let Some(Copies { uri, run, .. }) = &self.copies else { return Ok(Vec::new()) };
         let here = self.newest_first()?.into_iter().find_map(|(_, order)| order.ok());
-        copies::fetch_newer(uri.as_str(), run, &self.dir, here.map(|(save_index, _)| save_index))
+        remote::fetch_newer(uri.as_str(), run, &self.dir, here.map(|(save_index, _)| save_index))
     }
 
     /// Newest step that has a complete copy; `None` without copies.
@@ -177,13 +177,13 @@ impl CheckpointStore {
         self.copies.as_ref().and_then(|copies| copies.uploads.copied_step())
     }
 
-    /// Waits for the copy of the newest checkpoint. Gives up `patience` after the object store has last
+    /// Waits for the copy of the newest checkpoint. Gives up `timeout` after the object store has last
     /// received bytes.
     ///
     /// # Errors
     /// [`CopyError::NotCopied`]; the checkpoint itself is unchanged.
-    pub fn finish_copies(&self, patience: Duration) -> Result<(), CopyError> {
-        self.copies.as_ref().map_or(Ok(()), |copies| copies.uploads.finish(patience))
+    pub fn finish_copies(&self, timeout: Duration) -> Result<(), CopyError> {
+        self.copies.as_ref().map_or(Ok(()), |copies| copies.uploads.finish(timeout))
     }
 
     /// Writes and commits a checkpoint of `step` finished steps whose tensors this process has in full; see
@@ -194,8 +194,9 @@ impl CheckpointStore {
     /// checkpoint is then removed.
     pub fn save(&mut self, step: u64, content: &CheckpointContent) -> Result<Saved, CheckpointError> {
         let tensors = content.tensors.iter();
-        let parts: Vec<TensorPart> =
-            tensors.map(|(name, tensor)| TensorPart::whole(name.clone(), tensor.shallow_clone())).collect();
+        let parts: Vec<CheckpointShard> = tensors
+            .map(|(name, tensor)| CheckpointShard::whole(name.clone(), tensor.shallow_clone()))
+            .collect();
         self.begin(step)?;
         let written = self.write(step, 0, parts).and_then(UnsyncedShard::complete);
         match written {
@@ -232,7 +233,7 @@ impl CheckpointStore {
         &self,
         step: u64,
         writer_idx: usize,
-        parts: Vec<TensorPart>,
+        parts: Vec<CheckpointShard>,
     ) -> Result<UnsyncedShard, CheckpointError> {
         let name = save::shard_name(writer_idx);
         UnsyncedShard::write(&*self.storage, &self.temporary(step), name, parts)
@@ -257,7 +258,7 @@ impl CheckpointStore {
         }
         let saved = Saved { num_bytes: written?, path };
         if let Some(copies) = &self.copies {
-            copies.uploads.offer(step, &saved.path);
+            copies.uploads.request(step, &saved.path);
         }
         if let Err(error) = self.remove_old() {
             tracing::warn!(error = &error as &dyn std::error::Error, "failed to delete an old checkpoint");
@@ -286,7 +287,7 @@ impl CheckpointStore {
                 Ok(checkpoint) => {
                     if let Some(copies) = &self.copies {
                         // A run that ended early may have left it without one.
-                        copies.uploads.offer(checkpoint.step(), &path);
+                        copies.uploads.request(checkpoint.step(), &path);
                     }
                     self.resumed_from = Some(path);
                     return Ok(Latest { checkpoint: Some(checkpoint), skipped });
@@ -385,7 +386,7 @@ impl CheckpointStore {
             {
                 let restored = self.storage.rename(&path, &original);
                 restored.map_err(CheckpointError::folder("rename folder", &path))?;
-            } else if [SAVING, SIGN, REPLACED, REMOVING, copies::FETCHING]
+            } else if [SAVING, SIGN, REPLACED, REMOVING, remote::FETCHING]
                 .iter()
                 .any(|prefix| name.starts_with(prefix))
             {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tch::{Device, Tensor};
 
 use super::gloo::GlooGroup;
+use super::member::GroupMember;
 use super::nccl::NcclGroup;
-use super::seat::Seat;
 use super::store::Store;
 use super::{CollectiveError, Collectives, Pending, Reduction, RendezvousError, StreamGroup};
 
@@ -20,7 +20,7 @@ pub(super) struct GroupByDevice {
     /// Store in which the members exchange NCCL's unique id.
     store: Store,
     attempt: u64,
-    seat: Arc<Seat>,
+    member: Arc<GroupMember>,
 }
 
 impl GroupByDevice {
@@ -28,12 +28,12 @@ impl GroupByDevice {
     pub(super) fn join(
         store: &Store,
         attempt: u64,
-        seat: Seat,
+        member: GroupMember,
         address: IpAddr,
     ) -> Result<Self, RendezvousError> {
-        let seat = Arc::new(seat);
-        let cpu = GlooGroup::join(store, Arc::clone(&seat), address)?;
-        Ok(Self { cpu, gpu: None, store: store.try_clone()?, attempt, seat })
+        let member = Arc::new(member);
+        let cpu = GlooGroup::join(store, Arc::clone(&member), address)?;
+        Ok(Self { cpu, gpu: None, store: store.try_clone()?, attempt, member })
     }
 
     /// Returns the transport for the device of `tensor`.
@@ -48,8 +48,9 @@ impl GroupByDevice {
         match &mut self.gpu {
             Some(gpu) => Ok(gpu),
             vacant => {
-                let seat = Seat { name: format!("{} on GPUs", self.seat.name), ..(*self.seat).clone() };
-                Ok(vacant.insert(NcclGroup::join(&self.store, self.attempt, Arc::new(seat), device_idx)?))
+                let member =
+                    GroupMember { name: format!("{} on GPUs", self.member.name), ..(*self.member).clone() };
+                Ok(vacant.insert(NcclGroup::join(&self.store, self.attempt, Arc::new(member), device_idx)?))
             }
         }
     }

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use tch::Tensor;
 
-use super::border;
+use super::ffi;
+use super::member::{GroupMember, add_chunks, check_sizes, check_splits};
 use super::pending::{Finish, Work};
-use super::seat::{Seat, add_chunks, check_sizes, check_splits};
 use super::store::Store;
 use super::{CollectiveError, Collectives, Pending, Reduction, RendezvousError};
-use crate::border::{Outcome, check, raw};
+use crate::ffi::{Outcome, check, raw};
 
 /// Largest number of bytes that a rank receives at once in a reduce-scatter before it adds them. The receive
 /// buffer is needed in addition to the full gradient. A layer of a small model is shorter, so that its
@@ -23,7 +23,7 @@ const RECEIVED_BYTES: i64 = 16 << 20;
 /// A connected group of ranks on CPUs.
 pub(super) struct GlooGroup {
     pointer: *mut c_void,
-    seat: Arc<Seat>,
+    member: Arc<GroupMember>,
     num_started: u64,
 }
 
@@ -32,32 +32,39 @@ unsafe impl Send for GlooGroup {}
 
 impl fmt::Debug for GlooGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GlooGroup").field("seat", &self.seat).field("num_started", &self.num_started).finish()
+        f.debug_struct("GlooGroup")
+            .field("member", &self.member)
+            .field("num_started", &self.num_started)
+            .finish()
     }
 }
 
 impl GlooGroup {
     /// Connects to the other members over the network interface that has `address`.
-    pub(super) fn join(store: &Store, seat: Arc<Seat>, address: IpAddr) -> Result<Self, RendezvousError> {
-        let name = text("name of a group", format!("group/{}", seat.name))?;
+    pub(super) fn join(
+        store: &Store,
+        member: Arc<GroupMember>,
+        address: IpAddr,
+    ) -> Result<Self, RendezvousError> {
+        let name = text("name of a group", format!("group/{}", member.name))?;
         let text_address = text("address", address.to_string())?;
-        let (rank, size) = (seat.place as i32, seat.size() as i32);
+        let (rank, size) = (member.place as i32, member.size() as i32);
         let mut pointer = std::ptr::null_mut();
         // SAFETY: a live store, NUL-terminated texts and a place for the result.
         let outcome = unsafe {
-            border::rlt_group_join(
+            ffi::rlt_group_join(
                 store.handle(),
                 name.as_ptr(),
                 rank,
                 size,
                 text_address.as_ptr(),
-                milliseconds(seat.timeout),
+                milliseconds(member.timeout),
                 &mut pointer,
             )
         };
         check("connecting a group", outcome)
-            .map_err(|source| RendezvousError::Connect { group: seat.name.clone(), source })?;
-        Ok(Self { pointer, seat, num_started: 0 })
+            .map_err(|source| RendezvousError::Connect { group: member.name.clone(), source })?;
+        Ok(Self { pointer, member, num_started: 0 })
     }
 
     fn start(
@@ -67,11 +74,11 @@ impl GlooGroup {
         call: impl FnOnce(*mut c_void, *mut *mut c_void) -> Outcome,
     ) -> Result<Box<dyn Work>, CollectiveError> {
         self.num_started += 1;
-        self.seat.started(self.num_started);
+        self.member.started(self.num_started);
         let mut pointer = std::ptr::null_mut();
         let outcome = call(self.pointer, &mut pointer);
-        let seat = Arc::clone(&self.seat);
-        let work = GlooWork { pointer, operation, sequence: self.num_started, seat, _keeps: keeps };
+        let member = Arc::clone(&self.member);
+        let work = GlooWork { pointer, operation, sequence: self.num_started, member, _keeps: keeps };
         work.check(outcome)?;
         Ok(Box::new(work))
     }
@@ -85,13 +92,13 @@ impl GlooGroup {
         input_splits: &[i64],
         finish: Option<Finish>,
     ) -> Result<Pending, CollectiveError> {
-        self.seat.count_exchange(&output, output_splits, &input, input_splits);
+        self.member.count_exchange(&output, output_splits, &input, input_splits);
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         let work = self.start(operation, keeps, |group, out| {
             // SAFETY: a live group, borrowed tensors, one split for each rank (checked) and a place for the
             // result.
             unsafe {
-                border::rlt_all_to_all(
+                ffi::rlt_all_to_all(
                     group,
                     raw(&output),
                     raw(&input),
@@ -119,22 +126,22 @@ impl GlooGroup {
 
 impl Collectives for GlooGroup {
     fn name(&self) -> &str {
-        &self.seat.name
+        &self.member.name
     }
 
     fn rank(&self) -> usize {
-        self.seat.place
+        self.member.place
     }
 
     fn size(&self) -> usize {
-        self.seat.size()
+        self.member.size()
     }
 
     fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Pending, CollectiveError> {
-        self.seat.admit_all_reduce(tensor)?;
+        self.member.admit_all_reduce(tensor)?;
         let work = self.start("all-reduce", vec![tensor.shallow_clone()], |group, out| {
             // SAFETY: a live group, a borrowed tensor and a place for the result.
-            unsafe { border::rlt_all_reduce(group, raw(tensor), reduction.code(), out) }
+            unsafe { ffi::rlt_all_reduce(group, raw(tensor), reduction.code(), out) }
         })?;
         Ok(Pending::of(work, None))
     }
@@ -144,7 +151,7 @@ impl Collectives for GlooGroup {
     /// longer than [`RECEIVED_BYTES`] in total are sent piece by piece; only the last piece is asynchronous.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
         let size = self.size() as i64;
-        check_sizes("reduce-scatter", &self.seat.name, output, size, input, 1)?;
+        check_sizes("reduce-scatter", &self.member.name, output, size, input, 1)?;
         let (output, chunks) = (output.detach().view(-1), input.detach().view([size, -1]));
         let longest = (RECEIVED_BYTES / (size * chunks.kind().elt_size_in_bytes() as i64)).max(1);
         let mut start = 0;
@@ -161,13 +168,13 @@ impl Collectives for GlooGroup {
     }
 
     fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
-        self.seat.admit_all_gather(output, input)?;
+        self.member.admit_all_gather(output, input)?;
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         // c10d wants the output's first dim to be `size` times the input's.
         let (flat_output, flat_input) = (output.detach().view(-1), input.detach().view(-1));
         let work = self.start("all-gather", keeps, |group, out| {
             // SAFETY: a live group, borrowed tensors and a place for the result.
-            unsafe { border::rlt_all_gather(group, raw(&flat_output), raw(&flat_input), out) }
+            unsafe { ffi::rlt_all_gather(group, raw(&flat_output), raw(&flat_input), out) }
         })?;
         Ok(Pending::of(work, None))
     }
@@ -179,15 +186,15 @@ impl Collectives for GlooGroup {
         output_splits: &[i64],
         input_splits: &[i64],
     ) -> Result<Pending, CollectiveError> {
-        check_splits(&self.seat.name, self.size(), output, output_splits, input, input_splits)?;
+        check_splits(&self.member.name, self.size(), output, output_splits, input, input_splits)?;
         self.exchange("all-to-all", output.detach(), output_splits, input.detach(), input_splits, None)
     }
 
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Pending, CollectiveError> {
-        self.seat.admit_broadcast(tensor, root)?;
+        self.member.admit_broadcast(tensor, root)?;
         let work = self.start("broadcast", vec![tensor.shallow_clone()], |group, out| {
             // SAFETY: a live group, a borrowed tensor and a place for the result.
-            unsafe { border::rlt_broadcast(group, raw(tensor), root as i64, out) }
+            unsafe { ffi::rlt_broadcast(group, raw(tensor), root as i64, out) }
         })?;
         Ok(Pending::of(work, None))
     }
@@ -195,7 +202,7 @@ impl Collectives for GlooGroup {
     fn barrier(&mut self) -> Result<(), CollectiveError> {
         let work = self.start("barrier", Vec::new(), |group, out| {
             // SAFETY: a live group and a place for the result.
-            unsafe { border::rlt_barrier(group, out) }
+            unsafe { ffi::rlt_barrier(group, out) }
         })?;
         Pending::of(work, None).wait()
     }
@@ -204,7 +211,7 @@ impl Collectives for GlooGroup {
 impl Drop for GlooGroup {
     fn drop(&mut self) {
         // SAFETY: the group was made by `rlt_group_join` and is freed once, here.
-        unsafe { border::rlt_group_free(self.pointer) }
+        unsafe { ffi::rlt_group_free(self.pointer) }
     }
 }
 
@@ -226,7 +233,7 @@ struct GlooWork {
     pointer: *mut c_void,
     operation: &'static str,
     sequence: u64,
-    seat: Arc<Seat>,
+    member: Arc<GroupMember>,
     _keeps: Vec<Tensor>,
 }
 
@@ -236,7 +243,7 @@ unsafe impl Send for GlooWork {}
 impl GlooWork {
     fn check(&self, outcome: Outcome) -> Result<(), CollectiveError> {
         check(self.operation, outcome)
-            .map_err(|error| self.seat.failed(self.operation, self.sequence, error.into_message()))
+            .map_err(|error| self.member.failed(self.operation, self.sequence, error.into_message()))
     }
 }
 
@@ -247,18 +254,18 @@ impl Work for GlooWork {
 
     fn wait(&mut self) -> Result<(), CollectiveError> {
         // SAFETY: a live work object.
-        self.check(unsafe { border::rlt_work_wait(self.pointer) })
+        self.check(unsafe { ffi::rlt_work_wait(self.pointer) })
     }
 
     fn settle(&mut self) {
         // SAFETY: a live work object.
-        drop(check(self.operation, unsafe { border::rlt_work_wait(self.pointer) }));
+        drop(check(self.operation, unsafe { ffi::rlt_work_wait(self.pointer) }));
     }
 }
 
 impl Drop for GlooWork {
     fn drop(&mut self) {
         // SAFETY: null, or a work object that is freed once, here.
-        unsafe { border::rlt_work_free(self.pointer) }
+        unsafe { ffi::rlt_work_free(self.pointer) }
     }
 }

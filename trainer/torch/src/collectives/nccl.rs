@@ -20,32 +20,35 @@ use std::time::Instant;
 use tch::{Kind, Tensor};
 
 pub use self::in_stream::StreamGroup;
-use self::link::{Link, Mark, await_until};
-use super::border;
+use self::link::{CudaEvent, Link, await_until};
+use super::ffi;
+use super::member::{GroupMember, add_chunks, check_sizes, check_splits};
 use super::pending::{Finish, Work};
-use super::seat::{Seat, add_chunks, check_sizes, check_splits};
 use super::store::Store;
 use super::traffic::{all_gather, num_bytes};
 use super::{CollectiveError, Collectives, Pending, Reduction};
-use crate::border::{Outcome, raw};
+use crate::ffi::{Outcome, raw};
 
 /// A connected group of ranks with one GPU each.
 pub(super) struct NcclGroup {
     link: Arc<Link>,
-    seat: Arc<Seat>,
+    member: Arc<GroupMember>,
     num_started: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for NcclGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NcclGroup").field("seat", &self.seat).field("num_started", &self.num_started).finish()
+        f.debug_struct("NcclGroup")
+            .field("member", &self.member)
+            .field("num_started", &self.num_started)
+            .finish()
     }
 }
 
 /// Records that another operation begins, and returns its sequence number.
-fn started(seat: &Seat, num_started: &AtomicU64) -> u64 {
+fn started(member: &GroupMember, num_started: &AtomicU64) -> u64 {
     let sequence = num_started.fetch_add(1, Ordering::Relaxed) + 1;
-    seat.started(sequence);
+    member.started(sequence);
     sequence
 }
 
@@ -58,24 +61,28 @@ impl NcclGroup {
     pub(super) fn join(
         store: &Store,
         attempt: u64,
-        seat: Arc<Seat>,
+        member: Arc<GroupMember>,
         device_idx: usize,
     ) -> Result<Self, CollectiveError> {
         link::version().map_err(|error| CollectiveError::NoNccl {
-            group: seat.name.clone(),
+            group: member.name.clone(),
             message: error.into_message(),
         })?;
-        let deadline = Instant::now() + seat.timeout;
-        seat.started(1);
+        let deadline = Instant::now() + member.timeout;
+        member.started(1);
         let connect = || {
-            let name =
-                link::agree_on_name(store, &format!("nccl/{attempt}/{}", seat.name), seat.place, deadline)?;
-            let link = Link::join(&name, seat.place, seat.size(), device_idx)?;
+            let name = link::agree_on_name(
+                store,
+                &format!("nccl/{attempt}/{}", member.name),
+                member.place,
+                deadline,
+            )?;
+            let link = Link::join(&name, member.place, member.size(), device_idx)?;
             await_until(deadline, || link.is_settled())?;
             Ok(link)
         };
-        let link = connect().map_err(|message| seat.failed(CONNECT, 1, message))?;
-        Ok(Self { link: Arc::new(link), seat, num_started: Arc::new(AtomicU64::new(1)) })
+        let link = connect().map_err(|message| member.failed(CONNECT, 1, message))?;
+        Ok(Self { link: Arc::new(link), member, num_started: Arc::new(AtomicU64::new(1)) })
     }
 
     fn start(
@@ -85,20 +92,20 @@ impl NcclGroup {
         finish: Option<Finish>,
         call: impl FnOnce(*mut c_void) -> Outcome,
     ) -> Result<Pending, CollectiveError> {
-        let sequence = started(&self.seat, &self.num_started);
-        let deadline = Instant::now() + self.seat.timeout;
+        let sequence = started(&self.member, &self.num_started);
+        let deadline = Instant::now() + self.member.timeout;
         let link = Arc::clone(&self.link);
         let enqueue = || {
             link.call(operation, call)?;
             await_until(deadline, || link.is_settled())?;
             link.mark()
         };
-        let seat = Arc::clone(&self.seat);
+        let member = Arc::clone(&self.member);
         let mark = enqueue().map_err(|message| {
             link.give_up();
-            seat.failed(operation, sequence, message)
+            member.failed(operation, sequence, message)
         })?;
-        let work = NcclWork { mark, link, operation, sequence, seat, deadline, _keeps: keeps };
+        let work = NcclWork { mark, link, operation, sequence, member, deadline, _keeps: keeps };
         Ok(Pending::of(Box::new(work), finish))
     }
 
@@ -111,35 +118,35 @@ impl NcclGroup {
         input_splits: &[i64],
         finish: Option<Finish>,
     ) -> Result<Pending, CollectiveError> {
-        self.seat.count_exchange(&output, output_splits, &input, input_splits);
+        self.member.count_exchange(&output, output_splits, &input, input_splits);
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
-        let size = self.seat.size() as i32;
+        let size = self.member.size() as i32;
         let (into, from) = (output_splits.as_ptr(), input_splits.as_ptr());
         self.start(operation, keeps, finish, |link| {
             // SAFETY: a live communicator, borrowed tensors, and one split for each rank (checked).
-            unsafe { border::rlt_nccl_all_to_all(link, raw(&output), raw(&input), into, from, size) }
+            unsafe { ffi::rlt_nccl_all_to_all(link, raw(&output), raw(&input), into, from, size) }
         })
     }
 }
 
 impl Collectives for NcclGroup {
     fn name(&self) -> &str {
-        &self.seat.name
+        &self.member.name
     }
 
     fn rank(&self) -> usize {
-        self.seat.place
+        self.member.place
     }
 
     fn size(&self) -> usize {
-        self.seat.size()
+        self.member.size()
     }
 
     fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Pending, CollectiveError> {
-        self.seat.admit_all_reduce(tensor)?;
+        self.member.admit_all_reduce(tensor)?;
         self.start("all-reduce", vec![tensor.shallow_clone()], None, |link| {
             // SAFETY: a live communicator and a borrowed tensor.
-            unsafe { border::rlt_nccl_all_reduce(link, raw(tensor), reduction.code(), false) }
+            unsafe { ffi::rlt_nccl_all_reduce(link, raw(tensor), reduction.code(), false) }
         })
     }
 
@@ -147,7 +154,7 @@ impl Collectives for NcclGroup {
     /// each partial sum. Wider values are added by NCCL, in an order that depends only on sizes and machines.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
         let size = self.size();
-        check_sizes("reduce-scatter", &self.seat.name, output, size as i64, input, 1)?;
+        check_sizes("reduce-scatter", &self.member.name, output, size as i64, input, 1)?;
         if matches!(input.kind(), Kind::BFloat16 | Kind::Half) {
             let input = input.detach().view([size as i64, -1]);
             let received = input.empty_like();
@@ -157,20 +164,20 @@ impl Collectives for NcclGroup {
             let finish: Finish = Box::new(finish);
             return self.exchange("reduce-scatter", received, &splits, input, &splits, Some(finish));
         }
-        self.seat.meter.count(all_gather(size, num_bytes(output)));
+        self.member.meter.count(all_gather(size, num_bytes(output)));
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         self.start("reduce-scatter", keeps, None, |link| {
             // SAFETY: a live communicator and borrowed tensors.
-            unsafe { border::rlt_nccl_reduce_scatter(link, raw(output), raw(input)) }
+            unsafe { ffi::rlt_nccl_reduce_scatter(link, raw(output), raw(input)) }
         })
     }
 
     fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
-        self.seat.admit_all_gather(output, input)?;
+        self.member.admit_all_gather(output, input)?;
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         self.start("all-gather", keeps, None, |link| {
             // SAFETY: a live communicator and borrowed tensors.
-            unsafe { border::rlt_nccl_all_gather(link, raw(output), raw(input), false) }
+            unsafe { ffi::rlt_nccl_all_gather(link, raw(output), raw(input), false) }
         })
     }
 
@@ -181,24 +188,24 @@ impl Collectives for NcclGroup {
         output_splits: &[i64],
         input_splits: &[i64],
     ) -> Result<Pending, CollectiveError> {
-        check_splits(&self.seat.name, self.size(), output, output_splits, input, input_splits)?;
+        check_splits(&self.member.name, self.size(), output, output_splits, input, input_splits)?;
         self.exchange("all-to-all", output.detach(), output_splits, input.detach(), input_splits, None)
     }
 
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Pending, CollectiveError> {
-        self.seat.admit_broadcast(tensor, root)?;
+        self.member.admit_broadcast(tensor, root)?;
         self.start("broadcast", vec![tensor.shallow_clone()], None, |link| {
             // SAFETY: a live communicator and a borrowed tensor.
-            unsafe { border::rlt_nccl_broadcast(link, raw(tensor), root as i32) }
+            unsafe { ffi::rlt_nccl_broadcast(link, raw(tensor), root as i32) }
         })
     }
 
     fn in_stream(&mut self, device_idx: usize) -> Result<StreamGroup, CollectiveError> {
         if self.link.device_idx() != device_idx {
-            return Err(super::no_stream(&self.seat.name, device_idx));
+            return Err(super::no_stream(&self.member.name, device_idx));
         }
-        let (link, seat) = (Arc::clone(&self.link), Arc::clone(&self.seat));
-        Ok(StreamGroup::new(link, seat, Arc::clone(&self.num_started)))
+        let (link, member) = (Arc::clone(&self.link), Arc::clone(&self.member));
+        Ok(StreamGroup::new(link, member, Arc::clone(&self.num_started)))
     }
 
     fn barrier(&mut self) -> Result<(), CollectiveError> {
@@ -209,11 +216,11 @@ impl Collectives for NcclGroup {
 
 /// An operation on the group's stream, with what an error message needs.
 struct NcclWork {
-    mark: Mark,
+    mark: CudaEvent,
     link: Arc<Link>,
     operation: &'static str,
     sequence: u64,
-    seat: Arc<Seat>,
+    member: Arc<GroupMember>,
     deadline: Instant,
     _keeps: Vec<Tensor>,
 }
@@ -232,7 +239,7 @@ impl Work for NcclWork {
     }
 
     fn wait(&mut self) -> Result<(), CollectiveError> {
-        self.finish().map_err(|message| self.seat.failed(self.operation, self.sequence, message))
+        self.finish().map_err(|message| self.member.failed(self.operation, self.sequence, message))
     }
 
     fn settle(&mut self) {

@@ -11,11 +11,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::by_device::GroupByDevice;
-use super::pulse::Pulse;
-use super::seat::Seat;
+use super::heartbeat::Heartbeat;
+use super::member::GroupMember;
 use super::store::{RendezvousKey, Store, StoreError, StoreSettings};
 use super::traffic::Meter;
-use super::{Alone, Collectives, RendezvousError, Traffic};
+use super::{Collectives, RendezvousError, SingleProcessGroup, Traffic};
 
 const RETRY: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(20);
@@ -77,7 +77,7 @@ pub fn report_failure(store: &Store, rank: usize, cause: &str) -> Result<String,
 #[derive(Debug)]
 pub struct Rendezvous {
     store: Store,
-    pulse: Arc<Pulse>,
+    heartbeat: Arc<Heartbeat>,
     meter: Arc<Meter>,
     membership: Membership,
     address: IpAddr,
@@ -113,8 +113,8 @@ impl Rendezvous {
             return Err(RendezvousError::RankTaken { rank: membership.rank });
         }
         wait_for_all(&store, &membership, deadline)?;
-        let pulse = Arc::new(Pulse::start(&store, membership.rank)?);
-        Ok(Self { store, pulse, meter: Arc::default(), membership, address })
+        let heartbeat = Arc::new(Heartbeat::start(&store, membership.rank)?);
+        Ok(Self { store, heartbeat, meter: Arc::default(), membership, address })
     }
 
     /// Index of this rank among all ranks.
@@ -149,10 +149,10 @@ impl Rendezvous {
             return Ok(None);
         };
         if members.len() == 1 {
-            return Ok(Some(Box::new(Alone::new(name))));
+            return Ok(Some(Box::new(SingleProcessGroup::new(name))));
         }
-        let seat = self.seat(name, members, place);
-        let group = GroupByDevice::join(&self.store, self.membership.attempt, seat, self.address)?;
+        let member = self.member(name, members, place);
+        let group = GroupByDevice::join(&self.store, self.membership.attempt, member, self.address)?;
         Ok(Some(Box::new(group)))
     }
 
@@ -162,13 +162,13 @@ impl Rendezvous {
     }
 
     /// Creates the membership of this rank, which is at index `place` among `members`.
-    pub(super) fn seat(&self, name: &str, members: &[usize], place: usize) -> Seat {
-        Seat {
+    pub(super) fn member(&self, name: &str, members: &[usize], place: usize) -> GroupMember {
+        GroupMember {
             name: name.to_owned(),
             members: members.to_vec(),
             place,
             timeout: self.membership.operation_timeout,
-            pulse: Arc::clone(&self.pulse),
+            heartbeat: Arc::clone(&self.heartbeat),
             meter: Arc::clone(&self.meter),
         }
     }

@@ -1,5 +1,5 @@
 //! A key-value store on the network, shared by all ranks, by which c10d connects groups. The names of its
-//! values are defined in `rendezvous` and `pulse`.
+//! values are defined in `rendezvous` and `heartbeat`.
 //!
 //! Ranks of one machine reach it over loopback only. Both ends of a connection prove that they have the key
 //! of the attempt, if there is one (`greeting`). Values and connections are bounded (`limits`, `clients`).

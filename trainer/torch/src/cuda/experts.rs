@@ -68,14 +68,15 @@ pub struct SortRows<'a> {
 /// Adds each token's rows, each times its weight, in fp32 and in the order of its choices.
 #[derive(Clone, Copy, Debug)]
 pub struct CombineRows<'a> {
-    /// Rows sorted by expert, `[tokens * per_token, width]`; f32, bf16 or f16, as `beside`, `gate` and `out`.
+    /// Rows sorted by expert, `[tokens * per_token, width]`; f32, bf16 or f16, the dtype of `shared_expert`,
+    /// `gate` and `out`.
     pub rows: &'a Tensor,
     /// Weights of the token's choices, f32 `[tokens, per_token]`.
     pub weights: &'a Tensor,
     /// Row of each (token, choice) pair, as in [`SortRows`].
     pub inverse: &'a Tensor,
     /// Output of the shared expert, which is added: `[tokens, width]`.
-    pub beside: Option<&'a Tensor>,
+    pub shared_expert: Option<&'a Tensor>,
     /// Logit of the shared expert's sigmoid gate: `[tokens, 1]`.
     pub gate: Option<&'a Tensor>,
     /// Output `[tokens, width]`.
@@ -112,7 +113,7 @@ struct CombineArguments {
     rows: *const c_void,
     weights: *const c_void,
     inverse: *const c_void,
-    beside: *const c_void,
+    shared_expert: *const c_void,
     gate: *const c_void,
     out: *mut c_void,
     width: i64,
@@ -193,7 +194,12 @@ impl CombineRows<'_> {
             rows: operands.address("rows", self.rows, kind, &[n, width])?,
             weights: operands.address("weights", self.weights, Kind::Float, &[tokens, per_token])?,
             inverse: operands.address("inverse", self.inverse, Kind::Int, &[n])?,
-            beside: operands.address_or_null("beside", self.beside, kind, &[tokens, width])?,
+            shared_expert: operands.address_or_null(
+                "shared_expert",
+                self.shared_expert,
+                kind,
+                &[tokens, width],
+            )?,
             gate: operands.address_or_null("gate", self.gate, kind, &[tokens, 1])?,
             out: operands.address("out", self.out, kind, &[tokens, width])?,
             width,

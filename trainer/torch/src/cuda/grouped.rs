@@ -2,8 +2,8 @@
 //! for any distribution of rows, whose ends are read on the device.
 
 use super::kernels::Kernels;
+use super::launch_checks::Operands;
 use super::module::Shape;
-use super::operand::Operands;
 use crate::Error;
 use std::ffi::c_void;
 use tch::{Kind, Tensor};

@@ -2,8 +2,8 @@
 //! current stream: it allocates nothing, copies nothing and waits for nothing, so a stream capture may
 //! contain it. Launchers are structures; their fields document shapes and dtypes.
 
+use super::launch_checks::Operands;
 use super::module::{Module, Shape};
-use super::operand::Operands;
 use crate::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use tch::Device;

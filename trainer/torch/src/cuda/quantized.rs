@@ -2,8 +2,8 @@
 //! documented in `csrc/kernels/quantized.inl`.
 
 use super::kernels::Kernels;
+use super::launch_checks::Operands;
 use super::module::Shape;
-use super::operand::Operands;
 use crate::{Error, NESTED_BLOCK, QuantFormat, QuantizedMatrix};
 use std::ffi::c_void;
 use tch::{Kind, Tensor};

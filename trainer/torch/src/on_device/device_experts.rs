@@ -102,8 +102,9 @@ fn launched(kernel: c_int, [first, second, ints, out]: &[Tensor; 4]) -> Result<(
         1 => GroupedLinearDx { grad: first, weight: second, ends: ints, out }.launch(&kernels),
         2 => GroupedLinearDw { grad: first, rows: second, ends: ints, out }.launch(&kernels),
         _ => {
-            let (beside, gate) = (None, None);
-            CombineRows { rows: first, weights: second, inverse: ints, beside, gate, out }.launch(&kernels)
+            let (shared_expert, gate) = (None, None);
+            CombineRows { rows: first, weights: second, inverse: ints, shared_expert, gate, out }
+                .launch(&kernels)
         }
     }
 }

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::cuda::{HeadBackward, HeadForward, Kernels};
-use crate::host_calls::HostCalls;
+use crate::host_callbacks::HostCallbacks;
 use crate::vocabulary_shard::HeadWeight;
 
 /// Loss of one chunk: gets log-probs and entropies of the chunk's tokens, and writes the derivatives with
@@ -70,11 +70,11 @@ impl DeviceHead<'_> {
     /// `grad_weight` unless the head is frozen.
     ///
     /// # Errors
-    /// As of [`Self::forward`], and of [`HostCalls::compute`].
+    /// As of [`Self::forward`], and of [`HostCallbacks::compute`].
     pub fn forward_backward(
         &self,
         mut grad_weight: Option<Tensor>,
-        calls: &mut HostCalls,
+        calls: &mut HostCallbacks,
         mut loss_of: impl FnMut(Range<usize>) -> ChunkLoss,
     ) -> Result<Tensor, Error> {
         let kernels = self.kernels()?;

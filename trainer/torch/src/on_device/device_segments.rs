@@ -5,8 +5,8 @@ use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::attention::Segments;
-use crate::border::{raw, rlt_packed_attention, tensor_from};
 use crate::error::or_panic;
+use crate::ffi::{raw, rlt_packed_attention, tensor_from};
 use crate::upload::upload;
 
 /// The segments of one packed row of tokens on a GPU, without empty segments.

@@ -7,9 +7,9 @@ use torch_sys::C_tensor;
 
 use super::{NestedScales, QuantFormat, QuantLayout, QuantizedMatrix};
 use crate::Error;
-use crate::access::scalar_type;
-use crate::border::QuantizedParts;
 use crate::cuda::{Dequantize, Kernels, QuantizedRows};
+use crate::ffi::QuantizedParts;
+use crate::tensor_data::scalar_type;
 
 /// Dequantizes `weight` into `out` [out, in] on its GPU, on libtorch's current stream. Returns whether that
 /// succeeded; if not, the NUL-terminated cause is written to `message`, which has `capacity` bytes.

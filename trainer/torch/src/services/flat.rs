@@ -2,7 +2,7 @@
 //! leaves of a model and be saved in autograd graphs while the memory is freed. The caller decides when.
 
 use crate::Error;
-use crate::border::{check, raw, rlt_resize_storage};
+use crate::ffi::{check, raw, rlt_resize_storage};
 use tch::{Device, Kind, Tensor};
 
 /// A flat buffer whose memory can be freed, with all its views.

@@ -3,10 +3,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::Error;
-use crate::border::{
+use crate::cuda::gpu_memory;
+use crate::ffi::{
     check, rlt_peak_cuda_bytes, rlt_release_free_memory, rlt_reset_peak_cuda_bytes, rlt_reuse_large_buffers,
 };
-use crate::cuda::gpu_memory;
 use tch::Device;
 
 const STATUS: &str = "/proc/self/status";

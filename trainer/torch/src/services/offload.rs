@@ -19,11 +19,11 @@ use rustix::fs::{Advice, fadvise};
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
-use crate::access::{bytes, bytes_mut, tensor_from_bytes};
-use crate::border::{
+use crate::ffi::{
     check, raw, rlt_copy_beside, rlt_finish_copies, rlt_follow_copies, rlt_pinned_like, tensor_from,
 };
 use crate::region::{ALIGNMENT, unlinked_file};
+use crate::tensor_data::{bytes, bytes_mut, tensor_from_bytes};
 
 const WRITING: &str = "writing offloaded tensors to an unlinked file of";
 const READING: &str = "reading offloaded tensors from an unlinked file of";

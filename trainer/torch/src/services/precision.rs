@@ -2,7 +2,7 @@
 //! threads and the instruction set of our kernels.
 
 use crate::Error;
-use crate::border::{
+use crate::ffi::{
     check, rlt_cuda_multiplies_in_tf32, rlt_is_deterministic, rlt_kernels_isa, rlt_multiply_by_onednn,
     rlt_set_deterministic, rlt_set_float32_matmul_precision,
 };
@@ -128,5 +128,5 @@ pub fn kernel_isa() -> String {
 pub(crate) fn select_kernels(isa: &str) -> bool {
     let name = std::ffi::CString::new(isa).expect("a name without NUL");
     // SAFETY: a NUL-terminated name that lives for the call.
-    unsafe { crate::border::rlt_select_kernels(name.as_ptr()) }
+    unsafe { crate::ffi::rlt_select_kernels(name.as_ptr()) }
 }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use crate::Error;
-use crate::border::{check, rlt_end_profiler, rlt_start_profiler};
+use crate::ffi::{check, rlt_end_profiler, rlt_start_profiler};
 
 /// Recording of this thread's operators and, on GPUs, of all kernels and copies of the process. It ends when
 /// it is saved or dropped. A process can have one at a time.

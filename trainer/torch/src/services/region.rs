@@ -1,8 +1,8 @@
-//! Memory that many tensors share and that is freed at once: a block of large pages for weights that are read
-//! often, and an unlinked file for weights that are read rarely.
+//! Memory that many tensors share and that is freed at once: an arena of large pages for weights that are
+//! read often, and an unlinked file for weights that are read rarely.
 
 use crate::Error;
-use crate::access::{from_owner, tensor_from_bytes};
+use crate::tensor_data::{from_owner, tensor_from_bytes};
 use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -19,7 +19,7 @@ pub(crate) const ALIGNMENT: usize = 64;
 /// Pages are large if the kernel supports it: a pass over half a gigabyte of weights spends more time on
 /// looking up small pages than on reading them.
 #[derive(Debug)]
-pub struct Block {
+pub struct WeightArena {
     map: Arc<Owned>,
     used: usize,
 }
@@ -33,13 +33,13 @@ struct Owned {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory that no thread owns. `Block::keep` hands out every byte once, so no two
-// threads write to the same.
+// SAFETY: the mapping is plain memory that no thread owns. `WeightArena::keep` hands out every byte once, so
+// no two threads write to the same.
 unsafe impl Send for Owned {}
 // SAFETY: as above.
 unsafe impl Sync for Owned {}
 
-impl Block {
+impl WeightArena {
     /// Reserves `num_bytes`; physical memory is allocated as tensors are kept.
     ///
     /// # Errors

@@ -7,7 +7,7 @@
 use std::ffi::c_int;
 use std::io;
 
-use crate::border::rlt_take_signals;
+use crate::ffi::rlt_take_signals;
 
 /// Name of the thread that takes signals.
 pub const SIGNALS_THREAD: &str = "signals";

@@ -3,9 +3,9 @@
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
-use crate::access::{f32_slice_mut, i64_slice_mut};
-use crate::border::{raw, rlt_pinned_like, tensor_from};
 use crate::error::or_panic;
+use crate::ffi::{raw, rlt_pinned_like, tensor_from};
+use crate::tensor_data::{f32_slice_mut, i64_slice_mut};
 
 /// Copies `arrays` to `device` as i64 tensors `[len]`. On a GPU all of them are views of one tensor, filled
 /// in stream order by one copy from pinned memory.

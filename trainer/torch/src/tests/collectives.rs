@@ -10,8 +10,8 @@ use tch::{Kind, Tensor};
 
 use super::randn;
 use crate::collectives::{
-    Alone, CollectiveError, Collectives, Membership, Reduction, Rendezvous, RendezvousError, RendezvousKey,
-    StoreSettings, serve_store, serve_store_with,
+    CollectiveError, Collectives, Membership, Reduction, Rendezvous, RendezvousError, RendezvousKey,
+    SingleProcessGroup, StoreSettings, serve_store, serve_store_with,
 };
 
 /// Longest that a rank waits for another one; milliseconds on a quiet machine.
@@ -55,7 +55,7 @@ fn on_ranks<T: Send>(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// What rank `rank` brings: a tensor that any rank can compute.
+/// Input of rank `rank`: a tensor that any rank can compute.
 fn of(rank: usize, size: &[i64], kind: Kind) -> Tensor {
     randn(size, 100 + rank as i64).to_kind(kind)
 }
@@ -292,7 +292,7 @@ fn a_store_of_an_earlier_attempt_that_does_not_end_is_named() {
 
 #[test]
 fn tensors_that_do_not_fit_are_refused_before_anything_is_sent() {
-    let mut group = Alone::new("alone");
+    let mut group = SingleProcessGroup::new("alone");
     let (four, five) = (Tensor::ones([4], tch::kind::FLOAT_CPU), Tensor::ones([5], tch::kind::FLOAT_CPU));
     for error in [
         group.all_gather(&four, &five).unwrap_err(),

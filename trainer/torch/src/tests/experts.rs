@@ -7,7 +7,7 @@ use crate::ExpertRows;
 
 const EXPERTS: i64 = 5;
 
-/// The same sum by autograd: each token separately times the whole weight of each of its experts.
+/// Sum by autograd: each token separately times the full weight of each of its experts.
 fn token_by_token(x: &Tensor, weight: &Tensor, weights: &Tensor, choices: &[i64]) -> Tensor {
     let per_token = weights.size()[1];
     let sums = (0..x.size()[0]).map(|token| {

@@ -87,7 +87,7 @@ impl OnCpu {
     }
 }
 
-/// Where the fibers are.
+/// Folder of the fibers, on which kernels run on CPUs.
 fn on_cpu() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/devices/csrc/on_cpu")
 }
@@ -142,7 +142,7 @@ fn in_every_order(body: impl Fn(&Kernels)) {
     }
 }
 
-/// What rounding to `kind` may change, relative to the largest number; sums in another order stay far below.
+/// Tolerance of rounding to `kind`, relative to the largest value; sums in another order stay far below.
 fn tolerance(kind: Kind) -> f64 {
     match kind {
         Kind::Float => 4e-6,

@@ -13,7 +13,7 @@ fn fixtures() -> BTreeMap<String, Tensor> {
     Tensor::read_safetensors(folder.join("weights.safetensors")).unwrap().into_iter().collect()
 }
 
-/// What a case of the fixtures is named after: weight, format, block size, whether scales are nested, dtype.
+/// Parses the name of a fixture's case: weight, format, block size, whether scales are nested, dtype.
 fn layout(case: &str) -> QuantLayout {
     let parts: Vec<&str> = case.split('.').collect();
     let format = match parts[1] {
@@ -37,7 +37,7 @@ fn cases(fixtures: &BTreeMap<String, Tensor>) -> Vec<String> {
     fixtures.keys().filter_map(|name| name.strip_suffix(".weight")).map(str::to_owned).collect()
 }
 
-/// As bytes, so that -0 is not 0.
+/// Compares bytes, so that -0 is not 0.
 fn assert_same(one: &Tensor, other: &Tensor, what: &str) {
     assert_eq!((one.kind(), one.numel()), (other.kind(), other.numel()), "{what}");
     let bytes = |tensor: &Tensor| {

@@ -63,7 +63,7 @@ fn a_row_of_a_packed_product_has_the_same_bits_in_any_batch() {
     });
 }
 
-/// In training and where it was packed for sampling: rollout and actor must compute the same numbers.
+/// Training and sampling use the same products: rollout and actor must compute the same values.
 #[test]
 fn a_row_in_bfloat16_has_the_same_bits_packed_or_not_in_any_batch_where_the_cpu_multiplies_in_bfloat16() {
     let has_run = std::cell::Cell::new(false);
@@ -217,11 +217,11 @@ fn bytes_outlive_their_last_other_owner() {
 #[test]
 fn a_block_hands_out_its_memory_once_and_lives_as_long_as_a_tensor() {
     let weight = randn(&[70, 9], 3);
-    let mut block = crate::Block::new(PackedLinear::packed_bytes(70, 9) + 64).unwrap();
-    let layer = PackedLinear::new(&weight, None, 16, Some(&mut block)).unwrap();
-    let kept = block.keep(&randn(&[4], 5)).unwrap();
-    let elsewhere = block.keep(&randn(&[1000], 6)).unwrap();
-    drop(block);
+    let mut arena = crate::WeightArena::new(PackedLinear::packed_bytes(70, 9) + 64).unwrap();
+    let layer = PackedLinear::new(&weight, None, 16, Some(&mut arena)).unwrap();
+    let kept = arena.keep(&randn(&[4], 5)).unwrap();
+    let elsewhere = arena.keep(&randn(&[1000], 6)).unwrap();
+    drop(arena);
     let x = randn(&[5, 9], 4);
     assert!(layer.forward(&x).equal(&PackedLinear::new(&weight, None, 16, None).unwrap().forward(&x)));
     assert!(

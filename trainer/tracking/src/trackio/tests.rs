@@ -21,7 +21,7 @@ fn credentials() -> Credentials {
     Credentials { write_token: Some(TrackioServer::WRITE_TOKEN.into()), hub_token: None }
 }
 
-/// What the server answers to a question about the one run of a project.
+/// Asks the server about the one run of a project, and returns its answer.
 fn ask(url: &str, endpoint: &str, project: &str, id: &str) -> Value {
     let rest = Rest::new(url).unwrap();
     let body = json!({ "project": project, "run": "first", "run_id": id });

@@ -8,7 +8,7 @@ pub struct LatentAttention {
     /// Rank of the latent from which keys and values are projected.
     pub rank: usize,
     /// Dimensions of a query or key head without rotary embedding.
-    pub plain_dim: usize,
+    pub nope_dim: usize,
     /// Dimensions of a query or key head with rotary embedding; for keys all heads share them.
     pub rope_dim: usize,
     /// Width of a value head.

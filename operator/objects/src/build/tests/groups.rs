@@ -24,7 +24,7 @@ fn named<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn objects_of_a_second_group_stand_beside_those_of_the_first_under_names_of_their_own() {
+fn objects_of_a_second_group_have_names_of_their_own() {
     let both = two_groups(|input| objects(input, 1).unwrap());
     let names: Vec<_> = both.iter().map(|object| (&object["kind"], &object["metadata"]["name"])).collect();
     let different: BTreeSet<_> = names.iter().map(|(kind, name)| (kind.as_str(), name.as_str())).collect();

@@ -70,7 +70,7 @@ fn spares_count_in_the_queue_s_workload_and_in_no_gang() {
 }
 
 #[test]
-fn a_spare_lies_near_to_the_workers_and_in_no_slice() {
+fn a_spare_is_placed_near_the_workers_and_outside_of_slices() {
     spares(|input| {
         let spare = &input.prepared.plan.worker_groups[1];
         let placed = Placement::new(input, spare, 3, None, None);

@@ -133,8 +133,14 @@ impl Layer {
         let rows = random(&[self.rows(), width]);
         let weights = Tensor::rand([tokens, per_token], (Kind::Float, GPU));
         let out = empty(&[tokens, width], Kind::BFloat16);
-        let launch =
-            CombineRows { rows: &rows, weights: &weights, inverse, beside: None, gate: None, out: &out };
+        let launch = CombineRows {
+            rows: &rows,
+            weights: &weights,
+            inverse,
+            shared_expert: None,
+            gate: None,
+            out: &out,
+        };
         let index = inverse.to_kind(Kind::Int64);
         let sum = |rows: &Tensor, weights: &Tensor| {
             let of_token = rows.index_select(0, &index).view([tokens, per_token, width]);

@@ -1,7 +1,7 @@
 //! Cases of the kernels between two decoding steps, which change some words of the batch's state. Their time
 //! is the latency of a launch.
 
-use rlt_torch::cuda::{Advance, ApplyChanges, Kernels, MarkSeen};
+use rlt_torch::cuda::{Advance, ApplyUpdates, Kernels, MarkSeen};
 use tch::{Kind, Tensor};
 
 use super::super::shapes::on_device;
@@ -29,7 +29,7 @@ fn changes(kernels: &Kernels, [words, count]: [i64; 2]) -> Case<'_> {
         kernel: "apply_changes",
         shape: vec![words, count],
         cost: Cost::Bytes(12 * count),
-        launch: Box::new(move || Ok(ApplyChanges { changes: &changes, state: &state }.launch(kernels)?)),
+        launch: Box::new(move || Ok(ApplyUpdates { changes: &changes, state: &state }.launch(kernels)?)),
         result: Box::new(move || result.copy()),
         truth,
         libtorch: Some(Box::new(move || drop(peer.shallow_clone().index_copy_(0, &index, &values)))),

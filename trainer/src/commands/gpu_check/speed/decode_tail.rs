@@ -36,7 +36,7 @@ pub(in super::super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     let config = config(&Size::Large.document())?;
     let options = LoadOptions {
         device: GPU,
-        storage: Kind::BFloat16,
+        param_dtype: Kind::BFloat16,
         compute: Kind::BFloat16,
         ..LoadOptions::default()
     };

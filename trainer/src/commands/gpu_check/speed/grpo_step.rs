@@ -11,7 +11,7 @@ use super::super::{Failure, Finding, Report};
 use super::peer::{self, PeerTimes};
 use super::prediction::{self, with_prediction};
 use super::{GPU, actor, measured, model_flop, peak};
-use crate::roles::reference::{Copying, FrozenPolicy};
+use crate::roles::reference::{CopyOptions, FrozenPolicy};
 
 /// Number of measured steps, after one that is not measured; the fastest counts.
 const ROUNDS: usize = 2;
@@ -89,7 +89,7 @@ fn lacks_memory(config: &ModelConfig) -> Result<Option<String>, Failure> {
 
 fn times(config: &ModelConfig, load: GrpoLoad) -> Result<GrpoTimes, Failure> {
     let (actor, folder) = (actor(config)?, tempfile::tempdir()?);
-    let reference = FrozenPolicy::copy_of(&actor, &Copying::to(folder.path(), false))?;
+    let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), false))?;
     let mut workload = GrpoWorkload::new(actor, Some(reference), load);
     workload.step()?;
     let rounds = (0..ROUNDS).map(|_| workload.step()).collect::<Result<Vec<_>, _>>()?;

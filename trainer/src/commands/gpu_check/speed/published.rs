@@ -58,7 +58,7 @@ fn generation() -> Result<Finding, Failure> {
     let config = config(&Size::Small.document())?;
     let options = LoadOptions {
         device: GPU,
-        storage: Kind::BFloat16,
+        param_dtype: Kind::BFloat16,
         compute: Kind::BFloat16,
         ..LoadOptions::default()
     };

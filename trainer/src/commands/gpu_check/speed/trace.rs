@@ -34,7 +34,7 @@ fn decoding(path: &Path) -> Result<Finding, Failure> {
     let config = llama_135m()?;
     let options = LoadOptions {
         device: GPU,
-        storage: Kind::BFloat16,
+        param_dtype: Kind::BFloat16,
         compute: Kind::BFloat16,
         ..LoadOptions::default()
     };

@@ -3,15 +3,15 @@
 
 use tch::{Tensor, no_grad};
 
-use super::{Flat, Parameter};
+use super::{FlatParameter, Parameter};
 use crate::model::NamedTensors;
-use crate::parallel::{MeshRanks, RankError};
+use crate::parallel::{ProcessGroups, RankError};
 
-impl Flat {
+impl FlatParameter {
     /// Gathers a tensor for each parameter, see [`super::super::ShardedParameters::gather`].
     pub(in crate::parallel::shards) fn gather(
         &self,
-        ranks: &MeshRanks,
+        ranks: &ProcessGroups,
         mut piece_of: impl FnMut(&str) -> Option<Tensor>,
     ) -> Result<Vec<(String, Tensor)>, RankError> {
         let shard = Tensor::zeros([self.layout.shard_len() as i64], self.dtype());
@@ -26,7 +26,7 @@ impl Flat {
     /// Gathers the parameters into new memory, by name.
     pub(in crate::parallel::shards) fn gather_parameters(
         &self,
-        ranks: &MeshRanks,
+        ranks: &ProcessGroups,
     ) -> Result<Vec<(String, Tensor)>, RankError> {
         self.gather_shards(ranks, &self.shard.values()?)
     }
@@ -34,7 +34,7 @@ impl Flat {
     /// Gathers the parameters and verifies them, see [`super::super::ShardedParameters::gather_verified`].
     pub(in crate::parallel::shards) fn gather_verified<E: From<RankError>>(
         &self,
-        ranks: &MeshRanks,
+        ranks: &ProcessGroups,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<(NamedTensors, bool), E> {
         let values = self.shard.values().map_err(RankError::from)?;
@@ -43,11 +43,11 @@ impl Flat {
         Ok((self.parameters_in(&whole, ranks)?, matches_shards))
     }
 
-    fn gather_shards(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<NamedTensors, RankError> {
+    fn gather_shards(&self, ranks: &ProcessGroups, shard: &Tensor) -> Result<NamedTensors, RankError> {
         self.parameters_in(&self.gather_whole(ranks, shard)?, ranks)
     }
 
-    fn gather_whole(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<Tensor, RankError> {
+    fn gather_whole(&self, ranks: &ProcessGroups, shard: &Tensor) -> Result<Tensor, RankError> {
         let whole = Tensor::empty([self.layout.padded_len() as i64], self.dtype());
         self.own_ranks(ranks).all_gather(&whole, shard)?.wait()?;
         Ok(whole)
@@ -55,7 +55,7 @@ impl Flat {
 
     /// The full parameters in an unsharded buffer, with the experts and tensor-parallel shards of other
     /// ranks.
-    fn parameters_in(&self, whole: &Tensor, ranks: &MeshRanks) -> Result<NamedTensors, RankError> {
+    fn parameters_in(&self, whole: &Tensor, ranks: &ProcessGroups) -> Result<NamedTensors, RankError> {
         let one = |Parameter { name, place, .. }: &Parameter| {
             Ok((name.clone(), self.with_others(&place.in_whole(whole), place, ranks)?))
         };

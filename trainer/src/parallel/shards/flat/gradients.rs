@@ -2,7 +2,7 @@
 
 use tch::{Tensor, no_grad};
 
-use super::{Flat, Parameter};
+use super::{FlatParameter, Parameter};
 
 /// Memory of gradients, which exists while an update accumulates them.
 #[derive(Debug, Default)]
@@ -13,7 +13,7 @@ pub(super) struct Gradients {
     pub(super) shard: Option<Tensor>,
 }
 
-impl Flat {
+impl FlatParameter {
     pub(in crate::parallel::shards) fn begin_gradient(&self) {
         let whole = match self.is_whole() {
             true => self.gradient_shard(),
@@ -49,7 +49,7 @@ impl Flat {
     }
 
     /// Sets the gradients of the pieces to views of this rank's gradient.
-    pub(in crate::parallel::shards) fn hand_over_gradient(&self) {
+    pub(in crate::parallel::shards) fn assign_gradients(&self) {
         let gradient = self.gradient_shard();
         for Parameter { place, piece, .. } in &self.parameters {
             rlt_torch::set_grad(piece, Some(&place.in_shard(&gradient, &self.own)));

@@ -4,15 +4,18 @@
 use rlt_core::local_tensor::{DimRanges, DimShards};
 use tch::{Tensor, no_grad};
 
-use super::super::place::Place;
-use super::super::whole::{PendingFill, UnshardState, WeightDtype, Whole};
-use super::{Flat, Parameter};
-use crate::parallel::{MeshRanks, RankError, TpGroup};
+use super::super::place::FlatSlot;
+use super::super::whole::{PendingAllGather, UnshardState, UnshardedBuffer, WeightDtype};
+use super::{FlatParameter, Parameter};
+use crate::parallel::{ProcessGroups, RankError, TpGroup};
 
-impl Flat {
+impl FlatParameter {
     /// Rebinds the leaves of an unsharded unit to all experts, or full weights, until it is resharded.
     /// Collective.
-    pub(in crate::parallel::shards) fn gather_others(&self, ranks: &MeshRanks) -> Result<(), RankError> {
+    pub(in crate::parallel::shards) fn gather_full_tensors(
+        &self,
+        ranks: &ProcessGroups,
+    ) -> Result<(), RankError> {
         if self.has_others.get() || (self.ep_group(ranks).is_none() && self.tp_group(ranks).is_none()) {
             return Ok(());
         }
@@ -29,8 +32,8 @@ impl Flat {
     pub(super) fn with_others(
         &self,
         own: &Tensor,
-        place: &Place,
-        ranks: &MeshRanks,
+        place: &FlatSlot,
+        ranks: &ProcessGroups,
     ) -> Result<Tensor, RankError> {
         let joined = match self.tp_group(ranks).zip(place.tp.as_ref()) {
             Some((group, shards)) => gather_dim(own, shards, group)?,
@@ -40,7 +43,7 @@ impl Flat {
     }
 
     /// Rebinds the leaves to views of this rank's buffer.
-    fn drop_others(&self, whole: &Whole) {
+    fn drop_others(&self, whole: &UnshardedBuffer) {
         if self.has_others.take() {
             for (parameter, view) in self.parameters.iter().zip(&whole.views) {
                 no_grad(|| parameter.leaf.shallow_clone().set_data(view));
@@ -51,7 +54,7 @@ impl Flat {
     /// Starts to gather the buffer, unless it is unsharded or being gathered in at least this dtype.
     pub(in crate::parallel::shards) fn prefetch(
         &self,
-        ranks: &MeshRanks,
+        ranks: &ProcessGroups,
         wanted: WeightDtype,
     ) -> Result<(), RankError> {
         let wanted = if self.compute.is_some() { wanted } else { WeightDtype::Master };
@@ -73,15 +76,15 @@ impl Flat {
         Ok(())
     }
 
-    fn start_gather(&self, ranks: &MeshRanks, whole: &Tensor) -> Result<PendingFill, RankError> {
+    fn start_gather(&self, ranks: &ProcessGroups, whole: &Tensor) -> Result<PendingAllGather, RankError> {
         if let Some(offloaded) = self.shard.offloaded().filter(|_| self.is_whole()) {
             let is_as_stored = whole.kind() == self.shard().kind();
             let coming = if is_as_stored { offloaded.prefetch(whole)? } else { offloaded.prefetch_new()? };
-            return Ok(PendingFill::Fetched(coming));
+            return Ok(PendingAllGather::Fetched(coming));
         }
         let values = self.shard.values()?;
         let sent = no_grad(|| values.detach().to_kind(whole.kind()));
-        Ok(PendingFill::Gathered(ranks.all_gather(whole, &sent)?))
+        Ok(PendingAllGather::Gathered(ranks.all_gather(whole, &sent)?))
     }
 
     pub(in crate::parallel::shards) fn unshard(&self) -> Result<(), RankError> {

@@ -4,18 +4,18 @@ use std::ops::Range;
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::super::place::Place;
+use super::super::place::FlatSlot;
 use super::super::whole::WeightDtype;
-use super::{Flat, Parameter};
+use super::{FlatParameter, Parameter};
 use crate::model::of_ranges;
-use crate::parallel::{MeshRanks, RankError};
+use crate::parallel::{ProcessGroups, RankError};
 
-impl Flat {
+impl FlatParameter {
     /// Whether the unsharded buffer equals the shards, see
     /// [`super::super::ShardedParameters::matches_shards`].
     pub(in crate::parallel::shards) fn matches_shards<E: From<RankError>>(
         &self,
-        ranks: &MeshRanks,
+        ranks: &ProcessGroups,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
         let dtype = self.state.borrow().dtype().unwrap_or(WeightDtype::Master);
@@ -49,7 +49,7 @@ impl Flat {
     pub(super) fn equals_shards<E: From<RankError>>(
         &self,
         whole: &Tensor,
-        ranks: &MeshRanks,
+        ranks: &ProcessGroups,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
         let held = self.shard.in_place().map_err(RankError::from)?;
@@ -70,7 +70,7 @@ impl Flat {
 }
 
 /// The tensor-parallel shards of `all`, which has the local experts of one rank, in the order of ranks.
-fn shards_of(all: &Tensor, place: &Place) -> Vec<Tensor> {
+fn shards_of(all: &Tensor, place: &FlatSlot) -> Vec<Tensor> {
     let Some(tp) = &place.tp else { return vec![all.shallow_clone()] };
     tp.of_ranks.iter().map(|own| of_ranges(all, &own.ranges, tp.dim as i64)).collect()
 }

@@ -11,7 +11,7 @@ fn engine() -> Engine {
     Engine::new(EngineOptions { block_size: 4, merge_lora: false, ..EngineOptions::default() })
 }
 
-/// What is sampled before and after an adapter has changed, with a sync of all and one of the adapter.
+/// Samples before and after an adapter has changed, after a full sync and one of the adapter.
 fn before_and_after(actor: &Actor) -> [Vec<Sampled>; 2] {
     let mut engine = engine();
     let sharded_bytes = actor.shards().map(ShardedParameters::num_bytes);

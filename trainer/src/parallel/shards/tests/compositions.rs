@@ -56,7 +56,7 @@ fn first_update(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f6
     reported.extend(report.actor_logprobs);
     reported.extend(report.router_loads.iter().flat_map(|load| load.chosen.clone()));
     let folder = tempfile::tempdir().unwrap();
-    let mut moments = actor.trainable().tensors(folder.path()).unwrap();
+    let mut moments = actor.train_state().tensors(folder.path()).unwrap();
     moments.retain(|(name, _)| name.ends_with(".exp_avg"));
     moments.sort_by(|(one, _), (other, _)| one.cmp(other));
     (reported, numbers(moments.iter().map(|(_, moment)| moment)))
@@ -107,11 +107,11 @@ fn ranks_read_their_parts_of_experts_and_gather_the_weights_that_one_rank_has() 
     let folder = tempfile::tempdir().unwrap();
     one.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
     let one = whole_parameters(DecoderUnits::from(&one));
-    let (drawn, read) = (Weights::fresh(&config(MIXTURE), 7), Weights::open(folder.path()).unwrap());
+    let (drawn, read) = (Weights::random_init(&config(MIXTURE), 7), Weights::open(folder.path()).unwrap());
     for weights in [&drawn, &read] {
         let all = on_ranks(4, |ranks| {
             let ranks = ranks.with_tensor_parallel(2).unwrap().with_expert_parallel(2);
-            let decoder = Decoder::outline(weights.config(), &options(MIXTURE)).unwrap();
+            let decoder = Decoder::meta(weights.config(), &options(MIXTURE)).unwrap();
             let mesh = Rc::new(ranks.on_mesh(2).unwrap());
             let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
             shards.read(weights).unwrap();

@@ -7,8 +7,8 @@ use rlt_core::tensor_shard::TensorShard;
 
 use super::saved::{Layout, Way, go_on, save};
 use super::*;
-use crate::model::{PackedInput, RouterTap};
-use crate::roles::actor::layer_schedule::{self, Model};
+use crate::model::{PackedInput, RouterObserver};
+use crate::roles::actor::layer_schedule::{self, DecoderPass};
 
 /// Qwen3-MoE, whose routers have a loss.
 const EXPERTS: Case = Case { experts: true, num_experts: 4, ..FULL };
@@ -103,7 +103,7 @@ fn an_offloaded_mixture_trains_like_one_on_the_device() {
     assert!(trained(ALL) == trained(NONE));
 }
 
-/// Experts by which a critic's own trunk, or the adapter on the actor's, computes values.
+/// Experts by which a critic's own backbone, or the adapter on the actor's, computes values.
 #[test]
 fn a_critic_has_the_experts_of_its_rank() {
     for (case, layout) in [(EXPERTS, (2, 2, 1)), (Case { lora: true, ..EXPERTS }, (2, 1, 2))] {
@@ -151,7 +151,7 @@ fn a_checkpoint_of_distributed_experts_is_resumed_with_all_on_one_rank_and_back(
 fn read_by(case: Case, ranks: &Ranks, dp_shard: usize) -> BTreeMap<String, Vec<std::ops::Range<usize>>> {
     let actor = actor(case, ranks, dp_shard);
     let mut read = BTreeMap::<String, Vec<_>>::new();
-    let filled = actor.shards().unwrap().fill(|shard: &TensorShard<'_>, _: &Tensor| {
+    let filled = actor.shards().unwrap().load_shards(|shard: &TensorShard<'_>, _: &Tensor| {
         read.entry(shard.name.to_owned()).or_default().push(shard.range.clone());
         Ok::<(), RankError>(())
     });
@@ -205,15 +205,16 @@ fn gathered_experts_are_verified_and_freed_with_their_unit() {
 }
 
 /// A pass over so many tokens, forward and backward.
-fn pass(model: Model<'_>, tokens: &[u32]) {
+fn pass(model: DecoderPass<'_>, tokens: &[u32]) {
     let input = PackedInput::new(&[tokens], model.decoder.device());
     let mut context = model.decoder.context(&input, Adapter::On);
-    let keep = layer_schedule::Keep { inputs_only: false, embedding_gradient: false, offload_to: None };
+    let keep =
+        layer_schedule::SaveOptions { inputs_only: false, embedding_gradient: false, offload_to: None };
     let tape = layer_schedule::forward(model, &input, &mut context, keep).unwrap();
     model.begin_outer_gradient();
     let grad_td = tape.normed_td.ones_like();
     layer_schedule::backward_through(model, tape, &context, &grad_td).unwrap();
-    model.leave().unwrap();
+    model.end_pass().unwrap();
     model.end_outer_gradient().unwrap();
 }
 
@@ -223,8 +224,8 @@ fn choices(case: Case, tokens: &[u32]) -> Vec<f64> {
     let input = PackedInput::new(&[tokens], decoder.device());
     let mut context = decoder.context(&input, Adapter::On);
     let weights_t = Tensor::ones([tokens.len() as i64], (Kind::Float, decoder.device()));
-    context.router = Some(RouterTap::counting(weights_t, case.num_experts));
-    let model = Model { decoder: &decoder, shards: None, sp_group: None };
+    context.router = Some(RouterObserver::counting(weights_t, case.num_experts));
+    let model = DecoderPass { decoder: &decoder, shards: None, sp_group: None };
     let _ = layer_schedule::infer(model, &input, &mut context).unwrap();
     context.router.unwrap().load().chosen
 }
@@ -235,7 +236,7 @@ fn each_row_is_sent_once_to_the_rank_of_its_expert_and_back_and_so_is_its_gradie
     let case = Case { ep: 2, ..EXPERTS };
     let sent = on_ranks(2, |ranks| {
         let actor = actor(case, &ranks, 2);
-        let model = Model { decoder: &actor.decoder, shards: actor.shards(), sp_group: None };
+        let model = DecoderPass { decoder: &actor.decoder, shards: actor.shards(), sp_group: None };
         let measured = |run: &dyn Fn()| {
             let before = ranks.traffic();
             run();

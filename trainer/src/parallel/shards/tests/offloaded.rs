@@ -134,7 +134,7 @@ fn offloaded_parameters_take_no_memory_between_passes_and_that_of_two_layers_wit
     assert!(is_near(largest, layer + outer.max(layer)), "{largest} of a unit and the next one");
     assert_eq!(num_bytes(&actor), 0);
     let shards = actor.shards().unwrap();
-    [FsdpUnit::Outer, FsdpUnit::Layer(0), FsdpUnit::Layer(1)]
+    [FsdpUnit::Root, FsdpUnit::Layer(0), FsdpUnit::Layer(1)]
         .into_iter()
         .for_each(|unit| shards.unshard(unit).unwrap());
     assert!(is_near(num_bytes(&actor), outer + 2 * layer), "{} in a pass", num_bytes(&actor));

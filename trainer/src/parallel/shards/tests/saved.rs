@@ -6,13 +6,13 @@ use std::path::Path;
 use serde_json::json;
 
 use super::*;
-use crate::run::saving::{Patience, Saving, Settled};
+use crate::run::saving::{CheckpointWriter, Settled, Wait};
 use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
 
 /// The layout of ranks: their number, `dpShard`, `sp`.
 pub(super) type Layout = (usize, usize, usize);
 
-/// What is trained, on which ranks, with which offload.
+/// Trained parameters, ranks and offload of a case.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
     pub case: Case,
@@ -30,7 +30,7 @@ fn on_layout<T: Send>((size, _, sp): Layout, body: impl Fn(&Ranks) -> T + Sync) 
 /// Weights, moments and counts, whole, by their names in a checkpoint; nothing on other ranks than the first.
 fn state_of(actor: &mut Actor) -> BTreeMap<String, Tensor> {
     let folder = tempfile::tempdir().unwrap();
-    let state = actor.trainable().tensors(folder.path()).unwrap();
+    let state = actor.train_state().tensors(folder.path()).unwrap();
     state.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
 }
 
@@ -47,13 +47,15 @@ pub(super) fn save(Way { case, layout, offload }: Way, dir: &Path) -> [BTreeMap<
             true => CheckpointStore::open(dir, 1).unwrap(),
             false => CheckpointStore::follow(dir),
         };
-        let mut saving = Saving::prepare(ranks, &store).unwrap();
-        assert!(saving.is_shared());
+        let mut writer = CheckpointWriter::prepare(ranks, &store).unwrap();
+        assert!(writer.is_shared());
         let saved = state_of(&mut actor);
-        saving.begin(ranks, &store, 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
+        writer
+            .begin(ranks, &store, 2, json!({}), Some(actor.train_state().checkpoint_shards().unwrap()))
+            .unwrap();
         // Later changes of the weights are not in it.
         train_on(&mut actor, case, 2..4);
-        let settled = saving.settle(ranks, &mut store, Patience::Until).unwrap();
+        let settled = writer.settle(ranks, &mut store, Wait::UntilWritten).unwrap();
         assert!(matches!(settled, Settled::Committed));
         [saved, state_of(&mut actor)]
     });
@@ -65,7 +67,7 @@ pub(super) fn go_on(Way { case, layout, offload }: Way, path: &Path) -> [BTreeMa
     let folder = tempfile::tempdir().unwrap();
     let ended = on_layout(layout, |ranks| {
         let mut actor = offloaded_actor(case, ranks, layout.1, offload, folder.path());
-        actor.trainable().restore(&Checkpoint::open(path).unwrap()).unwrap();
+        actor.train_state().restore(&Checkpoint::open(path).unwrap()).unwrap();
         let restored = state_of(&mut actor);
         train_on(&mut actor, case, 2..4);
         [restored, state_of(&mut actor)]

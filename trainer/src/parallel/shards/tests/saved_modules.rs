@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// With tied weights the head is the embedding.
+/// Names of the saved modules; the head is the embedding if weights are tied.
 pub(super) fn names(case: Case) -> Vec<String> {
     let all = ["embed_tokens", "norm", "lm_head"].map(str::to_owned);
     if case.saves { all.to_vec() } else { Vec::new() }

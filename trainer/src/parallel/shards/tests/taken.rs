@@ -55,7 +55,7 @@ pub(super) fn set_adapter(actor: &Actor, number: f64) {
     };
     match actor.shards() {
         Some(shards) => {
-            let filled = shards.fill(|tensor_shard, piece| {
+            let filled = shards.load_shards(|tensor_shard, piece| {
                 set(tensor_shard.name, piece.shallow_clone());
                 Ok::<(), RankError>(())
             });

@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::*;
 use crate::model::PackedInput;
-use crate::roles::actor::layer_schedule::{self, Model};
-use crate::run::saving::{Patience, Saving, Settled};
+use crate::roles::actor::layer_schedule::{self, DecoderPass};
+use crate::run::saving::{CheckpointWriter, Settled, Wait};
 use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
 
 /// Qwen3 with four query and two key heads, whose norms act on heads of a rank; no rank has as many of the 11
@@ -51,7 +51,7 @@ fn assert_equal(case: Case, layout: TpLayout, alone: &[f64], cut: &[f64]) {
     assert!(first < 2e-6 && others < 5e-5, "{case:?} on {layout:?}: {first} {others}");
 }
 
-/// Of the 19 tokens of five sequences that are predicted, and of an update.
+/// Number of compared values: 19 predicted tokens of five sequences, and two of an update.
 const NUM_REPORTED: usize = 21;
 
 #[track_caller]
@@ -133,7 +133,7 @@ pub(super) type State = BTreeMap<String, Tensor>;
 
 fn state_of(actor: &mut Actor) -> State {
     let folder = tempfile::tempdir().unwrap();
-    let state = actor.trainable().tensors(folder.path()).unwrap();
+    let state = actor.train_state().tensors(folder.path()).unwrap();
     state.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
 }
 
@@ -144,17 +144,19 @@ fn train_steps(actor: &mut Actor, case: Case, steps: std::ops::Range<u64>) {
 /// Two updates, a checkpoint in `dir`, two more; the state at the checkpoint, and at the end.
 pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
     let ended = on_layout(layout, |ranks| {
-        let (mut actor, all) = (actor(case, ranks, layout.2), ranks.of_all_places());
+        let (mut actor, all) = (actor(case, ranks, layout.2), ranks.world());
         train_steps(&mut actor, case, 0..2);
         let mut store = match all.is_leader() {
             true => CheckpointStore::open(dir, 1).unwrap(),
             false => CheckpointStore::follow(dir),
         };
-        let mut saving = Saving::prepare(&all, &store).unwrap();
+        let mut writer = CheckpointWriter::prepare(&all, &store).unwrap();
         let saved = state_of(&mut actor);
-        saving.begin(&all, &store, 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
+        writer
+            .begin(&all, &store, 2, json!({}), Some(actor.train_state().checkpoint_shards().unwrap()))
+            .unwrap();
         train_steps(&mut actor, case, 2..4);
-        let settled = saving.settle(&all, &mut store, Patience::Until).unwrap();
+        let settled = writer.settle(&all, &mut store, Wait::UntilWritten).unwrap();
         assert!(matches!(settled, Settled::Committed));
         [saved, state_of(&mut actor)]
     });
@@ -165,7 +167,7 @@ pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
 pub(super) fn go_on(case: Case, layout: TpLayout, path: &Path) -> [State; 2] {
     let ended = on_layout(layout, |ranks| {
         let mut actor = actor(case, ranks, layout.2);
-        actor.trainable().restore(&Checkpoint::open(path).unwrap()).unwrap();
+        actor.train_state().restore(&Checkpoint::open(path).unwrap()).unwrap();
         let restored = state_of(&mut actor);
         train_steps(&mut actor, case, 2..4);
         [restored, state_of(&mut actor)]
@@ -210,11 +212,11 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
         let folder = tempfile::tempdir().unwrap();
         whole.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
         let whole = whole_parameters(DecoderUnits::from(&whole));
-        let (drawn, read) = (Weights::fresh(&config(case), 7), Weights::open(folder.path()).unwrap());
+        let (drawn, read) = (Weights::random_init(&config(case), 7), Weights::open(folder.path()).unwrap());
         for (layout, weights) in [((2, 2, 1, 1), &drawn), ((4, 2, 2, 1), &read)] {
             let all = on_layout(layout, |ranks| {
-                let outline = Decoder::outline(weights.config(), &options(case)).unwrap();
-                let decoder = with_adapter(outline, case);
+                let meta = Decoder::meta(weights.config(), &options(case)).unwrap();
+                let decoder = with_adapter(meta, case);
                 let mesh = Rc::new(ranks.on_mesh(layout.2).unwrap());
                 let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
                 shards.read(weights).unwrap();
@@ -231,7 +233,7 @@ fn a_rank_reads_and_keeps_its_part_of_a_weight_alone() {
     let of_ranks = on_layout((2, 2, 1, 1), |ranks| {
         let actor = actor(CUT, ranks, 1);
         let mut read = BTreeMap::<String, Vec<std::ops::Range<usize>>>::new();
-        let filled = actor.shards().unwrap().fill(|shard: &TensorShard<'_>, _: &Tensor| {
+        let filled = actor.shards().unwrap().load_shards(|shard: &TensorShard<'_>, _: &Tensor| {
             read.entry(shard.name.to_owned()).or_default().push(shard.range.clone());
             Ok::<(), RankError>(())
         });
@@ -280,15 +282,15 @@ fn gathered_weights_are_verified_and_freed_with_their_unit() {
 }
 
 /// A pass over so many tokens, forward and backward.
-fn pass(model: Model<'_>, tokens: &[u32], inputs_only: bool) {
+fn pass(model: DecoderPass<'_>, tokens: &[u32], inputs_only: bool) {
     let input = PackedInput::new(&[tokens], model.decoder.device());
     let mut context = model.decoder.context(&input, Adapter::On);
-    let keep = layer_schedule::Keep { inputs_only, embedding_gradient: true, offload_to: None };
+    let keep = layer_schedule::SaveOptions { inputs_only, embedding_gradient: true, offload_to: None };
     let tape = layer_schedule::forward(model, &input, &mut context, keep).unwrap();
     model.begin_outer_gradient();
     let grad_td = tape.normed_td.ones_like();
     layer_schedule::backward_through(model, tape, &context, &grad_td).unwrap();
-    model.leave().unwrap();
+    model.end_pass().unwrap();
     model.end_outer_gradient().unwrap();
 }
 
@@ -301,7 +303,7 @@ fn a_pass_exchanges_two_sums_a_layer_forward_and_two_backward() {
     for (inputs_only, num_sums) in [(false, 1 + 3 * 4), (true, 1 + 3 * 6)] {
         let sent = on_layout((2, 2, 1, 1), |ranks| {
             let actor = actor(CUT, ranks, 1);
-            let model = Model { decoder: &actor.decoder, shards: actor.shards(), sp_group: None };
+            let model = DecoderPass { decoder: &actor.decoder, shards: actor.shards(), sp_group: None };
             let before = ranks.traffic();
             pass(model, &TOKENS, inputs_only);
             ranks.traffic().since(before).sent

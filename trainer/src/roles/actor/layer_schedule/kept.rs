@@ -12,13 +12,13 @@ use crate::parallel::{LayerPass, RankError};
 /// A saved layer, on the device or offloaded.
 #[derive(Debug)]
 pub(super) enum SavedLayer<'a> {
-    Here(Held<'a>),
+    Here(SavedState<'a>),
     Offloaded { input_td: Offloaded, wants_gradient: bool },
 }
 
 /// A saved layer on the device.
 #[derive(Debug)]
-pub(super) enum Held<'a> {
+pub(super) enum SavedState<'a> {
     /// The autograd graph; nothing is recomputed.
     Graph(LayerPass<'a>),
     /// Only the input, `[t, d]`: the layer runs again in the backward pass.
@@ -27,7 +27,7 @@ pub(super) enum Held<'a> {
 
 /// A saved layer whose input is being prefetched.
 pub(super) enum Prefetched<'a> {
-    Here(Held<'a>),
+    Here(SavedState<'a>),
     Prefetch { input_td: Prefetch, wants_gradient: bool },
 }
 
@@ -37,7 +37,7 @@ impl<'a> SavedLayer<'a> {
         input_td: Tensor,
         storage: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {
-        let Some(storage) = storage else { return Ok(Self::Here(Held::Input(input_td))) };
+        let Some(storage) = storage else { return Ok(Self::Here(SavedState::Input(input_td))) };
         let wants_gradient = input_td.requires_grad();
         let input_td = storage.offload(&input_td.detach().contiguous()).map_err(RankError::Activations)?;
         Ok(Self::Offloaded { input_td, wants_gradient })
@@ -57,18 +57,18 @@ impl<'a> SavedLayer<'a> {
 
 impl<'a> Prefetched<'a> {
     /// Waits for the layer's input on the device.
-    pub(super) fn wait(self) -> Result<Held<'a>, RankError> {
+    pub(super) fn wait(self) -> Result<SavedState<'a>, RankError> {
         Ok(match self {
             Self::Here(held) => held,
             Self::Prefetch { input_td, wants_gradient } => {
                 let input_td = input_td.wait().map_err(RankError::Activations)?;
-                Held::Input(input_td.set_requires_grad(wants_gradient))
+                SavedState::Input(input_td.set_requires_grad(wants_gradient))
             }
         })
     }
 }
 
-impl<'a> Held<'a> {
+impl<'a> SavedState<'a> {
     /// The layer's pass with its graph: the kept one, or the result of `run` on the same input.
     pub(super) fn pass(
         self,

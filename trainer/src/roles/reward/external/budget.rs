@@ -32,7 +32,7 @@ pub(super) struct Budget {
 
 /// A call ended without a result.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Broken {
+pub(super) enum SandboxError {
     /// The call needs more fuel than its limit, which is so on every machine.
     Fuel,
     /// The call exceeded its time limit on this machine.
@@ -59,19 +59,19 @@ impl Bounds {
     }
 
     /// A message that says why a call ended.
-    pub(super) fn reason(&self, broken: Broken) -> String {
-        match broken {
-            Broken::Fuel => format!("used up its fuel of {}", self.fuel),
-            Broken::Time => format!("took longer than {:?}", self.timeout),
-            Broken::Wrong(message) => message,
+    pub(super) fn reason(&self, error: SandboxError) -> String {
+        match error {
+            SandboxError::Fuel => format!("used up its fuel of {}", self.fuel),
+            SandboxError::Time => format!("took longer than {:?}", self.timeout),
+            SandboxError::Wrong(message) => message,
         }
     }
 
     /// The verdict on a sample whose call ended without a result.
-    pub(super) fn verdict(&self, broken: Broken) -> Verdict {
-        match broken {
-            Broken::Fuel | Broken::Time => Verdict::timeout(self.reason(broken)),
-            Broken::Wrong(message) => Verdict::infra(message),
+    pub(super) fn verdict(&self, error: SandboxError) -> Verdict {
+        match error {
+            SandboxError::Fuel | SandboxError::Time => Verdict::timeout(self.reason(error)),
+            SandboxError::Wrong(message) => Verdict::infra(message),
         }
     }
 }
@@ -85,21 +85,21 @@ impl Budget {
     }
 
     /// Grants the next slice, at least `required`.
-    pub(super) fn refuel<T>(&mut self, store: &mut Store<T>, required: u64) -> Result<(), Broken> {
+    pub(super) fn refuel<T>(&mut self, store: &mut Store<T>, required: u64) -> Result<(), SandboxError> {
         if Instant::now() > self.deadline {
-            return Err(Broken::Time);
+            return Err(SandboxError::Time);
         }
         let left = store.get_fuel()?;
         let slice = required.saturating_sub(left).max(SLICE).min(self.fuel - self.granted);
         if left.saturating_add(slice) < required {
-            return Err(Broken::Fuel);
+            return Err(SandboxError::Fuel);
         }
         self.granted += slice;
         Ok(store.set_fuel(left + slice)?)
     }
 }
 
-impl From<Error> for Broken {
+impl From<Error> for SandboxError {
     fn from(error: Error) -> Self {
         match error.as_trap_code() {
             Some(TrapCode::OutOfFuel) => Self::Fuel,

@@ -7,7 +7,7 @@ use rlt_core::reward::code::{CodeTests, Program, code_of, is_expected};
 use serde_json::{Value, json};
 
 use super::ExternalSample;
-use super::endpoint::{Endpoint, NoAnswer};
+use super::endpoint::{Endpoint, RequestError};
 
 /// Number of characters of a program's output that a message quotes.
 const QUOTED: usize = 200;
@@ -42,7 +42,7 @@ pub(super) fn programs_of(
 }
 
 /// Counts of a completion's tests by outcome.
-pub(super) struct Tally {
+pub(super) struct TestResults {
     scoring: CodeScoring,
     num_programs: usize,
     num_run: usize,
@@ -50,7 +50,7 @@ pub(super) struct Tally {
     fault: Option<String>,
 }
 
-impl Tally {
+impl TestResults {
     pub(super) fn of(programs: &[Program], scoring: CodeScoring) -> Self {
         Self { scoring, num_programs: programs.len(), num_run: 0, num_passed: 0, fault: None }
     }
@@ -90,17 +90,17 @@ impl CodeServer {
         }
     }
 
-    async fn run_all(&self, programs: &[Program]) -> Result<Verdict, NoAnswer> {
-        let mut tally = Tally::of(programs, self.options.scoring);
+    async fn run_all(&self, programs: &[Program]) -> Result<Verdict, RequestError> {
+        let mut results = TestResults::of(programs, self.options.scoring);
         for program in programs {
-            if let Some(verdict) = tally.add(self.run(program).await?) {
+            if let Some(verdict) = results.add(self.run(program).await?) {
                 return Ok(verdict);
             }
         }
-        Ok(tally.verdict())
+        Ok(results.verdict())
     }
 
-    async fn run(&self, program: &Program) -> Result<Outcome, NoAnswer> {
+    async fn run(&self, program: &Program) -> Result<Outcome, RequestError> {
         let CodeRewardSpec { language, run_seconds, memory_mib, .. } = &self.options;
         let question = || {
             Ok(json!({

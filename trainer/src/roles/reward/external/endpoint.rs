@@ -41,13 +41,13 @@ pub(super) struct Endpoint {
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
     /// The address is not a valid HTTP URL.
-    #[error("read url {url:?}: expected http:// or https:// with a host")]
+    #[error("failed to read url {url:?}: expected http:// or https:// with a host")]
     Url {
         /// The address as it is written in the manifest.
         url: String,
     },
     /// The environment variable with a header's value is not set.
-    #[error("read the header {header:?}: the environment has no variable {variable:?}")]
+    #[error("failed to read the header {header:?}: the environment has no variable {variable:?}")]
     Variable {
         /// Name of the header.
         header: String,
@@ -56,14 +56,15 @@ pub enum EndpointError {
     },
     /// A header cannot be sent. Its value may be secret and is not shown.
     #[error(
-        "read the header {header:?}: expected a name of letters, digits and '-', and a value of visible ASCII"
+        "failed to read the header {header:?}: expected a name of letters, digits and '-', and a value of \
+         visible ASCII"
     )]
     Header {
         /// Name of the header.
         header: String,
     },
     /// The file with certificate authorities cannot be read.
-    #[error("read caFile {}", path.display())]
+    #[error("failed to read caFile {}", path.display())]
     CaFile {
         /// Path of the file.
         path: PathBuf,
@@ -72,7 +73,7 @@ pub enum EndpointError {
         source: std::io::Error,
     },
     /// The file with certificate authorities holds no certificates.
-    #[error("read caFile {}: expected certificates in PEM", path.display())]
+    #[error("failed to read caFile {}: expected certificates in PEM", path.display())]
     Certificates {
         /// Path of the file.
         path: PathBuf,
@@ -81,20 +82,20 @@ pub enum EndpointError {
         source: Option<reqwest::Error>,
     },
     /// The HTTP client could not be made.
-    #[error("make a client for HTTP")]
+    #[error("failed to make a client for HTTP")]
     Client(#[source] reqwest::Error),
 }
 
 /// The server gave no usable answer, after all attempts.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum NoAnswer {
+pub(super) enum RequestError {
     /// The last attempt exceeded its time limit.
     Timeout(String),
     /// The last attempt failed for another reason.
     Infra(String),
 }
 
-impl NoAnswer {
+impl RequestError {
     pub(super) fn verdict(&self) -> Verdict {
         match self {
             Self::Timeout(message) => Verdict::timeout(message.clone()),
@@ -152,13 +153,13 @@ impl Endpoint {
         &self,
         mut question: impl FnMut() -> Result<Value, String>,
         mut take: impl FnMut(Value) -> Result<(), String>,
-    ) -> Result<(), NoAnswer> {
+    ) -> Result<(), RequestError> {
         let mut attempt = 0;
         loop {
             let failure = {
-                let closed = |_| NoAnswer::Infra("the queue of requests is closed".to_owned());
+                let closed = |_| RequestError::Infra("the queue of requests is closed".to_owned());
                 let _permit = self.permits.acquire().await.map_err(closed)?;
-                let body = question().map_err(NoAnswer::Infra)?;
+                let body = question().map_err(RequestError::Infra)?;
                 match self.attempt(&body).await {
                     Ok(answer) => match take(answer) {
                         Ok(()) => return Ok(()),
@@ -176,11 +177,11 @@ impl Endpoint {
         }
     }
 
-    fn gave_up(&self, failure: &Failure, num_attempts: u32) -> NoAnswer {
+    fn gave_up(&self, failure: &Failure, num_attempts: u32) -> RequestError {
         let Failure { message, is_timeout, .. } = failure;
         let place = format!("{}{}", self.url.origin().ascii_serialization(), self.url.path());
         let message = format!("{place}, attempt {num_attempts}: {message}");
-        if *is_timeout { NoAnswer::Timeout(message) } else { NoAnswer::Infra(message) }
+        if *is_timeout { RequestError::Timeout(message) } else { RequestError::Infra(message) }
     }
 
     async fn attempt(&self, body: &Value) -> Result<Value, Failure> {

@@ -17,13 +17,13 @@ pub enum ExternalError {
         field: &'static str,
     },
     /// The settings of the function's server are invalid.
-    #[error("prepare its server")]
+    #[error("failed to prepare its server")]
     Endpoint(#[from] EndpointError),
     /// The function's module cannot run.
-    #[error("prepare its module")]
+    #[error("failed to prepare its module")]
     Wasm(#[from] WasmError),
     /// The pattern for a judge's score is not a regular expression.
-    #[error("compile judge.pattern {pattern:?}: expected a regular expression with a group")]
+    #[error("failed to compile judge.pattern {pattern:?}: expected a regular expression with a group")]
     Pattern {
         /// The pattern as it is written in the manifest.
         pattern: String,
@@ -32,9 +32,9 @@ pub enum ExternalError {
         source: Option<Box<regex::Error>>,
     },
     /// The rubric is not a template.
-    #[error("compile judge.rubric")]
+    #[error("failed to compile judge.rubric")]
     Rubric(#[source] rlt_template::Error),
     /// No thread could be started.
-    #[error("start the thread that talks to reward servers")]
+    #[error("failed to start the thread that talks to reward servers")]
     Thread(#[source] std::io::Error),
 }

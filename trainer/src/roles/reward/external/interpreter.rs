@@ -21,7 +21,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use wasmi::{Config, Engine, ExternType, Linker, Module, Ref, Store, Val};
 
-use super::budget::{Bounds, Broken};
+use super::budget::{Bounds, SandboxError};
 use super::module::WasmError;
 pub(super) use process::{Process, State};
 use wasi::Host;
@@ -118,7 +118,11 @@ impl Interpreter {
 
     /// Starts a process on a message, and runs it until it waits for more input or ends. `stdin`, if given,
     /// is its complete standard input.
-    pub(super) fn start(&self, message: &Value, stdin: Option<&str>) -> Result<(Process, State), Broken> {
+    pub(super) fn start(
+        &self,
+        message: &Value,
+        stdin: Option<&str>,
+    ) -> Result<(Process, State), SandboxError> {
         self.start_within(&self.bounds, message, stdin)
     }
 
@@ -127,7 +131,7 @@ impl Interpreter {
         bounds: &Bounds,
         message: &Value,
         stdin: Option<&str>,
-    ) -> Result<(Process, State), Broken> {
+    ) -> Result<(Process, State), SandboxError> {
         let message = line(message);
         let mut process = match &self.snapshot {
             Some(snapshot) => self.restored(snapshot)?,
@@ -183,14 +187,14 @@ impl Interpreter {
     }
 
     /// Boots a process up to the point where its memory is copied, or to its end if it does not get there.
-    fn boot(&self) -> Result<Process, Broken> {
+    fn boot(&self) -> Result<Process, SandboxError> {
         let bounds = Bounds { fuel: BOOT_FUEL, timeout: BOOT_TIMEOUT, ..self.bounds };
         let mut store = self.store(&bounds);
         store.set_fuel(BOOT_FUEL)?;
         let instance = self.linker.instantiate_and_start(&mut store, &self.module)?;
         let mut process = Process::new(store, instance, &bounds)?;
         let start = instance.get_func(&process.store, "_start");
-        let start = start.ok_or_else(|| Broken::Wrong("the module exports no _start".into()))?;
+        let start = start.ok_or_else(|| SandboxError::Wrong("the module exports no _start".into()))?;
         if process.call(start, &[])? == State::Waits {
             process.stop_at_clock_after(&self.preparation)?;
         }
@@ -198,17 +202,19 @@ impl Interpreter {
     }
 
     /// Boots a process until it waits for its message.
-    fn waiting(&self) -> Result<Process, Broken> {
+    fn waiting(&self) -> Result<Process, SandboxError> {
         let mut process = self.boot()?;
         process.take_output();
         match process.proceed()? {
             State::Waits => Ok(process),
-            other => Err(Broken::Wrong(format!("the interpreter does not ask for a sample: {other:?}"))),
+            other => {
+                Err(SandboxError::Wrong(format!("the interpreter does not ask for a sample: {other:?}")))
+            }
         }
     }
 
     /// Restores a process from the copy in a fresh instance.
-    fn restored(&self, snapshot: &Snapshot) -> Result<Process, Broken> {
+    fn restored(&self, snapshot: &Snapshot) -> Result<Process, SandboxError> {
         let mut store = self.store(&self.bounds);
         store.set_fuel(BOOT_FUEL)?;
         let instance = self.linker.instantiate_and_start(&mut store, &self.module)?;
@@ -220,7 +226,7 @@ impl Interpreter {
 
 impl Process {
     /// Sends the first message, and runs the process up to the read of the clock after its answer.
-    fn stop_at_clock_after(&mut self, preparation: &[u8]) -> Result<(), Broken> {
+    fn stop_at_clock_after(&mut self, preparation: &[u8]) -> Result<(), SandboxError> {
         self.push(preparation);
         self.store.data_mut().stops_at_clock = true;
         let mut state = self.proceed()?;
@@ -271,9 +277,10 @@ impl Snapshot {
     }
 
     /// Restores this state in a fresh instance.
-    fn restore(&self, process: &mut Process) -> Result<(), Broken> {
-        let wrong =
-            |what: &dyn std::fmt::Display| Broken::Wrong(format!("copy the interpreter's memory: {what}"));
+    fn restore(&self, process: &mut Process) -> Result<(), SandboxError> {
+        let wrong = |what: &dyn std::fmt::Display| {
+            SandboxError::Wrong(format!("copy the interpreter's memory: {what}"))
+        };
         let Process { store, memory, instance, .. } = process;
         let num_pages = memory.data(&*store).len() / PAGE;
         let more = self.num_pages.saturating_sub(num_pages);
@@ -294,13 +301,13 @@ impl Snapshot {
     }
 
     /// Calls the function by which the process resumes.
-    fn resume(&self, process: &mut Process) -> Result<State, Broken> {
+    fn resume(&self, process: &mut Process) -> Result<State, SandboxError> {
         let table = process.instance.get_table(&process.store, exports::TABLE);
         let function = match table.and_then(|table| table.get(&process.store, self.function)) {
             Some(Ref::Func(function)) => function.val().copied(),
             _ => None,
         };
-        let function = function.ok_or_else(|| Broken::Wrong("the table lost a function".into()))?;
+        let function = function.ok_or_else(|| SandboxError::Wrong("the table lost a function".into()))?;
         process.call(function, &[Val::I32(self.receiver), Val::I32(0)])
     }
 }

@@ -18,7 +18,7 @@ const MAX_STEPS: usize = 1_000_000;
 
 /// Requests and tokens that a batch has used so far.
 #[derive(Debug, Default)]
-pub(super) struct Spent {
+pub(super) struct JudgeUsage {
     requests: AtomicU64,
     tokens: AtomicU64,
 }
@@ -42,13 +42,13 @@ impl JudgeServer {
         Ok(Self { endpoint, spec: spec.clone(), rubric, pattern })
     }
 
-    pub(super) async fn judge(&self, sample: &ExternalSample, spent: &Spent) -> Verdict {
+    pub(super) async fn judge(&self, sample: &ExternalSample, usage: &JudgeUsage) -> Verdict {
         let message = match self.message(sample) {
             Ok(message) => message,
             Err(error) => return Verdict::infra(format!("render judge.rubric: {error}")),
         };
         let question = || {
-            self.spend(spent)?;
+            self.spend(usage)?;
             Ok(json!({
                 "model": self.spec.model,
                 "messages": [{ "role": "user", "content": message }],
@@ -59,7 +59,7 @@ impl JudgeServer {
         let mut score = 0.0;
         let asked = self.endpoint.ask(question, |answer| {
             let tokens = answer["usage"]["total_tokens"].as_u64().unwrap_or_default();
-            spent.tokens.fetch_add(tokens, Ordering::Relaxed);
+            usage.tokens.fetch_add(tokens, Ordering::Relaxed);
             score = self.score(&answer)?;
             Ok(())
         });
@@ -70,10 +70,10 @@ impl JudgeServer {
     }
 
     /// Counts a request. Fails if the batch has used up its requests or tokens.
-    fn spend(&self, spent: &Spent) -> Result<(), String> {
+    fn spend(&self, usage: &JudgeUsage) -> Result<(), String> {
         let JudgeSpec { max_requests_per_batch, max_tokens_per_batch, .. } = &self.spec;
         let (requests, tokens) =
-            (spent.requests.fetch_add(1, Ordering::Relaxed), spent.tokens.load(Ordering::Relaxed));
+            (usage.requests.fetch_add(1, Ordering::Relaxed), usage.tokens.load(Ordering::Relaxed));
         if max_requests_per_batch.is_some_and(|most| requests >= most) {
             return Err(format!("the batch has spent its {requests} requests"));
         }

@@ -20,7 +20,7 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Debug, thiserror::Error)]
 pub enum WasmError {
     /// The file of the module cannot be read.
-    #[error("read wasm.path {}", path.display())]
+    #[error("failed to read wasm.path {}", path.display())]
     Read {
         /// Path of the file.
         path: PathBuf,
@@ -29,7 +29,7 @@ pub enum WasmError {
         source: std::io::Error,
     },
     /// The module could not be fetched.
-    #[error("fetch wasm.url {url:?}")]
+    #[error("failed to fetch wasm.url {url:?}")]
     Fetch {
         /// The URL in the manifest, without password and query, which may be a signature.
         url: String,
@@ -49,7 +49,7 @@ pub enum WasmError {
         got: String,
     },
     /// The module is invalid, or uses unsupported features.
-    #[error("compile the module")]
+    #[error("failed to compile the module")]
     Module(#[source] Error),
     /// The module imports something that the sandbox does not provide.
     #[error("the module imports {module:?} {name:?}; a sandbox gives nothing, so it must import nothing")]
@@ -66,13 +66,13 @@ pub enum WasmError {
         expected: &'static str,
     },
     /// The interpreter does not start, or does not ask for a sample.
-    #[error("start the interpreter: {message}")]
+    #[error("failed to start the interpreter: {message}")]
     Start {
         /// Output of the interpreter, or what stopped it.
         message: String,
     },
     /// The file with the reward function cannot be read.
-    #[error("read python.path {}", path.display())]
+    #[error("failed to read python.path {}", path.display())]
     Source {
         /// Path of the file.
         path: PathBuf,
@@ -81,7 +81,7 @@ pub enum WasmError {
         source: std::io::Error,
     },
     /// The file with the reward function fails to load.
-    #[error("load python.path {path}: {message}")]
+    #[error("failed to load python.path {path}: {message}")]
     Load {
         /// Path of the file.
         path: String,
@@ -151,7 +151,7 @@ mod tests {
         let url = format!("http://user:pass-word@127.0.0.1:{}/a.wasm?signature=pass-word", port.number());
         let event_loop = EventLoop::start().unwrap();
         let error = fetch(&url, &event_loop).unwrap_err();
-        let expected = format!("fetch wasm.url \"http://127.0.0.1:{}/a.wasm\"", port.number());
+        let expected = format!("failed to fetch wasm.url \"http://127.0.0.1:{}/a.wasm\"", port.number());
         assert_eq!(error.to_string(), expected);
         let mut source = error.source();
         while let Some(cause) = source {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use rlt_core::reward::Verdict;
 use tokio::sync::Semaphore;
 
-/// Permits of one function's calls, one for each processor.
-pub(super) struct Permits(Arc<Semaphore>);
+/// Limit of one function's calls, one for each processor.
+pub(super) struct ConcurrencyLimit(Arc<Semaphore>);
 
-impl Permits {
+impl ConcurrencyLimit {
     pub(super) fn of_processors() -> Self {
         let num_processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self(Arc::new(Semaphore::new(num_processors)))

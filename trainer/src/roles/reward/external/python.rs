@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 
 use super::ExternalSample;
 use super::batches::sample_json;
-use super::budget::{Bounds, Broken};
+use super::budget::{Bounds, SandboxError};
 use super::event_loop::EventLoop;
 use super::interpreter::{Interpreter, State};
 use super::module::{self, WasmError};
-use super::permits::Permits;
+use super::permits::ConcurrencyLimit;
 use super::status::Status;
 
 /// Maximum size of a file with reward functions, in bytes.
@@ -26,12 +26,12 @@ const QUOTED: usize = 500;
 /// A reward function in an interpreter, whose concurrent calls are limited to the number of processors.
 pub(super) struct PythonFunction {
     interpreter: Arc<Interpreter>,
-    permits: Permits,
+    permits: ConcurrencyLimit,
 }
 
 /// Result of a reward function for a sample, as JSON.
 #[derive(Deserialize)]
-struct Said {
+struct PythonResult {
     #[serde(default)]
     status: Status,
     value: Option<f64>,
@@ -47,7 +47,7 @@ impl PythonFunction {
         let failed = |source| WasmError::Source { path: PathBuf::from(&python.path), source };
         let source = rlt_files::read_to_string(python.path.as_ref(), MAX_SOURCE_BYTES).map_err(failed)?;
         let interpreter = load(&module::load(wasm, event_loop)?, wasm, python, &source)?;
-        Ok(Self { interpreter: Arc::new(interpreter), permits: Permits::of_processors() })
+        Ok(Self { interpreter: Arc::new(interpreter), permits: ConcurrencyLimit::of_processors() })
     }
 
     pub(super) async fn judge(&self, sample: &ExternalSample) -> Verdict {
@@ -75,18 +75,18 @@ pub(super) fn judge(interpreter: &Interpreter, mut sample: Value) -> Verdict {
     sample["run"] = json!("reward");
     // verl's name of the completion.
     sample["solution_str"] = sample["completion"].clone();
-    match said(interpreter, &sample) {
+    match run_sample(interpreter, &sample) {
         Ok(verdict) => verdict,
-        Err(broken) => interpreter.bounds().verdict(broken),
+        Err(error) => interpreter.bounds().verdict(error),
     }
 }
 
-fn said(interpreter: &Interpreter, sample: &Value) -> Result<Verdict, Broken> {
+fn run_sample(interpreter: &Interpreter, sample: &Value) -> Result<Verdict, SandboxError> {
     let (mut process, state) = interpreter.start(sample, Some(""))?;
     let output = process.take_output();
-    let said: Option<Said> = serde_json::from_slice(&output).ok();
-    Ok(match (state, said) {
-        (State::Exited(0), Some(said)) => said.verdict(),
+    let result: Option<PythonResult> = serde_json::from_slice(&output).ok();
+    Ok(match (state, result) {
+        (State::Exited(0), Some(result)) => result.verdict(),
         (State::Exited(code), _) => {
             let errors = process.errors();
             let skipped = errors.chars().count().saturating_sub(QUOTED);
@@ -97,7 +97,7 @@ fn said(interpreter: &Interpreter, sample: &Value) -> Result<Verdict, Broken> {
     })
 }
 
-impl Said {
+impl PythonResult {
     fn verdict(self) -> Verdict {
         let Self { status, value, message } = self;
         let no_value = message.clone().unwrap_or_else(|| "the function returned no value".to_owned());

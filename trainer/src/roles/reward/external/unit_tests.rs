@@ -13,12 +13,12 @@ use rlt_core::reward::code::{Program, is_expected};
 use serde_json::{Value, json};
 
 use super::ExternalSample;
-use super::budget::{Bounds, Broken};
-use super::code::{Outcome, Tally, programs_of, quoted};
+use super::budget::{Bounds, SandboxError};
+use super::code::{Outcome, TestResults, programs_of, quoted};
 use super::event_loop::EventLoop;
 use super::interpreter::{Interpreter, Process, State};
 use super::module::{self, WasmError};
-use super::permits::Permits;
+use super::permits::ConcurrencyLimit;
 
 /// Modules that the code of completions uses most, imported once.
 const IMPORTS: [&str; 16] = [
@@ -46,7 +46,7 @@ const QUOTED: usize = 300;
 /// Tests in an interpreter, whose concurrent runs are limited to the number of processors.
 pub(super) struct SandboxedTests {
     runner: Arc<Runner>,
-    permits: Permits,
+    permits: ConcurrencyLimit,
 }
 
 /// An interpreter with the limits of programs.
@@ -62,7 +62,7 @@ impl SandboxedTests {
         event_loop: &EventLoop,
     ) -> Result<Self, WasmError> {
         let runner = Runner::new(&module::load(wasm, event_loop)?, options, wasm)?;
-        Ok(Self { runner: Arc::new(runner), permits: Permits::of_processors() })
+        Ok(Self { runner: Arc::new(runner), permits: ConcurrencyLimit::of_processors() })
     }
 
     pub(super) async fn judge(&self, sample: &ExternalSample) -> Verdict {
@@ -89,19 +89,19 @@ impl Runner {
 
     /// Runs the programs that test a completion, until their verdict is certain.
     pub(super) fn verdict(&self, programs: &[Program]) -> Verdict {
-        let mut tally = Tally::of(programs, self.options.scoring);
+        let mut results = TestResults::of(programs, self.options.scoring);
         for program in programs {
             let outcome = match &program.assertion {
                 None => self.run(program),
                 Some(assertion) => self.assert(&program.code, assertion),
             };
-            match outcome.map(|outcome| tally.add(outcome)) {
+            match outcome.map(|outcome| results.add(outcome)) {
                 Ok(None) => {}
                 Ok(Some(verdict)) => return verdict,
-                Err(Late) => return Verdict::timeout(self.interpreter.bounds().reason(Broken::Time)),
+                Err(Late) => return Verdict::timeout(self.interpreter.bounds().reason(SandboxError::Time)),
             }
         }
-        tally.verdict()
+        results.verdict()
     }
 
     /// Runs a program on its input, and compares its output with the expected one.
@@ -134,7 +134,7 @@ impl Runner {
         }
     }
 
-    fn exchange(&self, code: &str, assertion: &str) -> Result<Outcome, Broken> {
+    fn exchange(&self, code: &str, assertion: &str) -> Result<Outcome, SandboxError> {
         let (mut code, _) = self.interpreter.start(&json!({"run": "code", "code": code}), None)?;
         let (mut test, mut state) =
             self.interpreter.start(&json!({"run": "test", "test": assertion}), None)?;
@@ -161,16 +161,16 @@ impl Runner {
     }
 
     /// The outcome of a program that exceeds a limit: a failed test, unless the limit depends on the machine.
-    fn failed(&self, broken: Broken) -> Result<Outcome, Late> {
+    fn failed(&self, broken: SandboxError) -> Result<Outcome, Late> {
         match broken {
-            Broken::Time => Err(Late),
+            SandboxError::Time => Err(Late),
             other => Ok(Outcome::Failed(self.interpreter.bounds().reason(other))),
         }
     }
 }
 
 /// Lets the code answer, unless it has ended.
-fn answer_of(code: &mut Process) -> Result<(), Broken> {
+fn answer_of(code: &mut Process) -> Result<(), SandboxError> {
     if code.is_suspended() { code.proceed().map(drop) } else { Ok(()) }
 }
 

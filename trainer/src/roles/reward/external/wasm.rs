@@ -17,10 +17,10 @@ use wasmi::{
 
 use super::ExternalSample;
 use super::batches::sample_json;
-use super::budget::{Bounds, Broken, Budget};
+use super::budget::{Bounds, Budget, SandboxError};
 use super::event_loop::EventLoop;
 use super::module::{self, WasmError};
-use super::permits::Permits;
+use super::permits::ConcurrencyLimit;
 
 /// A compiled module with its limits.
 pub(super) struct Sandbox {
@@ -32,13 +32,13 @@ pub(super) struct Sandbox {
 /// A sandbox whose concurrent calls are limited to the number of processors.
 pub(super) struct WasmFunction {
     sandbox: Arc<Sandbox>,
-    permits: Permits,
+    permits: ConcurrencyLimit,
 }
 
 impl WasmFunction {
     pub(super) fn new(spec: &WasmSpec, event_loop: &EventLoop) -> Result<Self, WasmError> {
         let sandbox = Sandbox::new(spec, &module::load(spec, event_loop)?)?;
-        Ok(Self { sandbox: Arc::new(sandbox), permits: Permits::of_processors() })
+        Ok(Self { sandbox: Arc::new(sandbox), permits: ConcurrencyLimit::of_processors() })
     }
 
     pub(super) async fn judge(&self, sample: &ExternalSample) -> Verdict {
@@ -86,18 +86,19 @@ impl Sandbox {
         }
     }
 
-    fn run(&self, input: &[u8]) -> Result<f64, Broken> {
+    fn run(&self, input: &[u8]) -> Result<f64, SandboxError> {
         let mut store = Store::new(&self.engine, self.bounds.limits());
         store.limiter(|limits| limits);
         let budget = Budget::begin(&self.bounds, &mut store)?;
         let mut call = Call { store, budget };
         let instance = Linker::new(&self.engine).instantiate_and_start(&mut call.store, &self.module)?;
         let memory = instance.get_memory(&call.store, "memory").ok_or_else(|| missing("memory"))?;
-        let len = i32::try_from(input.len()).map_err(|_| Broken::Wrong("the sample is too long".into()))?;
+        let len =
+            i32::try_from(input.len()).map_err(|_| SandboxError::Wrong("the sample is too long".into()))?;
         let place: i32 = call.function(&instance, "alloc", len)?;
         memory
             .write(&mut call.store, place as u32 as usize, input)
-            .map_err(|_| Broken::Wrong(format!("alloc({len}) returned {place}, which has no room")))?;
+            .map_err(|_| SandboxError::Wrong(format!("alloc({len}) returned {place}, which has no room")))?;
         call.function(&instance, "judge", (place, len))
     }
 }
@@ -108,8 +109,8 @@ struct Call {
     budget: Budget,
 }
 
-fn missing(name: &str) -> Broken {
-    Broken::Wrong(format!("the module exports no {name}"))
+fn missing(name: &str) -> SandboxError {
+    SandboxError::Wrong(format!("the module exports no {name}"))
 }
 
 impl Call {
@@ -119,15 +120,15 @@ impl Call {
         instance: &Instance,
         name: &str,
         parameters: P,
-    ) -> Result<R, Broken> {
+    ) -> Result<R, SandboxError> {
         let function = instance.get_typed_func::<P, R>(&self.store, name);
-        let function = function.map_err(|error| Broken::Wrong(format!("call {name}: {error}")))?;
+        let function = function.map_err(|error| SandboxError::Wrong(format!("call {name}: {error}")))?;
         let mut state = function.call_resumable(&mut self.store, parameters)?;
         loop {
             state = match state {
                 TypedResumableCall::Finished(result) => return Ok(result),
                 TypedResumableCall::HostTrap(_) => {
-                    return Err(Broken::Wrong("a host function trapped".into()));
+                    return Err(SandboxError::Wrong("a host function trapped".into()));
                 }
                 TypedResumableCall::OutOfFuel(stopped) => {
                     self.budget.refuel(&mut self.store, stopped.required_fuel())?;

@@ -13,7 +13,7 @@ use rlt_torch::{Activation, Error};
 use tch::{Device, Kind, Tensor};
 
 use crate::roles::rollout::experts::PackedExperts;
-use crate::roles::rollout::product::Scratch;
+use crate::roles::rollout::product::Workspace;
 use crate::roles::rollout::weights::PackedBlock;
 
 /// Output buffers of the layers with experts, for a number of rows.
@@ -36,12 +36,12 @@ pub(super) struct ExpertBuffers {
     activated: Tensor,
     /// Outputs of the sorted rows, `[n, d]`.
     outputs: Tensor,
-    beside: Option<Beside>,
+    shared_expert: Option<SharedExpertBuffers>,
 }
 
 /// Output buffers of the shared expert.
 #[derive(Debug)]
-struct Beside {
+struct SharedExpertBuffers {
     gate_up: Tensor,
     activated: Tensor,
     /// Output of the shared expert, `[rows, d]`.
@@ -71,7 +71,7 @@ impl ExpertBuffers {
             gate_up: empty([n, 2 * width]),
             activated: empty([n, width]),
             outputs: empty([n, hidden]),
-            beside: experts.shared_intermediate_size.map(|width| Beside {
+            shared_expert: experts.shared_intermediate_size.map(|width| SharedExpertBuffers {
                 gate_up: empty([rows, 2 * width]),
                 activated: empty([rows, width]),
                 output: empty([rows, hidden]),
@@ -94,28 +94,28 @@ impl ExpertBuffers {
             gate_up: first(&self.gate_up, n),
             activated: first(&self.activated, n),
             outputs: first(&self.outputs, n),
-            beside: self.beside.as_ref().map(|beside| Beside {
-                gate_up: first(&beside.gate_up, rows),
-                activated: first(&beside.activated, rows),
-                output: first(&beside.output, rows),
-                gate: first(&beside.gate, rows),
+            shared_expert: self.shared_expert.as_ref().map(|shared_expert| SharedExpertBuffers {
+                gate_up: first(&shared_expert.gate_up, rows),
+                activated: first(&shared_expert.activated, rows),
+                output: first(&shared_expert.output, rows),
+                gate: first(&shared_expert.gate, rows),
             }),
         }
     }
 }
 
 /// The packed weights of a layer with experts, and the settings of its kernels.
-pub(super) struct Mix<'a> {
+pub(super) struct MoeLaunch<'a> {
     pub(super) kernels: &'a Kernels,
     pub(super) activation: Activation,
     pub(super) experts: &'a PackedExperts,
     /// The shared expert; `None` without one.
     pub(super) block: Option<&'a PackedBlock>,
     /// Buffers of products with unmerged adapters.
-    pub(super) scratch: &'a Scratch,
+    pub(super) scratch: &'a Workspace,
 }
 
-impl Mix<'_> {
+impl MoeLaunch<'_> {
     /// Writes the output of the experts for `input`, `[rows, d]`, including the shared expert, to `out`, and
     /// digests of the choices to `digests`, i32 `[rows]`.
     pub(super) fn launch(
@@ -138,13 +138,14 @@ impl Mix<'_> {
         SwiGlu { gate_up, activation, out: &buffers.activated }.launch(kernels)?;
         let (rows, outputs) = (&buffers.activated, &buffers.outputs);
         GroupedLinear { rows, places: None, weight: &stacked.down, ends, out: outputs }.launch(kernels)?;
-        let mut combine = CombineRows { rows: outputs, weights, inverse, beside: None, gate: None, out };
-        if let Some((block, buffers)) = block.zip(buffers.beside.as_ref()) {
-            let Beside { gate_up, activated, output, gate } = buffers;
+        let mut combine =
+            CombineRows { rows: outputs, weights, inverse, shared_expert: None, gate: None, out };
+        if let Some((block, buffers)) = block.zip(buffers.shared_expert.as_ref()) {
+            let SharedExpertBuffers { gate_up, activated, output, gate } = buffers;
             block.gate_up.forward_into(input, gate_up, kernels, scratch)?;
             SwiGlu { gate_up, activation, out: activated }.launch(kernels)?;
             block.down.forward_into(activated, output, kernels, scratch)?;
-            combine.beside = Some(output);
+            combine.shared_expert = Some(output);
             if let Some(product) = &experts.shared_gate {
                 product.forward_into(input, gate, kernels, scratch)?;
                 combine.gate = Some(gate);

@@ -17,12 +17,12 @@ use rlt_torch::{Activation, CachedSegments, Error, PackedLinear, cached_attentio
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::CudaError;
-use super::experts::{ExpertBuffers, Mix};
+use super::experts::{ExpertBuffers, MoeLaunch};
 use super::peers::StreamTensorParallel;
 use super::splits::Splits;
-use crate::model::{DecoderLayer, FeedForward, Norm, PlacedFeatures, activation_of};
+use crate::model::{DecoderLayer, FeedForward, ImageEmbeddings, Norm, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
-use crate::roles::rollout::product::{DeviceProduct, Scratch};
+use crate::roles::rollout::product::{DeviceProduct, Workspace};
 use crate::roles::rollout::weights::{PackedBlock, RolloutWeights};
 
 /// Norm weights of a layer in the compute dtype; [`crate::model`] documents their positions.
@@ -47,8 +47,8 @@ fn failed(source: TchError) -> Error {
     Error::Libtorch { act: "a pass of the decoder", message: source.to_string() }
 }
 
-/// A rotary embedding: angle per position of each pair, f32, and the factor of cosines and sines.
-type Turning = (Tensor, f64);
+/// Table of a rotary embedding: angle per position of each pair, f32, and the factor of cosines and sines.
+type RotaryTable = (Tensor, f64);
 
 /// Norms, embedding and rotary frequencies in the form that kernels take.
 #[derive(Debug)]
@@ -63,9 +63,9 @@ pub(super) struct Model<'a> {
     norms: Vec<Norms>,
     final_norm: Tensor,
     /// Angles and factor of each rotary embedding of the model.
-    turnings: Vec<Turning>,
+    rotary_tables: Vec<RotaryTable>,
     /// Angles of zero, for layers without a rotary embedding.
-    no_turning: Turning,
+    no_rotary: RotaryTable,
     /// Index of the position axis, 0 to 2, that rotates each pair of a head, i32; `None` if positions have
     /// one axis.
     axes: Option<Tensor>,
@@ -75,25 +75,25 @@ pub(super) struct Model<'a> {
 }
 
 /// Inputs that describe the rows of a pass, all on the device.
-pub(super) struct Inputs {
+pub(super) struct ModelInput {
     /// Token ids, i32 `[rows]`.
     pub(super) tokens: Tensor,
     /// Positions, i32 `[rows]`, or `[3, rows]` if positions have three axes.
     pub(super) positions: Tensor,
     /// Features of images among the rows; `None` without images.
-    pub(super) images: Option<PlacedFeatures>,
+    pub(super) images: Option<ImageEmbeddings>,
     /// Whether positions have three axes.
     pub(super) has_axes: bool,
     /// Cache slots that the rows' keys and values are written to, i32 `[rows]`.
     pub(super) slots: Tensor,
-    pub(super) seen: Seen,
+    pub(super) seen: AttentionInputs,
     /// Outputs for digests of the routers' choices, i32 `[rows]` for each layer with experts; empty if they
     /// are not recorded.
     pub(super) routes: Vec<Tensor>,
 }
 
 /// The cached keys and values to which the rows of a pass attend.
-pub(super) enum Seen {
+pub(super) enum AttentionInputs {
     /// Each row attends to its own sequence, and a sequence has one row.
     Paged {
         /// Number of tokens to which each row attends, i32 `[rows]`.
@@ -106,7 +106,7 @@ pub(super) enum Seen {
 }
 
 /// Output buffers of the layers for a number of rows.
-pub(super) struct Buffers {
+pub(super) struct ActivationBuffers {
     residual: Tensor,
     added: Tensor,
     normed: Tensor,
@@ -117,7 +117,7 @@ pub(super) struct Buffers {
     gate_up: Tensor,
     activated: Tensor,
     /// Buffers of products with quantized weights or unmerged adapters.
-    scratch: Scratch,
+    scratch: Workspace,
     experts: Option<ExpertBuffers>,
     /// Outputs and workspace of paged attention; `None` for a prefill.
     paged: Option<Paged>,
@@ -138,42 +138,46 @@ impl<'a> Model<'a> {
         peers: Option<StreamTensorParallel>,
         multiprocessors: usize,
     ) -> Self {
-        let frame = &weights.frame;
-        let kind = frame.compute_kind();
+        let unpacked = &weights.unpacked;
+        let kind = unpacked.compute_kind();
         let cast = |tensor: &Tensor| tensor.detach().to_kind(kind).contiguous();
         let layout = &weights.head_layout;
-        let norms = frame.layers().iter().map(|layer| Norms::of(layer, weights, cast));
-        let turnings = frame.ropes.frequencies().iter();
-        let turnings: Vec<Turning> =
-            turnings.map(|of| (layout.pairs(&of.per_pair), of.attention_factor)).collect();
-        let nothing = Tensor::zeros([layout.filled as i64 / 2], (Kind::Float, frame.device()));
-        let has_all = frame.config.tie_word_embeddings && peers.is_none();
+        let norms = unpacked.layers().iter().map(|layer| Norms::of(layer, weights, cast));
+        let rotary_tables = unpacked.ropes.frequencies().iter();
+        let rotary_tables: Vec<RotaryTable> =
+            rotary_tables.map(|of| (layout.pairs(&of.per_pair), of.attention_factor)).collect();
+        let nothing = Tensor::zeros([layout.filled as i64 / 2], (Kind::Float, unpacked.device()));
+        let has_all = unpacked.config.tie_word_embeddings && peers.is_none();
         let tied = weights.head().plain_weight().filter(|_| has_all);
         Self {
             kernels,
             weights,
             peers,
-            embedding: tied.map_or_else(|| cast(&frame.embedding), Tensor::shallow_clone),
-            embedding_scale: frame.embedding_scale(),
-            activation: activation_of(frame.config.hidden_activation),
+            embedding: tied.map_or_else(|| cast(&unpacked.embedding), Tensor::shallow_clone),
+            embedding_scale: unpacked.embedding_scale(),
+            activation: activation_of(unpacked.config.hidden_activation),
             norms: norms.collect(),
-            final_norm: cast(&times(&frame.norm, frame.config.norm_offset, frame.config.logit_scale)),
-            turnings,
-            no_turning: (nothing, 1.0),
-            axes: frame.ropes.axes().map(|axes| layout.pairs(&axes.to_kind(Kind::Int))),
+            final_norm: cast(&times(
+                &unpacked.norm,
+                unpacked.config.norm_offset,
+                unpacked.config.logit_scale,
+            )),
+            rotary_tables,
+            no_rotary: (nothing, 1.0),
+            axes: unpacked.ropes.axes().map(|axes| layout.pairs(&axes.to_kind(Kind::Int))),
             multiprocessors,
             dequantized: weights
                 .largest_beside(DeviceProduct::dequantized_numbers)
-                .map(|numbers| Tensor::empty([numbers as i64], (kind, frame.device()))),
+                .map(|numbers| Tensor::empty([numbers as i64], (kind, unpacked.device()))),
         }
     }
 
     fn config(&self) -> &ModelConfig {
-        &self.weights.frame.config
+        &self.weights.unpacked.config
     }
 
     /// Buffers for the decode of at most `rows` rows.
-    pub(super) fn decode_buffers(&self, rows: usize) -> Buffers {
+    pub(super) fn decode_buffers(&self, rows: usize) -> ActivationBuffers {
         let config = &self.weights.shard;
         let splits = Splits {
             heads: config.num_heads,
@@ -185,24 +189,24 @@ impl<'a> Model<'a> {
         let buffers = self.buffers(rows);
         let attended = buffers.queries.empty_like();
         let workspace = Tensor::zeros([num_bytes as i64], (Kind::Uint8, self.kernels.device()));
-        Buffers { paged: Some(Paged { attended, workspace, splits }), ..buffers }
+        ActivationBuffers { paged: Some(Paged { attended, workspace, splits }), ..buffers }
     }
 
     /// Buffers for a prefill of `rows` rows.
-    pub(super) fn buffers(&self, rows: usize) -> Buffers {
-        let (config, frame) = (&self.weights.shard, &self.weights.frame);
-        let options = (frame.compute_kind(), self.kernels.device());
+    pub(super) fn buffers(&self, rows: usize) -> ActivationBuffers {
+        let (config, unpacked) = (&self.weights.shard, &self.weights.unpacked);
+        let options = (unpacked.compute_kind(), self.kernels.device());
         let (heads, kv_heads, head_dim) = (config.num_heads, config.num_kv_heads, config.head_dim);
         let has_block = (0..config.num_layers).any(|layer_idx| config.experts_of(layer_idx).is_none());
         let dense_width = if has_block { config.intermediate_size } else { 0 };
         let empty = |width: usize| Tensor::empty([rows as i64, width as i64], options);
-        Buffers {
+        ActivationBuffers {
             residual: empty(config.hidden_size),
             added: empty(config.hidden_size),
             normed: empty(config.hidden_size),
             qkv: empty((heads + 2 * kv_heads) * head_dim),
             queries: Tensor::empty([rows as i64, heads as i64, head_dim as i64], options),
-            keys: (frame.config.qk_norm == QkNorm::AllHeads).then(|| empty(kv_heads * head_dim)),
+            keys: (unpacked.config.qk_norm == QkNorm::AllHeads).then(|| empty(kv_heads * head_dim)),
             gate_up: empty(2 * dense_width),
             activated: empty(dense_width),
             scratch: self.scratch(rows),
@@ -212,13 +216,13 @@ impl<'a> Model<'a> {
     }
 
     /// Makes the scratch memory of products with quantized weights or unmerged adapters.
-    fn scratch(&self, rows: usize) -> Scratch {
-        let (layout, frame) = (&self.weights.head_layout, &self.weights.frame);
-        let options = (frame.compute_kind(), self.kernels.device());
+    fn scratch(&self, rows: usize) -> Workspace {
+        let (layout, unpacked) = (&self.weights.head_layout, &self.weights.unpacked);
+        let options = (unpacked.compute_kind(), self.kernels.device());
         let empty = |width: usize| Tensor::empty([rows as i64, width as i64], options);
         let is_beside = self.weights.largest_beside(|_| 1).is_some();
         let is_padded = is_beside && layout.own != layout.filled;
-        Scratch {
+        Workspace {
             numbers: self.dequantized.as_ref().map(Tensor::shallow_clone),
             inner: self.weights.largest_beside(DeviceProduct::num_ranks).map(empty),
             heads: is_padded.then(|| empty(self.weights.shard.num_heads * layout.own)),
@@ -229,9 +233,9 @@ impl<'a> Model<'a> {
     /// after the final norm.
     pub(super) fn run<'b>(
         &self,
-        inputs: &Inputs,
+        inputs: &ModelInput,
         cache: &mut KvCache,
-        buffers: &'b Buffers,
+        buffers: &'b ActivationBuffers,
     ) -> Result<&'b Tensor, CudaError> {
         let kernels = &self.kernels;
         EmbedGather {
@@ -259,7 +263,12 @@ impl<'a> Model<'a> {
     }
 
     /// Adds the output of the last block to the residual stream, and normalises the sum.
-    fn norm(&self, added: Option<&Tensor>, weight: &Tensor, buffers: &Buffers) -> Result<(), Error> {
+    fn norm(
+        &self,
+        added: Option<&Tensor>,
+        weight: &Tensor,
+        buffers: &ActivationBuffers,
+    ) -> Result<(), Error> {
         let config = self.config();
         let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
         let (residual, out) = (&buffers.residual, &buffers.normed);
@@ -269,9 +278,9 @@ impl<'a> Model<'a> {
     fn layer(
         &self,
         layer_idx: usize,
-        inputs: &Inputs,
+        inputs: &ModelInput,
         cache: &mut KvCache,
-        buffers: &Buffers,
+        buffers: &ActivationBuffers,
     ) -> Result<(), CudaError> {
         let norms = &self.norms[layer_idx];
         let products = self.weights.products(layer_idx);
@@ -285,10 +294,10 @@ impl<'a> Model<'a> {
         self.block_output(norms.after_attention.as_ref(), buffers)?;
         let input = self.block_input(Some(&buffers.added), norms.before_mlp.as_ref(), buffers)?;
         match (&products.feed_forward, &buffers.experts) {
-            (FeedForward::Experts { experts, beside }, Some(of_experts)) => {
+            (FeedForward::Experts { experts, shared_expert }, Some(of_experts)) => {
                 let activation = self.activation;
                 let digests = inputs.routes.get(self.place_among_experts(layer_idx));
-                Mix { kernels, activation, experts, block: beside.as_ref(), scratch }.launch(
+                MoeLaunch { kernels, activation, experts, block: shared_expert.as_ref(), scratch }.launch(
                     input,
                     of_experts,
                     digests,
@@ -304,7 +313,12 @@ impl<'a> Model<'a> {
         self.block_output(norms.after_mlp.as_ref(), buffers)
     }
 
-    fn feed_forward(&self, block: &PackedBlock, input: &Tensor, buffers: &Buffers) -> Result<(), Error> {
+    fn feed_forward(
+        &self,
+        block: &PackedBlock,
+        input: &Tensor,
+        buffers: &ActivationBuffers,
+    ) -> Result<(), Error> {
         let (kernels, scratch) = (&self.kernels, &buffers.scratch);
         block.gate_up.forward_into(input, &buffers.gate_up, kernels, scratch)?;
         let (gate_up, out) = (&buffers.gate_up, &buffers.activated);
@@ -323,7 +337,7 @@ impl<'a> Model<'a> {
         &self,
         added: Option<&Tensor>,
         norm: Option<&Tensor>,
-        buffers: &'b Buffers,
+        buffers: &'b ActivationBuffers,
     ) -> Result<&'b Tensor, Error> {
         if let Some(weight) = norm {
             self.norm(added, weight, buffers)?;
@@ -336,7 +350,7 @@ impl<'a> Model<'a> {
     }
 
     /// Completes the output of a block: all-reduces it, and applies the norm after the block if there is one.
-    fn block_output(&self, norm: Option<&Tensor>, buffers: &Buffers) -> Result<(), CudaError> {
+    fn block_output(&self, norm: Option<&Tensor>, buffers: &ActivationBuffers) -> Result<(), CudaError> {
         self.sum(&buffers.added)?;
         norm.map_or(Ok(()), |weight| {
             Ok(self.norm_in_place(&buffers.added, weight, self.config().rms_norm_eps)?)
@@ -349,7 +363,7 @@ impl<'a> Model<'a> {
     }
 
     /// Applies the norms of queries and keys over all heads, in the output of their product.
-    fn norm_over_heads(&self, norms: &Norms, buffers: &Buffers) -> Result<(), Error> {
+    fn norm_over_heads(&self, norms: &Norms, buffers: &ActivationBuffers) -> Result<(), Error> {
         let (Some([q_norm, k_norm]), Some(keys)) = (&norms.heads, &buffers.keys) else { return Ok(()) };
         let layout = &self.weights.head_layout;
         // Padded heads contain zeros, which the mean of the kernel includes.
@@ -375,29 +389,29 @@ impl<'a> Model<'a> {
     fn attend(
         &self,
         layer_idx: usize,
-        inputs: &Inputs,
+        inputs: &ModelInput,
         cache: &mut KvCache,
-        buffers: &Buffers,
+        buffers: &ActivationBuffers,
     ) -> Result<Tensor, Error> {
-        let frame = &self.weights.frame;
-        let layer = &frame.layers()[layer_idx];
+        let unpacked = &self.weights.unpacked;
+        let layer = &unpacked.layers()[layer_idx];
         let (scale, window) = (layer.attention_scale(), layer.window());
         let cache = cache.layer(layer_idx);
         let of_each_head = self.norms[layer_idx].heads.as_ref().filter(|_| buffers.keys.is_none());
         let qk_norms = of_each_head.map(|[q, k]| (q, k));
-        let turning = layer.rope_idx().and_then(|idx| self.turnings.get(idx));
-        let (inverse_frequencies, rope_factor) = turning.unwrap_or(&self.no_turning);
+        let table = layer.rope_idx().and_then(|idx| self.rotary_tables.get(idx));
+        let (inverse_frequencies, rope_factor) = table.unwrap_or(&self.no_rotary);
         RopeAndWriteKv {
             qkv: &buffers.qkv,
             inverse_frequencies,
-            norm_width: frame.config.head_dim,
+            norm_width: unpacked.config.head_dim,
             rope_factor: *rope_factor,
             positions: &inputs.positions,
             axes: self.axes.as_ref().filter(|_| inputs.has_axes),
             slots: &inputs.slots,
             qk_norms,
-            eps: frame.config.rms_norm_eps,
-            offset: frame.config.norm_offset,
+            eps: unpacked.config.rms_norm_eps,
+            offset: unpacked.config.norm_offset,
             k_cache: &cache.keys,
             v_cache: &cache.values,
             q_out: &buffers.queries,
@@ -405,9 +419,12 @@ impl<'a> Model<'a> {
         .launch(&self.kernels)?;
         let (q, k_cache, v_cache) = (&buffers.queries, &cache.keys, &cache.values);
         match (&inputs.seen, &buffers.paged) {
-            (Seen::Gathered(segments), _) => cached_attention(q, k_cache, v_cache, segments, scale, window),
-            (Seen::Paged { context_lens, block_tables }, Some(Paged { attended, workspace, splits })) => {
-                let (splits, out) = (splits.of(q.size()[0] as usize), attended);
+            (AttentionInputs::Gathered(segments), _) => {
+                cached_attention(q, k_cache, v_cache, segments, scale, window)
+            }
+            (AttentionInputs::Paged { context_lens, block_tables }, Some(paged)) => {
+                let Paged { attended: out, workspace, splits } = paged;
+                let splits = splits.of(q.size()[0] as usize);
                 PagedDecodeAttention {
                     q,
                     k_cache,
@@ -421,9 +438,9 @@ impl<'a> Model<'a> {
                     out,
                 }
                 .launch(&self.kernels)?;
-                Ok(attended.shallow_clone())
+                Ok(out.shallow_clone())
             }
-            (Seen::Paged { .. }, None) => {
+            (AttentionInputs::Paged { .. }, None) => {
                 let (expected, got) = ("buffers of a decode".into(), "those of a prefill".into());
                 Err(Error::Argument { act: "attention to the paged cache", expected, got })
             }
@@ -446,14 +463,14 @@ impl<'a> Model<'a> {
 impl Norms {
     fn of(layer: &DecoderLayer, weights: &RolloutWeights, cast: impl Fn(&Tensor) -> Tensor) -> Self {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(|norm| cast(&norm.weight));
-        let (layout, config) = (&weights.head_layout, &weights.frame.config);
+        let (layout, config) = (&weights.head_layout, &weights.unpacked.config);
         // A mean over padded heads is smaller; see `norm_over_heads`.
         let factor = match config.qk_norm {
             QkNorm::AllHeads => (layout.own as f64 / layout.filled as f64).sqrt(),
             _ => 1.0,
         };
         let of_heads =
-            |norm: &Norm| cast(&layout.turned_rows(&times(&norm.weight, config.norm_offset, factor)));
+            |norm: &Norm| cast(&layout.rope_rows(&times(&norm.weight, config.norm_offset, factor)));
         let norms = &layer.norms;
         Self {
             before_attention: norm(&norms.before_attention),
@@ -471,7 +488,7 @@ fn times(weight: &Tensor, offset: f64, factor: f64) -> Tensor {
     if factor == 1.0 { weight } else { (weight.to_kind(Kind::Float) + offset) * factor - offset }
 }
 
-impl Buffers {
+impl ActivationBuffers {
     /// Returns views of the first `rows` rows.
     pub(super) fn of_rows(&self, rows: usize) -> Self {
         let first = |tensor: &Tensor| tensor.narrow(0, 0, rows as i64);
@@ -484,7 +501,7 @@ impl Buffers {
             keys: self.keys.as_ref().map(first),
             gate_up: first(&self.gate_up),
             activated: first(&self.activated),
-            scratch: Scratch {
+            scratch: Workspace {
                 numbers: self.scratch.numbers.as_ref().map(Tensor::shallow_clone),
                 inner: self.scratch.inner.as_ref().map(first),
                 heads: self.scratch.heads.as_ref().map(first),

@@ -6,9 +6,9 @@ use rlt_torch::cuda::pinned;
 use rlt_torch::{CachedSegments, Error};
 use tch::{Kind, Tensor};
 
-use super::layers::{Inputs, Seen};
+use super::layers::{AttentionInputs, ModelInput};
 use super::{CudaError, CudaRunner, MAX_IN_FLIGHT};
-use crate::roles::rollout::images::Stretch;
+use crate::roles::rollout::images::TokenSpan;
 
 impl CudaRunner<'_> {
     /// Stores keys and values of a step's prompts, and copies the step's blocks.
@@ -23,10 +23,10 @@ impl CudaRunner<'_> {
     }
 
     /// Uploads the tokens of a pass, a row each, and the cached tokens of its sequences, by one copy.
-    fn inputs_of(&mut self, prefills: &[Prefill]) -> Result<Inputs, Error> {
+    fn inputs_of(&mut self, prefills: &[Prefill]) -> Result<ModelInput, Error> {
         let mut words = Words::of(prefills, self.layout.block_size);
-        let stretches: Vec<Stretch> = prefills.iter().map(stretch).collect();
-        let axes = self.images.positions_by_axis(&stretches);
+        let spans: Vec<TokenSpan> = prefills.iter().map(token_span).collect();
+        let axes = self.images.positions_by_axis(&spans);
         if let Some(axes) = &axes {
             words.positions = axes.iter().flatten().map(|position| *position as i32).collect();
         }
@@ -41,13 +41,13 @@ impl CudaRunner<'_> {
         let (max_queries, max_keys) = (words.max_queries, words.max_keys);
         let seen = CachedSegments { cu_queries, cu_keys, slots: seen_slots, max_queries, max_keys };
         let has_axes = axes.is_some();
-        Ok(Inputs {
+        Ok(ModelInput {
             tokens,
             positions: if has_axes { positions.view([3, -1]) } else { positions },
-            images: self.images.placed_features(&self.model.weights.frame, &stretches),
+            images: self.images.placed_features(&self.model.weights.unpacked, &spans),
             has_axes,
             slots,
-            seen: Seen::Gathered(seen),
+            seen: AttentionInputs::Gathered(seen),
             routes: Vec::new(),
         })
     }
@@ -81,9 +81,9 @@ impl CudaRunner<'_> {
     }
 }
 
-fn stretch(prefill: &Prefill) -> Stretch {
+fn token_span(prefill: &Prefill) -> TokenSpan {
     let Prefill { request_idx, first_position, ref tokens, .. } = *prefill;
-    Stretch { request_idx, first_position, len: tokens.len() }
+    TokenSpan { request_idx, first_position, len: tokens.len() }
 }
 
 /// Inputs of a pass as i32 words.

@@ -97,7 +97,7 @@ impl BatchStateLayout {
     }
 }
 
-/// Changes of the state, as [`rlt_torch::cuda::ApplyChanges`] takes them.
+/// Changes of the state, as [`rlt_torch::cuda::ApplyUpdates`] takes them.
 #[derive(Debug)]
 pub(super) struct StateUpdates {
     words: Vec<i32>,

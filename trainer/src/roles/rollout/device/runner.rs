@@ -26,7 +26,7 @@ impl Runner for CudaRunner<'_> {
     }
 
     fn add_request(&mut self, request_idx: usize, request: &Request) -> Result<(), EngineError> {
-        self.images.add(&self.model.weights.frame, request_idx, request)
+        self.images.add(&self.model.weights.unpacked, request_idx, request)
     }
 
     fn remove_request(&mut self, request_idx: usize) {

@@ -7,7 +7,7 @@ use super::layers::{Model, copy_into};
 use super::peers::StreamTensorParallel;
 
 /// Buffers of logits for a number of rows.
-pub(super) struct Scores {
+pub(super) struct LogitBuffers {
     /// Logits, `[rows, vocabulary]`.
     pub(super) of_all_tokens: Tensor,
     shards: Option<TpScores>,
@@ -25,7 +25,7 @@ struct TpScores {
 
 impl Model<'_> {
     /// Allocates buffers for the logits of at most `max_rows` rows.
-    pub(super) fn scores(&self, max_rows: usize, kind: Kind) -> Scores {
+    pub(super) fn scores(&self, max_rows: usize, kind: Kind) -> LogitBuffers {
         let empty = |size: &[i64]| Tensor::empty(size, (kind, self.device()));
         let (rows, vocab_size) = (max_rows as i64, self.vocab_size());
         let shards = self.peers.as_ref().map(|peers| {
@@ -33,11 +33,11 @@ impl Model<'_> {
             let own = empty(&[rows, longest as i64]);
             TpScores { own, of_all_ranks: empty(&[(num * max_rows * longest) as i64]), num, longest }
         });
-        Scores { of_all_tokens: empty(&[rows, vocab_size as i64]), shards }
+        LogitBuffers { of_all_tokens: empty(&[rows, vocab_size as i64]), shards }
     }
 
     /// Computes the logits of hidden states after the final norm.
-    pub(super) fn score(&self, normed: &Tensor, scores: &Scores) -> Result<(), CudaError> {
+    pub(super) fn score(&self, normed: &Tensor, scores: &LogitBuffers) -> Result<(), CudaError> {
         match (&scores.shards, &self.peers) {
             (Some(shards), Some(peers)) => {
                 self.head().forward_into(normed, &shards.own)?;
@@ -48,7 +48,7 @@ impl Model<'_> {
     }
 }
 
-impl Scores {
+impl LogitBuffers {
     /// Views of the buffers for fewer rows.
     pub(super) fn of_rows(&self, rows: usize) -> Self {
         let first = |tensor: &Tensor| tensor.narrow(0, 0, rows as i64);

@@ -66,7 +66,7 @@ pub(super) fn allocate_cache<'a>(
     planned: &[SequenceRequest],
     wanted: usize,
 ) -> Result<&'a mut KvCache, EngineError> {
-    let (kind, device) = (weights.frame.compute_kind(), weights.frame.device());
+    let (kind, device) = (weights.unpacked.compute_kind(), weights.unpacked.device());
     let block_bytes = kv_cache::block_bytes(&weights.shard, options.block_size, kind);
     let left = options.memory.map_or(usize::MAX, |share| share.bytes().saturating_sub(weights.num_bytes()));
     let allowed = left.min(options.max_cache_bytes.unwrap_or(usize::MAX)) / block_bytes.max(1);

@@ -26,7 +26,7 @@ pub enum Command {
         request_idx: usize,
         /// The request, with a seed for each sample.
         request: Request,
-        /// Whether its sequences stay when they have ended, so that they can be extended.
+        /// Whether the request's sequences stay after their end, so that they can be extended.
         keep_open: bool,
     },
     /// Begins another turn of a sequence that has ended and is kept open. It samples what a new request
@@ -69,7 +69,7 @@ pub enum Event {
         /// Log-prob of the token, as in [`Completion::rollout_logprobs`].
         logprob: f32,
     },
-    /// A turn has ended of a sequence that is kept open.
+    /// A sequence that is kept open has ended a turn.
     TurnOver {
         /// The sequence, which can be extended now.
         id: SequenceId,

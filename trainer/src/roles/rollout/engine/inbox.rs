@@ -131,7 +131,7 @@ mod tests {
     use super::*;
     use crate::roles::rollout::Request;
 
-    /// A request of numbers that do not survive every format.
+    /// Makes a request with values that some formats cannot represent, such as NaN.
     fn odd() -> Request {
         let sampling = SamplingParams {
             temperature: f64::INFINITY,

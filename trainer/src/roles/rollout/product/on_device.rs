@@ -17,10 +17,10 @@ use rlt_torch::cuda::{Dequantize, Kernels, QUANTIZED_FEW_ROWS, QuantizedLinear, 
 use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, TchError, Tensor, no_grad};
 
-use super::{PackOptions, ProjectionShard, adapter_matrices, bytes_of, fused};
-use crate::model::tp_shards::TpCut;
-use crate::model::{Adapter, BaseWeight, NamedTensors, Projection, ProjectionWeights};
-use crate::roles::rollout::wide_heads::HeadLayout;
+use super::{ProductOptions, ProjectionShard, adapter_matrices, bytes_of, fused};
+use crate::model::tp_shards::TpSharding;
+use crate::model::{Adapter, BaseWeight, Linear, NamedTensors, ProjectionWeights};
+use crate::roles::rollout::wide_heads::PaddedHeads;
 
 /// Products of projections with the same inputs, side by side.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ enum Base {
 
 /// Buffers that products share, one after the other.
 #[derive(Debug)]
-pub(in crate::roles::rollout) struct Scratch {
+pub(in crate::roles::rollout) struct Workspace {
     /// Buffer for weights that are dequantized side by side.
     pub(in crate::roles::rollout) numbers: Option<Tensor>,
     /// Buffer for the output of A, [rows, most adapter ranks side by side].
@@ -81,10 +81,10 @@ pub(in crate::roles::rollout) struct Scratch {
 impl DeviceProduct {
     /// Makes the product of `shards` of projections, with their indices among q, k, v, o, gate, up and down.
     pub(in crate::roles::rollout) fn new(
-        shards: Vec<(usize, &Projection, ProjectionShard)>,
-        cut: &TpCut<'_>,
-        layout: &HeadLayout,
-        options: PackOptions,
+        shards: Vec<(usize, &Linear, ProjectionShard)>,
+        cut: &TpSharding<'_>,
+        layout: &PaddedHeads,
+        options: ProductOptions,
         scale: f64,
     ) -> Result<Self, Error> {
         let reads_heads = shards.iter().any(|(product, ..)| *product == OUTPUT);
@@ -131,7 +131,7 @@ impl DeviceProduct {
     fn push_dense(
         &mut self,
         dense: &mut Vec<ProjectionWeights>,
-        PackOptions { kind, shares, rows_hint }: PackOptions,
+        ProductOptions { kind, shares, rows_hint }: ProductOptions,
     ) -> Result<(), Error> {
         if !dense.is_empty() {
             let (weight, bias) = fused(&std::mem::take(dense), kind, shares);
@@ -149,7 +149,7 @@ impl DeviceProduct {
         matrix: &QuantizedMatrix,
         rows: Option<Tensor>,
         bias: Option<&Tensor>,
-        PackOptions { kind, shares, .. }: PackOptions,
+        ProductOptions { kind, shares, .. }: ProductOptions,
     ) -> i64 {
         let outputs = rows.as_ref().map_or(matrix.size()[0], |rows| rows.size()[0]);
         let own = matrix.map(|tensor| if shares { tensor.detach() } else { tensor.detach().copy() });
@@ -181,10 +181,10 @@ impl DeviceProduct {
     /// from the trainer.
     pub(super) fn take_adapter<'a>(
         &mut self,
-        of_name: &impl Fn(&str) -> Option<&'a Projection>,
+        of_name: &impl Fn(&str) -> Option<&'a Linear>,
         gathered: Option<&NamedTensors>,
-        options: PackOptions,
-        layout: &HeadLayout,
+        options: ProductOptions,
+        layout: &PaddedHeads,
     ) -> Result<usize, Error> {
         self.adapter = None;
         let (mut all_a, mut all_b, mut num_bytes) = (Vec::new(), Vec::new(), 0);
@@ -257,7 +257,7 @@ impl DeviceProduct {
         x: &Tensor,
         out: &Tensor,
         kernels: &Kernels,
-        scratch: &Scratch,
+        scratch: &Workspace,
     ) -> Result<(), Error> {
         let failed = |error: TchError| Error::Libtorch { act: ADAPTER, message: error.to_string() };
         let own_heads;
@@ -307,7 +307,7 @@ impl Base {
         x: &Tensor,
         out: &Tensor,
         kernels: &Kernels,
-        scratch: &Scratch,
+        scratch: &Workspace,
     ) -> Result<(), Error> {
         let (weights, bias) = match self {
             Self::Dense(packed) => return packed.forward_into(x, out),
@@ -338,7 +338,7 @@ fn stored_rows(
     matrix: &QuantizedMatrix,
     product: usize,
     shard: &ProjectionShard,
-    layout: &HeadLayout,
+    layout: &PaddedHeads,
 ) -> Result<Option<Tensor>, Error> {
     let [outputs, inputs] = matrix.size();
     if !shard.has_all_inputs(inputs as usize) {

@@ -9,7 +9,7 @@ use tch::Tensor;
 use super::{Runner, StepInput, StepOutput, timed};
 use crate::model::{Adapter, DecoderLayer, RouteLog};
 use crate::parallel::RankError;
-use crate::roles::rollout::images::{RequestImages, Stretch};
+use crate::roles::rollout::images::{RequestImages, TokenSpan};
 use crate::roles::rollout::kv_cache::{KvCache, LayerCache};
 use crate::roles::rollout::weights::RolloutWeights;
 use crate::roles::rollout::{EngineError, Request, RolloutStats, sampler};
@@ -34,7 +34,7 @@ pub(in crate::roles::rollout) struct CpuRunner<'a> {
 struct Batch {
     tokens: Vec<i64>,
     /// Runs of consecutive tokens, each with its request and first position.
-    stretches: Vec<Stretch>,
+    spans: Vec<TokenSpan>,
     position_ids: Vec<i64>,
     /// Index of each token's slot in the cache.
     slot_mapping: Vec<i64>,
@@ -69,24 +69,24 @@ impl<'a> CpuRunner<'a> {
     fn decode(&mut self, sequences: &[Sequence]) -> Result<Tensor, RankError> {
         let batch = prepare_decode(sequences, self.cache.block_size());
         let hidden_bd = self.forward(&batch, true)?;
-        let normed_bd = self.weights.frame.final_norm(&hidden_bd, Adapter::On);
+        let normed_bd = self.weights.unpacked.final_norm(&hidden_bd, Adapter::On);
         Ok(self.weights.logits(&normed_bd)?.to_kind(tch::Kind::Float))
     }
 
     /// Hidden states [t, d] after the last layer.
     fn forward(&mut self, batch: &Batch, logs_routes: bool) -> Result<Tensor, RankError> {
         let tokens = Tensor::from_slice(&batch.tokens);
-        let frame = &self.weights.frame;
-        let position_ids = self.images.position_ids(&batch.stretches, &batch.position_ids);
-        let rope = frame.rope(&position_ids);
+        let unpacked = &self.weights.unpacked;
+        let position_ids = self.images.position_ids(&batch.spans, &batch.position_ids);
+        let rope = unpacked.rope(&position_ids);
         let attention = batch.context.attention();
-        let features = self.images.placed_features(frame, &batch.stretches);
-        let embedded_td = frame.embed(&tokens, Adapter::On);
+        let features = self.images.placed_features(unpacked, &batch.spans);
+        let embedded_td = unpacked.embed(&tokens, Adapter::On);
         let mut hidden_td = match &features {
             Some(features) => features.in_place_of(&embedded_td),
             None => embedded_td,
         };
-        for (layer_idx, layer) in self.weights.frame.layers().iter().enumerate() {
+        for (layer_idx, layer) in self.weights.unpacked.layers().iter().enumerate() {
             let cache = self.cache.layer(layer_idx);
             let mut attend = |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| {
                 rlt_torch::write_kv(&mut cache.keys, &mut cache.values, k_tkd, v_tkd, &batch.slot_mapping);
@@ -109,7 +109,7 @@ impl Runner for CpuRunner<'_> {
     }
 
     fn add_request(&mut self, request_idx: usize, request: &Request) -> Result<(), EngineError> {
-        self.images.add(&self.weights.frame, request_idx, request)
+        self.images.add(&self.weights.unpacked, request_idx, request)
     }
 
     fn remove_request(&mut self, request_idx: usize) {
@@ -181,13 +181,13 @@ impl Context {
 /// whose tokens attend to the cache, themselves included.
 fn prepare_prefill(prefills: &[Prefill]) -> Batch {
     let mut tokens = Vec::new();
-    let mut stretches = Vec::new();
+    let mut spans = Vec::new();
     let mut position_ids = Vec::new();
     let mut slot_mapping = Vec::new();
     let mut cu_seqlens = vec![0];
     for prefill in prefills {
         let (request_idx, first_position) = (prefill.request_idx, prefill.first_position);
-        stretches.push(Stretch { request_idx, first_position, len: prefill.tokens.len() });
+        spans.push(TokenSpan { request_idx, first_position, len: prefill.tokens.len() });
         let first = first_position as i64;
         tokens.extend(prefill.tokens.iter().map(|&token| i64::from(token)));
         position_ids.extend(first..first + prefill.tokens.len() as i64);
@@ -202,15 +202,15 @@ fn prepare_prefill(prefills: &[Prefill]) -> Batch {
         },
         _ => Context::Stream { cu_seqlens },
     };
-    Batch { tokens, stretches, position_ids, slot_mapping, context }
+    Batch { tokens, spans, position_ids, slot_mapping, context }
 }
 
 fn prepare_decode(sequences: &[Sequence], block_size: usize) -> Batch {
     let table = |sequence: &Sequence| sequence.block_table().map(|block| block as i32).collect();
-    let stretch =
-        |s: &Sequence| Stretch { request_idx: s.request_idx, first_position: s.last_position(), len: 1 };
+    let token_span =
+        |s: &Sequence| TokenSpan { request_idx: s.request_idx, first_position: s.last_position(), len: 1 };
     Batch {
-        stretches: sequences.iter().map(stretch).collect(),
+        spans: sequences.iter().map(token_span).collect(),
         tokens: sequences.iter().map(|s| i64::from(s.last_token())).collect(),
         position_ids: sequences.iter().map(|s| s.last_position() as i64).collect(),
         slot_mapping: sequences.iter().map(|s| s.last_slot(block_size) as i64).collect(),

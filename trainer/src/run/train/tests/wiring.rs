@@ -161,7 +161,7 @@ fn corrected(roles: &Roles, correction: &Value) -> Batch {
     RolloutCorrection::of(&algorithm).apply(roles, batch).unwrap()
 }
 
-/// Which tokens of a sequence the rule of this name keeps, by its documentation.
+/// Tokens of a sequence that the rule of this name keeps, by its documentation.
 fn kept(statistic: &str, log_ratios: [f64; 3], (lower, upper): (f64, f64)) -> [bool; 3] {
     let (level, divergence) = statistic.split_at(statistic.len() - 2);
     let values = log_ratios.map(|x| match divergence {
@@ -523,8 +523,9 @@ fn the_value_clip_bounds_how_far_a_prediction_may_move() {
         let mut batch = batch(&[3, 2]);
         // A new critic predicts 0. It was 1 before the update, and -2 is right.
         (batch.values, batch.returns) = (Some(vec![1.0; 5]), Some(vec![-2.0; 5]));
-        let portions = roles.critic.portions;
-        let report = roles.critic.value_function.as_mut().unwrap().learn(&batch, portions).unwrap().metrics();
+        let mini_batches = roles.critic.mini_batches;
+        let report =
+            roles.critic.value_function.as_mut().unwrap().learn(&batch, mini_batches).unwrap().metrics();
         let error = (1.0_f64 - clip).max(0.0) + 2.0;
         let got = ["critic/vf_loss", "critic/vf_clipfrac"].map(|name| report[name]);
         assert_close(&got, &[0.5 * error * error, if clip < 1.0 { 1.0 } else { 0.0 }], clip);

@@ -9,11 +9,11 @@ use std::time::Instant;
 use tch::Tensor;
 
 use super::link::{Link, await_until};
-use super::{border, started};
-use crate::border::{Outcome, raw};
-use crate::collectives::seat::Seat;
+use super::{ffi, started};
+use crate::collectives::member::GroupMember;
 use crate::collectives::{CollectiveError, Reduction, Traffic};
 use crate::cuda::Event;
+use crate::ffi::{Outcome, raw};
 
 /// Ranks with one GPU each, whose operations are ordered by libtorch's current stream. All of them enqueue
 /// the same operations in the same order, and none may be in flight when the group is dropped.
@@ -22,25 +22,25 @@ use crate::cuda::Event;
 /// one once before capturing, so that NCCL is connected.
 pub struct StreamGroup {
     link: Arc<Link>,
-    seat: Arc<Seat>,
+    member: Arc<GroupMember>,
     num_started: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for StreamGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamGroup").field("seat", &self.seat).finish()
+        f.debug_struct("StreamGroup").field("member", &self.member).finish()
     }
 }
 
 impl StreamGroup {
-    pub(super) fn new(link: Arc<Link>, seat: Arc<Seat>, num_started: Arc<AtomicU64>) -> Self {
-        Self { link, seat, num_started }
+    pub(super) fn new(link: Arc<Link>, member: Arc<GroupMember>, num_started: Arc<AtomicU64>) -> Self {
+        Self { link, member, num_started }
     }
 
     /// Records that this rank begins a series of operations, so that other ranks can see its progress.
     /// Returns the sequence number of the series.
     pub fn begin(&self) -> u64 {
-        started(&self.seat, &self.num_started)
+        started(&self.member, &self.num_started)
     }
 
     /// Replaces `tensor` on every rank by the reduction over all ranks, bitwise equal everywhere.
@@ -48,11 +48,11 @@ impl StreamGroup {
     /// # Errors
     /// When the tensor is not contiguous, or NCCL fails.
     pub fn all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<(), CollectiveError> {
-        self.seat.admit_all_reduce(tensor)?;
+        self.member.admit_all_reduce(tensor)?;
         self.put("all-reduce", |link| {
             // SAFETY: a live communicator and a borrowed tensor, whose memory lives as long as the work of
             // the stream.
-            unsafe { border::rlt_nccl_all_reduce(link, raw(tensor), reduction.code(), true) }
+            unsafe { ffi::rlt_nccl_all_reduce(link, raw(tensor), reduction.code(), true) }
         })
     }
 
@@ -61,10 +61,10 @@ impl StreamGroup {
     /// # Errors
     /// When `output` does not have the elements of `input` once per rank, or NCCL fails.
     pub fn all_gather(&self, output: &Tensor, input: &Tensor) -> Result<(), CollectiveError> {
-        self.seat.admit_all_gather(output, input)?;
+        self.member.admit_all_gather(output, input)?;
         self.put("all-gather", |link| {
             // SAFETY: as above.
-            unsafe { border::rlt_nccl_all_gather(link, raw(output), raw(input), true) }
+            unsafe { ffi::rlt_nccl_all_gather(link, raw(output), raw(input), true) }
         })
     }
 
@@ -73,7 +73,7 @@ impl StreamGroup {
         operation: &'static str,
         call: impl FnOnce(*mut std::ffi::c_void) -> Outcome,
     ) -> Result<(), CollectiveError> {
-        let deadline = Instant::now() + self.seat.timeout;
+        let deadline = Instant::now() + self.member.timeout;
         let put = || {
             self.link.call(operation, call)?;
             // NCCL enqueues it from another thread, and later work must be enqueued after it.
@@ -88,7 +88,7 @@ impl StreamGroup {
     /// When a rank is lost or times out. The error names it, and operations in flight on this rank are
     /// aborted.
     pub fn wait(&self, operation: &'static str, sequence: u64, event: &Event) -> Result<(), CollectiveError> {
-        let deadline = Instant::now() + self.seat.timeout;
+        let deadline = Instant::now() + self.member.timeout;
         let is_done = || {
             let happened = event.has_happened().map_err(|error| error.to_string())?;
             Ok(self.link.is_settled()? && happened)
@@ -98,16 +98,16 @@ impl StreamGroup {
 
     fn failed(&self, operation: &'static str, sequence: u64, message: String) -> CollectiveError {
         self.link.give_up();
-        self.seat.failed(operation, sequence, message)
+        self.member.failed(operation, sequence, message)
     }
 
     /// Returns the number of bytes that this rank has exchanged so far, in all of its groups.
     pub fn traffic(&self) -> Traffic {
-        self.seat.meter.total()
+        self.member.meter.total()
     }
 
     /// Adds what a graph exchanges to the count, for each launch but the first; capturing counted that.
     pub fn count_again(&self, traffic: Traffic) {
-        self.seat.meter.count(traffic);
+        self.member.meter.count(traffic);
     }
 }

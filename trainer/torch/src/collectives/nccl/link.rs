@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::super::border;
+use super::super::ffi;
 use super::super::store::Store;
 use crate::Error;
-use crate::border::{Outcome, check};
+use crate::ffi::{Outcome, check};
 
 /// Size of the NCCL unique id by which members of a communicator find each other, in bytes.
 const NAME_BYTES: usize = 128;
@@ -26,7 +26,7 @@ const FAREWELL: Duration = Duration::from_secs(10);
 pub(super) fn version() -> Result<i32, Error> {
     let mut version = 0;
     // SAFETY: a place for the answer.
-    check("asking for NCCL's version", unsafe { border::rlt_nccl_version(&mut version) })?;
+    check("asking for NCCL's version", unsafe { ffi::rlt_nccl_version(&mut version) })?;
     Ok(version)
 }
 
@@ -57,7 +57,7 @@ pub(super) fn agree_on_name(
     if place == 0 {
         let mut name = [0; NAME_BYTES];
         // SAFETY: a place for as many bytes.
-        checked("drawing a name", unsafe { border::rlt_nccl_name(name.as_mut_ptr()) })?;
+        checked("drawing a name", unsafe { ffi::rlt_nccl_name(name.as_mut_ptr()) })?;
         store.set(key, &to_text(&name)).map_err(lost)?;
         return Ok(name);
     }
@@ -108,7 +108,7 @@ impl Link {
         let mut pointer = std::ptr::null_mut();
         // SAFETY: as many bytes as a name has, and a place for the result.
         let outcome = unsafe {
-            border::rlt_nccl_join(name.as_ptr(), place as i32, size as i32, device_idx as i32, &mut pointer)
+            ffi::rlt_nccl_join(name.as_ptr(), place as i32, size as i32, device_idx as i32, &mut pointer)
         };
         checked("connecting", outcome)?;
         Ok(Self { pointer: Mutex::new(Pointer(pointer)), device_idx })
@@ -136,62 +136,62 @@ impl Link {
     pub(super) fn is_settled(&self) -> Result<bool, String> {
         let mut is_settled = false;
         // SAFETY: a live communicator and a place for the answer.
-        self.call("looking", |link| unsafe { border::rlt_nccl_is_settled(link, &mut is_settled) })?;
+        self.call("looking", |link| unsafe { ffi::rlt_nccl_is_settled(link, &mut is_settled) })?;
         Ok(is_settled)
     }
 
     /// Records an event after all work enqueued on the stream.
-    pub(super) fn mark(&self) -> Result<Mark, String> {
+    pub(super) fn mark(&self) -> Result<CudaEvent, String> {
         let mut pointer = std::ptr::null_mut();
         // SAFETY: a live communicator and a place for the result.
-        self.call("marking", |link| unsafe { border::rlt_nccl_mark(link, &mut pointer) })?;
-        Ok(Mark(Pointer(pointer)))
+        self.call("marking", |link| unsafe { ffi::rlt_nccl_mark(link, &mut pointer) })?;
+        Ok(CudaEvent(Pointer(pointer)))
     }
 
     /// Aborts operations in flight on this rank; no other operation can be started.
     pub(super) fn give_up(&self) {
         // SAFETY: a live communicator.
-        unsafe { border::rlt_nccl_give_up(self.lock().0) }
+        unsafe { ffi::rlt_nccl_give_up(self.lock().0) }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
         // SAFETY: a live communicator.
-        let finalized = self.call("ending", |link| unsafe { border::rlt_nccl_finalize(link) });
+        let finalized = self.call("ending", |link| unsafe { ffi::rlt_nccl_finalize(link) });
         let left = finalized.and_then(|()| await_until(Instant::now() + FAREWELL, || self.is_settled()));
         if left.is_err() {
             self.give_up();
         }
         // SAFETY: made by `rlt_nccl_join` and freed once, here.
-        unsafe { border::rlt_nccl_free(self.lock().0) }
+        unsafe { ffi::rlt_nccl_free(self.lock().0) }
     }
 }
 
 /// An event on a communicator's stream. The communicator must outlive it.
 #[derive(Debug)]
-pub(super) struct Mark(Pointer);
+pub(super) struct CudaEvent(Pointer);
 
-impl Mark {
+impl CudaEvent {
     /// Whether the stream has passed the event.
     pub(super) fn is_past(&self) -> Result<bool, String> {
         let mut is_past = false;
         // SAFETY: a live mark and a place for the answer.
-        checked("looking", unsafe { border::rlt_nccl_is_past(self.0.0, &mut is_past) })?;
+        checked("looking", unsafe { ffi::rlt_nccl_is_past(self.0.0, &mut is_past) })?;
         Ok(is_past)
     }
 
     /// Makes later work of the compute stream wait for the event.
     pub(super) fn compute_after(&self) -> Result<(), String> {
         // SAFETY: a live mark of a live communicator.
-        checked("ordering streams", unsafe { border::rlt_nccl_compute_after(self.0.0) })
+        checked("ordering streams", unsafe { ffi::rlt_nccl_compute_after(self.0.0) })
     }
 }
 
-impl Drop for Mark {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         // SAFETY: made by `rlt_nccl_mark` and freed once, here.
-        unsafe { border::rlt_nccl_mark_free(self.0.0) }
+        unsafe { ffi::rlt_nccl_mark_free(self.0.0) }
     }
 }
 

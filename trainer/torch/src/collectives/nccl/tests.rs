@@ -6,8 +6,8 @@ use super::*;
 use crate::collectives::{Membership, Rendezvous, serve_store};
 
 fn join(rendezvous: &Rendezvous) -> Result<NcclGroup, CollectiveError> {
-    let seat = rendezvous.seat("gpus", &[0], 0);
-    NcclGroup::join(rendezvous.store(), 3, Arc::new(seat), 0)
+    let member = rendezvous.member("gpus", &[0], 0);
+    NcclGroup::join(rendezvous.store(), 3, Arc::new(member), 0)
 }
 
 fn alone() -> (Store, Rendezvous) {

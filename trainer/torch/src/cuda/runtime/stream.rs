@@ -4,10 +4,10 @@
 //! A device's default stream is null for the driver, which interprets it as that of the thread's current
 //! context. So each call enters the context of its stream's device.
 
-use super::super::operand::cuda_index;
+use super::super::launch_checks::cuda_index;
 use super::driver::{Context, Driver, Handle};
 use crate::Error;
-use crate::border::{check, rlt_current_stream, rlt_exchange_stream, rlt_pool_stream};
+use crate::ffi::{check, rlt_current_stream, rlt_exchange_stream, rlt_pool_stream};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::marker::PhantomData;

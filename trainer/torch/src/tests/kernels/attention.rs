@@ -1,4 +1,4 @@
-//! From a fused projection to attention over the paged cache.
+//! Kernels between a fused projection and the attention over the paged cache.
 
 use tch::{Device, Kind, Tensor};
 

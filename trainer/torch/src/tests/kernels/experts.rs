@@ -79,7 +79,7 @@ fn a_route_is_the_cpu_s_choice_with_its_weights() {
 }
 
 #[test]
-fn of_equal_experts_the_lower_numbers_are_chosen_and_a_nan_before_any_number() {
+fn the_lower_indices_of_equal_experts_are_chosen_and_a_nan_before_any_number() {
     in_every_order(|kernels| {
         let mut scores = vec![0.5_f32; 70];
         (scores[66], scores[9]) = (2.0, 2.0);
@@ -253,17 +253,18 @@ fn weighted_sums_with_a_shared_expert_equal_the_cpus() {
                 let (t, k) = (tokens as i64, per_token as i64);
                 let x = randn(&[t * k, width], 6).to_kind(kind);
                 let weights = randn(&[t, k], 7);
-                let (beside, gate) = (randn(&[t, width], 8).to_kind(kind), randn(&[t, 1], 9).to_kind(kind));
+                let (shared_expert, gate) =
+                    (randn(&[t, width], 8).to_kind(kind), randn(&[t, 1], 9).to_kind(kind));
                 let mixed = rows.combine(&x, &weights);
-                let gated = &mixed + gate.sigmoid() * &beside;
-                for (beside, gate, expected) in [
+                let gated = &mixed + gate.sigmoid() * &shared_expert;
+                for (shared_expert, gate, expected) in [
                     (None, None, &mixed),
-                    (Some(&beside), None, &(&mixed + &beside)),
-                    (Some(&beside), Some(&gate), &gated),
+                    (Some(&shared_expert), None, &(&mixed + &shared_expert)),
+                    (Some(&shared_expert), Some(&gate), &gated),
                 ] {
                     let out = Tensor::zeros([t, width], (kind, Device::Cpu));
                     let inverse = &inverse;
-                    CombineRows { rows: &x, weights: &weights, inverse, beside, gate, out: &out }
+                    CombineRows { rows: &x, weights: &weights, inverse, shared_expert, gate, out: &out }
                         .launch(kernels)
                         .unwrap();
                     assert_near("weighed sum", &out, expected);

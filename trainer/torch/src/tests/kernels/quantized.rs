@@ -31,7 +31,7 @@ fn matrices() -> Vec<QuantizedMatrix> {
     ]
 }
 
-/// As bytes, so that -0 is not 0.
+/// Compares bytes, so that -0 is not 0.
 fn assert_same_bits(got: &Tensor, expected: &Tensor, what: &str) {
     assert_eq!((got.kind(), got.size()), (expected.kind(), expected.size()), "{what}");
     let bytes = |tensor: &Tensor| {

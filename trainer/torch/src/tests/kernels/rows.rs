@@ -81,7 +81,7 @@ fn any_number_of_rows_is_normed_and_activated() {
     });
 }
 
-/// What autograd finds for `inputs` under the gradient `grad` of `of` them.
+/// Gradients of `inputs` by autograd under the gradient `grad` of `of` them.
 fn gradients<const N: usize>(
     inputs: [&Tensor; N],
     grad: &Tensor,

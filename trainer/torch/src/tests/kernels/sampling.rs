@@ -51,7 +51,7 @@ impl Rows {
         self.drawn_in(&workspace, kernels)
     }
 
-    /// As [`Self::drawn`], with a workspace that other launches have used.
+    /// Draws as [`Self::drawn`] does, with a workspace that other launches have used.
     fn drawn_in(&self, workspace: &Tensor, kernels: &Kernels) -> (Vec<i32>, Vec<f32>) {
         let [rows, _] = self.logits.size()[..] else { panic!("a matrix of logits") };
         let all: Vec<i64> =
@@ -73,7 +73,7 @@ impl Rows {
         (words(&tokens), floats(&logprobs))
     }
 
-    /// What the host draws for a row, with its log-prob.
+    /// Draws for a row on the host, and returns the token with its log-prob.
     fn expected(&self, row: usize) -> (i32, f32) {
         let params = &self.params[row];
         let mut logits = floats(&self.logits.get(row as i64));
@@ -189,7 +189,7 @@ fn banned_tokens_are_never_drawn() {
 }
 
 #[test]
-fn of_equal_tokens_the_first_are_kept() {
+fn the_first_of_equal_tokens_are_kept() {
     in_every_order(|kernels| {
         for kind in KINDS {
             let logits = (randn(&[all_params().len() as i64, 600], 4) * 1.5).round();

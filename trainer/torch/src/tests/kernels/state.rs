@@ -5,7 +5,7 @@ use rlt_core::permutation::splitmix64;
 use tch::{Device, Kind, Tensor};
 
 use super::{KINDS, floats, in_every_order, ints, randn, words};
-use crate::cuda::{Advance, ApplyChanges, DeviceDigest, DropoutMask, EmbedGather, MarkSeen};
+use crate::cuda::{Advance, ApplyUpdates, DeviceDigest, DropoutMask, EmbedGather, MarkSeen};
 
 #[test]
 fn embeddings_are_gathered_and_scaled() {
@@ -139,7 +139,7 @@ fn words_are_written_and_copied_by_the_list_of_changes() {
         changes[0] = (changes.len() as i32 - 1) / 2;
         changes.extend([9_600, 1]);
         let state = ints(&before);
-        ApplyChanges { changes: &ints(&changes), state: &state }.launch(kernels).unwrap();
+        ApplyUpdates { changes: &ints(&changes), state: &state }.launch(kernels).unwrap();
         assert_eq!(words(&state), expected);
     });
 }

@@ -88,7 +88,8 @@ impl<'a> Reader<'a> {
         self.tokens.push(token);
     }
 
-    /// Reads digits. A separator between one to three digits and exactly three digits belongs to the number.
+    /// Reads a number's digits. A separator between one to three digits and exactly three digits belongs to
+    /// the number.
     fn read_number(&mut self) {
         let mut digits = self.take(|byte| byte.is_ascii_digit()).to_owned();
         if (1..=3).contains(&digits.len()) && !digits.starts_with('0') {

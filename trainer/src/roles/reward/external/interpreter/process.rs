@@ -2,7 +2,7 @@
 
 use wasmi::{Error, Func, Memory, ResumableCall, ResumableCallHostTrap, Store, Val};
 
-use super::super::budget::{Bounds, Broken, Budget};
+use super::super::budget::{Bounds, Budget, SandboxError};
 use super::wasi::{Host, Stop};
 
 /// An instance of the interpreter's module with its WASI host.
@@ -32,15 +32,15 @@ impl Process {
         mut store: Store<Host>,
         instance: wasmi::Instance,
         bounds: &Bounds,
-    ) -> Result<Self, Broken> {
+    ) -> Result<Self, SandboxError> {
         let memory = instance.get_memory(&store, "memory");
-        let memory = memory.ok_or_else(|| Broken::Wrong("the module exports no memory".into()))?;
+        let memory = memory.ok_or_else(|| SandboxError::Wrong("the module exports no memory".into()))?;
         let budget = Budget::begin(bounds, &mut store)?;
         Ok(Self { store, memory, instance, budget, results: Vec::new(), suspended: None })
     }
 
     /// Calls a function of the module, until the process stops.
-    pub(super) fn call(&mut self, function: Func, parameters: &[Val]) -> Result<State, Broken> {
+    pub(super) fn call(&mut self, function: Func, parameters: &[Val]) -> Result<State, SandboxError> {
         let num_results = function.ty(&self.store).results().len();
         self.results = vec![Val::I32(0); num_results];
         let called = function.call_resumable(&mut self.store, parameters, &mut self.results);
@@ -48,7 +48,7 @@ impl Process {
     }
 
     /// Begins to count limits, and seeds random bytes from `input`: the code of a sample runs from here on.
-    pub(super) fn begin(&mut self, input: &[u8], bounds: &Bounds) -> Result<(), Broken> {
+    pub(super) fn begin(&mut self, input: &[u8], bounds: &Bounds) -> Result<(), SandboxError> {
         self.store.data_mut().begin(input, bounds.fuel);
         self.budget = Budget::begin(bounds, &mut self.store)?;
         Ok(())
@@ -63,9 +63,9 @@ impl Process {
     }
 
     /// Continues the process where it stopped.
-    pub(in super::super) fn proceed(&mut self) -> Result<State, Broken> {
+    pub(in super::super) fn proceed(&mut self) -> Result<State, SandboxError> {
         let Some(suspended) = self.suspended.take() else {
-            return Err(Broken::Wrong("it has ended".into()));
+            return Err(SandboxError::Wrong("it has ended".into()));
         };
         let errno = match suspended.host_error().downcast_ref::<Stop>() {
             Some(Stop::Waits) => {
@@ -100,12 +100,12 @@ impl Process {
         String::from_utf8_lossy(&self.store.data().stderr).into_owned()
     }
 
-    fn advance(&mut self, called: Result<ResumableCall, Error>) -> Result<State, Broken> {
+    fn advance(&mut self, called: Result<ResumableCall, Error>) -> Result<State, SandboxError> {
         let mut call = called?;
         loop {
             call = match call {
                 ResumableCall::Finished => {
-                    return Err(Broken::Wrong("the interpreter returned without an exit code".into()));
+                    return Err(SandboxError::Wrong("the interpreter returned without an exit code".into()));
                 }
                 ResumableCall::OutOfFuel(out) => {
                     self.budget.refuel(&mut self.store, out.required_fuel())?;
@@ -122,16 +122,16 @@ impl Process {
                     }
                     Some(Stop::Exit(code)) => return Ok(State::Exited(*code)),
                     Some(stop) => return Err(stopped(*stop)),
-                    None => return Err(Broken::Wrong(trap.host_error().to_string())),
+                    None => return Err(SandboxError::Wrong(trap.host_error().to_string())),
                 },
             };
         }
     }
 }
 
-fn stopped(stop: Stop) -> Broken {
+fn stopped(stop: Stop) -> SandboxError {
     match stop {
-        Stop::Work => Broken::Fuel,
-        other => Broken::Wrong(other.to_string()),
+        Stop::Work => SandboxError::Fuel,
+        other => SandboxError::Wrong(other.to_string()),
     }
 }

@@ -25,7 +25,7 @@ fn judge_four(server: &Server, retries: u32) -> Vec<Verdict> {
     judge_four_within(server, retries, 50.0)
 }
 
-/// The same, by attempts of so many seconds.
+/// Judges four samples, each attempt within `seconds`.
 fn judge_four_within(server: &Server, retries: u32, seconds: f64) -> Vec<Verdict> {
     let spec = json!({
         "url": server.url, "timeoutSeconds": seconds, "retries": retries, "maxBatch": 2,

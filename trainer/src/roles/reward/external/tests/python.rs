@@ -13,7 +13,7 @@ use super::super::module::WasmError;
 use super::super::python::{judge as judge_by, load};
 use super::*;
 
-/// Of one call.
+/// Fuel of one call.
 const FUEL: u64 = 200_000_000;
 
 /// The interpreter's module; `None` where it cannot be fetched.

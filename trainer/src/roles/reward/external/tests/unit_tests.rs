@@ -21,7 +21,7 @@ static RUNNER: LazyLock<Option<Runner>> = LazyLock::new(|| {
     Some(bounded(&runner, 4_000_000_000, LONG))
 });
 
-/// The same interpreter with other bounds.
+/// Makes the same interpreter with other bounds.
 fn bounded(runner: &Runner, fuel: u64, timeout: Duration) -> Runner {
     Runner { interpreter: runner.interpreter.with_bounds(fuel, timeout), options: runner.options.clone() }
 }

@@ -7,7 +7,7 @@ use rlt_core::engine::{Scheduler, SchedulerConfig, SequenceId, SequenceRequest};
 
 use super::*;
 
-/// What the device does to its state, on the host.
+/// The device's updates of its state, on the host.
 struct Device {
     layout: BatchStateLayout,
     state: Vec<i32>,
@@ -85,7 +85,7 @@ fn drawn_token(id: SequenceId, drawn: i32) -> i32 {
     (id.request_idx as i32 * 31 + id.sample_idx as i32 * 7 + drawn) % 64
 }
 
-/// As if some prompts had images.
+/// Position offset of a sequence, as if some prompts had images.
 fn offset(sequence: &Sequence) -> i64 {
     sequence.request_idx as i64 % 3
 }

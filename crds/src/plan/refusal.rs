@@ -6,7 +6,7 @@ use crate::conflicts::Refusal;
 
 /// Reason why a model cannot be trained as the job asks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Misfit {
+pub enum ModelRefusal {
     /// A parallelism degree does not divide the tensors or layers of the model.
     #[error("{field}: {degree} ranks cannot share {shared}: expected {expected}")]
     Degree {

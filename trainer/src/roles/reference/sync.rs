@@ -18,7 +18,7 @@ impl FrozenPolicy {
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or the file that holds the weights cannot be written.
-    pub fn follow(&self, actor: &Actor, alpha: f64) -> Result<(), RankError> {
+    pub fn sync(&self, actor: &Actor, alpha: f64) -> Result<(), RankError> {
         self.decoder.forget_images();
         if let (Some(own), Some(of_actor)) = (&self.shards, actor.shards()) {
             return own.fill_beside_role(

@@ -3,7 +3,7 @@
 use super::kernels::Kernels;
 use super::module::Shape;
 use crate::Error;
-use crate::border::{raw, rlt_pinned_like, tensor_from};
+use crate::ffi::{raw, rlt_pinned_like, tensor_from};
 use std::ffi::c_void;
 use tch::{Device, Kind, Tensor};
 
@@ -15,7 +15,7 @@ const THREADS: u32 = 256;
 /// value to word i, `(-1 - i, j)` copies word j to word i. No word is written twice, and no word that is
 /// copied from is written. A pair with a word outside `state` changes nothing.
 #[derive(Clone, Copy, Debug)]
-pub struct ApplyChanges<'a> {
+pub struct ApplyUpdates<'a> {
     /// Number of changes and their pairs, i32 `[at least 1 + 2 n]`.
     pub changes: &'a Tensor,
     /// Words to change, i32 `[words]`.
@@ -30,7 +30,7 @@ struct Arguments {
     words: i64,
 }
 
-impl ApplyChanges<'_> {
+impl ApplyUpdates<'_> {
     /// Launches the kernel.
     ///
     /// # Errors

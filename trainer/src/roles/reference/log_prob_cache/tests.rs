@@ -31,7 +31,7 @@ fn batches() -> [Batch; 2] {
 #[test]
 fn cached_log_probs_are_read_by_the_next_attempt_up_to_a_torn_record() {
     let folder = tempfile::tempdir().unwrap();
-    let open = |digest| KeptLogprobs::open(folder.path(), digest, Ranks::alone());
+    let open = |digest| LogProbCache::open(folder.path(), digest, Ranks::alone());
     let [one, two] = batches();
     let mut kept = open(7);
     assert_eq!(kept.find(&one).unwrap(), None);
@@ -53,7 +53,7 @@ fn cached_log_probs_are_read_by_the_next_attempt_up_to_a_torn_record() {
 #[test]
 fn a_completion_that_a_batch_has_twice_keeps_its_first_log_probs() {
     let folder = tempfile::tempdir().unwrap();
-    let mut kept = KeptLogprobs::open(folder.path(), 7, Ranks::alone());
+    let mut kept = LogProbCache::open(folder.path(), 7, Ranks::alone());
     let twice = Batch::from_preferences(&[example(&[1], &[&[2, 3], &[2, 3]])]);
     assert_eq!(kept.keep(&twice, &[-0.5, -1.5, -8.0, -9.0]).unwrap(), [-0.5, -1.5, -0.5, -1.5]);
     assert_eq!(kept.find(&twice).unwrap(), Some(vec![-0.5, -1.5, -0.5, -1.5]));
@@ -63,7 +63,7 @@ fn a_completion_that_a_batch_has_twice_keeps_its_first_log_probs() {
 #[test]
 fn rows_beyond_the_limit_are_computed_again_and_the_others_are_not() {
     let folder = tempfile::tempdir().unwrap();
-    let mut kept = KeptLogprobs::with_limit(folder.path(), 7, Ranks::alone(), 2);
+    let mut kept = LogProbCache::with_limit(folder.path(), 7, Ranks::alone(), 2);
     let [one, two] = batches();
     for batch in [&one, &two] {
         assert_eq!(kept.keep(batch, &[-0.5, -1.5, -2.5]).unwrap(), [-0.5, -1.5, -2.5]);
@@ -84,13 +84,13 @@ fn records_of_the_newest_references_stay_and_those_of_older_ones_and_of_earlier_
     let [one, _] = batches();
     let name = |digest: u64| format!("{digest:016x}.records");
     for digest in 0..20 {
-        let mut kept = KeptLogprobs::open(folder.path(), digest, Ranks::alone());
+        let mut kept = LogProbCache::open(folder.path(), digest, Ranks::alone());
         kept.keep(&one, &[-0.5, -1.5, -2.5]).unwrap();
         let file = std::fs::File::options().write(true).open(path(&name(digest))).unwrap();
         file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(digest)).unwrap();
     }
     // A resumed run goes back to an older reference.
-    let resumed = KeptLogprobs::open(folder.path(), 4, Ranks::alone());
+    let resumed = LogProbCache::open(folder.path(), 4, Ranks::alone());
     assert_eq!(resumed.find(&one).unwrap(), Some(vec![-0.5, -1.5, -2.5]));
     let entries = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<String> = entries.map(|name| name.into_string().unwrap()).collect();
@@ -106,7 +106,7 @@ fn ranks_that_do_not_see_the_leader_s_folder_have_its_log_probs() {
         let folder = if ranks.is_leader() { leader.path() } else { other.path() };
         let own = if ranks.is_leader() { -0.5 } else { -0.25 };
         let [one, two] = batches();
-        let mut kept = KeptLogprobs::open(folder, 7, ranks);
+        let mut kept = LogProbCache::open(folder, 7, ranks);
         let computed = kept.keep(&one, &[own; 3]).unwrap();
         (computed, kept.find(&one).unwrap(), kept.find(&two).unwrap())
     });
@@ -120,7 +120,7 @@ fn log_probs_are_computed_again_where_the_folder_cannot_be_written() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a-file");
     std::fs::write(&path, "").unwrap();
-    let mut kept = KeptLogprobs::open(&path, 7, Ranks::alone());
+    let mut kept = LogProbCache::open(&path, 7, Ranks::alone());
     let [one, _] = batches();
     assert_eq!(kept.keep(&one, &[-0.5, -1.5, -2.5]).unwrap(), [-0.5, -1.5, -2.5]);
     assert_eq!(kept.find(&one).unwrap(), None);

@@ -17,7 +17,7 @@ use super::super::{RunIdentity, load, manifest};
 use super::CopyError;
 use super::error::with_causes;
 use super::fetch::runtime;
-use super::place::Place;
+use super::store::RemoteStore;
 
 /// Pause before the first retry; it doubles with every further failure.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
@@ -45,9 +45,9 @@ struct Shared {
 #[derive(Clone, Default)]
 struct State {
     /// Newest checkpoint without a copy; `None` if there is none.
-    wanted: Option<Offer>,
+    wanted: Option<UploadRequest>,
     /// Checkpoint that is being copied.
-    current: Option<Offer>,
+    current: Option<UploadRequest>,
     /// Newest step that has a complete copy.
     copied: Option<u64>,
     /// Last failure since the last complete copy.
@@ -59,16 +59,16 @@ struct State {
     /// Step whose copy is never removed.
     protected: Option<u64>,
     /// Checkpoint whose copy is protected from removal once it is complete.
-    best: Option<Offer>,
+    best: Option<UploadRequest>,
     /// Number of checkpoints offered so far.
-    num_offers: u64,
-    /// Number of the newest offer that has a complete copy.
-    copied_offer: u64,
+    num_requests: u64,
+    /// Number of the newest request that has a complete copy.
+    copied_request: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Offer {
-    /// Number of the offer, from 1; 0 for a checkpoint of an earlier process.
+struct UploadRequest {
+    /// Number of the request, from 1; 0 for a checkpoint of an earlier process.
     number: u64,
     step: u64,
     folder: PathBuf,
@@ -80,14 +80,14 @@ impl Uploads {
     /// # Errors
     /// [`CopyError`] for an invalid address; no request is sent yet.
     pub(in super::super) fn start(uri: &str, keep: usize, run: &RunIdentity) -> Result<Self, CopyError> {
-        Self::to(Place::open(uri)?, keep, run)
+        Self::to(RemoteStore::open(uri)?, keep, run)
     }
 
-    pub(super) fn to(place: Place, keep: usize, run: &RunIdentity) -> Result<Self, CopyError> {
+    pub(super) fn to(remote: RemoteStore, keep: usize, run: &RunIdentity) -> Result<Self, CopyError> {
         let shared = Arc::new(Shared::default());
-        let uploads = Self { shared: shared.clone(), sent: place.sent(), uri: place.uri().to_owned() };
+        let uploads = Self { shared: shared.clone(), sent: remote.sent(), uri: remote.uri().to_owned() };
         let runtime = runtime()?;
-        let mut copier = Copier { place, run: run.clone(), keep: keep.max(1), known: BTreeMap::new() };
+        let mut copier = Copier { remote, run: run.clone(), keep: keep.max(1), known: BTreeMap::new() };
         // Never joined: a store that hangs must not delay the end of the run.
         let thread = std::thread::Builder::new().name("copy checkpoints".into());
         thread.spawn(move || copier.copy_all(&shared, &runtime)).map_err(CopyError::Thread)?;
@@ -95,10 +95,10 @@ impl Uploads {
     }
 
     /// Requests a copy of the committed checkpoint in `folder`, instead of any older one that waits.
-    pub(in super::super) fn offer(&self, step: u64, folder: &Path) {
+    pub(in super::super) fn request(&self, step: u64, folder: &Path) {
         let mut state = self.shared.lock();
-        state.num_offers += 1;
-        state.wanted = Some(Offer { number: state.num_offers, step, folder: folder.to_path_buf() });
+        state.num_requests += 1;
+        state.wanted = Some(UploadRequest { number: state.num_requests, step, folder: folder.to_path_buf() });
         self.shared.changed.notify_all();
     }
 
@@ -112,8 +112,9 @@ impl Uploads {
         }
         // An earlier process may have made a copy of it.
         state.protected.get_or_insert(step);
-        let offered = [&state.wanted, &state.current].into_iter().flatten().find(|offer| offer.step == step);
-        let fresh = || Offer { number: 0, step, folder: folder.to_path_buf() };
+        let offered =
+            [&state.wanted, &state.current].into_iter().flatten().find(|request| request.step == step);
+        let fresh = || UploadRequest { number: 0, step, folder: folder.to_path_buf() };
         state.best = Some(offered.cloned().unwrap_or_else(fresh));
         self.shared.changed.notify_all();
     }
@@ -122,7 +123,7 @@ impl Uploads {
     pub(in super::super) fn needs(&self, folder: &Path) -> bool {
         let state = self.shared.lock();
         let mut missing = [&state.wanted, &state.current, &state.best].into_iter().flatten();
-        missing.any(|offer| offer.folder == folder && state.copied != Some(offer.step))
+        missing.any(|request| request.folder == folder && state.copied != Some(request.step))
     }
 
     /// Newest step that has a complete copy.
@@ -130,18 +131,18 @@ impl Uploads {
         self.shared.lock().copied
     }
 
-    /// Waits until the newest checkpoint is copied and older copies are removed. Gives up `patience` after
+    /// Waits until the newest checkpoint is copied and older copies are removed. Gives up `timeout` after
     /// the object store has last received bytes; the next run then removes the older copies.
     ///
     /// # Errors
     /// [`CopyError::NotCopied`] with the last failure.
-    pub(in super::super) fn finish(&self, patience: Duration) -> Result<(), CopyError> {
+    pub(in super::super) fn finish(&self, timeout: Duration) -> Result<(), CopyError> {
         let (mut sent, mut moved) = (self.sent.load(Ordering::Relaxed), Instant::now());
         self.shared.lock().is_ending = true;
         self.shared.changed.notify_all();
         loop {
             let state = self.shared.lock().clone();
-            let Some(offer) = state.wanted.or(state.current).or(state.best) else { return Ok(()) };
+            let Some(request) = state.wanted.or(state.current).or(state.best) else { return Ok(()) };
             if let Some(difference) = state.other_run {
                 return Err(CopyError::OtherRun { uri: self.uri.clone(), difference });
             }
@@ -149,13 +150,13 @@ impl Uploads {
             if now_sent != sent {
                 (sent, moved) = (now_sent, Instant::now());
             }
-            if moved.elapsed() >= patience {
-                if state.copied == Some(offer.step) {
+            if moved.elapsed() >= timeout {
+                if state.copied == Some(request.step) {
                     return Ok(());
                 }
-                let waited = || format!("nothing moved for {} s", patience.as_secs());
+                let waited = || format!("nothing moved for {} s", timeout.as_secs());
                 let reason = state.failure.unwrap_or_else(waited);
-                return Err(CopyError::NotCopied { step: offer.step, uri: self.uri.clone(), reason });
+                return Err(CopyError::NotCopied { step: request.step, uri: self.uri.clone(), reason });
             }
             std::thread::sleep(POLL);
         }
@@ -168,25 +169,25 @@ impl Shared {
     }
 
     /// Waits for a checkpoint to copy.
-    fn next(&self) -> Offer {
+    fn next(&self) -> UploadRequest {
         let mut state = self.lock();
         loop {
-            if let Some(offer) = state.wanted.take().or_else(|| state.best.clone()) {
-                state.current = Some(offer.clone());
-                return offer;
+            if let Some(request) = state.wanted.take().or_else(|| state.best.clone()) {
+                state.current = Some(request.clone());
+                return request;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn succeeded(&self, offer: &Offer) {
+    fn succeeded(&self, request: &UploadRequest) {
         let mut state = self.lock();
         (state.failure, state.other_run) = (None, None);
-        if offer.number >= state.copied_offer {
-            (state.copied, state.copied_offer) = (Some(offer.step), offer.number);
+        if request.number >= state.copied_request {
+            (state.copied, state.copied_request) = (Some(request.step), request.number);
         }
-        if state.best.as_ref().is_some_and(|best| best.step == offer.step) {
-            (state.protected, state.best) = (Some(offer.step), None);
+        if state.best.as_ref().is_some_and(|best| best.step == request.step) {
+            (state.protected, state.best) = (Some(request.step), None);
         }
     }
 
@@ -198,8 +199,9 @@ impl Shared {
         self.lock().current = None;
     }
 
-    /// Requests `offer` again unless there is a newer one, and waits at most `delay` for a newer one.
-    fn failed(&self, offer: Offer, failure: &CopyError, delay: Duration) {
+    /// Makes `request` the next one again unless there is a newer one, and waits at most `delay` for a newer
+    /// one.
+    fn failed(&self, request: UploadRequest, failure: &CopyError, delay: Duration) {
         let mut state = self.lock();
         state.current = None;
         state.failure = Some(with_causes(failure));
@@ -208,11 +210,11 @@ impl Shared {
             _ => None,
         };
         if state.wanted.is_none() {
-            state.wanted = Some(offer.clone());
+            state.wanted = Some(request.clone());
             let was_ending = state.is_ending;
             let delay = if was_ending { FIRST_DELAY } else { delay };
             let is_still =
-                |state: &mut State| state.wanted.as_ref() == Some(&offer) && state.is_ending == was_ending;
+                |state: &mut State| state.wanted.as_ref() == Some(&request) && state.is_ending == was_ending;
             drop(
                 self.changed
                     .wait_timeout_while(state, delay, is_still)
@@ -224,7 +226,7 @@ impl Shared {
 
 /// State of the uploading thread.
 struct Copier {
-    place: Place,
+    remote: RemoteStore,
     run: RunIdentity,
     keep: usize,
     /// Save index of every complete copy, by the name of its folder.
@@ -235,11 +237,11 @@ impl Copier {
     fn copy_all(&mut self, shared: &Shared, runtime: &Runtime) {
         let mut delay = FIRST_DELAY;
         loop {
-            let offer = shared.next();
-            match runtime.block_on(self.copy(&offer.folder)) {
+            let request = shared.next();
+            match runtime.block_on(self.copy(&request.folder)) {
                 Ok(()) => {
                     delay = FIRST_DELAY;
-                    shared.succeeded(&offer);
+                    shared.succeeded(&request);
                     if let Err(error) = runtime.block_on(self.remove_old(shared.protected())) {
                         tracing::warn!(
                             "failed to delete an old copy of a checkpoint: {}",
@@ -249,9 +251,9 @@ impl Copier {
                     shared.swept();
                 }
                 Err(error) => {
-                    let (step, causes) = (offer.step, with_causes(&error));
+                    let (step, causes) = (request.step, with_causes(&error));
                     tracing::warn!(step, "a checkpoint has no copy yet, training continues: {causes}");
-                    shared.failed(offer, &error, delay);
+                    shared.failed(request, &error, delay);
                     delay = (delay * 2).min(MAX_DELAY);
                 }
             }
@@ -265,20 +267,20 @@ impl Copier {
         let json = std::fs::read(&path).map_err(CopyError::local("read", &path))?;
         let manifest = load::parse_manifest(&path, &json)?;
         // Each time: another run may have begun at the same moment, or been given the prefix since.
-        self.place.claim(&self.run).await?;
-        let there = match self.place.manifest(&name).await {
+        self.remote.claim(&self.run).await?;
+        let there = match self.remote.manifest(&name).await {
             // Removed below, as one of other content is.
             Err(CopyError::Unreadable { .. }) => Some(Vec::new()),
             read => read?,
         };
         if there.as_deref() != Some(&*json) {
             if there.is_some() {
-                self.place.remove_manifest(&name).await?;
+                self.remote.remove_manifest(&name).await?;
             }
             for (file, entry) in &manifest.files {
-                self.place.put_file(&name, &folder.join(file), entry).await?;
+                self.remote.put_file(&name, &folder.join(file), entry).await?;
             }
-            self.place.put(&name, manifest::FILE_NAME, json).await?;
+            self.remote.put(&name, manifest::FILE_NAME, json).await?;
         }
         self.known.insert(name, manifest.save_index);
         Ok(())
@@ -287,12 +289,12 @@ impl Copier {
     /// Removes all copies except the newest ones and that of the step `protected`, and leftovers of
     /// interrupted uploads.
     async fn remove_old(&mut self, protected: Option<u64>) -> Result<(), CopyError> {
-        let folders = self.place.folders().await?;
+        let folders = self.remote.folders().await?;
         for name in &folders {
             if self.known.contains_key(name) {
                 continue;
             }
-            match self.place.manifest(name).await {
+            match self.remote.manifest(name).await {
                 Ok(None) => drop(self.known.insert(name.clone(), CUT_OFF)),
                 // Unreadable objects are not removed.
                 Err(CopyError::Unreadable { .. }) => drop(self.known.insert(name.clone(), u64::MAX)),
@@ -315,7 +317,7 @@ impl Copier {
             if save_index > CUT_OFF && protected.is_some() && step_of(&name) == protected {
                 continue;
             }
-            self.place.remove(&name).await?;
+            self.remote.remove(&name).await?;
             self.known.remove(&name);
         }
         Ok(())

@@ -22,14 +22,14 @@ type Started = BTreeMap<String, u64>;
 
 /// The heartbeat thread of this rank, stopped on drop.
 #[derive(Debug)]
-pub(super) struct Pulse {
+pub(super) struct Heartbeat {
     started: std::sync::Arc<Mutex<Started>>,
     observer: Mutex<Store>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Pulse {
+impl Heartbeat {
     /// Starts the heartbeat of `rank`.
     pub(super) fn start(store: &Store, rank: usize) -> Result<Self, StoreError> {
         let (publisher, observer) = (store.try_clone()?, store.try_clone()?);
@@ -76,7 +76,7 @@ impl Pulse {
     }
 }
 
-impl Drop for Pulse {
+impl Drop for Heartbeat {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -94,12 +94,12 @@ fn encode(beat: u64, started: &Started) -> String {
     std::iter::once(beat.to_string()).chain(groups).collect()
 }
 
-fn last_started(pulse: &str, group: &str) -> u64 {
+fn last_started(heartbeat: &str, group: &str) -> u64 {
     let of_group = |line: &str| {
         let (sequence, name) = line.split_once(' ')?;
         if name == group { sequence.parse().ok() } else { None }
     };
-    pulse.lines().skip(1).find_map(of_group).unwrap_or(0)
+    heartbeat.lines().skip(1).find_map(of_group).unwrap_or(0)
 }
 
 /// Compares two observations of each member's heartbeat in the store.
@@ -113,8 +113,8 @@ fn judge(
     let mut diagnosis = Diagnosis::default();
     for ((rank, before), after) in members.iter().zip(before).zip(after) {
         match after {
-            Some(pulse) if before.as_ref() != Some(pulse) => {
-                let last = last_started(pulse, group);
+            Some(heartbeat) if before.as_ref() != Some(heartbeat) => {
+                let last = last_started(heartbeat, group);
                 if last < sequence {
                     diagnosis.behind.push((*rank, last));
                 }
@@ -131,9 +131,9 @@ mod tests {
 
     #[test]
     fn a_rank_without_heartbeat_is_silent_and_a_slow_one_is_behind() {
-        let pulse = |beat, sequence| Some(encode(beat, &Started::from([("data".to_owned(), sequence)])));
-        let before = [pulse(5, 7), pulse(9, 7), pulse(2, 6), None];
-        let after = [pulse(7, 7), pulse(9, 7), pulse(4, 6), None];
+        let heartbeat = |beat, sequence| Some(encode(beat, &Started::from([("data".to_owned(), sequence)])));
+        let before = [heartbeat(5, 7), heartbeat(9, 7), heartbeat(2, 6), None];
+        let after = [heartbeat(7, 7), heartbeat(9, 7), heartbeat(4, 6), None];
         let diagnosis = judge("data", 7, &[0, 2, 4, 6], &before, &after);
         assert_eq!(diagnosis.silent, [2, 6]);
         assert_eq!(diagnosis.behind, [(4, 6)]);

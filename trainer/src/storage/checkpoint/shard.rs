@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use rlt_core::local_tensor::LocalTensor;
-use rlt_core::mesh::Shards;
+use rlt_core::mesh::EvenSplit;
 use rlt_core::tensor_shard::TensorSlice;
 use tch::Tensor;
 
@@ -14,7 +14,7 @@ const DIVIDED_BYTES: usize = 64 << 10;
 
 /// A range of a tensor's values that one process saves.
 #[derive(Debug)]
-pub struct TensorPart {
+pub struct CheckpointShard {
     /// Name of the tensor, unique in a checkpoint.
     pub name: String,
     /// Indices of the tensor of which this process has the values.
@@ -25,7 +25,7 @@ pub struct TensorPart {
     pub values: Tensor,
 }
 
-impl TensorPart {
+impl CheckpointShard {
     /// Creates the part that is a full tensor.
     pub fn whole(name: String, values: Tensor) -> Self {
         Self { name, local: LocalTensor::full(&values.size()), range: 0..values.numel(), values }
@@ -60,10 +60,10 @@ impl TensorPart {
         self.range.len() * self.values.kind().elt_size_in_bytes()
     }
 
-    /// Returns range `place` of `num_places` equal ones; `None` if it is empty.
-    fn stretch(self, place: usize, num_places: usize) -> Option<Self> {
+    /// Returns range `index` of `num_shards` equal ones; `None` if it is empty.
+    fn stretch(self, index: usize, num_shards: usize) -> Option<Self> {
         let len = self.range.len();
-        let own = Shards::new(len, num_places).range(place);
+        let own = EvenSplit::new(len, num_shards).range(index);
         let own = own.start.min(len)..own.end.min(len);
         let start = self.range.start;
         let values = self.values.detach().contiguous().view(-1);
@@ -75,21 +75,25 @@ impl TensorPart {
     }
 }
 
-/// Selects what replica `place` of `num_copies` saves of `parts`, which all replicas hold: together they save
+/// Selects what replica `index` of `num_copies` saves of `parts`, which all replicas hold: together they save
 /// every value once, and each about the same number of bytes.
-pub fn divided(parts: Vec<TensorPart>, place: usize, num_copies: usize) -> Vec<TensorPart> {
+pub fn split_between_copies(
+    parts: Vec<CheckpointShard>,
+    index: usize,
+    num_copies: usize,
+) -> Vec<CheckpointShard> {
     if num_copies == 1 {
         return parts;
     }
     let mut small_bytes = vec![0; num_copies];
-    let own = |part: TensorPart| {
+    let own = |part: CheckpointShard| {
         if part.num_bytes() >= DIVIDED_BYTES {
-            return part.stretch(place, num_copies);
+            return part.stretch(index, num_copies);
         }
         let least = (0..num_copies).min_by_key(|copy| small_bytes[*copy]).unwrap_or(0);
         // An empty tensor has an entry, too, so one process must own it.
         small_bytes[least] += part.num_bytes().max(1);
-        (least == place).then_some(part)
+        (least == index).then_some(part)
     };
     parts.into_iter().filter_map(own).collect()
 }
@@ -100,25 +104,27 @@ mod tests {
 
     use super::*;
 
-    fn parts() -> Vec<TensorPart> {
+    fn parts() -> Vec<CheckpointShard> {
         let numbers = |len: i64| Tensor::arange(len, (Kind::Float, Device::Cpu));
         let mut parts = vec![
-            TensorPart::whole("large".into(), numbers(60_001).view([1, 60_001])),
-            TensorPart::whole("scalar".into(), Tensor::from(7_i64)),
-            TensorPart::whole("nothing".into(), numbers(0)),
+            CheckpointShard::whole("large".into(), numbers(60_001).view([1, 60_001])),
+            CheckpointShard::whole("scalar".into(), Tensor::from(7_i64)),
+            CheckpointShard::whole("nothing".into(), numbers(0)),
         ];
-        parts.extend((0..9).map(|idx| TensorPart::whole(format!("small {idx}"), numbers(100))));
+        parts.extend((0..9).map(|idx| CheckpointShard::whole(format!("small {idx}"), numbers(100))));
         let local = LocalTensor::full(&[4, 100_000]);
         let piece = TensorSlice { name: "piece", local: &local, range: 50..350_000 };
-        parts.push(TensorPart::of(&piece, &numbers(349_950)));
+        parts.push(CheckpointShard::of(&piece, &numbers(349_950)));
         parts
     }
 
     #[test]
     fn copies_save_every_number_once_and_as_many_bytes_each() {
         for num_copies in 1..=5 {
-            let shares: Vec<_> = (0..num_copies).map(|place| divided(parts(), place, num_copies)).collect();
-            let bytes = shares.iter().map(|share| share.iter().map(TensorPart::num_bytes).sum::<usize>());
+            let shares: Vec<_> =
+                (0..num_copies).map(|index| split_between_copies(parts(), index, num_copies)).collect();
+            let bytes =
+                shares.iter().map(|share| share.iter().map(CheckpointShard::num_bytes).sum::<usize>());
             let (least, most) = (bytes.clone().min().unwrap(), bytes.max().unwrap());
             // A small tensor more or less, and the rounding of the stretches of large ones.
             assert!(most - least <= 400 + 8 + 2 * 4 * num_copies, "{least} to {most} bytes by {num_copies}");

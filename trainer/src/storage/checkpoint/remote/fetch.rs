@@ -12,7 +12,7 @@ use super::super::order::{order_of, step_of};
 use super::super::{Checkpoint, RunIdentity};
 use super::CopyError;
 use super::error::with_causes;
-use super::place::Place;
+use super::store::RemoteStore;
 
 /// Prefix of a temporary folder into which a copy is downloaded.
 pub(in super::super) const FETCHING: &str = ".fetching-";
@@ -35,8 +35,8 @@ pub(in super::super) fn fetch_newer(
     folder: &Path,
     newer_than: Option<u64>,
 ) -> Result<Notes, CopyError> {
-    let (runtime, place) = (runtime()?, Place::open(uri)?);
-    tried_again(|| runtime.block_on(fetch_from(&place, run, folder, newer_than)))
+    let (runtime, remote) = (runtime()?, RemoteStore::open(uri)?);
+    tried_again(|| runtime.block_on(fetch_from(&remote, run, folder, newer_than)))
 }
 
 /// Removes all copies at `uri`, which belongs to `run` afterwards. Before, it may also belong to the run
@@ -46,24 +46,24 @@ pub(in super::super) fn fetch_newer(
 /// When the object store cannot be reached or rejects the credentials, or when the copies belong to another
 /// run; then no copy is removed.
 pub fn clear(uri: &str, run: &RunIdentity, earlier: Option<&RunIdentity>) -> Result<(), CopyError> {
-    let (runtime, place) = (runtime()?, Place::open(uri)?);
-    tried_again(|| runtime.block_on(clear_at(&place, run, earlier)))
+    let (runtime, remote) = (runtime()?, RemoteStore::open(uri)?);
+    tried_again(|| runtime.block_on(clear_at(&remote, run, earlier)))
 }
 
 pub(super) async fn clear_at(
-    place: &Place,
+    remote: &RemoteStore,
     run: &RunIdentity,
     earlier: Option<&RunIdentity>,
 ) -> Result<(), CopyError> {
-    let owner = place.owner().await?;
+    let owner = remote.owner().await?;
     let is_of_earlier = |owner| earlier.is_some_and(|earlier| earlier.difference(owner).is_none());
     if !owner.as_ref().is_some_and(is_of_earlier) {
-        place.check_owner(run).await?;
+        remote.check_owner(run).await?;
     }
-    for name in place.folders().await? {
-        place.remove(&name).await?;
+    for name in remote.folders().await? {
+        remote.remove(&name).await?;
     }
-    place.give_to(run).await
+    remote.give_to(run).await
 }
 
 pub(super) fn runtime() -> Result<Runtime, CopyError> {
@@ -85,24 +85,24 @@ fn tried_again<T>(mut act: impl FnMut() -> Result<T, CopyError>) -> Result<T, Co
 }
 
 pub(super) async fn fetch_from(
-    place: &Place,
+    remote: &RemoteStore,
     run: &RunIdentity,
     folder: &Path,
     newer_than: Option<u64>,
 ) -> Result<Notes, CopyError> {
-    place.check_owner(run).await?;
+    remote.check_owner(run).await?;
     let mut notes = Notes::new();
-    for (save_index, name) in newest_first(place, &mut notes).await? {
+    for (save_index, name) in newest_first(remote, &mut notes).await? {
         if Some(save_index) <= newer_than {
             break;
         }
-        match fetch_one(place, run, folder, &name).await {
+        match fetch_one(remote, run, folder, &name).await {
             Ok(()) => {
-                notes.push(format!("fetched checkpoint {name} from {}", place.uri()));
+                notes.push(format!("fetched checkpoint {name} from {}", remote.uri()));
                 break;
             }
-            Err(CopyError::Checkpoint(error)) => notes.push(damaged(place, &name, &error)),
-            Err(error @ CopyError::Unreadable { .. }) => notes.push(damaged(place, &name, &error)),
+            Err(CopyError::Checkpoint(error)) => notes.push(damaged(remote, &name, &error)),
+            Err(error @ CopyError::Unreadable { .. }) => notes.push(damaged(remote, &name, &error)),
             Err(error) => return Err(error),
         }
     }
@@ -110,12 +110,12 @@ pub(super) async fn fetch_from(
 }
 
 /// Returns the copies that have a manifest, by save index and step, newest first.
-async fn newest_first(place: &Place, notes: &mut Notes) -> Result<Vec<(u64, String)>, CopyError> {
+async fn newest_first(remote: &RemoteStore, notes: &mut Notes) -> Result<Vec<(u64, String)>, CopyError> {
     let mut found = Vec::new();
-    for name in place.folders().await? {
-        let json = match place.manifest(&name).await {
+    for name in remote.folders().await? {
+        let json = match remote.manifest(&name).await {
             Err(error @ CopyError::Unreadable { .. }) => {
-                notes.push(damaged(place, &name, &error));
+                notes.push(damaged(remote, &name, &error));
                 continue;
             }
             read => read?,
@@ -124,27 +124,32 @@ async fn newest_first(place: &Place, notes: &mut Notes) -> Result<Vec<(u64, Stri
         let manifest = load::parse_manifest(Path::new(&name), &json);
         match manifest.and_then(|manifest| order_of(&manifest, step, Path::new(&name))) {
             Ok(order) => found.push((order, name)),
-            Err(error) => notes.push(damaged(place, &name, &error)),
+            Err(error) => notes.push(damaged(remote, &name, &error)),
         }
     }
     found.sort_unstable_by(|one, other| other.cmp(one));
     Ok(found.into_iter().map(|((save_index, _), name)| (save_index, name)).collect())
 }
 
-fn damaged(place: &Place, name: &str, error: &dyn Error) -> String {
-    format!("passed over a damaged copy of checkpoint {name} at {}: {}", place.uri(), with_causes(error))
+fn damaged(remote: &RemoteStore, name: &str, error: &dyn Error) -> String {
+    format!("passed over a damaged copy of checkpoint {name} at {}: {}", remote.uri(), with_causes(error))
 }
 
 /// Downloads one copy into a temporary folder, verifies every byte, and renames the folder.
-async fn fetch_one(place: &Place, run: &RunIdentity, folder: &Path, name: &str) -> Result<(), CopyError> {
+async fn fetch_one(
+    remote: &RemoteStore,
+    run: &RunIdentity,
+    folder: &Path,
+    name: &str,
+) -> Result<(), CopyError> {
     // A process's own: several may fetch on one machine.
     let temporary = folder.join(format!("{FETCHING}{name}-{}", std::process::id()));
     if temporary.exists() {
         fs::remove_dir_all(&temporary).map_err(CopyError::local("remove folder", &temporary))?;
     }
     fs::create_dir_all(&temporary).map_err(CopyError::local("create folder", &temporary))?;
-    let fetched = fetch_files(place, &temporary, name).await;
-    let fetched = fetched.and_then(|checkpoint| check_run(place, run, &checkpoint));
+    let fetched = fetch_files(remote, &temporary, name).await;
+    let fetched = fetched.and_then(|checkpoint| check_run(remote, run, &checkpoint));
     let fetched = fetched.and_then(|()| commit(&temporary, &folder.join(name)));
     if fetched.is_err() {
         // The error that matters is the one above; leftovers are removed at the next open.
@@ -154,19 +159,19 @@ async fn fetch_one(place: &Place, run: &RunIdentity, folder: &Path, name: &str) 
 }
 
 /// Refuses a copy whose state names another run, whatever the owner of the prefix.
-fn check_run(place: &Place, run: &RunIdentity, checkpoint: &Checkpoint) -> Result<(), CopyError> {
+fn check_run(remote: &RemoteStore, run: &RunIdentity, checkpoint: &Checkpoint) -> Result<(), CopyError> {
     let saved = checkpoint.identity()?;
     let difference = saved.and_then(|saved| run.difference(&saved));
     difference
-        .map_or(Ok(()), |difference| Err(CopyError::OtherRun { uri: place.uri().to_owned(), difference }))
+        .map_or(Ok(()), |difference| Err(CopyError::OtherRun { uri: remote.uri().to_owned(), difference }))
 }
 
-async fn fetch_files(place: &Place, temporary: &Path, name: &str) -> Result<Checkpoint, CopyError> {
+async fn fetch_files(remote: &RemoteStore, temporary: &Path, name: &str) -> Result<Checkpoint, CopyError> {
     let path = temporary.join(super::super::manifest::FILE_NAME);
-    let json = place.manifest(name).await?.unwrap_or_default();
+    let json = remote.manifest(name).await?.unwrap_or_default();
     let manifest = load::parse_manifest(&path, &json)?;
     for (file, entry) in &manifest.files {
-        place.get_file(name, &temporary.join(file), entry.num_bytes).await?;
+        remote.get_file(name, &temporary.join(file), entry.num_bytes).await?;
     }
     fs::write(&path, json).map_err(CopyError::local("write", &path))?;
     Ok(Checkpoint::open(temporary)?)

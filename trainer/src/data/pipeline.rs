@@ -8,7 +8,7 @@ use rlt_core::types::Prompt;
 use super::{DataError, Dataset, DatasetCounts, Demonstration, Loader, LoaderError, LoaderState};
 
 /// Training and held-out data, in an order that can be resumed.
-pub struct Data {
+pub struct Pipeline {
     /// Prompts to train on; `None` for algorithms that do not sample.
     pub(crate) prompts: Option<Loader<Prompt>>,
     /// Demonstrations of the cold start or of supervised training.
@@ -27,7 +27,7 @@ pub(crate) struct DataPosition {
     pub preferences: Option<LoaderState>,
 }
 
-impl Data {
+impl Pipeline {
     /// Returns the next prompts to sample from; `None` for algorithms that do not sample.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-// The C border: every entry returns null, or an error text that the caller frees with rlt_free_text. No
+// The C API: every entry returns null, or an error text that the caller frees with rlt_free_text. No
 // exception crosses it. Tensors go in as borrowed pointers (what torch-sys calls C_tensor) and come out as
 // owned ones.
 #pragma once

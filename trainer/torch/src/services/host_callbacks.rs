@@ -7,21 +7,21 @@
 
 use tch::{Device, Kind, Tensor};
 
-use crate::access::{f32_slice, f32_slice_mut};
 use crate::cuda::{Event, Stream};
+use crate::tensor_data::{f32_slice, f32_slice_mut};
 use crate::{Error, upload};
 
 /// Pending copies and host calls of a device's stream, and their pinned memory, which is held until they are
 /// complete.
 #[derive(Debug, Default)]
-pub struct HostCalls {
+pub struct HostCallbacks {
     /// Pinned buffers that the stream may still use.
     pinned: Vec<Tensor>,
     /// Stream, and an event recorded after the last copy or call.
     reached: Option<(Stream, Event)>,
 }
 
-impl HostCalls {
+impl HostCallbacks {
     /// Makes a value without pending calls.
     pub fn new() -> Self {
         Self::default()
@@ -103,7 +103,7 @@ impl HostCalls {
     }
 }
 
-impl Drop for HostCalls {
+impl Drop for HostCallbacks {
     fn drop(&mut self) {
         if let Some((stream, _)) = self.reached.take()
             && stream.synchronize().is_err()

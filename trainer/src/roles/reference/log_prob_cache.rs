@@ -39,7 +39,7 @@ const MAX_REFERENCES: usize = 16;
 
 /// The cached log-probs of completions under one reference.
 #[derive(Debug)]
-pub(crate) struct KeptLogprobs {
+pub(crate) struct LogProbCache {
     /// Records in the run folder; `None` on ranks other than the leader, and if they cannot be written.
     records: Option<RecordFile>,
     /// Whether the user was told that the file is full.
@@ -47,7 +47,7 @@ pub(crate) struct KeptLogprobs {
     ranks: Ranks,
 }
 
-impl KeptLogprobs {
+impl LogProbCache {
     /// Opens the records of earlier attempts in `folder` for a reference with this digest. `ranks` are all
     /// ranks of the job.
     pub(crate) fn open(folder: &Path, digest: u64, ranks: Ranks) -> Self {

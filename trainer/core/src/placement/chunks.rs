@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 
-/// An axis-aligned box within a tensor.
+/// An axis-aligned box within a tensor, as torch's distributed checkpoints call it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct Chunk {
     /// First index in each dimension.
     pub start: Vec<u64>,
     /// Length in each dimension.
     pub shape: Vec<u64>,
 }
 
-impl Region {
+impl Chunk {
     /// Repeats the box in each of the rows `rows` of a tensor with one more dimension.
     pub(super) fn within(self, rows: Range<usize>) -> Self {
         Self {
@@ -31,18 +31,18 @@ impl Region {
 /// Returns a range of the elements of a tensor of shape `shape`, in row-major order, as axis-aligned boxes
 /// whose elements, concatenated, are the range: a box of full rows and at most one partial row on either
 /// side, and so on in each dimension.
-pub(super) fn regions(shape: &[i64], range: Range<usize>) -> Vec<Region> {
+pub(super) fn chunks(shape: &[i64], range: Range<usize>) -> Vec<Chunk> {
     if range.is_empty() {
         return Vec::new();
     }
     let Some((_, row_shape)) = shape.split_first() else {
-        return vec![Region { start: Vec::new(), shape: Vec::new() }];
+        return vec![Chunk { start: Vec::new(), shape: Vec::new() }];
     };
     let row_len = numel(row_shape);
     let of_row = |row: usize, wanted: Range<usize>| {
         let start = row * row_len;
-        let inner = regions(row_shape, wanted.start - start..wanted.end - start);
-        inner.into_iter().map(move |region| region.within(row..row + 1))
+        let inner = chunks(row_shape, wanted.start - start..wanted.end - start);
+        inner.into_iter().map(move |chunk| chunk.within(row..row + 1))
     };
     let whole = range.start.div_ceil(row_len)..range.end / row_len;
     if whole.is_empty() {
@@ -52,7 +52,7 @@ pub(super) fn regions(shape: &[i64], range: Range<usize>) -> Vec<Region> {
         return parts.flat_map(|part| of_row(part.start / row_len, part)).collect();
     }
     let (head, tail) = (range.start..whole.start * row_len, whole.end * row_len..range.end);
-    let middle = Region::of_rows(whole.clone(), row_shape);
+    let middle = Chunk::of_rows(whole.clone(), row_shape);
     let head = (!head.is_empty()).then(|| of_row(whole.start - 1, head)).into_iter().flatten();
     let tail = (!tail.is_empty()).then(|| of_row(whole.end, tail)).into_iter().flatten();
     head.chain([middle]).chain(tail).collect()
@@ -69,9 +69,9 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// The offsets of a region's elements in row-major order of the tensor, in the region's own order.
-    pub(in crate::placement) fn elements_of(shape: &[i64], region: &Region) -> Vec<usize> {
-        let dims = shape.iter().zip(region.start.iter().zip(&region.shape));
+    /// The offsets of a chunk's elements in row-major order of the tensor, in the order of the chunk.
+    pub(in crate::placement) fn elements_of(shape: &[i64], chunk: &Chunk) -> Vec<usize> {
+        let dims = shape.iter().zip(chunk.start.iter().zip(&chunk.shape));
         dims.fold(vec![0], |places, (len, (start, num))| {
             let within =
                 |place: usize| (*start..start + num).map(move |at| place * *len as usize + at as usize);
@@ -81,16 +81,16 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn the_regions_of_a_range_are_its_elements_in_order(
+        fn the_chunks_of_a_range_are_its_elements_in_order(
             shape in prop::collection::vec(1_i64..6, 0..5),
             (one, other) in (0.0..=1.0, 0.0..=1.0),
         ) {
             let place = |share: f64| (share * numel(&shape) as f64) as usize;
             let range = place(f64::min(one, other))..place(f64::max(one, other));
-            let regions = regions(&shape, range.clone());
+            let chunks = chunks(&shape, range.clone());
             // Two a dim, and whole rows.
-            prop_assert!(regions.len() <= 2 * shape.len() + 1);
-            let elements = regions.iter().flat_map(|region| elements_of(&shape, region));
+            prop_assert!(chunks.len() <= 2 * shape.len() + 1);
+            let elements = chunks.iter().flat_map(|chunk| elements_of(&shape, chunk));
             prop_assert_eq!(elements.collect::<Vec<_>>(), range.collect::<Vec<_>>());
         }
     }

@@ -15,11 +15,11 @@ use crate::model::NamedTensors;
 use crate::observe::phases::memory;
 use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, copy_tensor_shard};
 use crate::roles::optim::{AdamW, Clipped, LossScale, OptimError, StepOutcome};
-use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
+use crate::storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 
 /// Trainable parameters of a role with their optimizer.
 #[derive(Debug)]
-pub(crate) struct Trainable<'a> {
+pub(crate) struct TrainState<'a> {
     pub(crate) optimizer: &'a mut AdamW,
     /// Loss scale of the gradients.
     pub(crate) loss_scale: &'a mut LossScale,
@@ -49,7 +49,7 @@ pub(crate) enum ApplyError {
     Parameters(#[from] rlt_torch::Error),
 }
 
-impl Trainable<'_> {
+impl TrainState<'_> {
     /// All-reduces the gradients, so that each rank applies the sum over all ranks. A parameter without a
     /// gradient gets one of zeros on any number of ranks, such as a vision tower in a batch without images.
     pub(crate) fn sum_gradients(&self) -> Result<(), RankError> {
@@ -92,7 +92,7 @@ impl Trainable<'_> {
     fn update(&mut self, clipped: &Clipped) -> Result<(), ApplyError> {
         let optimizer = &mut *self.optimizer;
         match self.shards {
-            Some(shards) => shards.change(|is_here| Ok(optimizer.update(clipped, is_here)?)),
+            Some(shards) => shards.with_resident_shards(|is_here| Ok(optimizer.update(clipped, is_here)?)),
             None => Ok(optimizer.update(clipped, |_| true)?),
         }
     }
@@ -103,30 +103,30 @@ impl Trainable<'_> {
         self.shards.iter().for_each(|shards| shards.clear_gradients());
     }
 
-    /// The tensor pieces that this rank saves. Those of all ranks together are every tensor once. Offloaded
-    /// pieces stay in offload storage, and must be read before the next update.
+    /// Returns the shards that this rank saves. All ranks together save every tensor once. Offloaded shards
+    /// stay in offload storage, and must be read before the next update.
     ///
     /// # Errors
     /// [`RankError::Shards`] if an offloaded tensor cannot be read.
-    pub(crate) fn tensor_parts(&self) -> Result<Vec<TensorPart>, RankError> {
+    pub(crate) fn checkpoint_shards(&self) -> Result<Vec<CheckpointShard>, RankError> {
         let Some(shards) = self.shards else {
             let tensors = self.optimizer.parameters().into_iter().chain(self.optimizer.state_tensors()?);
-            let whole = tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
-            return Ok(divided(whole, self.ranks.rank(), self.ranks.size()));
+            let whole = tensors.map(|(name, tensor)| CheckpointShard::whole(name, tensor)).collect();
+            return Ok(split_between_copies(whole, self.ranks.rank(), self.ranks.size()));
         };
         let (mut moments, counts) = self.state()?;
         let mut pieces = Vec::new();
         shards.show_trained(|slice, piece| {
-            pieces.push(TensorPart::of(slice, piece));
+            pieces.push(CheckpointShard::of(slice, piece));
             for moment in MOMENTS.map(|moment| moment_name(slice.name, moment)) {
                 let values = moments.remove(&moment);
-                pieces.extend(values.map(|values| TensorPart::of(&slice.named(&moment), &values)));
+                pieces.extend(values.map(|values| CheckpointShard::of(&slice.named(&moment), &values)));
             }
             Ok::<(), RankError>(())
         })?;
-        let mut parts = saved_here(shards, pieces);
+        let mut parts = owned_shards(shards, pieces);
         if self.ranks.is_leader() {
-            parts.extend(counts.into_iter().map(|(name, count)| TensorPart::whole(name, count)));
+            parts.extend(counts.into_iter().map(|(name, count)| CheckpointShard::whole(name, count)));
         }
         Ok(parts)
     }
@@ -184,7 +184,7 @@ impl Trainable<'_> {
         })
     }
 
-    /// Loads what [`Self::tensor_parts`] or [`Self::tensors`] saved in a checkpoint, each rank its own shard.
+    /// Loads what [`Self::checkpoint_shards`] or [`Self::tensors`] saved, each rank its own shard.
     ///
     /// # Errors
     /// [`CheckpointError`]: the checkpoint lacks a tensor, or one has another shape.
@@ -204,18 +204,18 @@ impl Trainable<'_> {
 }
 
 /// Selects the pieces of `shards` that this rank saves. Those of all ranks together are every tensor once.
-pub(crate) fn saved_here(shards: &ShardedParameters, pieces: Vec<TensorPart>) -> Vec<TensorPart> {
-    let (of_experts, others): (Vec<TensorPart>, Vec<TensorPart>) =
+pub(crate) fn owned_shards(shards: &ShardedParameters, pieces: Vec<CheckpointShard>) -> Vec<CheckpointShard> {
+    let (of_experts, others): (Vec<CheckpointShard>, Vec<CheckpointShard>) =
         pieces.into_iter().partition(|part| shards.is_of_experts(&part.name));
     let (cut, whole) = others.into_iter().partition(|part| !part.local.is_full());
     let copies = shards.ranks().copies();
-    let mut parts = divided(cut, copies.index, copies.size);
+    let mut parts = split_between_copies(cut, copies.index, copies.size);
     // All ranks of a tensor-parallel group have copies of parameters that it does not shard.
     let tp = shards.tensor_parallel().map_or(AxisPlace::ALONE, |tp| tp.group.place());
-    parts.extend(divided(whole, copies.index * tp.size + tp.index, copies.size * tp.size));
+    parts.extend(split_between_copies(whole, copies.index * tp.size + tp.index, copies.size * tp.size));
     if let Some(experts) = shards.ranks().experts() {
         let copies = experts.mesh.copies();
-        parts.extend(divided(of_experts, copies.index, copies.size));
+        parts.extend(split_between_copies(of_experts, copies.index, copies.size));
     }
     parts
 }

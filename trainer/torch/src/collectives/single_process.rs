@@ -3,16 +3,16 @@
 
 use tch::{Tensor, no_grad};
 
-use super::seat::{check_sizes, check_splits};
+use super::member::{check_sizes, check_splits};
 use super::{CollectiveError, Collectives, Pending, Reduction};
 
 /// A group whose only member is this rank.
 #[derive(Debug)]
-pub struct Alone {
+pub struct SingleProcessGroup {
     name: String,
 }
 
-impl Alone {
+impl SingleProcessGroup {
     /// Makes a group of one rank, called `name`.
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned() }
@@ -24,7 +24,7 @@ impl Alone {
     }
 }
 
-impl Collectives for Alone {
+impl Collectives for SingleProcessGroup {
     fn name(&self) -> &str {
         &self.name
     }

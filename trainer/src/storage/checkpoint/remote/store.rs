@@ -36,7 +36,7 @@ const NUM_CONCURRENT: usize = 4;
 const OWNER: &str = "run.json";
 
 /// Prefix of an object store with the copies of one run. All calls must come from the thread of one runtime.
-pub(super) struct Place {
+pub(super) struct RemoteStore {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
     /// The folder of a `file://` address, whose files may be devices or pipes.
@@ -46,7 +46,7 @@ pub(super) struct Place {
     part_bytes: u64,
 }
 
-impl Place {
+impl RemoteStore {
     /// Creates a client for `uri`, with credentials, region and endpoint from the environment. Sends no
     /// request.
     pub(super) fn open(uri: &str) -> Result<Self, CopyError> {

@@ -1,7 +1,7 @@
 //! Tensor memory as Rust slices, and Rust memory as tensors, without copies.
 
 use crate::Error;
-use crate::border::{rlt_tensor_from_owner, tensor_from};
+use crate::ffi::{rlt_tensor_from_owner, tensor_from};
 use std::ffi::c_void;
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use torch_sys::C_tensor;
 
 use super::store::StoreHandle;
-use crate::border::Outcome;
+use crate::ffi::Outcome;
 
 unsafe extern "C" {
     pub(super) fn rlt_group_join(

@@ -8,7 +8,7 @@ use torch_sys::C_tensor;
 /// Result of a C++ function: null, or an error text to free.
 pub(crate) type Outcome = *mut c_char;
 
-/// Callback type `LaunchRows` in border.h.
+/// Callback type `LaunchRows` in c_api.h.
 pub(crate) type LaunchRows = unsafe extern "C" fn(
     kernel: c_int,
     tensors: *const *mut C_tensor,

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::pulse::Pulse;
+use super::heartbeat::Heartbeat;
 use super::traffic::{Meter, all_gather, all_to_all, num_bytes, ring_all_reduce, row_bytes, tree_broadcast};
 use super::{CollectiveError, Diagnosis};
 
 /// Membership of this rank in a group, for any transport.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
+pub(super) struct GroupMember {
     /// Name of the group, for error messages.
     pub(super) name: String,
     /// Global ranks of all members, ascending.
@@ -21,11 +21,11 @@ pub(super) struct Seat {
     pub(super) place: usize,
     /// Timeout of one operation.
     pub(super) timeout: Duration,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) heartbeat: Arc<Heartbeat>,
     pub(super) meter: Arc<Meter>,
 }
 
-impl Seat {
+impl GroupMember {
     /// Number of ranks in the group.
     pub(super) fn size(&self) -> usize {
         self.members.len()
@@ -33,12 +33,12 @@ impl Seat {
 
     /// Records that operation `sequence` begins.
     pub(super) fn started(&self, sequence: u64) {
-        self.pulse.started(&self.name, sequence);
+        self.heartbeat.started(&self.name, sequence);
     }
 
     /// Makes the error of operation `sequence`, with the ranks that it waited for; takes a few seconds.
     pub(super) fn failed(&self, operation: &'static str, sequence: u64, message: String) -> CollectiveError {
-        let diagnosis = self.pulse.diagnose(&self.name, sequence, &self.members);
+        let diagnosis = self.heartbeat.diagnose(&self.name, sequence, &self.members);
         self.failed_by(operation, sequence, message, diagnosis)
     }
 

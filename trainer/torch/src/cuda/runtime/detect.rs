@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use super::super::missing_cuda;
 use super::driver::{Code, Context, Driver, Handle, open, symbol};
-use super::needed::missing_for;
+use super::missing_libraries::missing_for;
 use crate::{DeviceMemory, Error};
 
 /// Result code `CUDA_ERROR_NO_DEVICE`.
@@ -35,7 +35,7 @@ impl fmt::Display for CudaVersion {
 
 /// Result of the detection of CUDA.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CudaSearch {
+pub enum CudaStatus {
     /// libtorch can compute on GPUs.
     Found {
         /// Number of GPUs, at least one.
@@ -73,7 +73,7 @@ pub enum CudaSearch {
     },
 }
 
-impl CudaSearch {
+impl CudaStatus {
     /// Number of GPUs on which libtorch can compute.
     pub fn num_gpus(&self) -> usize {
         if let Self::Found { num_gpus } = self { *num_gpus } else { 0 }
@@ -89,7 +89,7 @@ impl CudaSearch {
     }
 }
 
-impl fmt::Display for CudaSearch {
+impl fmt::Display for CudaStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Found { num_gpus } => write!(f, "CUDA can be used on {num_gpus} GPU(s)"),
@@ -116,38 +116,38 @@ impl fmt::Display for CudaSearch {
 }
 
 /// Detects CUDA once per process, and loads it if it can be used.
-pub fn look_for_cuda() -> &'static CudaSearch {
-    static SEARCH: OnceLock<CudaSearch> = OnceLock::new();
+pub fn detect_cuda() -> &'static CudaStatus {
+    static SEARCH: OnceLock<CudaStatus> = OnceLock::new();
     SEARCH.get_or_init(look)
 }
 
-fn look() -> CudaSearch {
+fn look() -> CudaStatus {
     let has_trace = || TRACES_OF_GPUS.iter().any(|path| Path::new(path).exists());
     let library = match open(c"libcuda.so.1") {
         Ok(library) => library,
         Err(Error::Library { message, .. }) => {
-            return CudaSearch::NoDriver { message, has_gpu: has_trace() };
+            return CudaStatus::NoDriver { message, has_gpu: has_trace() };
         }
         Err(error) => {
-            return CudaSearch::NoDriver { message: error.to_string(), has_gpu: has_trace() };
+            return CudaStatus::NoDriver { message: error.to_string(), has_gpu: has_trace() };
         }
     };
     let (num_gpus, driver) = match count(library) {
         Ok(Ok(seen)) => seen,
-        Ok(Err(NO_DEVICE)) => return CudaSearch::NoGpu,
+        Ok(Err(NO_DEVICE)) => return CudaStatus::NoGpu,
         Ok(Err(code)) => {
             let message = format!("cuInit gave error {code}");
-            return CudaSearch::DriverFailed { message, has_gpu: has_trace() };
+            return CudaStatus::DriverFailed { message, has_gpu: has_trace() };
         }
         Err(error) => {
-            return CudaSearch::DriverFailed { message: error.to_string(), has_gpu: has_trace() };
+            return CudaStatus::DriverFailed { message: error.to_string(), has_gpu: has_trace() };
         }
     };
     let runtime = runtime_version();
     // A runtime works with every driver of the same or a newer major version.
     match (num_gpus, driver.0 < runtime.0 / 1000 * 1000) {
-        (0, _) => CudaSearch::NoGpu,
-        (_, true) => CudaSearch::DriverTooOld { driver, runtime },
+        (0, _) => CudaStatus::NoGpu,
+        (_, true) => CudaStatus::DriverTooOld { driver, runtime },
         (num_gpus, false) => load(num_gpus),
     }
 }
@@ -185,9 +185,9 @@ fn runtime_version() -> CudaVersion {
     version.unwrap_or(PINNED_RUNTIME)
 }
 
-fn load(num_gpus: usize) -> CudaSearch {
+fn load(num_gpus: usize) -> CudaStatus {
     let message = match missing_cuda() {
-        Ok(None) => return CudaSearch::Found { num_gpus },
+        Ok(None) => return CudaStatus::Found { num_gpus },
         Ok(Some(message)) => message,
         Err(error) => error.to_string(),
     };
@@ -195,7 +195,7 @@ fn load(num_gpus: usize) -> CudaSearch {
     if libraries.is_empty() {
         libraries.push(culprit(&message));
     }
-    CudaSearch::LibraryMissing { libraries, message }
+    CudaStatus::LibraryMissing { libraries, message }
 }
 
 /// Extracts the library that the dynamic linker's message is about: Y in `X cannot be loaded: Y: cannot open
@@ -297,7 +297,7 @@ pub fn link_between(one: usize, other: usize) -> Result<GpuLink, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CudaSearch, CudaVersion, culprit};
+    use super::{CudaStatus, CudaVersion, culprit};
 
     #[test]
     fn the_library_that_is_missing_is_the_one_that_the_linker_names() {
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn an_old_driver_is_named_with_both_versions() {
-        let search = CudaSearch::DriverTooOld { driver: CudaVersion(12_080), runtime: CudaVersion(13_000) };
+        let search = CudaStatus::DriverTooOld { driver: CudaVersion(12_080), runtime: CudaVersion(13_000) };
         let text = search.to_string();
         assert!(text.contains("up to 12.8") && text.contains("with CUDA 13.0"), "{text}");
         assert!(search.has_unusable_gpu() && search.num_gpus() == 0);

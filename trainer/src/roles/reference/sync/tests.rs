@@ -11,7 +11,7 @@ use crate::model::{Decoder, LoadOptions};
 use crate::parallel::tests::{actor_on_mesh, on_ranks, whole_parameters};
 use crate::parallel::{DecoderUnits, RankError, Ranks, copy_tensor_shard};
 use crate::roles::actor::{Actor, ActorOptions};
-use crate::roles::reference::{Copying, FrozenPolicy};
+use crate::roles::reference::{CopyOptions, FrozenPolicy};
 
 const ALPHA: f64 = 0.3;
 
@@ -40,7 +40,7 @@ fn actor(seed: u64, compute: Kind, ranks: &Ranks, dp_shard: usize) -> Actor {
 fn overwrite(actor: &Actor, with: &Decoder) {
     let with: BTreeMap<String, Tensor> = with.named_parameters().into_iter().collect();
     match actor.shards() {
-        Some(shards) => shards.fill(|tensor_shard, values| {
+        Some(shards) => shards.load_shards(|tensor_shard, values| {
             copy_tensor_shard(tensor_shard, &with[tensor_shard.name], values);
             Ok::<(), RankError>(())
         }),
@@ -79,7 +79,7 @@ fn expected(compute: Kind) -> BTreeMap<String, Vec<u32>> {
 #[derive(Clone, Copy, Debug)]
 struct Keeping {
     dp_shard: usize,
-    /// Of the reference, where it has a mesh of its own.
+    /// FSDP degree of the reference's own mesh; `None` for the actor's mesh.
     own_dp_shard: Option<usize>,
     is_offloaded: bool,
     compute: Kind,
@@ -89,14 +89,14 @@ struct Keeping {
 fn follow(keeping: Keeping, ranks: &Ranks, folder: &Path) -> [BTreeMap<String, Vec<u32>>; 2] {
     let Keeping { dp_shard, own_dp_shard, is_offloaded, compute } = keeping;
     let mesh = own_dp_shard.map(|degree| Rc::new(ranks.on_mesh(degree).unwrap()));
-    let copying = Copying { keeps_master: true, mesh, ..Copying::to(folder, is_offloaded) };
+    let copy_options = CopyOptions { keeps_master: true, mesh, ..CopyOptions::to(folder, is_offloaded) };
     let followed = actor(7, compute, ranks, dp_shard);
-    let reference = FrozenPolicy::copy_of(&followed, &copying).unwrap();
+    let reference = FrozenPolicy::copy_of(&followed, &copy_options).unwrap();
     overwrite(&followed, &decoder(8, compute));
-    reference.follow(&followed, ALPHA).unwrap();
+    reference.sync(&followed, ALPHA).unwrap();
     reference.release_pages();
     let mixed = weights(&reference);
-    reference.follow(&followed, 1.0).unwrap();
+    reference.sync(&followed, 1.0).unwrap();
     assert_eq!(bits(&whole_parameters(followed.units())), weights(&reference));
     [mixed, weights(&reference)]
 }

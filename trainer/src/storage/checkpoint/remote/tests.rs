@@ -14,7 +14,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::super::{CheckpointContent, CheckpointStore, RunIdentity};
 use super::fetch::{clear_at, fetch_from, runtime};
-use super::place::Place;
+use super::store::RemoteStore;
 use super::upload::Uploads;
 use super::{CopyError, clear};
 
@@ -34,8 +34,8 @@ fn this_run() -> RunIdentity {
     run_named("one", "1e-6")
 }
 
-fn place(store: &Arc<InMemory>) -> Place {
-    Place::on(store.clone(), Path::from("runs/one"), "memory").with_part_bytes(4096)
+fn remote(store: &Arc<InMemory>) -> RemoteStore {
+    RemoteStore::on(store.clone(), Path::from("runs/one"), "memory").with_part_bytes(4096)
 }
 
 /// The names of all objects below the prefix.
@@ -45,15 +45,15 @@ fn objects(store: &InMemory, folder: &str) -> Vec<String> {
 }
 
 fn folders(store: &Arc<InMemory>) -> Vec<String> {
-    runtime().unwrap().block_on(place(store).folders()).unwrap().into_iter().collect()
+    runtime().unwrap().block_on(remote(store).folders()).unwrap().into_iter().collect()
 }
 
 fn save_and_copy(store: &Arc<InMemory>, dir: &FilePath, keep: usize, steps: &[u64]) {
-    let uploads = Uploads::to(place(store), keep, &this_run()).unwrap();
+    let uploads = Uploads::to(remote(store), keep, &this_run()).unwrap();
     let mut checkpoints = CheckpointStore::open(dir, 100).unwrap();
     for &step in steps {
         let saved = checkpoints.save(step, &content(step)).unwrap();
-        uploads.offer(step, &saved.path);
+        uploads.request(step, &saved.path);
         uploads.finish(PATIENCE).unwrap();
         assert_eq!(uploads.copied_step(), Some(step));
         assert!(!uploads.needs(&saved.path));
@@ -61,7 +61,7 @@ fn save_and_copy(store: &Arc<InMemory>, dir: &FilePath, keep: usize, steps: &[u6
 }
 
 fn fetch(store: &Arc<InMemory>, dir: &FilePath, newer_than: Option<u64>) -> Vec<String> {
-    runtime().unwrap().block_on(fetch_from(&place(store), &this_run(), dir, newer_than)).unwrap()
+    runtime().unwrap().block_on(fetch_from(&remote(store), &this_run(), dir, newer_than)).unwrap()
 }
 
 fn newest(dir: &FilePath) -> Option<u64> {
@@ -101,7 +101,7 @@ fn a_copy_that_was_cut_off_does_not_count_and_is_swept() {
     let (store, here, there) =
         (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     save_and_copy(&store, here.path(), 3, &[1, 2]);
-    runtime().unwrap().block_on(place(&store).remove_manifest("step-000002")).unwrap();
+    runtime().unwrap().block_on(remote(&store).remove_manifest("step-000002")).unwrap();
     assert_eq!(objects(&store, "runs/one/step-000002").len(), 2);
     fetch(&store, there.path(), None);
     assert_eq!(newest(there.path()), Some(1));
@@ -141,7 +141,7 @@ fn a_folder_whose_name_is_not_its_step_is_skipped_and_foreign_files_are_kept() {
             runtime.block_on(store.copy(&named("step-000002", &file), &named(name, &file))).unwrap();
         }
     }
-    runtime.block_on(place(&store).remove_manifest("step-000002")).unwrap();
+    runtime.block_on(remote(&store).remove_manifest("step-000002")).unwrap();
     assert_eq!(folders(&store), ["step-000001", "step-000002", "step-000009"]);
     let notes = fetch(&store, there.path(), None);
     assert!(notes[0].contains("it is of step 2, its folder's name says 9"), "{notes:?}");
@@ -172,8 +172,8 @@ fn a_local_checkpoint_that_does_not_fit_its_manifest_is_never_copied_as_whole() 
     let mut bytes = fs::read(&shard).unwrap();
     bytes[9000] ^= 1;
     fs::write(&shard, bytes).unwrap();
-    let uploads = Uploads::to(place(&store), 3, &this_run()).unwrap();
-    uploads.offer(1, &saved.path);
+    let uploads = Uploads::to(remote(&store), 3, &this_run()).unwrap();
+    uploads.request(1, &saved.path);
     let error = failure_of(&uploads);
     assert!(error.contains("is not what its manifest says"), "{error}");
     assert!(uploads.needs(&saved.path) && uploads.copied_step().is_none());
@@ -212,8 +212,8 @@ fn a_pipe_in_a_folder_of_copies_is_skipped_as_a_damaged_copy_and_never_opened() 
     let (here, store) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let uri = format!("file://{}", store.path().display());
     let fetched = |dir: &FilePath| {
-        let place = Place::open(&uri).unwrap();
-        runtime().unwrap().block_on(fetch_from(&place, &this_run(), dir, None))
+        let remote = RemoteStore::open(&uri).unwrap();
+        runtime().unwrap().block_on(fetch_from(&remote, &this_run(), dir, None))
     };
     let mut checkpoints =
         CheckpointStore::open(here.path(), 9).unwrap().copied_to(&uri, &this_run()).unwrap();
@@ -237,8 +237,8 @@ fn a_pipe_in_a_folder_of_copies_is_skipped_as_a_damaged_copy_and_never_opened() 
     for manifest in [&old, &new] {
         replace_by_pipe(manifest);
     }
-    let uploads = Uploads::to(Place::open(&uri).unwrap(), 1, &this_run()).unwrap();
-    uploads.offer(2, &here.path().join("step-000002"));
+    let uploads = Uploads::to(RemoteStore::open(&uri).unwrap(), 1, &this_run()).unwrap();
+    uploads.request(2, &here.path().join("step-000002"));
     uploads.finish(PATIENCE).unwrap();
     let there = tempfile::tempdir().unwrap();
     fetched(there.path()).unwrap();
@@ -265,7 +265,7 @@ fn a_pipe_in_a_folder_of_copies_is_skipped_as_a_damaged_copy_and_never_opened() 
 fn an_invalid_address_is_refused_with_the_valid_forms() {
     let with_password = "s3://user:pass-word@bucket/prefix";
     for uri in ["bucket/prefix", "ftp://bucket", "s3://", "file://relative", "gs:///prefix", with_password] {
-        let error = Place::open(uri).err().unwrap();
+        let error = RemoteStore::open(uri).err().unwrap();
         assert!(matches!(error, CopyError::Address { .. }) && error.is_permanent(), "{uri}: {error}");
         assert!(error.to_string().contains("s3://BUCKET/PREFIX"), "{error}");
         assert!(!error.to_string().contains("pass-word"), "{error}");
@@ -302,30 +302,30 @@ fn copies_of_another_run_are_neither_fetched_nor_removed_nor_overwritten() {
         (run_named("one", "1e-5"), "spec.training.learningRate: \"1e-6\" there, \"1e-5\" here"),
     ] {
         let runtime = runtime().unwrap();
-        let fetched = runtime.block_on(fetch_from(&place(&store), &other, there.path(), None));
+        let fetched = runtime.block_on(fetch_from(&remote(&store), &other, there.path(), None));
         assert_refused(fetched.map(drop), said);
-        assert_refused(runtime.block_on(clear_at(&place(&store), &other, None)), said);
+        assert_refused(runtime.block_on(clear_at(&remote(&store), &other, None)), said);
         let earlier = run_named("three", "1e-4");
-        assert_refused(runtime.block_on(clear_at(&place(&store), &other, Some(&earlier))), said);
-        let uploads = Uploads::to(place(&store), 1, &other).unwrap();
+        assert_refused(runtime.block_on(clear_at(&remote(&store), &other, Some(&earlier))), said);
+        let uploads = Uploads::to(remote(&store), 1, &other).unwrap();
         let saved = CheckpointStore::open(there.path(), 9).unwrap().save(9, &content(9)).unwrap();
-        uploads.offer(9, &saved.path);
+        uploads.request(9, &saved.path);
         assert_refused(uploads.finish(PATIENCE), said);
         assert!(content_of(&store) == before, "{said}");
         fs::remove_dir_all(saved.path).unwrap();
     }
     // Whose folder holds the run may start afresh under another manifest.
     let faster = run_named("one", "1e-5");
-    runtime().unwrap().block_on(clear_at(&place(&store), &faster, Some(&this_run()))).unwrap();
+    runtime().unwrap().block_on(clear_at(&remote(&store), &faster, Some(&this_run()))).unwrap();
     assert!(folders(&store).is_empty());
-    let owner = runtime().unwrap().block_on(place(&store).owner()).unwrap();
+    let owner = runtime().unwrap().block_on(remote(&store).owner()).unwrap();
     assert_eq!(owner, Some(faster));
 }
 
 #[test]
-fn of_two_runs_that_begin_at_once_one_gets_the_prefix() {
+fn one_of_two_runs_that_begin_at_once_gets_the_prefix() {
     let store = Arc::new(InMemory::new());
-    let claim = |run: &RunIdentity| runtime().unwrap().block_on(place(&store).claim(run));
+    let claim = |run: &RunIdentity| runtime().unwrap().block_on(remote(&store).claim(run));
     claim(&this_run()).unwrap();
     claim(&this_run()).unwrap();
     assert_refused(claim(&run_named("two", "1e-6")), "it belongs to the job `one`");
@@ -346,10 +346,10 @@ fn a_copy_without_an_identity_is_fetched_and_one_of_another_run_is_not_whatever_
     let tensors = content(2).tensors;
     let mut checkpoints = CheckpointStore::open(here.path(), 9).unwrap();
     let saved = checkpoints.save(2, &CheckpointContent { tensors, state: other }).unwrap();
-    let uploads = Uploads::to(place(&store), 2, &this_run()).unwrap();
-    uploads.offer(2, &saved.path);
+    let uploads = Uploads::to(remote(&store), 2, &this_run()).unwrap();
+    uploads.request(2, &saved.path);
     uploads.finish(PATIENCE).unwrap();
-    let fetched = runtime().unwrap().block_on(fetch_from(&place(&store), &this_run(), there.path(), None));
+    let fetched = runtime().unwrap().block_on(fetch_from(&remote(&store), &this_run(), there.path(), None));
     assert_refused(fetched.map(drop), "it belongs to the job `two`");
     assert_eq!(newest(there.path()), Some(1));
 }
@@ -359,7 +359,7 @@ fn a_prefix_whose_owner_cannot_be_read_is_left_alone() {
     let (store, there) = (Arc::new(InMemory::new()), tempfile::tempdir().unwrap());
     let owner = Path::from("runs/one/run.json");
     runtime().unwrap().block_on(store.put(&owner, b"{".to_vec().into())).unwrap();
-    let fetched = runtime().unwrap().block_on(fetch_from(&place(&store), &this_run(), there.path(), None));
+    let fetched = runtime().unwrap().block_on(fetch_from(&remote(&store), &this_run(), there.path(), None));
     let error = fetched.unwrap_err();
     assert!(matches!(error, CopyError::Owner { .. }) && error.is_permanent(), "{error}");
 }
@@ -369,12 +369,12 @@ fn the_copy_of_the_best_checkpoint_stays_until_a_better_one_has_its_own() {
     let (store, here) = (Arc::new(InMemory::new()), tempfile::tempdir().unwrap());
     let mut checkpoints = CheckpointStore::open(here.path(), 100).unwrap();
     let mut save = |step: u64| checkpoints.save(step, &content(step)).unwrap().path;
-    let uploads = Uploads::to(place(&store), 1, &this_run()).unwrap();
+    let uploads = Uploads::to(remote(&store), 1, &this_run()).unwrap();
     let best = save(1);
-    uploads.offer(1, &best);
+    uploads.request(1, &best);
     uploads.protect(1, &best);
     uploads.finish(PATIENCE).unwrap();
-    uploads.offer(2, &save(2));
+    uploads.request(2, &save(2));
     uploads.finish(PATIENCE).unwrap();
     assert_eq!(folders(&store), ["step-000001", "step-000002"]);
 
@@ -383,9 +383,9 @@ fn the_copy_of_the_best_checkpoint_stays_until_a_better_one_has_its_own() {
     let shard = better.join("shard-00000.safetensors");
     let whole = fs::read(&shard).unwrap();
     fs::write(&shard, b"damaged").unwrap();
-    uploads.offer(3, &better);
+    uploads.request(3, &better);
     uploads.protect(3, &better);
-    uploads.offer(4, &save(4));
+    uploads.request(4, &save(4));
     let started = Instant::now();
     while uploads.copied_step() != Some(4) {
         assert!(started.elapsed() < PATIENCE, "the newest one is not copied");

@@ -11,7 +11,7 @@
 
 mod error;
 mod fetch;
-mod place;
+mod store;
 mod upload;
 
 #[cfg(test)]
