@@ -86,7 +86,7 @@ impl ValidatedJob {
     }
 
     /// The warnings of a valid job, such as the loss of its result.
-    pub fn warnings(&self) -> Vec<&'static str> {
+    pub fn warnings(&self) -> Vec<Warning> {
         crate::warnings::warnings(&self.spec)
     }
 

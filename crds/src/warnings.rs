@@ -1,5 +1,6 @@
 //! Warnings: settings that are allowed but probably unintended. Errors are in `rules`.
 
+use crate::reason::Reason;
 use crate::resolved::ResolvedSpec;
 use crate::variables::has_secret_value;
 
@@ -11,9 +12,22 @@ const NO_STORAGE: &str = "neither spec.workers.storage nor spec.checkpoint.uri i
 const OPEN_SECRET: &str = "spec.workers has the value of a variable that is called a token, key, password or secret: everyone who \
                            may read the job or its pods can read it; take it from a Secret (secret: {name, key})";
 
+/// A setting that is allowed but probably unintended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// Reason of the Event that reports the warning on a cluster.
+    pub reason: Reason,
+    /// Text for the user: the setting, its effect, and what to write instead.
+    pub message: &'static str,
+}
+
 /// Everything to warn of.
-pub(crate) fn warnings(spec: &ResolvedSpec) -> Vec<&'static str> {
+pub(crate) fn warnings(spec: &ResolvedSpec) -> Vec<Warning> {
     let has_no_storage = spec.workers.storage.is_none() && spec.checkpoint.uri.is_none();
-    let conditions = [(has_no_storage, NO_STORAGE), (has_secret_value(spec), OPEN_SECRET)];
-    conditions.into_iter().filter(|(holds, _)| *holds).map(|(_, warning)| warning).collect()
+    let conditions = [
+        (has_no_storage, Reason::NoStorage, NO_STORAGE),
+        (has_secret_value(spec), Reason::OpenSecret, OPEN_SECRET),
+    ];
+    let held = conditions.into_iter().filter(|(holds, ..)| *holds);
+    held.map(|(_, reason, message)| Warning { reason, message }).collect()
 }

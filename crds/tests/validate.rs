@@ -3,7 +3,7 @@
 #![expect(clippy::expect_used, reason = "a broken fixture should end the test")]
 
 use proptest::prelude::*;
-use rlt_api::{Problem, validate};
+use rlt_api::{Problem, Reason, validate};
 use serde_json::json;
 
 const ARITHMETIC: &str = include_str!("fixtures/arithmetic.yaml");
@@ -274,7 +274,9 @@ fn a_password_in_an_address_is_refused_and_not_repeated() {
 fn a_secret_in_the_manifest_is_warned_of_and_other_values_are_not() {
     let is_warned_of = |manifest: &str| {
         let job = validate(manifest).unwrap();
-        job.warnings().iter().any(|warning| warning.contains("take it from a Secret"))
+        job.warnings().iter().any(|warning| {
+            warning.reason == Reason::OpenSecret && warning.message.contains("take it from a Secret")
+        })
     };
     assert!(is_warned_of(&with_variables("WANDB_API_KEY", "abc")));
     assert!(!is_warned_of(&with_variables("HF_HOME", "/models")));

@@ -32,7 +32,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::plan::TRAINER_GROUP;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress, RLTrainingJobStatus};
-use rlt_api::{FailureCause, Reason};
+use rlt_api::{FailureCause, Reason, Warning};
 use rlt_objects::labels;
 use rlt_objects::prepare::Prepared;
 use rlt_objects::queue::{Queueing, WorkloadAction};
@@ -116,7 +116,7 @@ pub struct Decision {
     /// The job's state.
     pub state: JobState,
     /// Warnings at the start of the job.
-    pub warnings: Vec<&'static str>,
+    pub warnings: Vec<Warning>,
     /// The reason why applying the decision failed; `None` before it was applied.
     pub apply_failure: Option<ApplyFailure>,
     /// Time until the next reconcile, if no event requeues the job before.
@@ -181,7 +181,7 @@ impl Decision {
 
     /// The Events about the change from a status to this one.
     pub fn events(&self, before: &RLTrainingJobStatus) -> Vec<JobEvent> {
-        let warnings = self.warnings.iter().map(|message| events::of_warning(message));
+        let warnings = self.warnings.iter().map(events::of_warning);
         warnings
             .chain(events::between(before, &self.status, &self.state, self.apply_failure.as_ref()))
             .collect()
@@ -319,7 +319,7 @@ impl<'a> Reconcile<'a> {
     }
 
     /// The warnings, if this is the first status with an attempt.
-    fn warnings_at_start(&self) -> Vec<&'static str> {
+    fn warnings_at_start(&self) -> Vec<Warning> {
         match (self.input.status.attempt, self.status.attempt) {
             (None, Some(_)) => self.input.prepared.job.warnings(),
             _ => Vec::new(),

@@ -1,7 +1,7 @@
 //! The Events of a job: each is about a change of the status that was written.
 
 use rlt_api::status::RLTrainingJobStatus;
-use rlt_api::{FailureCause, Reason};
+use rlt_api::{FailureCause, Reason, Warning};
 
 use super::{ApplyFailure, JobState, cause_of, conditions};
 
@@ -17,8 +17,8 @@ pub struct JobEvent {
 }
 
 /// The Event of a warning at the start of a job.
-pub(super) fn of_warning(message: &str) -> JobEvent {
-    JobEvent { is_warning: true, reason: Reason::NoStorage, message: message.to_owned() }
+pub(super) fn of_warning(warning: &Warning) -> JobEvent {
+    JobEvent { is_warning: true, reason: warning.reason, message: warning.message.to_owned() }
 }
 
 /// The Events for a change of the status.
