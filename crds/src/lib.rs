@@ -47,6 +47,7 @@ pub use reference::reference_markdown;
 #[cfg(feature = "kube")]
 pub use spec::RLTrainingJob;
 pub use validate::{Problem, ValidatedJob, check_schema, read_accepted, validate, validate_with};
+pub use variables::is_secret_name;
 pub use warnings::Warning;
 pub use yaml::read_yaml;
 
