@@ -330,10 +330,7 @@ fn is_complete(folder: &RunFolder, job: &ValidatedJob) -> bool {
 }
 
 fn already_complete(folder: &RunFolder) -> Result<ExitCode, TrainError> {
-    if let Err(error) = report::render(folder.root()) {
-        let error = &error as &dyn std::error::Error;
-        tracing::warn!(error, "failed to render report.html; `rlt-trainer report` renders it again");
-    }
+    report::render_at_end(folder.root());
     tracing::info!(
         "this run is complete already: {} (start afresh with --overwrite)",
         folder.root().display()

@@ -3,7 +3,8 @@
 mod history;
 
 use std::fs;
-use std::io::{self, BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom};
+use std::ops::Range;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -145,7 +146,34 @@ pub fn read_steps(path: &Path) -> Result<Vec<StepMetrics>, TrackingError> {
 /// # Errors
 /// When the file exists and cannot be read.
 pub fn for_each_completion(path: &Path, mut take: impl FnMut(CompletionRecord)) -> Result<(), TrackingError> {
-    let read = for_each_line(path, |line| {
+    for_each_completion_of(path, 0..u64::MAX, &mut take)
+}
+
+/// Calls `take` as [`for_each_completion`] does. Of a file of more than `max_bytes` only the completions at
+/// both ends are read, because it may take minutes to read the others.
+///
+/// # Errors
+/// When the file exists and cannot be read.
+pub fn for_each_completion_at_ends(
+    path: &Path,
+    max_bytes: u64,
+    mut take: impl FnMut(CompletionRecord),
+) -> Result<(), TrackingError> {
+    // Of a missing file nothing is read.
+    let len = fs::metadata(path).map_or(0, |metadata| metadata.len());
+    let half = max_bytes / 2;
+    let last = if len > max_bytes { len - half } else { half };
+    for_each_completion_of(path, 0..half, &mut take)?;
+    for_each_completion_of(path, last..u64::MAX, &mut take)
+}
+
+/// Calls `take` with the completions whose lines begin at these bytes.
+fn for_each_completion_of(
+    path: &Path,
+    begins: Range<u64>,
+    take: &mut impl FnMut(CompletionRecord),
+) -> Result<(), TrackingError> {
+    let read = for_each_line(path, begins, |line| {
         if let Ok(record) = serde_json::from_slice::<CompletionRecord>(line) {
             take(record.without_tokens());
         }
@@ -167,7 +195,7 @@ pub fn read_completions(path: &Path) -> Result<Vec<CompletionRecord>, TrackingEr
 /// Reads all lines of a file of JSON objects that can be parsed; none if the file is missing.
 pub(super) fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, TrackingError> {
     let mut records = Vec::new();
-    let read = for_each_line(path, |line| {
+    let read = for_each_line(path, 0..u64::MAX, |line| {
         records.extend(serde_json::from_slice::<T>(line).ok());
         Ok(())
     });
@@ -175,14 +203,29 @@ pub(super) fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, Tra
     Ok(records)
 }
 
-/// Calls `take` with each line of a file, without its line break; never if the file is missing.
-fn for_each_line(path: &Path, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+/// Calls `take` with each line of a file that begins at these bytes, without its line break; never if the
+/// file is missing.
+fn for_each_line(
+    path: &Path,
+    begins: Range<u64>,
+    mut take: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
     let mut file = match fs::File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         opened => BufReader::new(opened?),
     };
-    let mut line = Vec::new();
-    while file.read_until(b'\n', &mut line)? > 0 {
+    let (mut at, mut line) = (begins.start, Vec::new());
+    if let Some(before) = begins.start.checked_sub(1) {
+        // The rest of a line that begins before, or only its line break.
+        file.seek(SeekFrom::Start(before))?;
+        at = before + file.read_until(b'\n', &mut line)? as u64;
+        line.clear();
+    }
+    while at < begins.end {
+        match file.read_until(b'\n', &mut line)? {
+            0 => break,
+            num_read => at += num_read as u64,
+        }
         take(line.strip_suffix(b"\n").unwrap_or(&line))?;
         line.clear();
     }

@@ -8,8 +8,12 @@ use serde_json::Value;
 use super::ReportError;
 use super::completions::Ends;
 use super::sampled::SampledSteps;
-use crate::observe::tracking::{Stage, StepMetrics, for_each_completion, for_each_step};
+use crate::observe::tracking::{Stage, StepMetrics, for_each_completion_at_ends, for_each_step};
 use crate::storage::run_folder::WARNINGS;
+
+/// Number of bytes that are read of the log of completions, of which those of the first and the last step are
+/// shown.
+const MAX_COMPLETION_BYTES: u64 = 64 << 20;
 
 /// Contents of a run folder that the report shows.
 #[derive(Debug, Default)]
@@ -52,7 +56,8 @@ impl Run {
         .map_err(logs)?;
         let steps = steps.into_steps();
         let mut completions = Ends::default();
-        for_each_completion(&folder.join("completions.jsonl"), |record| completions.take(record))
+        let path = folder.join("completions.jsonl");
+        for_each_completion_at_ends(&path, MAX_COMPLETION_BYTES, |record| completions.take(record))
             .map_err(logs)?;
         let manifest = read_manifest(&folder.join("manifest.yaml"));
         let name = manifest.pointer("/metadata/name").and_then(Value::as_str).map(str::to_owned);
