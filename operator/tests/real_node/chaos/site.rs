@@ -43,6 +43,8 @@ pub(super) struct Site {
     pub(super) num_kills: u32,
     /// Reasons of all Events so far; the API server keeps them for an hour.
     pub(super) event_reasons: BTreeSet<String>,
+    /// Reasons of Events that follow from what conditions told of the faults.
+    pub(super) expected_events: BTreeSet<String>,
     /// Manifests of the operator's role in the namespace of the job, and of its binding.
     pub(super) roles: Vec<Value>,
     /// UID of the pod that was killed last.
@@ -93,6 +95,7 @@ impl Site {
             deleted: Vec::new(),
             num_kills: 0,
             event_reasons: BTreeSet::new(),
+            expected_events: BTreeSet::new(),
             roles,
             killed_pod: String::new(),
             step_at_fault: 0,
