@@ -1,6 +1,6 @@
 //! Replay of a run's files, finished or running, to a tracker.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -118,12 +118,12 @@ fn open(
 /// failed.
 fn end_of(folder: &Path) -> Option<RunEnd> {
     // Takes a shared lock for a moment: a running trainer holds it exclusively.
-    let lock = File::open(folder.join(".lock"));
+    let lock = rlt_files::open(&folder.join(".lock"));
     if lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock))) {
         return None;
     }
-    let text = fs::read_to_string(folder.join("result.json")).unwrap_or_default();
-    let result: Value = serde_json::from_str(&text).unwrap_or_default();
+    let text = rlt_files::read_to_string(&folder.join("result.json"), rlt_files::MAX_MODEL_JSON_BYTES);
+    let result: Value = serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default();
     Some(match result["outcome"].as_str() {
         Some("complete") => RunEnd::Complete,
         Some(_) => RunEnd::Stopped,

@@ -210,7 +210,7 @@ fn for_each_line(
     begins: Range<u64>,
     mut take: impl FnMut(&[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut file = match fs::File::open(path) {
+    let mut file = match rlt_files::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         opened => BufReader::new(opened?),
     };

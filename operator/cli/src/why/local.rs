@@ -1,6 +1,6 @@
 //! Explanation of a run folder: its files are read here, and a pure function explains them.
 
-use std::fs::{File, TryLockError};
+use std::fs::TryLockError;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -87,7 +87,7 @@ impl LocalRun {
 /// Whether a process holds the lock. The shared lock is taken only for a moment: a running trainer holds it
 /// exclusively.
 fn is_locked(lock: &Path) -> bool {
-    File::open(lock).is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    rlt_files::open(lock).is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 fn read_result(file: &Path) -> anyhow::Result<Option<RunResult>> {
@@ -224,7 +224,7 @@ mod tests {
         assert!(LocalRun::read(name).unwrap_err().to_string().contains("has no manifest.yaml"));
         fs::write(path("manifest.yaml"), "").unwrap();
         fs::write(path("metrics.jsonl"), "{\"step\":3,\"timestamp\":1.0}\n{\"step\":4,\"ti").unwrap();
-        let lock = File::create(path(".lock")).unwrap();
+        let lock = fs::File::create(path(".lock")).unwrap();
         lock.lock().unwrap();
         let run = LocalRun::read(name).unwrap();
         assert_eq!((run.is_locked, run.last_step), (true, Some((3, 1.0))));
