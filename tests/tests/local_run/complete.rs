@@ -126,8 +126,8 @@ fn a_run_that_is_complete_is_not_run_again() {
     assert_eq!(fs::read(place.run("metrics.jsonl")).unwrap(), before);
 }
 
-/// The page is drawn from the logs when the run has its result: it changes no exit code, neither at the end nor
-/// when a complete run is started again.
+/// The page is drawn from the logs when the run has its result: it changes no exit code, neither at the end
+/// nor when a complete run is started again.
 #[test]
 fn a_report_that_cannot_be_drawn_decides_no_exit_code() {
     let place = Place::new();

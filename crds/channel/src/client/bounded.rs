@@ -1,5 +1,6 @@
-//! Bounds of a report on the trainer's side. The operator refuses a report with one field beyond its bound, and
-//! every later report of the process has that field too, so nothing of the run would reach the status again.
+//! Bounds of a report on the trainer's side. The operator refuses a report with one field beyond its bound,
+//! and every later report of the process has that field too, so that nothing of the run would reach the
+//! status again.
 
 use std::collections::BTreeSet;
 

@@ -159,8 +159,8 @@ impl Site {
         true
     }
 
-    /// Fills the disk of a gang that trains until the condition of checkpoints tells that one was not saved, or
-    /// until the attempt ended because of it.
+    /// Fills the disk of a gang that trains until the condition of checkpoints tells that one was not saved,
+    /// or until the attempt ended because of it.
     async fn fill_disk(&mut self, patience: Duration) -> bool {
         if self.gang_that_trains(patience).await.is_none() {
             return false;

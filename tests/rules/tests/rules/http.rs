@@ -1,6 +1,6 @@
-//! HTTP clients: each is built where it is decided whether redirects are followed, and answers are read within
-//! bounds. A server that redirects could else get the credentials of another one, and a server without end
-//! could take all memory.
+//! HTTP clients: each is built where it is decided whether redirects are followed, and answers are read
+//! within bounds. A server that redirects could else get the credentials of another one, and an answer
+//! without end could take all memory.
 
 use rlt_rules::rust_sources;
 
