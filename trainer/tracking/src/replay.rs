@@ -1,6 +1,6 @@
 //! Replay of a run's files, finished or running, to a tracker.
 
-use std::fs::TryLockError;
+use std::fs::{self, TryLockError};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -10,7 +10,7 @@ use crate::mlflow::{Mlflow, MlflowOptions};
 use crate::tensorboard::EventLog;
 use crate::trackio::{Trackio, TrackioOptions};
 use crate::wandb::{OfflineRun, WandbOptions};
-use crate::{History, RunDescription, RunEnd, Tracker, TrackingError, read_steps};
+use crate::{History, RunDescription, RunEnd, Tracker, TrackingError};
 
 /// Tracker to which a run is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,9 +73,16 @@ pub fn replay(folder: &Path, destination: &Destination, naming: &Naming) -> Resu
     let run = RunDescription::read(folder)?;
     // Determined before the steps are read: a run that ends meanwhile is completed by the next replay.
     let end = end_of(folder);
-    let steps = read_steps(&folder.join("metrics.jsonl"))?;
-    let num_steps = steps.len();
-    let mut tracker = open(destination, naming, run, &steps.into())?;
+    let log = folder.join("metrics.jsonl");
+    // A process that works on the run appends to it meanwhile.
+    let len = fs::metadata(&log).map_or(0, |metadata| metadata.len());
+    let steps = History::of_log(log, len, None);
+    let mut num_steps = 0;
+    steps.for_each(|_| {
+        num_steps += 1;
+        Ok(())
+    })?;
+    let mut tracker = open(destination, naming, run, &steps)?;
     match end {
         Some(end) => tracker.end(end)?,
         None => tracker.sync()?,

@@ -7,7 +7,6 @@ use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::append_file::{AppendFile, RecordSink as _, end_of_lines};
@@ -120,25 +119,6 @@ pub fn for_each_step(path: &Path, mut take: impl FnMut(&StepMetrics)) -> Result<
     })
 }
 
-/// Reads all steps of a `metrics.jsonl`, in the order of the run. Of steps that were logged twice, the last
-/// counts. A missing file has no steps, and incomplete lines of a killed process are skipped.
-///
-/// # Errors
-/// When the file exists and cannot be read.
-pub fn read_steps(path: &Path) -> Result<Vec<StepMetrics>, TrackingError> {
-    let mut steps: Vec<StepMetrics> = read_lines(path)?;
-    // Stable, so that of two lines of one step the later stays behind the earlier.
-    steps.sort_by_key(StepMetrics::position);
-    let mut unique: Vec<StepMetrics> = Vec::with_capacity(steps.len());
-    for metrics in steps {
-        match unique.last_mut() {
-            Some(last) if last.position() == metrics.position() => *last = metrics,
-            _ => unique.push(metrics),
-        }
-    }
-    Ok(unique)
-}
-
 /// Calls `take` with each completion of a `completions.jsonl` in order, without the values of its tokens, one
 /// at a time, because the file of a long run does not fit into memory. A missing file has no completions, and
 /// incomplete lines of a killed process are skipped.
@@ -180,27 +160,6 @@ fn for_each_completion_of(
         Ok(())
     });
     read.map_err(TrackingError::file("read", path))
-}
-
-/// Reads all completions of a `completions.jsonl`, see [`for_each_completion`].
-///
-/// # Errors
-/// When the file exists and cannot be read.
-pub fn read_completions(path: &Path) -> Result<Vec<CompletionRecord>, TrackingError> {
-    let mut records = Vec::new();
-    for_each_completion(path, |record| records.push(record))?;
-    Ok(records)
-}
-
-/// Reads all lines of a file of JSON objects that can be parsed; none if the file is missing.
-pub(super) fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, TrackingError> {
-    let mut records = Vec::new();
-    let read = for_each_line(path, 0..u64::MAX, |line| {
-        records.extend(serde_json::from_slice::<T>(line).ok());
-        Ok(())
-    });
-    read.map_err(TrackingError::file("read", path))?;
-    Ok(records)
 }
 
 /// Calls `take` with each line of a file that begins at these bytes, without its line break; never if the

@@ -60,9 +60,8 @@ fn a_resumed_run_has_every_step_exactly_once() {
     assert_eq!(positions(dir.path()), expected);
     let steps: Vec<u64> = events(dir.path()).iter().map(|(_, step, _)| *step).collect();
     assert_eq!(steps, (0..=9).collect::<Vec<_>>());
-    let completions: Vec<CompletionRecord> =
-        step_log::read_lines(&dir.path().join("completions.jsonl")).unwrap();
-    let steps: Vec<u64> = completions.iter().map(|completion| completion.step).collect();
+    let (path, mut steps) = (dir.path().join("completions.jsonl"), Vec::new());
+    for_each_completion(&path, |completion| steps.push(completion.step)).unwrap();
     assert_eq!(steps, (0..=9).flat_map(|step| [step, step]).collect::<Vec<_>>());
 }
 
