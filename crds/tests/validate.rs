@@ -280,7 +280,10 @@ fn a_password_in_an_address_is_refused_and_not_repeated() {
     let wasm =
         "rewards: {functions: [{name: a, kind: Wasm, wasm: {url: 'https://user:pass-word@modules/a.wasm'}}]}";
     let copies = "checkpoint: {uri: 's3://user:pass-word@bucket/prefix'}";
-    for section in [hub, server, wasm, copies] {
+    let data = "data: {datasets: [{hub: {repo: a/b, endpoint: 'https://user:pass-word@mirror'}}]}";
+    let mlflow = "tracking: {mlflow: {url: 'https://user:pass-word@mlflow'}}";
+    let trackio = "tracking: {trackio: {url: 'https://user:pass-word@trackio'}}";
+    for section in [hub, server, wasm, copies, data, mlflow, trackio] {
         let envelope = "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {name: a}";
         let manifest = format!("{envelope}\nspec:\n  {section}\n");
         let document = json!(problems(&manifest)).to_string();

@@ -345,6 +345,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::storage::run_folder::RunFolderError;
+
+    #[test]
+    fn a_lock_that_was_waited_for_is_worth_another_attempt_and_another_run_is_not() {
+        let code = |was_waited_for: bool| {
+            let (path, holder) = ("/run".to_owned(), "attempt 1".to_owned());
+            TrainError::RunFolder(RunFolderError::Busy { path, holder, was_waited_for }).exit_code()
+        };
+        assert_eq!([code(true), code(false)], [ExitCode::RetryableIo, ExitCode::BadConfig]);
+    }
 
     #[test]
     fn a_manifest_that_was_accepted_may_break_a_rule_of_a_later_release() {
