@@ -47,13 +47,13 @@ pub fn render(run_folder: &Path) -> Result<PathBuf, ReportError> {
 /// slow disk decides anything: the page can be rendered again at any time from the files.
 pub fn render_at_end(run_folder: &Path) {
     let folder = run_folder.to_path_buf();
-    if let Err(reason) = beside(TIMEOUT, move || render(&folder).map(drop)) {
+    if let Err(reason) = with_timeout(TIMEOUT, move || render(&folder).map(drop)) {
         tracing::warn!(error = reason, "failed to render report.html; `rlt-trainer report` renders it again");
     }
 }
 
 /// Runs `work` on a thread of its own, which is left to itself after `timeout`; returns why it has no result.
-fn beside(
+fn with_timeout(
     timeout: Duration,
     work: impl FnOnce() -> Result<(), ReportError> + Send + 'static,
 ) -> Result<(), String> {

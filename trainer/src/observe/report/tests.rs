@@ -153,16 +153,16 @@ fn a_trend_reaches_both_ends_without_a_hook() {
 fn a_page_that_fails_panics_or_never_ends_is_given_up_with_the_reason() {
     let folder = folder_with(&[], "", "");
     let path = folder.path().to_path_buf();
-    assert_eq!(beside(TIMEOUT, move || render(&path).map(drop)), Ok(()));
+    assert_eq!(with_timeout(TIMEOUT, move || render(&path).map(drop)), Ok(()));
     let log = folder.path().join("completions.jsonl");
     fs::remove_file(&log).unwrap();
     fs::create_dir(&log).unwrap();
     let path = folder.path().to_path_buf();
-    let failed = beside(TIMEOUT, move || render(&path).map(drop)).unwrap_err();
+    let failed = with_timeout(TIMEOUT, move || render(&path).map(drop)).unwrap_err();
     assert!(failed.contains("completions.jsonl"), "{failed}");
-    assert_eq!(beside(TIMEOUT, || panic!("no page")), Err("it panicked".to_owned()));
+    assert_eq!(with_timeout(TIMEOUT, || panic!("no page")), Err("it panicked".to_owned()));
     let (sender, never) = sync_channel::<()>(0);
-    let slow = beside(Duration::ZERO, move || {
+    let slow = with_timeout(Duration::ZERO, move || {
         // Ends with the test, which drops the sender.
         let _ = never.recv();
         Ok(())
