@@ -278,7 +278,7 @@ fn kubeconfig_of_tenant(test: &TestNamespace, name: &str, rules: &Value) -> Valu
     kubeconfig
 }
 
-/// Such a user may not list the Deployments of all namespaces, among which the operator's is.
+/// A user of one namespace may not list the Deployments of all namespaces, the operator's among them.
 #[tokio::test]
 async fn a_user_of_one_namespace_plans_on_the_cluster_and_learns_what_is_not_known() {
     let Some(cluster) = CLUSTER.get() else { return };
