@@ -47,6 +47,8 @@ pub use reference::reference_markdown;
 #[cfg(feature = "kube")]
 pub use spec::RLTrainingJob;
 pub use validate::{Problem, ValidatedJob, check_schema, read_accepted, validate, validate_with};
+pub use variables::is_secret_name;
+pub use warnings::Warning;
 pub use yaml::read_yaml;
 
 /// Whether only the operator may set a variable of workers.

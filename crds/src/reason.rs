@@ -50,6 +50,8 @@ pub enum Reason {
     NoWorkers,
     /// The job has no storage: its result is lost with its pods.
     NoStorage,
+    /// The specification has a value that looks like a secret.
+    OpenSecret,
     /// The specification breaks a rule.
     InvalidSpec,
     /// The defaults of the job's namespace cannot be read.
@@ -101,6 +103,7 @@ impl Reason {
             Self::NodeUnreachable,
             Self::NoWorkers,
             Self::NoStorage,
+            Self::OpenSecret,
             Self::InvalidSpec,
             Self::InvalidDefaults,
             Self::PodNotAllowed,

@@ -86,7 +86,7 @@ impl ValidatedJob {
     }
 
     /// The warnings of a valid job, such as the loss of its result.
-    pub fn warnings(&self) -> Vec<&'static str> {
+    pub fn warnings(&self) -> Vec<Warning> {
         crate::warnings::warnings(&self.spec)
     }
 
@@ -99,12 +99,21 @@ impl ValidatedJob {
     }
 
     /// The job as [`Self::to_yaml`] writes it, for files that others may read: the values of the workers'
-    /// variables are masked. A trainer reads its variables from its environment.
+    /// variables and of headers are masked.
     ///
     /// # Errors
     /// Those of [`Self::to_yaml`].
     pub fn to_masked_yaml(&self) -> Result<String, serde_saphyr::SerializeError> {
         self.to_yaml_with(&variables::masked(&self.spec))
+    }
+
+    /// The job as [`Self::to_yaml`] writes it, for its own ranks: the values of the workers' variables are
+    /// masked, because a trainer reads its variables from its environment. Headers are sent by the ranks.
+    ///
+    /// # Errors
+    /// Those of [`Self::to_yaml`].
+    pub fn to_rank_yaml(&self) -> Result<String, serde_saphyr::SerializeError> {
+        self.to_yaml_with(&variables::with_masked_variables(&self.spec))
     }
 
     fn to_yaml_with(&self, spec: &ResolvedSpec) -> Result<String, serde_saphyr::SerializeError> {

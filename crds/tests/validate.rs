@@ -3,7 +3,7 @@
 #![expect(clippy::expect_used, reason = "a broken fixture should end the test")]
 
 use proptest::prelude::*;
-use rlt_api::{Problem, validate};
+use rlt_api::{Problem, Reason, validate};
 use serde_json::json;
 
 const ARITHMETIC: &str = include_str!("fixtures/arithmetic.yaml");
@@ -251,6 +251,27 @@ fn values_of_variables_are_masked_in_copies_for_others_and_all_else_is_there() {
     assert_eq!(again.to_masked_yaml().unwrap(), masked, "a copy is a manifest");
 }
 
+/// The arithmetic job with a reward server that gets this header.
+fn with_header(name: &str, value: &str) -> String {
+    let headers = format!("[{{name: {name}, value: {value}}}, {{name: X-Key, env: JUDGE_KEY}}]");
+    let server = format!("{{url: 'https://judge', headers: {headers}}}");
+    let function = format!("      - {{name: far, kind: Server, server: {server}}}\n      - name: correct");
+    arithmetic_with("      - name: correct", &function)
+}
+
+#[test]
+fn values_of_headers_are_masked_in_copies_for_others_and_reach_the_ranks() {
+    let job = validate(&with_header("X-Tenant", "some-value")).unwrap();
+    let full = job.to_yaml().unwrap();
+    assert_eq!(full.matches("some-value").count(), 1, "{full}");
+    let masked = job.to_masked_yaml().unwrap();
+    assert_eq!(full.replace("some-value", "(masked)"), masked);
+    assert_eq!(validate(&masked).unwrap().to_masked_yaml().unwrap(), masked, "a copy is a manifest");
+    assert_eq!(job.to_rank_yaml().unwrap(), full);
+    let variables = validate(&with_variables("SOME_NAME", "some-value")).unwrap();
+    assert_eq!(variables.to_rank_yaml().unwrap(), variables.to_masked_yaml().unwrap());
+}
+
 #[test]
 fn a_password_in_an_address_is_refused_and_not_repeated() {
     let hub = "model: {hub: {repo: a/b, endpoint: 'https://user:pass-word@mirror'}}";
@@ -259,7 +280,10 @@ fn a_password_in_an_address_is_refused_and_not_repeated() {
     let wasm =
         "rewards: {functions: [{name: a, kind: Wasm, wasm: {url: 'https://user:pass-word@modules/a.wasm'}}]}";
     let copies = "checkpoint: {uri: 's3://user:pass-word@bucket/prefix'}";
-    for section in [hub, server, wasm, copies] {
+    let data = "data: {datasets: [{hub: {repo: a/b, endpoint: 'https://user:pass-word@mirror'}}]}";
+    let mlflow = "tracking: {mlflow: {url: 'https://user:pass-word@mlflow'}}";
+    let trackio = "tracking: {trackio: {url: 'https://user:pass-word@trackio'}}";
+    for section in [hub, server, wasm, copies, data, mlflow, trackio] {
         let envelope = "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {name: a}";
         let manifest = format!("{envelope}\nspec:\n  {section}\n");
         let document = json!(problems(&manifest)).to_string();
@@ -274,7 +298,9 @@ fn a_password_in_an_address_is_refused_and_not_repeated() {
 fn a_secret_in_the_manifest_is_warned_of_and_other_values_are_not() {
     let is_warned_of = |manifest: &str| {
         let job = validate(manifest).unwrap();
-        job.warnings().iter().any(|warning| warning.contains("take it from a Secret"))
+        job.warnings()
+            .iter()
+            .any(|warning| warning.reason == Reason::OpenSecret && warning.message.contains("from a Secret"))
     };
     assert!(is_warned_of(&with_variables("WANDB_API_KEY", "abc")));
     assert!(!is_warned_of(&with_variables("HF_HOME", "/models")));
@@ -282,6 +308,8 @@ fn a_secret_in_the_manifest_is_warned_of_and_other_values_are_not() {
     let template_alone =
         with_variables("MY_PASSWORD", "abc").replace("{name: MY_PASSWORD, value: abc}, ", "");
     assert!(is_warned_of(&template_alone));
+    assert!(is_warned_of(&with_header("Authorization", "abc")));
+    assert!(!is_warned_of(&with_header("X-Tenant", "abc")));
 }
 
 proptest! {

@@ -13,11 +13,15 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::serve::Listener;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::metrics::Metrics;
-use crate::progress::Reports;
+use crate::progress::{Connections, Counted, Limits, Reports};
+
+/// Largest number of open connections; the kubelet and Prometheus need a few.
+const MAX_CONNECTIONS: usize = 128;
 
 /// Age at which a watch counts as dead. A watch ends after 200 s and is restarted: twice that, and a minute
 /// for failed tries.
@@ -61,12 +65,39 @@ pub async fn serve(health: Health, address: SocketAddr) -> Result<SocketAddr, Li
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(Arc::new(health));
+    let connections = Connections::within(Limits::of_strangers(MAX_CONNECTIONS));
+    let listener = CountingListener { listener, connections };
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
             tracing::error!(%error, "stopped serving probes and metrics");
         }
     });
     Ok(address)
+}
+
+/// Listener that bounds the open connections. Any pod of the cluster may reach it, and could otherwise open
+/// so many that this process has no file left for its own.
+struct CountingListener {
+    listener: TcpListener,
+    connections: Connections,
+}
+
+impl Listener for CountingListener {
+    type Io = Counted;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Counted, SocketAddr) {
+        loop {
+            let (stream, address) = Listener::accept(&mut self.listener).await;
+            if let Some(counted) = self.connections.admit(stream) {
+                return (counted, address);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
 }
 
 async fn healthz(State(health): State<Arc<Health>>) -> Response {
@@ -127,6 +158,24 @@ mod tests {
         assert!(fetch(address, "/metrics").await.contains("rlt_operator_leader 1"));
         synced.send(true).unwrap();
         assert!(fetch(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+    }
+
+    #[tokio::test]
+    async fn peers_that_send_nothing_replace_each_other_and_keep_no_probe_out() {
+        let (_synced, is_synced) = watch::channel(true);
+        let (_leader, leadership) = watch::channel(true);
+        let reports = Reports::new();
+        let health = Health { metrics: Metrics::default(), synced: is_synced, leadership, reports };
+        let address = serve(health, ([127, 0, 0, 1], 0).into()).await.unwrap();
+        let mut silent = Vec::new();
+        for _ in 0..MAX_CONNECTIONS + 8 {
+            silent.push(tokio::net::TcpStream::connect(address).await.unwrap());
+        }
+        // Connections are accepted in order, so all of them were accepted before the answer.
+        assert!(fetch(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+        let mut byte = [0];
+        let read = tokio::time::timeout(Duration::from_secs(100), silent[0].read(&mut byte));
+        assert!(!matches!(read.await.unwrap(), Ok(1..)), "the oldest one is closed");
     }
 
     #[test]

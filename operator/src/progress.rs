@@ -34,6 +34,7 @@ mod status;
 mod token;
 
 pub use certificates::{CertificateError, Certificates};
+pub(crate) use connections::{Connections, Counted};
 pub use endpoint::{EndpointError, announce};
 pub use identity::{Authenticator, PodIdentity, ReviewError, Reviewer, TokenReviewer};
 pub use keys::RendezvousKeys;
@@ -41,4 +42,5 @@ pub use reports::{JobReport, Reports};
 pub use secret::{SecretError, certificates};
 pub use server::{ServeError, serve};
 pub use service::{ChannelService, FollowingPod, ReportingWorker, UnknownWorker, Workers};
+pub(crate) use shares::Limits;
 pub use status::KnownWorkers;

@@ -88,6 +88,7 @@ enum Command {
 /// Runs the command line of the process. A training uses the recipes that `choose` creates from its manifest,
 /// [`crate::recipes::of`] unless a crate brings its own.
 pub fn main(choose: ChooseRecipes) -> ProcessExitCode {
+    rlt_terminal::escape_panics();
     // Invalid arguments end the process here, with code 2 and the usage.
     let cli = Cli::parse();
     let traces = start_logging(matches!(cli.command, Command::Launch(_) | Command::Worker(_)));

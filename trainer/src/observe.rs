@@ -1,6 +1,7 @@
 //! The output of a run for users and the operator: metrics, progress, phases, reports; and stop requests.
 
 pub(crate) mod completions;
+pub(crate) mod found_result;
 pub mod phases;
 pub mod report;
 pub mod status_channel;

@@ -9,6 +9,7 @@
 //! loses nothing and memory does not grow. This module does not interpret the state.
 
 mod backoff;
+mod bounded;
 mod connection;
 mod follower;
 mod mailbox;
@@ -18,6 +19,7 @@ mod settings;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use bounded::bound;
 pub use follower::Follower;
 use mailbox::Mailbox;
 pub use settings::{Pace, Settings, SettingsError};

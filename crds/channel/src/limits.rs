@@ -1,5 +1,17 @@
 //! How large a report may be: the trainer keeps to it, the operator enforces it.
 
+use std::ops::RangeInclusive;
+
+/// The largest whole number that JSON's readers hold exactly, 2^53.
+pub const MAX_WHOLE: u64 = 1 << 53;
+/// Times in milliseconds since 1970 whose year has four digits, as RFC 3339 wants it.
+pub const TIMES_MS: RangeInclusive<i64> = 0..=253_402_300_799_999;
+/// The largest exit code of a process.
+pub const MAX_EXIT_CODE: u32 = 255;
+/// Restarts in place for one cause.
+pub const MAX_RESTARTS: u32 = 1_000_000;
+/// The longest time of one process, in seconds: 30,000 years.
+pub const MAX_SECONDS: f64 = 1e12;
 /// Bytes of one encoded report.
 pub const MAX_REPORT_BYTES: usize = 128 * 1024;
 /// Checkpoints in one report; the newest are named.

@@ -49,6 +49,21 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
     disk.f_bavail.checked_mul(disk.f_frsize)
 }
 
+/// Syncs a folder, so that the names of its files survive a power loss. The sync of a file keeps its content
+/// alone.
+///
+/// # Errors
+/// The error of the operating system. That a file system cannot sync folders is no error.
+pub fn sync_folder(path: &Path) -> io::Result<()> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    match File::open(path)?.sync_all() {
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
+            Ok(())
+        }
+        synced => synced,
+    }
+}
+
 /// Reads a regular file of at most `max_bytes`.
 ///
 /// # Errors

@@ -126,3 +126,12 @@ fn a_disk_has_free_bytes_and_a_missing_folder_has_none() {
     assert!(free_bytes(folder.path()).is_some_and(|bytes| bytes > 0));
     assert_eq!(free_bytes(&folder.path().join("missing")), None);
 }
+
+#[test]
+fn a_folder_is_synced_also_the_present_one_and_a_missing_one_is_an_error() {
+    let folder = folder();
+    sync_folder(folder.path()).unwrap();
+    sync_folder(Path::new("")).unwrap();
+    let missing = sync_folder(&folder.path().join("missing")).unwrap_err();
+    assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+}

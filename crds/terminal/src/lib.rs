@@ -2,9 +2,11 @@
 //! servers. Control sequences in it could move the cursor, rename the window or hide text, so they are shown
 //! as escapes and not executed.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write};
+use std::panic::{self, PanicHookInfo};
 
 /// Returns standard output for text to be read, which is escaped wherever it goes.
 pub fn text() -> Output<io::Stdout> {
@@ -22,6 +24,23 @@ pub fn document() -> Output<io::Stdout> {
 /// Returns standard error for messages, which are escaped.
 pub fn messages() -> Output<io::Stderr> {
     Output { stream: io::stderr(), escaper: Some(Escaper::default()) }
+}
+
+/// Writes the messages of panics to [`messages`] from now on: a library may quote in them the text of others
+/// on which it fails.
+pub fn escape_panics() {
+    panic::set_hook(Box::new(|panic| show_panic(panic, &mut messages())));
+}
+
+/// Writes the message of a panic, and its backtrace if `RUST_BACKTRACE` requests one.
+fn show_panic(panic: &PanicHookInfo<'_>, output: &mut impl Write) {
+    let thread = std::thread::current();
+    // A closed stream shows nothing.
+    let _ = writeln!(output, "thread '{}' {panic}", thread.name().unwrap_or("without a name"));
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        let _ = writeln!(output, "{backtrace}");
+    }
 }
 
 /// Whether a user reads messages and can answer on standard input.
@@ -125,6 +144,8 @@ impl Escaper {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]
@@ -162,6 +183,24 @@ mod tests {
         output.write_all(&[0xe4]).unwrap();
         drop(output);
         assert_eq!(String::from_utf8(shown).unwrap(), "a\\u{1b}[2J\\u{9b}\n\\xe4");
+    }
+
+    #[test]
+    fn a_panic_is_shown_without_control_sequences() {
+        static SHOWN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+        panic::set_hook(Box::new(|panic| {
+            let mut shown = SHOWN.lock().unwrap();
+            let mut output = Output { stream: &mut *shown, escaper: Some(Escaper::default()) };
+            show_panic(panic, &mut output);
+        }));
+        let panicked = panic::catch_unwind(|| panic!("no number: {}", "\u{1b}]0;root\u{7}"));
+        drop(panic::take_hook());
+        assert!(panicked.is_err());
+        let shown = String::from_utf8(SHOWN.lock().unwrap().clone()).unwrap();
+        for words in ["panicked at ", "lib.rs:", "no number: \\u{1b}]0;root\\u{7}\n"] {
+            assert!(shown.contains(words), "{shown:?}");
+        }
+        assert!(!shown.contains('\u{1b}'), "{shown:?}");
     }
 
     #[test]

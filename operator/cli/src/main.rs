@@ -32,6 +32,7 @@ use args::{Args, Command};
 use invocation::Invocation;
 
 fn main() -> process::ExitCode {
+    rlt_terminal::escape_panics();
     let invocation = Invocation::of(env::args_os().next().as_deref());
     let outcome = match invocation {
         Invocation::Completer => complete(),

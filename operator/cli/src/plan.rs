@@ -56,7 +56,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         DocumentFormat::Text => {
             out.write_all(text::render(&plan, &objects, run.as_ref()).as_bytes())?;
             for warning in job.warnings() {
-                writeln!(out, "\nwarning: {warning}")?;
+                writeln!(out, "\nwarning: {}", warning.message)?;
             }
         }
     }
@@ -88,7 +88,7 @@ fn everything(
     let mut document = serde_json::to_value(plan).context("write the plan")?;
     document["spec"] = serde_json::to_value(job.spec()).context("write the specification")?;
     document["objects"] = objects.into();
-    document["warnings"] = job.warnings().into();
+    document["warnings"] = job.warnings().iter().map(|warning| warning.message).collect();
     if let Some(run) = run {
         document["measured"] = serde_json::to_value(run).context("write what the run measured")?;
     }

@@ -27,7 +27,10 @@ impl<'a> FileReport<'a> {
     fn about(file: &'a Path) -> Self {
         let valid = Self { file, valid: true, problems: Vec::new(), warnings: Vec::new(), unreadable: None };
         match manifest::load(file) {
-            Ok(job) => Self { warnings: job.warnings(), ..valid },
+            Ok(job) => {
+                let warnings = job.warnings().iter().map(|warning| warning.message).collect();
+                Self { warnings, ..valid }
+            }
             Err(ManifestError::Invalid { problems, .. }) => Self { valid: false, problems, ..valid },
             Err(ManifestError::Read { source, .. }) => {
                 Self { valid: false, unreadable: Some(source.to_string()), ..valid }

@@ -254,6 +254,55 @@ async fn a_refusal_of_the_cluster_is_reported_before_any_object_is_created() {
     assert!(text.starts_with("! RLTrainingJob steady: would be refused: "), "{text}");
 }
 
+/// A kubeconfig of a user with these rights in the namespace, and none elsewhere.
+fn kubeconfig_of_tenant(test: &TestNamespace, name: &str, rules: &Value) -> Value {
+    let group = "rbac.authorization.k8s.io";
+    let api = format!("{group}/v1");
+    let metadata = json!({"name": name});
+    let subject = json!({"kind": "ServiceAccount", "name": name, "namespace": test.namespace});
+    test.create(&[
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}),
+        json!({"apiVersion": api, "kind": "Role", "metadata": metadata, "rules": rules}),
+        json!({
+            "apiVersion": api, "kind": "RoleBinding", "metadata": metadata, "subjects": [subject],
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+        }),
+    ]);
+    let made =
+        test.cluster.kubectl().args(["create", "token", name, "-n", &test.namespace]).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let token = String::from_utf8(made.stdout).unwrap();
+    let mut kubeconfig: Value =
+        serde_json::from_slice(&std::fs::read(test.cluster.kubeconfig()).unwrap()).unwrap();
+    kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
+    kubeconfig
+}
+
+/// A user of one namespace may not list the Deployments of all namespaces, the operator's among them.
+#[tokio::test]
+async fn a_user_of_one_namespace_plans_on_the_cluster_and_learns_what_is_not_known() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let test = TestNamespace::on(cluster, "tenant").await;
+    let of_groups = |groups: &[&str]| json!([{"apiGroups": groups, "resources": ["*"], "verbs": ["*"]}]);
+    let without_deployments = ["", "rltraining.dev", "networking.k8s.io", "discovery.k8s.io"];
+    let folder = tempfile::tempdir().unwrap();
+    for (name, rules, note) in [
+        ("admin", of_groups(&["*"]), "no operator is to be seen here"),
+        ("tenant", of_groups(&without_deployments), "you may not read the operator's Deployment"),
+    ] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, kubeconfig_of_tenant(&test, name, &rules).to_string()).unwrap();
+        let mut ask = command(&test, &["plan", "-f", "-", "--server"]);
+        ask.env("KUBECONFIG", &path);
+        let manifest = serde_json::to_string(&test.manifest("planned", &json!({}))).unwrap();
+        let output = run(ask, Some(manifest)).await;
+        let [text, said] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        assert!(output.status.success(), "{name}: {text}{said}");
+        assert!(text.contains("+ RLTrainingJob planned") && text.contains("+ Pod planned-trainer"), "{text}");
+        assert!(said.contains(note), "{name}: {said}");
+    }
+}
+
 #[tokio::test]
 async fn the_plan_shows_the_source_of_each_value() {
     let Some(cluster) = WITH_OPERATOR.get() else { return };

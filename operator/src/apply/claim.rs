@@ -43,9 +43,9 @@ fn misfit(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> Opti
     let is_for_several = |modes: &[String]| modes.iter().any(|mode| mode == SEVERAL_WORKERS);
     if is_for_several(&modes(&wanted)) && !is_for_several(&modes(&found)) {
         return Some(format!(
-            "it was made for one worker ({}), and several need {SEVERAL_WORKERS}, which a claim cannot become: \
-             set spec.workers.count to 1, or spec.workers.storage.claimName to a claim for several nodes in a \
-             new job",
+            "it was made for one pod ({}), and several workers or spares need {SEVERAL_WORKERS}, which a claim \
+             cannot become: set spec.workers.count to 1 and no spec.workers.spares, or \
+             spec.workers.storage.claimName to a claim for several nodes in a new job",
             modes(&found).join(", ")
         ));
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
-use rlt_api::{FailureCause, Reason};
+use rlt_api::{FailureCause, Reason, Warning};
 use rlt_objects::queue::WorkloadAction;
 use rlt_objects::worker_id::WorkerId;
 
@@ -28,7 +28,7 @@ pub struct Decision {
     /// The job's state.
     pub state: JobState,
     /// Warnings at the start of the job.
-    pub warnings: Vec<&'static str>,
+    pub warnings: Vec<Warning>,
     /// The reason why applying the decision failed; `None` before it was applied.
     pub apply_failure: Option<ApplyFailure>,
     /// Time until the next reconcile, if no event requeues the job before.

@@ -1,7 +1,7 @@
 //! The Events of a job: each is about a change of the status that was written.
 
 use rlt_api::status::RLTrainingJobStatus;
-use rlt_api::{FailureCause, Reason};
+use rlt_api::{FailureCause, Reason, Warning};
 
 use super::conditions::{cause_of, in_pods_that_stay};
 use super::{ApplyFailure, Decision, JobState, conditions};
@@ -20,14 +20,14 @@ pub struct JobEvent {
 impl Decision {
     /// Returns the Events about the change from an earlier status to this one.
     pub fn events(&self, before: &RLTrainingJobStatus) -> Vec<JobEvent> {
-        let warnings = self.warnings.iter().map(|message| of_warning(message));
+        let warnings = self.warnings.iter().map(of_warning);
         warnings.chain(between(before, &self.status, &self.state, self.apply_failure.as_ref())).collect()
     }
 }
 
 /// Returns the Event of a warning at the start of a job.
-fn of_warning(message: &str) -> JobEvent {
-    JobEvent { is_warning: true, reason: Reason::NoStorage, message: message.to_owned() }
+fn of_warning(warning: &Warning) -> JobEvent {
+    JobEvent { is_warning: true, reason: warning.reason, message: warning.message.to_owned() }
 }
 
 /// Returns the Events for a change of the status.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rlt_api::Warning;
 use rlt_api::status::Progress;
 
 use super::{Decision, JobState, Reconcile, conditions, queue, restarts, topology};
@@ -54,7 +55,7 @@ impl<'a> Reconcile<'a> {
     }
 
     /// Returns the warnings if this is the first status with an attempt, else none.
-    fn warnings_at_start(&self) -> Vec<&'static str> {
+    fn warnings_at_start(&self) -> Vec<Warning> {
         match (self.input.status.attempt, self.status.attempt) {
             (None, Some(_)) => self.input.prepared.job.warnings(),
             _ => Vec::new(),

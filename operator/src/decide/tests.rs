@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::SignedDuration;
-use rlt_api::FailureCause;
 use rlt_api::spec::Device;
 use rlt_api::status::{ConditionStatus, ConditionType, Progress, RLTrainingJobStatus};
 use rlt_api::symptoms::SymptomKind;
+use rlt_api::{FailureCause, Reason};
 use rlt_objects::worker::{Explanation, Waiting, Worker, WorkerPhase};
 use serde_json::{Value, json};
 
@@ -208,8 +208,9 @@ fn checkpoints_are_not_healthy_from_one_that_is_not_saved_to_the_next_that_is() 
     assert_eq!(healthy(&complete).0, ConditionStatus::Unknown);
 }
 
+/// A warning under the reason of another one would lead its reader to the wrong setting.
 #[test]
-fn a_job_without_storage_is_warned_of_once_as_it_begins() {
+fn a_job_is_warned_once_as_it_begins_of_each_setting_under_a_reason_of_its_own() {
     let started = |changes: Value| {
         let mut job = super::fixtures::job(&json!({}));
         let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
@@ -222,23 +223,30 @@ fn a_job_without_storage_is_warned_of_once_as_it_begins() {
         let before = RLTrainingJobStatus::default();
         let first = decide(&input(&prepared, &before, &[]));
         let later = decide(&input(&prepared, &first.status, &[]));
-        let warnings = |decision: &Decision, before: &RLTrainingJobStatus| {
-            let events = decision.events(before).into_iter();
-            let events = events.filter(|event| event.reason == rlt_api::Reason::NoStorage);
-            events.map(|event| (event.is_warning, event.message)).collect::<Vec<_>>()
+        let told = |decision: &Decision, before: &RLTrainingJobStatus| {
+            let is_of_specification = |event: &JobEvent| {
+                event.is_warning && [Reason::NoStorage, Reason::OpenSecret].contains(&event.reason)
+            };
+            let events = decision.events(before).into_iter().filter(is_of_specification);
+            events.map(|event| (event.reason, event.message)).collect::<Vec<_>>()
         };
-        assert_eq!(warnings(&later, &first.status), [], "it is warned of once");
-        (warnings(&first, &before), prepared.job.warnings())
+        assert_eq!(told(&later, &first.status), [], "it is warned of once");
+        let warnings = prepared.job.warnings().into_iter();
+        let texts: Vec<_> = warnings.map(|warning| (warning.reason, warning.message.to_owned())).collect();
+        assert_eq!(told(&first, &before), texts, "Events have the texts of rlctl");
+        texts.into_iter().map(|(reason, _)| reason).collect::<Vec<_>>()
     };
-    let (events, texts) = started(json!({}));
-    let [(true, message)] = &events[..] else { panic!("one warning was expected: {events:?}") };
-    assert_eq!(texts, [message.as_str()], "the Event has the text of rlctl");
+    let secret = json!([{"name": "WANDB_API_KEY", "value": "abc"}]);
+    let uri = "s3://bucket/run";
+    assert_eq!(started(json!({})), [Reason::NoStorage]);
+    assert_eq!(started(json!({"workers.env": secret.clone()})), [Reason::NoStorage, Reason::OpenSecret]);
+    assert_eq!(started(json!({"workers.env": secret, "checkpoint.uri": uri})), [Reason::OpenSecret]);
     for lasting in [
         json!({"workers.storage": {"claimName": "runs"}}),
         json!({"workers.storage": {"size": "1Gi"}}),
-        json!({"checkpoint.uri": "s3://bucket/run"}),
+        json!({"checkpoint.uri": uri}),
     ] {
-        assert_eq!(started(lasting.clone()), (Vec::new(), Vec::new()), "{lasting}");
+        assert!(started(lasting.clone()).is_empty(), "{lasting}");
     }
 }
 

@@ -1,21 +1,10 @@
 //! Bounds of a report, so that every accepted report fits into a status that the API server accepts. Pure.
 
 use std::collections::BTreeSet;
-use std::ops::RangeInclusive;
 
 use rlt_api::FailureCause;
-use rlt_channel::{Checkpoint, Ending, ModelCommit, Progress, ReportRequest, TimeSpent, limits};
-
-/// The largest whole number that JSON's readers hold exactly, 2^53.
-pub(super) const MAX_WHOLE: u64 = 1 << 53;
-/// Times in milliseconds since 1970 whose year has four digits, as RFC 3339 wants it.
-pub(super) const TIMES_MS: RangeInclusive<i64> = 0..=253_402_300_799_999;
-/// The largest exit code of a process.
-const MAX_EXIT_CODE: u32 = 255;
-/// Restarts in place for one cause.
-const MAX_RESTARTS: u32 = 1_000_000;
-/// The longest time of one process, in seconds: 30,000 years.
-const MAX_SECONDS: f64 = 1e12;
+use rlt_channel::limits::{self, MAX_EXIT_CODE, MAX_RESTARTS, MAX_SECONDS, MAX_WHOLE, TIMES_MS};
+use rlt_channel::{Checkpoint, Ending, ModelCommit, Progress, ReportRequest, TimeSpent};
 
 /// Removes metrics with names that are too long, and those beyond the largest number. A trainer of another
 /// release may send them, and the rest of its report counts.

@@ -1,4 +1,4 @@
-//! Open connections of the channel's server, each of which counts to a share (`shares.rs`) and can be closed.
+//! Open connections of a server, each of which counts to a share (`shares.rs`) and can be closed.
 
 use std::io;
 use std::net::IpAddr;
@@ -14,9 +14,9 @@ use tonic::transport::server::Connected;
 
 use super::shares::{Authenticated, Limits, Shares};
 
-/// Open connections of the status channel; clones share one count.
+/// Open connections of a server; clones share one count.
 #[derive(Clone, Debug)]
-pub(super) struct Connections {
+pub(crate) struct Connections {
     open: Arc<Mutex<Shares<Arc<Closing>>>>,
 }
 
@@ -29,7 +29,7 @@ struct Closing {
 
 /// Connection that is counted until it is dropped.
 #[derive(Debug)]
-pub(super) struct Counted {
+pub(crate) struct Counted {
     stream: TcpStream,
     place: Place,
 }
@@ -44,21 +44,20 @@ struct Place {
 
 /// The peer of a connection, as a request's extension.
 #[derive(Clone, Debug)]
-pub(super) struct Peer {
+pub(crate) struct Peer {
     connections: Connections,
     number: u64,
     address: IpAddr,
 }
 
-impl Default for Connections {
-    fn default() -> Self {
-        Self { open: Arc::new(Mutex::new(Shares::new(Limits::default()))) }
-    }
-}
-
 impl Connections {
+    /// Creates the count of a server with these limits.
+    pub(crate) fn within(limits: Limits) -> Self {
+        Self { open: Arc::new(Mutex::new(Shares::new(limits))) }
+    }
+
     /// Counts a connection; returns `None`, which closes it, if there are too many from its address.
-    pub(super) fn admit(&self, stream: TcpStream) -> Option<Counted> {
+    pub(crate) fn admit(&self, stream: TcpStream) -> Option<Counted> {
         let address = stream.peer_addr().ok()?.ip();
         let closing = Arc::new(Closing::default());
         let (number, evicted) = self.lock().enter(address, Arc::clone(&closing))?;
@@ -166,7 +165,7 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let _peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (accepted, _) = listener.accept().await.unwrap();
-        let mut counted = Connections::default().admit(accepted).unwrap();
+        let mut counted = Connections::within(Limits::of_channel()).admit(accepted).unwrap();
         let closing = Arc::clone(&counted.place.closing);
         let mut byte = [0];
         let (read, ()) = tokio::join!(counted.read(&mut byte), async { closing.close() });

@@ -13,6 +13,7 @@ use tonic::transport::{Identity, Server, ServerTlsConfig};
 
 use super::certificates::Certificates;
 use super::connections::Connections;
+use super::shares::Limits;
 use super::token::MAX_TOKEN_BYTES;
 
 /// Timeout of one report, including the review of its token.
@@ -68,7 +69,7 @@ pub async fn serve<S: Channel>(
         .http2_keepalive_interval(Some(KEEPALIVE))
         .tls_config(tls)?
         .add_service(service);
-    let connections = Connections::default();
+    let connections = Connections::within(Limits::of_channel());
     let incoming = TcpListenerStream::new(listener).filter_map(move |accepted| {
         let counted = match accepted {
             Ok(stream) => connections.admit(stream).map(Ok),

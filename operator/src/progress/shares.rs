@@ -16,15 +16,22 @@ const MAX_FROM_ADDRESS: usize = 256;
 
 /// Largest numbers of connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     strangers: usize,
     of_pods: usize,
     from_address: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Self {
+impl Limits {
+    /// Limits of the status channel.
+    pub(super) fn of_channel() -> Self {
         Self { strangers: MAX_STRANGERS, of_pods: MAX_OF_PODS, from_address: MAX_FROM_ADDRESS }
+    }
+
+    /// Limits of a server at which nobody authenticates. Of one address there may be as many connections as
+    /// there are: a further one replaces the oldest of the address that has most, so that it is admitted.
+    pub(crate) fn of_strangers(strangers: usize) -> Self {
+        Self { strangers, of_pods: 0, from_address: usize::MAX }
     }
 }
 
@@ -176,7 +183,7 @@ mod tests {
 
     #[test]
     fn connections_are_limited_per_address_and_released_when_closed() {
-        let mut shares = Shares::new(Limits::default());
+        let mut shares = Shares::new(Limits::of_channel());
         let [noisy, quiet] = [address(1), address(2)];
         let numbers: Vec<_> = (0..1000).filter_map(|idx| Some(shares.enter(noisy, idx)?.0)).collect();
         assert_eq!(numbers.len(), MAX_FROM_ADDRESS);

@@ -9,13 +9,13 @@ use kube::runtime::reflector::ObjectRef;
 use rlt_api::plan::RENDEZVOUS_PORT;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress};
 use rlt_api::{FailureCause, Reason};
+use rlt_channel::limits::MAX_WHOLE;
 use rlt_channel::{self as channel, Stage, TimeSpent};
 use rlt_objects::job::Job;
 use rlt_objects::prepare::PreparedJobs;
 use rlt_objects::worker::{JobKey, Launcher, Worker};
 use rlt_objects::worker_id::GroupName;
 
-use super::bounds;
 use super::reports::{JobReport, Reports};
 use crate::decide::Report;
 use crate::index::Index;
@@ -107,7 +107,7 @@ fn progress(reported: &channel::Progress) -> Option<Progress> {
     if reported.stage() != Stage::Training {
         return None;
     }
-    let is_countable = |seconds: &f64| (0.0..=bounds::MAX_WHOLE as f64).contains(seconds);
+    let is_countable = |seconds: &f64| (0.0..=MAX_WHOLE as f64).contains(seconds);
     let seconds = finite(reported.remaining_seconds).filter(is_countable);
     Some(Progress {
         step: reported.step,

@@ -38,6 +38,7 @@ pub(crate) async fn run(duration: Duration, seed: u64) -> bool {
     apply_deferred(&mut site, deferred).await;
     let num_steps = site.finish().await;
     outcome::check(&site, num_steps).await;
+    site.make_again(num_steps).await;
     let (num_kills, elapsed) = (site.num_kills, begun.elapsed().as_secs());
     eprintln!("chaos: seed {seed}, {num_kills} kills, {num_steps} equal steps, {elapsed} s in total");
     true

@@ -17,6 +17,8 @@ mod every_leaf_has_a_reader;
 mod examples;
 #[path = "rules/files.rs"]
 mod files;
+#[path = "rules/http.rs"]
+mod http;
 #[path = "rules/promises.rs"]
 mod promises;
 #[path = "rules/supply.rs"]

@@ -126,6 +126,22 @@ fn a_run_that_is_complete_is_not_run_again() {
     assert_eq!(fs::read(place.run("metrics.jsonl")).unwrap(), before);
 }
 
+/// The page is drawn from the logs when the run has its result: it changes no exit code, neither at the end
+/// nor when a complete run is started again.
+#[test]
+fn a_report_that_cannot_be_drawn_decides_no_exit_code() {
+    let place = Place::new();
+    let of_steps = |steps: u32| tiny_with(json!({ "training": { "steps": steps } }));
+    place.train(&of_steps(1)).expect(0, &[]);
+    fs::remove_file(place.run("completions.jsonl")).unwrap();
+    fs::create_dir(place.run("completions.jsonl")).unwrap();
+    let said = ["failed to render report.html", "completions.jsonl"];
+    place.train(&of_steps(1)).expect(0, &[said[0], said[1], "complete already"]);
+    place.train(&of_steps(2)).expect(0, &[said[0], said[1], "resuming after step 1"]);
+    let result: Value = serde_json::from_slice(&fs::read(place.run("result.json")).unwrap()).unwrap();
+    assert_eq!((&result["outcome"], &result["step"]), (&json!("complete"), &json!(2)));
+}
+
 #[test]
 fn a_complete_run_whose_epochs_are_raised_goes_on() {
     let place = Place::new();

@@ -12,9 +12,9 @@ use rlt_core::partition::Balance;
 use tracing::field::Empty;
 
 use crate::commands::launch;
-use crate::observe::report;
 use crate::observe::status_channel::StatusChannel;
 use crate::observe::stop::{Outcome, SetupGuard, StopRequest};
+use crate::observe::{found_result, report};
 use crate::parallel::{RankEnvironment, Ranks};
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
@@ -183,7 +183,7 @@ fn run_rank(
     let complete = ranks.is_leader().then(|| is_complete(&folder, &job));
     if ranks.broadcast(complete)? {
         drop(setup_guard);
-        return if ranks.is_leader() { already_complete(&folder) } else { Ok(ExitCode::Success) };
+        return if ranks.is_leader() { already_complete(&folder, channel) } else { Ok(ExitCode::Success) };
     }
     let built = out_of_memory::explained(|| setup::setup(job, folder, stop, ranks.clone(), choose));
     let (mut run, mut roles, mut data) = built?;
@@ -329,11 +329,9 @@ fn is_complete(folder: &RunFolder, job: &ValidatedJob) -> bool {
     result["outcome"] == "complete" && has_all
 }
 
-fn already_complete(folder: &RunFolder) -> Result<ExitCode, TrainError> {
-    if let Err(error) = report::render(folder.root()) {
-        let error = &error as &dyn std::error::Error;
-        tracing::warn!(error, "failed to render report.html; `rlt-trainer report` renders it again");
-    }
+fn already_complete(folder: &RunFolder, channel: &StatusChannel) -> Result<ExitCode, TrainError> {
+    found_result::report(folder, channel);
+    report::render_at_end(folder.root());
     tracing::info!(
         "this run is complete already: {} (start afresh with --overwrite)",
         folder.root().display()
@@ -347,6 +345,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::storage::run_folder::RunFolderError;
+
+    #[test]
+    fn a_lock_that_was_waited_for_is_worth_another_attempt_and_another_run_is_not() {
+        let code = |was_waited_for: bool| {
+            let (path, holder) = ("/run".to_owned(), "attempt 1".to_owned());
+            TrainError::RunFolder(RunFolderError::Busy { path, holder, was_waited_for }).exit_code()
+        };
+        assert_eq!([code(true), code(false)], [ExitCode::RetryableIo, ExitCode::BadConfig]);
+    }
 
     #[test]
     fn a_manifest_that_was_accepted_may_break_a_rule_of_a_later_release() {

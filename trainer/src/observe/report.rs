@@ -20,10 +20,16 @@ mod sections;
 mod settings;
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
+use crate::storage::error_chain;
 use crate::storage::run_folder::write_atomically;
 pub use error::ReportError;
 use run::Run;
+
+/// Longest wait for the page at the end of a run.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Writes `report.html` into the run folder, replacing an earlier one in one step, and returns its path.
 ///
@@ -35,6 +41,33 @@ pub fn render(run_folder: &Path) -> Result<PathBuf, ReportError> {
     write_atomically(&path, page::render(&run).as_bytes())
         .map_err(|source| ReportError::Write { path: path.clone(), source })?;
     Ok(path)
+}
+
+/// Renders the report at the end of a run, which has its result already. Neither an error nor a panic nor a
+/// slow disk decides anything: the page can be rendered again at any time from the files.
+pub fn render_at_end(run_folder: &Path) {
+    let folder = run_folder.to_path_buf();
+    if let Err(reason) = with_timeout(TIMEOUT, move || render(&folder).map(drop)) {
+        tracing::warn!(error = reason, "failed to render report.html; `rlt-trainer report` renders it again");
+    }
+}
+
+/// Runs `work` on a thread of its own, which is left to itself after `timeout`; returns why it has no result.
+fn with_timeout(
+    timeout: Duration,
+    work: impl FnOnce() -> Result<(), ReportError> + Send + 'static,
+) -> Result<(), String> {
+    let (sender, done) = sync_channel(1);
+    let thread = std::thread::Builder::new().name("report".into()).spawn(move || {
+        // Nobody waits for it after the timeout.
+        let _ = sender.send(work());
+    });
+    thread.map_err(|error| format!("no thread: {error}"))?;
+    match done.recv_timeout(timeout) {
+        Ok(result) => result.map_err(|error| error_chain(&error)),
+        Err(RecvTimeoutError::Timeout) => Err(format!("it takes longer than {} s", timeout.as_secs())),
+        Err(RecvTimeoutError::Disconnected) => Err("it panicked".to_owned()),
+    }
 }
 
 /// Does the same as [`render`], for a folder named by the user that may not be a run folder.

@@ -87,6 +87,17 @@ impl StatusChannel {
         });
     }
 
+    /// Whether there is an operator to which this process reports.
+    pub(crate) fn has_operator(&self) -> bool {
+        self.client.is_some()
+    }
+
+    /// Reports a result of `num_steps` steps that an earlier process has left, with the values of its last
+    /// steps. The operator sees that this process has finished none of them.
+    pub(crate) fn report_result(&self, num_steps: u64, last_steps: &[StepMetrics]) {
+        self.change(Urgency::AtOnce, |report| take_result(report, num_steps, last_steps));
+    }
+
     /// Reports the warnings of a run that continues, with the reason of each.
     pub(crate) fn warn(&self, warning: &str, reasons: &[String]) {
         self.change(Urgency::AtOnce, |report| {
@@ -121,7 +132,7 @@ impl StatusChannel {
             (urgency, pace.process_started.elapsed().as_secs_f64(), seconds_per_step)
         };
         self.change(urgency, |report| {
-            report.metrics = metrics.values.iter().map(|(name, value)| (name.clone(), *value)).collect();
+            report.metrics = values_of(metrics);
             let progress = report.progress.get_or_insert_default();
             take_step(progress, metrics);
             let num_missing = progress.num_steps.saturating_sub(progress.step);
@@ -183,6 +194,20 @@ fn take_step(progress: &mut Progress, metrics: &StepMetrics) {
     time_spent.step_seconds += seconds("timing_s/step");
     time_spent.evaluation_seconds += seconds("timing_s/testing");
     time_spent.checkpoint_seconds += seconds("timing_s/save_checkpoint");
+}
+
+/// Sets a report to the result of an earlier process. The time of its steps is not that of this process.
+fn take_result(report: &mut ReportRequest, num_steps: u64, last_steps: &[StepMetrics]) {
+    let progress = report.progress.get_or_insert_default();
+    last_steps.iter().for_each(|metrics| take_step(progress, metrics));
+    progress.set_stage(Stage::Training);
+    (progress.step, progress.num_steps) = (num_steps, num_steps);
+    progress.time_spent = Some(TimeSpent { resumed_after_step: num_steps, ..TimeSpent::default() });
+    report.metrics = last_steps.last().map(values_of).unwrap_or_default();
+}
+
+fn values_of(metrics: &StepMetrics) -> HashMap<String, f64> {
+    metrics.values.iter().map(|(name, value)| (name.clone(), *value)).collect()
 }
 
 fn checkpoint(committed: &CommittedCheckpoint) -> Checkpoint {

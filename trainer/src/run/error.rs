@@ -69,8 +69,6 @@ pub enum TrainError {
     ModelRefusal(#[from] rlt_api::plan::ModelRefusal),
     #[error("the check of sequence parallelism failed")]
     Probe(#[from] ProbeError),
-    #[error("failed to render the report")]
-    Report(#[from] crate::observe::report::ReportError),
     #[error("failed to read or write the state of a checkpoint")]
     State(#[source] serde_json::Error),
     #[error("libtorch failed")]
@@ -159,7 +157,6 @@ impl TrainError {
             )
             | Self::Io { .. } => ExitCode::RetryableIo,
             Self::Hub(error) => error.exit_code(),
-            Self::Report(_) => ExitCode::RetryableIo,
             Self::RewardModel(error) => error.exit_code(),
             Self::Model(error) => error.exit_code(),
             Self::Lora(error) => error.exit_code(),

@@ -68,11 +68,7 @@ pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainErr
     if outcome == Outcome::Stopped(StopReason::Signal) {
         return Ok(());
     }
-    // The page can be drawn again at any time from the files, which are whole: it decides nothing.
-    if let Err(error) = report::render(run.folder.root()) {
-        let error = &error as &dyn std::error::Error;
-        tracing::warn!(error, "failed to render report.html; `rlt-trainer report` renders it again");
-    }
+    report::render_at_end(run.folder.root());
     Ok(())
 }
 

@@ -39,7 +39,20 @@ fn without_continuable(mut manifest: Value) -> Value {
             map.remove(*last);
         }
     }
+    remove_header_values(&mut manifest);
     manifest
+}
+
+/// Removes the values of headers of reward servers. They may be keys, which change when they are renewed, and
+/// which neither a checkpoint nor an error may contain.
+fn remove_header_values(manifest: &mut Value) {
+    let functions = manifest.pointer_mut("/spec/rewards/functions").and_then(Value::as_array_mut);
+    for function in functions.into_iter().flatten() {
+        let headers = function.pointer_mut("/server/headers").and_then(Value::as_array_mut);
+        for header in headers.into_iter().flatten().filter_map(Value::as_object_mut) {
+            header.remove("value");
+        }
+    }
 }
 
 /// Returns the identity of a run of `job`.
@@ -109,6 +122,24 @@ mod tests {
         assert_eq!((new.difference(&old), old.difference(&new)), (None, None));
         let longer = of_manifest("metadata: {name: a}\nspec: {list: [{a: 1}, {a: 1}]}");
         assert!(longer.difference(&new).unwrap().contains("spec.list: "));
+    }
+
+    #[test]
+    fn a_key_in_a_header_may_be_renewed_and_is_in_no_identity() {
+        let manifest = |key: &str| {
+            let headers = format!("[{{name: Authorization, value: {key}}}]");
+            let function = format!("{{name: far, server: {{url: u, headers: {headers}}}}}");
+            format!("metadata: {{name: a}}\nspec: {{rewards: {{functions: [{function}]}}}}")
+        };
+        let (first, renewed) = (of_manifest(&manifest("first-key")), of_manifest(&manifest("second-key")));
+        assert_eq!(renewed.difference(&first), None);
+        for text in [first.spec.to_string(), lasting_settings(&manifest("first-key"))] {
+            assert!(text.contains("Authorization") && !text.contains("first-key"), "{text}");
+        }
+        // Earlier releases wrote the value.
+        let spec: Value = rlt_api::read_yaml::<Value>(&manifest("first-key")).unwrap()["spec"].take();
+        let earlier = RunIdentity { run: "a".to_owned(), spec };
+        assert_eq!(renewed.difference(&earlier), None);
     }
 
     #[test]

@@ -104,7 +104,7 @@ fn write_rows<T: Serialize>(path: &Path, rows: impl IntoIterator<Item = T>) -> i
     let file = writer.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
-    Ok(())
+    rlt_files::sync_folder(dir)
 }
 
 #[cfg(test)]

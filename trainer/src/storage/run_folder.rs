@@ -279,7 +279,7 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> std::io::Result<()> {
     file.write_all(content)?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
-    File::open(folder)?.sync_all()
+    rlt_files::sync_folder(folder)
 }
 
 /// Creates a temporary file with the mode of an ordinary new file, which the user's umask decides. By default

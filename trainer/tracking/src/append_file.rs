@@ -74,6 +74,8 @@ impl AppendFile {
         write(&mut file)?;
         file.sync()?;
         std::fs::rename(beside, path).map_err(TrackingError::file("replace", path))?;
+        let folder = path.parent().unwrap_or(path);
+        rlt_files::sync_folder(folder).map_err(TrackingError::file("sync", folder))?;
         file.path = path.to_path_buf();
         Ok(file)
     }

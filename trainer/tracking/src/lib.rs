@@ -37,7 +37,7 @@ pub use lane::TrackerReport;
 pub use records::{Metrics, Stage, StepMetrics};
 pub use run_description::RunDescription;
 pub use secrets::Secrets;
-pub use step_log::{History, for_each_completion, for_each_step, read_completions, read_steps};
+pub use step_log::{History, for_each_completion, for_each_completion_at_ends, for_each_step};
 pub use trackers::{RemoteTrackers, Trackers, TrackersOptions};
 
 /// A failed operation of a tracker.

@@ -1,6 +1,6 @@
 //! Replay of a run's files, finished or running, to a tracker.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, TryLockError};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -10,7 +10,7 @@ use crate::mlflow::{Mlflow, MlflowOptions};
 use crate::tensorboard::EventLog;
 use crate::trackio::{Trackio, TrackioOptions};
 use crate::wandb::{OfflineRun, WandbOptions};
-use crate::{History, RunDescription, RunEnd, Tracker, TrackingError, read_steps};
+use crate::{History, RunDescription, RunEnd, Tracker, TrackingError};
 
 /// Tracker to which a run is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,9 +73,16 @@ pub fn replay(folder: &Path, destination: &Destination, naming: &Naming) -> Resu
     let run = RunDescription::read(folder)?;
     // Determined before the steps are read: a run that ends meanwhile is completed by the next replay.
     let end = end_of(folder);
-    let steps = read_steps(&folder.join("metrics.jsonl"))?;
-    let num_steps = steps.len();
-    let mut tracker = open(destination, naming, run, &steps.into())?;
+    let log = folder.join("metrics.jsonl");
+    // A process that works on the run appends to it meanwhile.
+    let len = fs::metadata(&log).map_or(0, |metadata| metadata.len());
+    let steps = History::of_log(log, len, None);
+    let mut num_steps = 0;
+    steps.for_each(|_| {
+        num_steps += 1;
+        Ok(())
+    })?;
+    let mut tracker = open(destination, naming, run, &steps)?;
     match end {
         Some(end) => tracker.end(end)?,
         None => tracker.sync()?,
@@ -118,12 +125,12 @@ fn open(
 /// failed.
 fn end_of(folder: &Path) -> Option<RunEnd> {
     // Takes a shared lock for a moment: a running trainer holds it exclusively.
-    let lock = File::open(folder.join(".lock"));
+    let lock = rlt_files::open(&folder.join(".lock"));
     if lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock))) {
         return None;
     }
-    let text = fs::read_to_string(folder.join("result.json")).unwrap_or_default();
-    let result: Value = serde_json::from_str(&text).unwrap_or_default();
+    let text = rlt_files::read_to_string(&folder.join("result.json"), rlt_files::MAX_MODEL_JSON_BYTES);
+    let result: Value = serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default();
     Some(match result["outcome"].as_str() {
         Some("complete") => RunEnd::Complete,
         Some(_) => RunEnd::Stopped,

@@ -2,7 +2,6 @@
 //! from the run's files.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
@@ -20,14 +19,15 @@ pub struct RunDescription {
 }
 
 impl RunDescription {
-    /// Reads the description from a run folder.
+    /// Reads the description from a run folder, which may be that of another person.
     ///
     /// # Errors
-    /// [`TrackingError::NoRun`] if there is no manifest with a name.
+    /// [`TrackingError::NoRun`] if there is no manifest with a name that can be the name of a folder.
     pub fn read(folder: &Path) -> Result<Self, TrackingError> {
-        let text = fs::read_to_string(folder.join("manifest.yaml")).unwrap_or_default();
+        let path = folder.join("manifest.yaml");
+        let text = rlt_files::read_to_string(&path, rlt_files::MAX_MANIFEST_BYTES).unwrap_or_default();
         let manifest: Value = serde_saphyr::from_str(&text).unwrap_or_default();
-        let name = manifest.pointer("/metadata/name").and_then(Value::as_str);
+        let name = manifest.pointer("/metadata/name").and_then(Value::as_str).filter(|name| is_plain(name));
         let name = name.ok_or_else(|| TrackingError::NoRun { path: folder.to_path_buf() })?;
         Ok(Self { name: name.to_owned(), spec: manifest["spec"].clone() })
     }
@@ -53,6 +53,11 @@ impl RunDescription {
     }
 }
 
+/// Whether a name leads to no other folder where it is that of a folder.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains('/')
+}
+
 fn collect(value: &Value, path: String, settings: &mut Vec<(String, String)>) {
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     match value {
@@ -75,6 +80,25 @@ mod tests {
 
     use super::*;
     use crate::{Metrics, Stage};
+
+    /// TensorBoard's files of a run are in a folder of its name.
+    #[test]
+    fn a_run_whose_name_leads_to_another_folder_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, is_run) in [
+            ("job-1", true),
+            ("a.b", true),
+            ("../job", false),
+            ("/tmp/job", false),
+            ("job/../..", false),
+            ("..", false),
+            ("", false),
+        ] {
+            let manifest = format!("metadata: {{name: '{name}'}}");
+            std::fs::write(folder.path().join("manifest.yaml"), manifest).unwrap();
+            assert_eq!(RunDescription::read(folder.path()).is_ok(), is_run, "{name}");
+        }
+    }
 
     fn step(timestamp: f64) -> StepMetrics {
         StepMetrics { stage: Stage::Training, step: 1, timestamp, values: Metrics::new() }

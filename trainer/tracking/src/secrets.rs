@@ -1,5 +1,7 @@
 //! Redaction of values that were sent to a server, such as tokens, from text that the server answers.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
 
@@ -22,12 +24,14 @@ impl std::fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// Takes values such as `Bearer TOKEN`, of which the scheme may be shown.
+    /// Takes values such as `Bearer TOKEN`, of which the scheme may be shown. Of `Basic CREDENTIALS` the
+    /// password is a secret also after it was decoded.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>) -> Self {
         let mut forms = Vec::new();
         for value in values {
             let value = value.trim();
-            let words = value.split_whitespace().skip(1);
+            let decoded = decoded_credentials(value);
+            let words = value.split_whitespace().skip(1).chain(decoded.iter().map(String::as_str));
             for text in words.chain([value]).filter(|text| text.len() >= MIN_BYTES) {
                 let quoted = Value::from(text).to_string();
                 let json = &quoted[1..quoted.len() - 1];
@@ -81,6 +85,15 @@ impl Secrets {
     }
 }
 
+/// Returns the password of the value `Basic CREDENTIALS` of a header, alone and with its user.
+fn decoded_credentials(value: &str) -> Vec<String> {
+    let encoded = value.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("basic"));
+    let decoded = encoded.and_then(|(_, encoded)| STANDARD.decode(encoded.trim()).ok());
+    let Some(pair) = decoded.and_then(|bytes| String::from_utf8(bytes).ok()) else { return Vec::new() };
+    let password = pair.split_once(':').map(|(_, password)| password.to_owned());
+    password.into_iter().chain([pair]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use reqwest::header::HeaderValue;
@@ -103,6 +116,20 @@ mod tests {
             assert_eq!(secrets.redact(text), expected);
         }
         assert_eq!(Secrets::default().redact("tok/en-1234"), "tok/en-1234");
+    }
+
+    #[test]
+    fn a_password_is_redacted_encoded_and_decoded() {
+        // `user:pass-word`.
+        let secrets = Secrets::new(["Basic dXNlcjpwYXNzLXdvcmQ="]);
+        for (text, expected) in [
+            ("got Basic dXNlcjpwYXNzLXdvcmQ=, wrong", "got [redacted], wrong"),
+            ("user:pass-word is unknown", "[redacted] is unknown"),
+            ("pass-word is not that of user", "[redacted] is not that of user"),
+            ("Basic is expected", "Basic is expected"),
+        ] {
+            assert_eq!(secrets.redact(text), expected);
+        }
     }
 
     #[test]

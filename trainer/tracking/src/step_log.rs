@@ -3,10 +3,10 @@
 mod history;
 
 use std::fs;
-use std::io::{self, BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom};
+use std::ops::Range;
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::append_file::{AppendFile, RecordSink as _, end_of_lines};
@@ -119,25 +119,6 @@ pub fn for_each_step(path: &Path, mut take: impl FnMut(&StepMetrics)) -> Result<
     })
 }
 
-/// Reads all steps of a `metrics.jsonl`, in the order of the run. Of steps that were logged twice, the last
-/// counts. A missing file has no steps, and incomplete lines of a killed process are skipped.
-///
-/// # Errors
-/// When the file exists and cannot be read.
-pub fn read_steps(path: &Path) -> Result<Vec<StepMetrics>, TrackingError> {
-    let mut steps: Vec<StepMetrics> = read_lines(path)?;
-    // Stable, so that of two lines of one step the later stays behind the earlier.
-    steps.sort_by_key(StepMetrics::position);
-    let mut unique: Vec<StepMetrics> = Vec::with_capacity(steps.len());
-    for metrics in steps {
-        match unique.last_mut() {
-            Some(last) if last.position() == metrics.position() => *last = metrics,
-            _ => unique.push(metrics),
-        }
-    }
-    Ok(unique)
-}
-
 /// Calls `take` with each completion of a `completions.jsonl` in order, without the values of its tokens, one
 /// at a time, because the file of a long run does not fit into memory. A missing file has no completions, and
 /// incomplete lines of a killed process are skipped.
@@ -145,7 +126,34 @@ pub fn read_steps(path: &Path) -> Result<Vec<StepMetrics>, TrackingError> {
 /// # Errors
 /// When the file exists and cannot be read.
 pub fn for_each_completion(path: &Path, mut take: impl FnMut(CompletionRecord)) -> Result<(), TrackingError> {
-    let read = for_each_line(path, |line| {
+    for_each_completion_of(path, 0..u64::MAX, &mut take)
+}
+
+/// Calls `take` as [`for_each_completion`] does. Of a file of more than `max_bytes` only the completions at
+/// both ends are read, because it may take minutes to read the others.
+///
+/// # Errors
+/// When the file exists and cannot be read.
+pub fn for_each_completion_at_ends(
+    path: &Path,
+    max_bytes: u64,
+    mut take: impl FnMut(CompletionRecord),
+) -> Result<(), TrackingError> {
+    // Of a missing file nothing is read.
+    let len = fs::metadata(path).map_or(0, |metadata| metadata.len());
+    let half = max_bytes / 2;
+    let last = if len > max_bytes { len - half } else { half };
+    for_each_completion_of(path, 0..half, &mut take)?;
+    for_each_completion_of(path, last..u64::MAX, &mut take)
+}
+
+/// Calls `take` with the completions whose lines begin at these bytes.
+fn for_each_completion_of(
+    path: &Path,
+    begins: Range<u64>,
+    take: &mut impl FnMut(CompletionRecord),
+) -> Result<(), TrackingError> {
+    let read = for_each_line(path, begins, |line| {
         if let Ok(record) = serde_json::from_slice::<CompletionRecord>(line) {
             take(record.without_tokens());
         }
@@ -154,35 +162,29 @@ pub fn for_each_completion(path: &Path, mut take: impl FnMut(CompletionRecord)) 
     read.map_err(TrackingError::file("read", path))
 }
 
-/// Reads all completions of a `completions.jsonl`, see [`for_each_completion`].
-///
-/// # Errors
-/// When the file exists and cannot be read.
-pub fn read_completions(path: &Path) -> Result<Vec<CompletionRecord>, TrackingError> {
-    let mut records = Vec::new();
-    for_each_completion(path, |record| records.push(record))?;
-    Ok(records)
-}
-
-/// Reads all lines of a file of JSON objects that can be parsed; none if the file is missing.
-pub(super) fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, TrackingError> {
-    let mut records = Vec::new();
-    let read = for_each_line(path, |line| {
-        records.extend(serde_json::from_slice::<T>(line).ok());
-        Ok(())
-    });
-    read.map_err(TrackingError::file("read", path))?;
-    Ok(records)
-}
-
-/// Calls `take` with each line of a file, without its line break; never if the file is missing.
-fn for_each_line(path: &Path, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-    let mut file = match fs::File::open(path) {
+/// Calls `take` with each line of a file that begins at these bytes, without its line break; never if the
+/// file is missing.
+fn for_each_line(
+    path: &Path,
+    begins: Range<u64>,
+    mut take: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = match rlt_files::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         opened => BufReader::new(opened?),
     };
-    let mut line = Vec::new();
-    while file.read_until(b'\n', &mut line)? > 0 {
+    let (mut at, mut line) = (begins.start, Vec::new());
+    if let Some(before) = begins.start.checked_sub(1) {
+        // The rest of a line that begins before, or only its line break.
+        file.seek(SeekFrom::Start(before))?;
+        at = before + file.read_until(b'\n', &mut line)? as u64;
+        line.clear();
+    }
+    while at < begins.end {
+        match file.read_until(b'\n', &mut line)? {
+            0 => break,
+            num_read => at += num_read as u64,
+        }
         take(line.strip_suffix(b"\n").unwrap_or(&line))?;
         line.clear();
     }

@@ -60,9 +60,8 @@ fn a_resumed_run_has_every_step_exactly_once() {
     assert_eq!(positions(dir.path()), expected);
     let steps: Vec<u64> = events(dir.path()).iter().map(|(_, step, _)| *step).collect();
     assert_eq!(steps, (0..=9).collect::<Vec<_>>());
-    let completions: Vec<CompletionRecord> =
-        step_log::read_lines(&dir.path().join("completions.jsonl")).unwrap();
-    let steps: Vec<u64> = completions.iter().map(|completion| completion.step).collect();
+    let (path, mut steps) = (dir.path().join("completions.jsonl"), Vec::new());
+    for_each_completion(&path, |completion| steps.push(completion.step)).unwrap();
     assert_eq!(steps, (0..=9).flat_map(|step| [step, step]).collect::<Vec<_>>());
 }
 
@@ -172,6 +171,36 @@ fn completions_of_more_bytes_than_may_wait_for_a_slow_tracker_are_left_out_and_c
     }
     // 63 of them are less than 64 MiB, 64 are more.
     assert_eq!(trackers.lanes[0].report().num_lost, 37);
+}
+
+#[test]
+fn of_a_long_log_completions_at_both_ends_are_read_and_of_a_short_one_each_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("completions.jsonl");
+    let lines: Vec<String> =
+        (1..=50).map(|step| serde_json::to_string(&completion(step)).unwrap() + "\n").collect();
+    let text = lines.concat();
+    let longest = lines.iter().map(String::len).max().unwrap();
+    fs::write(&path, &text).unwrap();
+    let steps = |max_bytes: usize| {
+        let mut steps = Vec::new();
+        for_each_completion_at_ends(&path, max_bytes as u64, |record| steps.push(record.step)).unwrap();
+        steps
+    };
+    let all: Vec<u64> = (1..=50).collect();
+    for max_bytes in [text.len(), text.len() + 1, 3 * text.len()] {
+        assert_eq!(steps(max_bytes), all, "{max_bytes} bytes");
+    }
+    for max_bytes in 4 * longest..8 * longest {
+        let steps = steps(max_bytes);
+        let num_first = steps.windows(2).position(|pair| pair[1] != pair[0] + 1).unwrap() + 1;
+        let (first, last) = steps.split_at(num_first);
+        assert_eq!((first, last), (&all[..first.len()], &all[all.len() - last.len()..]), "{max_bytes} bytes");
+        let num_bytes: usize = steps.iter().map(|step| lines[*step as usize - 1].len()).sum();
+        assert!(num_bytes <= max_bytes + longest, "{num_bytes} of {max_bytes} bytes");
+    }
+    fs::remove_file(&path).unwrap();
+    assert!(steps(100).is_empty());
 }
 
 #[test]

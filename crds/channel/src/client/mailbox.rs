@@ -3,15 +3,12 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use prost::Message as _;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Notify;
 
 use super::Urgency;
-use crate::{ReportRequest, Source, limits};
-
-/// Bytes by which a report may grow after it is bounded, when it is numbered.
-const SEQUENCE_BYTES: usize = 16;
+use super::bounded::bound;
+use crate::{ReportRequest, Source};
 
 /// Holds one report, never more.
 #[derive(Debug)]
@@ -119,36 +116,6 @@ fn boot_micros() -> u64 {
     u64::try_from(micros).unwrap_or(0)
 }
 
-/// Keeps a report within the operator's limits: the newest checkpoints, the beginnings of long messages.
-fn bound(report: &mut ReportRequest) {
-    let num_surplus = report.checkpoints.len().saturating_sub(limits::MAX_CHECKPOINTS);
-    report.checkpoints.drain(..num_surplus);
-    if let Some(ending) = &mut report.ending {
-        ending.message.truncate(limits::shortened(&ending.message, limits::MAX_MESSAGE_BYTES).len());
-    }
-    if let Some(progress) = &mut report.progress {
-        progress.warning.truncate(limits::shortened(&progress.warning, limits::MAX_MESSAGE_BYTES).len());
-    }
-    bound_metrics(report);
-}
-
-/// Leaves out metrics that the operator refuses, so that it gets the rest of the report. Names have those of
-/// data sources in them, which may be long and many: the longest of these go first.
-fn bound_metrics(report: &mut ReportRequest) {
-    report.metrics.retain(|name, _| name.len() <= limits::MAX_NAME_BYTES);
-    let mut names: Vec<String> = report.metrics.keys().cloned().collect();
-    names.sort_by_cached_key(|name| (name.starts_with("val-"), name.len(), name.clone()));
-    let is_too_large = |report: &ReportRequest| {
-        report.metrics.len() > limits::MAX_METRICS
-            || report.encoded_len() > limits::MAX_REPORT_BYTES - SEQUENCE_BYTES
-    };
-    while is_too_large(report)
-        && let Some(name) = names.pop()
-    {
-        report.metrics.remove(&name);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,35 +131,5 @@ mod tests {
         let second = Mailbox::new(Source::default()).take().0.sequence;
         assert!(before < last_of_first && last_of_first < second, "{before} {last_of_first} {second}");
         assert!(second <= boot_micros() + 1, "{second}");
-    }
-
-    fn bounded(names: impl IntoIterator<Item = String>) -> ReportRequest {
-        let metrics = names.into_iter().map(|name| (name, 1.0)).collect();
-        let mut report = ReportRequest { metrics, ..ReportRequest::default() };
-        bound(&mut report);
-        report
-    }
-
-    #[test]
-    fn a_metric_that_the_operator_refuses_is_left_out_and_the_others_are_reported() {
-        let of_source = |source: &str| format!("val-core/{source}/reward/mean@1");
-        let long = of_source(&"x".repeat(240));
-        assert!(long.len() > limits::MAX_NAME_BYTES);
-        let report = bounded([long, of_source("math"), "critic/rewards/mean".to_owned()]);
-        let mut names: Vec<_> = report.metrics.into_keys().collect();
-        names.sort();
-        assert_eq!(names, ["critic/rewards/mean", "val-core/math/reward/mean@1"]);
-    }
-
-    #[test]
-    fn metrics_of_the_shortest_source_names_are_reported_with_all_other_metrics() {
-        for pad in [1, 200] {
-            let sources = (0..2000).map(|idx| format!("val-core/{idx:0pad$}/reward/mean@1"));
-            let report = bounded(sources.chain(["actor/lr".to_owned(), "critic/rewards/mean".to_owned()]));
-            assert!(report.metrics.contains_key("actor/lr"));
-            assert!(report.metrics.contains_key("critic/rewards/mean"));
-            assert!(report.metrics.len() > 100 && report.metrics.len() <= limits::MAX_METRICS);
-            assert!(report.encoded_len() <= limits::MAX_REPORT_BYTES);
-        }
     }
 }

@@ -69,7 +69,7 @@ async fn checks(
     let objects = match Prepared::in_cluster(&job, &settings.pods, namespace.as_ref()) {
         Ok(prepared) => {
             for warning in prepared.job.warnings() {
-                writeln!(rlt_terminal::messages(), "warning: {warning}")?;
+                writeln!(rlt_terminal::messages(), "warning: {}", warning.message)?;
             }
             objects::of_attempt(&job, &prepared, &settings, attempt)?
         }

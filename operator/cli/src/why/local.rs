@@ -1,6 +1,7 @@
 //! Explanation of a run folder: its files are read here, and a pure function explains them.
 
-use std::fs::{File, TryLockError};
+use std::fs::TryLockError;
+use std::io::{self, BufReader};
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -16,6 +17,9 @@ use crate::measure::duration;
 const PATIENCE_SECONDS: f64 = 60.0;
 /// Factor of a step's duration after which the next step is considered missing.
 const PATIENCE_STEPS: f64 = 10.0;
+
+/// Maximum size of a line of the metrics, in bytes.
+const MAX_LINE_BYTES: u64 = 64 << 20;
 
 /// Input of an explanation of a local run.
 #[derive(Debug, Default)]
@@ -65,9 +69,7 @@ impl LocalRun {
             now: Timestamp::now().as_millisecond() as f64 / 1e3,
             ..Self::default()
         };
-        for line in read_lines(&folder.join("metrics.jsonl"))? {
-            run.take(&line);
-        }
+        for_each_line(&folder.join("metrics.jsonl"), |line| run.take(line))?;
         Ok(run)
     }
 
@@ -87,7 +89,7 @@ impl LocalRun {
 /// Whether a process holds the lock. The shared lock is taken only for a moment: a running trainer holds it
 /// exclusively.
 fn is_locked(lock: &Path) -> bool {
-    File::open(lock).is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    rlt_files::open(lock).is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 fn read_result(file: &Path) -> anyhow::Result<Option<RunResult>> {
@@ -98,16 +100,20 @@ fn read_result(file: &Path) -> anyhow::Result<Option<RunResult>> {
     Ok(Some(read().with_context(|| format!("read {}", file.display()))?))
 }
 
-/// Reads the lines of a log, without a partially written last one; a missing file has no lines.
-fn read_lines(file: &Path) -> anyhow::Result<Vec<Map<String, Value>>> {
-    if !file.exists() {
-        return Ok(Vec::new());
+/// Calls `take` with each line of a log, without a partially written last one; never if the file is missing.
+/// Lines are read one by one, because the log of a long run may not fit into memory.
+fn for_each_line(file: &Path, mut take: impl FnMut(&Map<String, Value>)) -> anyhow::Result<()> {
+    let mut log = match rlt_files::open(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => BufReader::new(opened.with_context(|| format!("read {}", file.display()))?),
+    };
+    loop {
+        let line = rlt_files::read_line(&mut log, MAX_LINE_BYTES);
+        let line = line.with_context(|| format!("read {}", file.display()))?;
+        let Some(line) = line.strip_suffix('\n') else { return Ok(()) };
+        let line: Result<Map<String, Value>, _> = serde_json::from_str(line);
+        take(&line.with_context(|| format!("read a line of {}", file.display()))?);
     }
-    let text = rlt_files::read_to_string(file, rlt_files::MAX_LOG_BYTES);
-    let text = text.with_context(|| format!("read {}", file.display()))?;
-    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    let lines = whole.lines().map(serde_json::from_str).collect::<Result<_, _>>();
-    lines.with_context(|| format!("read a line of {}", file.display()))
 }
 
 /// Explains the state of the run, and the symptoms that its metrics show.
@@ -224,7 +230,7 @@ mod tests {
         assert!(LocalRun::read(name).unwrap_err().to_string().contains("has no manifest.yaml"));
         fs::write(path("manifest.yaml"), "").unwrap();
         fs::write(path("metrics.jsonl"), "{\"step\":3,\"timestamp\":1.0}\n{\"step\":4,\"ti").unwrap();
-        let lock = File::create(path(".lock")).unwrap();
+        let lock = fs::File::create(path(".lock")).unwrap();
         lock.lock().unwrap();
         let run = LocalRun::read(name).unwrap();
         assert_eq!((run.is_locked, run.last_step), (true, Some((3, 1.0))));

@@ -173,8 +173,50 @@ fn report() -> impl Strategy<Value = ReportRequest> {
     )
 }
 
+/// A report whose lists and texts may be far beyond their bounds.
+fn large_report() -> impl Strategy<Value = ReportRequest> {
+    let num_bytes = prop::sample::select(vec![3, limits::MAX_TEXT_BYTES, limits::MAX_TEXT_BYTES + 1]);
+    let saved = (whole(), num_bytes, time_ms()).prop_map(|(step, num_bytes, committed_ms)| Checkpoint {
+        step,
+        path: "x".repeat(num_bytes),
+        committed_ms,
+        ..Checkpoint::default()
+    });
+    let commit = ("[a-c]{0,2}", 0..400usize, "[0-9a-g]{39,41}").prop_map(|(field, num_bytes, commit)| {
+        let repo = "x".repeat(num_bytes);
+        ModelCommit { field, repo, commit }
+    });
+    let saved = prop::collection::vec(saved, 0..120);
+    let commits = prop::collection::vec(commit, 0..80);
+    (report(), saved, commits, 0..3usize, any::<u32>()).prop_map(
+        |(mut report, saved, commits, num_long, exit_code)| {
+            report.checkpoints.extend(saved);
+            report.commits = commits;
+            // The launcher names causes by this list.
+            report.restarts.retain(|name, _| FailureCause::from_name(name).is_some());
+            let long = "ä".repeat(num_long * limits::MAX_MESSAGE_BYTES);
+            if let Some(progress) = &mut report.progress {
+                progress.warning_reasons.extend(vec![long.clone(); 20]);
+                progress.warning.push_str(&long);
+            }
+            report.ending = report.ending.map(|ending| Ending { exit_code, message: long.clone(), ..ending });
+            report.metrics.insert(long, 1.0);
+            report
+        },
+    )
+}
+
 proptest! {
     #![proptest_config(cases(1000))]
+
+    /// One field that is refused would keep all later reports of the process from the status.
+    #[test]
+    fn no_state_of_a_trainer_makes_a_report_that_is_refused(report in large_report()) {
+        let mut report = report;
+        rlt_channel::client::bound(&mut report);
+        prop_assert_eq!(check(&report), Ok(()));
+        prop_assert!(report.encoded_len() <= limits::MAX_REPORT_BYTES, "{} bytes", report.encoded_len());
+    }
 
     #[test]
     fn a_report_that_is_taken_makes_a_status_that_the_api_server_takes(report in report()) {

@@ -26,6 +26,8 @@ const ROLES: [&str; 2] = ["rolebinding/rl-operator-jobs", "role/rl-operator-jobs
 const CONFIG_MAP: &str = "chaos-manifest";
 const CLAIM: &str = "chaos-storage";
 const SECRET: &str = "rl-operator-channel";
+/// Reason of the condition and the Event while checkpoints are not saved.
+const UNSAVED: &str = "CheckpointNotSaved";
 /// Time that the record of a failure may take before the next fault.
 const RECORD_TIME: Duration = Duration::from_secs(15);
 
@@ -157,8 +159,8 @@ impl Site {
         true
     }
 
-    /// Fills the disk of a gang that trains until the status tells that a checkpoint was not saved, or that
-    /// the attempt ended because of it.
+    /// Fills the disk of a gang that trains until the condition of checkpoints tells that one was not saved,
+    /// or until the attempt ended because of it.
     async fn fill_disk(&mut self, patience: Duration) -> bool {
         if self.gang_that_trains(patience).await.is_none() {
             return false;
@@ -167,17 +169,20 @@ impl Site {
             status.failures_by_cause.get(&FailureCause::RetryableIo).copied().unwrap_or(0)
         };
         let is_unsaved = |status: &RLTrainingJobStatus| {
-            let progress = status.progress.as_ref();
-            progress
-                .is_some_and(|one| one.warning_reasons.iter().any(|reason| reason == "CheckpointNotSaved"))
+            reason(status, ConditionType::CheckpointHealthy).is_some_and(|(_, reason)| reason == UNSAVED)
         };
         let num_before = io_failures(&self.test.status(NAME).await);
         self.disk.fill();
-        let tells_of_disk =
-            |status: &RLTrainingJobStatus| is_unsaved(status) || io_failures(status) > num_before;
-        let is_told = self.tells(patience, tells_of_disk).await;
+        let told = within(patience, async || {
+            let status = self.test.status(NAME).await;
+            (is_unsaved(&status) || io_failures(&status) > num_before).then(|| is_unsaved(&status))
+        })
+        .await;
         self.disk.free();
         self.step_at_fault = self.last_checkpoint();
-        is_told
+        if told == Some(true) {
+            self.expected_events.insert(UNSAVED.to_owned());
+        }
+        told.is_some()
     }
 }

@@ -37,13 +37,13 @@ fn check_status(site: &Site, status: &RLTrainingJobStatus) {
     assert!(status.last_failure.is_some());
 }
 
-/// Every cause of a failure, the refused settings and the suspension have an Event. That of the end was
-/// awaited.
+/// Every cause of a failure, the refused settings, checkpoints that were not saved and the suspension have an
+/// Event. That of the end was awaited.
 fn check_events(site: &Site, status: &RLTrainingJobStatus) {
     let causes = status.failures_by_cause.keys().map(|cause| serde_json::to_value(cause).unwrap());
     let causes = causes.filter_map(|cause| cause.as_str().map(str::to_owned));
-    let others = ["PodNotAllowed", "Suspended"].map(str::to_owned);
-    for reason in causes.chain(others) {
+    let others = ["PodNotAllowed", "Suspended"].map(str::to_owned).into_iter();
+    for reason in causes.chain(others).chain(site.expected_events.iter().cloned()) {
         let reasons = &site.event_reasons;
         assert!(reasons.contains(&reason), "no Event has the reason {reason}: {reasons:?}");
     }

@@ -24,6 +24,8 @@ use crate::test_namespace::TestNamespace;
 const LAST_STEPS: u64 = 3;
 /// Reason of the Event at the end of the job.
 const LAST_EVENT: &str = "StepsFinished";
+/// Reason of the Event of a job that finds its result.
+const FOUND_EVENT: &str = "ResultFound";
 /// Time between two looks at a condition.
 const POLL: Duration = Duration::from_millis(100);
 
@@ -43,6 +45,8 @@ pub(super) struct Site {
     pub(super) num_kills: u32,
     /// Reasons of all Events so far; the API server keeps them for an hour.
     pub(super) event_reasons: BTreeSet<String>,
+    /// Reasons of Events that follow from what conditions told of the faults.
+    pub(super) expected_events: BTreeSet<String>,
     /// Manifests of the operator's role in the namespace of the job, and of its binding.
     pub(super) roles: Vec<Value>,
     /// UID of the pod that was killed last.
@@ -93,6 +97,7 @@ impl Site {
             deleted: Vec::new(),
             num_kills: 0,
             event_reasons: BTreeSet::new(),
+            expected_events: BTreeSet::new(),
             roles,
             killed_pod: String::new(),
             step_at_fault: 0,
@@ -172,5 +177,32 @@ impl Site {
         .await;
         assert!(told.is_some(), "the end of the job has no Event: {:?}", self.event_reasons);
         num_steps
+    }
+
+    /// Makes the complete job again over its claim, which holds the result: status and an Event tell that it
+    /// was there.
+    pub(super) async fn make_again(&mut self, num_steps: u64) {
+        let namespace = self.test.namespace.as_str();
+        let delete = ["delete", "rltj", NAME, "-n", namespace, "--cascade=foreground", "--timeout=300s"];
+        kubectl(self.test.cluster, &delete);
+        let mut manifest = job();
+        manifest["spec"]["training"]["steps"] = num_steps.into();
+        let manifest = serde_json::from_value(manifest).unwrap();
+        self.test.jobs().create(&PostParams::default(), &manifest).await.unwrap();
+        self.test.when_true(NAME, ConditionType::Complete).await;
+        let has_result = |status: &RLTrainingJobStatus| {
+            let progress = status.progress.as_ref();
+            let is_found = progress.is_some_and(|one| one.result_found && one.step == num_steps);
+            is_found && status.checkpoints.last().is_some_and(|last| last.step == num_steps)
+        };
+        let is_told = self.tells(TIMEOUT, has_result).await;
+        let status = self.test.status(NAME).await;
+        assert!(is_told, "the result is not in the status: {status:#?}");
+        let told = within(TIMEOUT, async || {
+            self.note_events();
+            self.event_reasons.contains(FOUND_EVENT).then_some(())
+        })
+        .await;
+        assert!(told.is_some(), "the result has no Event: {:?}", self.event_reasons);
     }
 }

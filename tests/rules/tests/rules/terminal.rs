@@ -12,6 +12,9 @@ const STREAMS: [&str; 6] =
 const HARMLESS: [&str; 3] =
     ["io::stderr().is_terminal()", "ProgressDrawTarget::stderr()", "io::stdout().is_terminal()"];
 
+/// Files with the start of a command line, which changes how panics are shown before anything else.
+const STARTS: [&str; 2] = ["operator/cli/src/main.rs", "trainer/src/commands.rs"];
+
 /// Whether the code of a file runs in a command line.
 fn is_of_command_line(path: &str) -> bool {
     path.contains("/src/") && !EXEMPT.iter().any(|folder| path.starts_with(folder))
@@ -42,6 +45,26 @@ fn command_lines_print_by_the_writer_that_escapes_control_sequences() {
     }
     assert!(found.is_empty(), "use rlt_terminal::text, document or messages:\n{}", found.join("\n"));
     assert!(num_writers > 20, "writers are found: {num_writers}");
+}
+
+/// A panic is written to standard error by the runtime, unless the command line has another hook.
+#[test]
+fn command_lines_show_panics_by_the_writer_that_escapes_control_sequences() {
+    let files = rust_sources().unwrap();
+    for start in STARTS {
+        let file = files.iter().find(|file| file.path == start).unwrap();
+        let (_, main) = file.text.split_once("fn main(").unwrap();
+        let first = main.lines().nth(1).unwrap_or_default().trim();
+        assert_eq!(first, "rlt_terminal::escape_panics();", "{start}");
+    }
+    let is_other = |path: &str| is_of_command_line(path) && !STARTS.contains(&path);
+    let mains = files.iter().filter(|file| is_other(&file.path) && file.text.contains("\nfn main("));
+    let others: Vec<_> = mains.map(|file| file.path.as_str()).collect();
+    assert_eq!(
+        others,
+        ["crds/src/bin/crdgen.rs", "trainer/src/main.rs"],
+        "the second calls `commands::main`"
+    );
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub(super) fn grace_period(job: &ValidatedJob) -> Duration {
 
 /// The manifest for the ranks of this machine, which inherit the variables of this process.
 pub(super) fn text_of(job: &ValidatedJob) -> Result<String, LaunchError> {
-    Ok(job.to_masked_yaml().map_err(|error| Box::new(TrainError::from(error)))?)
+    Ok(job.to_rank_yaml().map_err(|error| Box::new(TrainError::from(error)))?)
 }
 
 /// Path of the termination message of rank `rank`.

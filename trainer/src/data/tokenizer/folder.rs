@@ -92,10 +92,11 @@ impl Tokenizer {
         if let Some(settings) = self.images.as_ref().and_then(|images| images.new_settings()) {
             write_json(&dir.join(IMAGE_PROCESSOR), &settings)?;
         }
-        match self.chat.as_ref().filter(|_| has_own_template).and_then(|chat| chat.default_source()) {
-            Some(template) => write(&dir.join(CHAT_TEMPLATE), template.as_bytes()),
-            None => Ok(()),
+        let chat = self.chat.as_ref().filter(|_| has_own_template);
+        if let Some(template) = chat.and_then(|chat| chat.default_source()) {
+            write(&dir.join(CHAT_TEMPLATE), template.as_bytes())?;
         }
+        sync(dir)
     }
 
     fn write_files(&self, dir: &Path) -> Result<(), TokenizerError> {
@@ -344,7 +345,13 @@ fn copy_named_templates(from: &Path, to: &Path) -> Result<(), TokenizerError> {
             write(&target.join(name), source.as_bytes())?;
         }
     }
-    Ok(())
+    sync(&target)
+}
+
+/// Syncs a folder, so that the names of the files in it survive a power loss.
+fn sync(folder: &Path) -> Result<(), TokenizerError> {
+    let synced = rlt_files::sync_folder(folder);
+    synced.map_err(|source| TokenizerError::Write { path: folder.to_owned(), source })
 }
 
 pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, TokenizerError> {

@@ -359,15 +359,21 @@ fn header_bytes(tensors: &[(String, StoredAs<'_>)]) -> Vec<u8> {
 /// has the mode of any new file, because other users read exports, too.
 fn new_beside(path: &Path) -> io::Result<NamedTempFile> {
     let dir = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(dir)?;
+    if !dir.is_dir() {
+        fs::create_dir_all(dir)?;
+        // The name of a new folder is in its parent.
+        rlt_files::sync_folder(dir.parent().unwrap_or(Path::new(".")))?;
+    }
     let mode = fs::Permissions::from_mode(0o666);
     tempfile::Builder::new().prefix(".export-").permissions(mode).tempfile_in(dir)
 }
 
-/// Syncs a finished file and renames it to `path`.
+/// Syncs a finished file and renames it to `path`, where it survives a power loss: a run whose result is
+/// written never exports again.
 fn persist(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.as_file().sync_all()?;
-    file.persist(path).map(drop).map_err(|error| error.error)
+    file.persist(path).map_err(|error| error.error)?;
+    rlt_files::sync_folder(path.parent().unwrap_or(Path::new(".")))
 }
 
 fn dtype_name(kind: Kind) -> &'static str {

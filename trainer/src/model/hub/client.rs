@@ -14,7 +14,7 @@ use rlt_tracking::{Secrets, http};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Maximum size of an answer without a file, in bytes.
+/// Maximum size of an answer without a file, and of all pages of a list together, in bytes.
 const MAX_METADATA_BYTES: u64 = 64 << 20;
 /// Maximum number of bytes of an answer that an error quotes.
 const MAX_SHOWN_BYTES: usize = 500;
@@ -155,11 +155,13 @@ impl HubRepository {
     pub(super) fn list(&self, commit: &str, max_entries: usize) -> Result<Vec<TreeEntry>, RequestError> {
         let mut url = self.api_url("tree", commit);
         url.set_query(Some("recursive=true"));
-        let mut entries = Vec::new();
+        let (mut entries, mut num_bytes) = (Vec::new(), 0);
         loop {
             let answer = self.get(url)?;
             let next = next_page(&answer);
-            let page: Vec<TreeEntry> = json_of(answer)?;
+            let text = text_of(answer, MAX_METADATA_BYTES.saturating_sub(num_bytes))?;
+            num_bytes += text.len() as u64;
+            let page: Vec<TreeEntry> = serde_json::from_str(&text).map_err(RequestError::Json)?;
             let is_last = page.is_empty() || entries.len() + page.len() > max_entries;
             entries.extend(page);
             match next {
@@ -258,8 +260,11 @@ fn is_transient(status: StatusCode) -> bool {
 
 /// Reads a JSON document of bounded size.
 fn json_of<T: serde::de::DeserializeOwned>(answer: Response) -> Result<T, RequestError> {
-    let text = http::text_within(answer, MAX_METADATA_BYTES, METADATA_TIMEOUT);
-    serde_json::from_str(&text.map_err(RequestError::Body)?).map_err(RequestError::Json)
+    serde_json::from_str(&text_of(answer, MAX_METADATA_BYTES)?).map_err(RequestError::Json)
+}
+
+fn text_of(answer: Response, max_bytes: u64) -> Result<String, RequestError> {
+    http::text_within(answer, max_bytes, METADATA_TIMEOUT).map_err(RequestError::Body)
 }
 
 /// Returns the address to which an answer to a request of `url` redirects.

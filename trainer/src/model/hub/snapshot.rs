@@ -237,7 +237,7 @@ pub(super) fn keep_listing(dir: &Path, listed: &[Listed]) {
         serde_json::to_writer(&mut file, listed)?;
         file.as_file().sync_all()?;
         file.persist(dir.join(LISTING))?;
-        Ok(())
+        rlt_files::sync_folder(dir)
     };
     if let Err(error) = keep() {
         tracing::debug!(%error, "the list of files in {} is not kept", dir.display());
@@ -258,7 +258,7 @@ fn keep(fetched: tempfile::NamedTempFile, path: &Path) -> Result<(), SnapshotErr
     // A file that has its name is complete, after a loss of power too.
     fetched.as_file().sync_all().map_err(failed("syncing", fetched.path()))?;
     fetched.persist(path).map_err(|error| failed("writing", path)(error.error))?;
-    fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("syncing", folder))
+    rlt_files::sync_folder(folder).map_err(failed("syncing", folder))
 }
 
 fn failed(act: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> SnapshotError {

@@ -8,8 +8,12 @@ use serde_json::Value;
 use super::ReportError;
 use super::completions::Ends;
 use super::sampled::SampledSteps;
-use crate::observe::tracking::{Stage, StepMetrics, for_each_completion, for_each_step};
+use crate::observe::tracking::{Stage, StepMetrics, for_each_completion_at_ends, for_each_step};
 use crate::storage::run_folder::WARNINGS;
+
+/// Number of bytes that are read of the log of completions, of which those of the first and the last step are
+/// shown.
+const MAX_COMPLETION_BYTES: u64 = 64 << 20;
 
 /// Contents of a run folder that the report shows.
 #[derive(Debug, Default)]
@@ -32,7 +36,7 @@ pub(super) struct Run {
 
 /// Reads the warnings about rows that are left out, cut or repeated from `result.json`.
 fn data_warnings(folder: &Path) -> Vec<String> {
-    let result = fs::read_to_string(folder.join("result.json")).unwrap_or_default();
+    let result = text_of(&folder.join("result.json"));
     let result: Value = serde_json::from_str(&result).unwrap_or_default();
     let warnings = result["data_warnings"].as_array().into_iter().flatten();
     warnings.filter_map(Value::as_str).map(str::to_owned).collect()
@@ -52,13 +56,14 @@ impl Run {
         .map_err(logs)?;
         let steps = steps.into_steps();
         let mut completions = Ends::default();
-        for_each_completion(&folder.join("completions.jsonl"), |record| completions.take(record))
+        let path = folder.join("completions.jsonl");
+        for_each_completion_at_ends(&path, MAX_COMPLETION_BYTES, |record| completions.take(record))
             .map_err(logs)?;
         let manifest = read_manifest(&folder.join("manifest.yaml"));
         let name = manifest.pointer("/metadata/name").and_then(Value::as_str).map(str::to_owned);
         let name = name.or_else(|| Some(folder.file_name()?.to_string_lossy().into_owned()));
         let name = name.unwrap_or_else(|| "run".into());
-        let warnings = fs::read_to_string(folder.join(WARNINGS)).unwrap_or_default();
+        let warnings = text_of(&folder.join(WARNINGS));
         let mut warnings: Vec<String> = serde_json::from_str(&warnings).unwrap_or_default();
         warnings.extend(data_warnings(folder));
         Ok(Self { name, manifest, steps, seconds, completions, warnings, hardware: hardware() })
@@ -113,8 +118,13 @@ fn seconds_of(step: &StepMetrics) -> f64 {
 }
 
 fn read_manifest(path: &Path) -> Value {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    rlt_api::read_yaml(&text).unwrap_or_default()
+    rlt_api::read_yaml(&text_of(path)).unwrap_or_default()
+}
+
+/// Reads a small file of the run folder; empty if it is missing or no regular file, as it may be in the folder
+/// of another person.
+fn text_of(path: &Path) -> String {
+    rlt_files::read_to_string(path, rlt_files::MAX_MODEL_JSON_BYTES).unwrap_or_default()
 }
 
 /// Describes processor, memory and GPUs by what Linux reports; unknown parts are left out.

@@ -150,6 +150,28 @@ fn a_trend_reaches_both_ends_without_a_hook() {
 }
 
 #[test]
+fn a_page_that_fails_panics_or_never_ends_is_given_up_with_the_reason() {
+    let folder = folder_with(&[], "", "");
+    let path = folder.path().to_path_buf();
+    assert_eq!(with_timeout(TIMEOUT, move || render(&path).map(drop)), Ok(()));
+    let log = folder.path().join("completions.jsonl");
+    fs::remove_file(&log).unwrap();
+    fs::create_dir(&log).unwrap();
+    let path = folder.path().to_path_buf();
+    let failed = with_timeout(TIMEOUT, move || render(&path).map(drop)).unwrap_err();
+    assert!(failed.contains("completions.jsonl"), "{failed}");
+    assert_eq!(with_timeout(TIMEOUT, || panic!("no page")), Err("it panicked".to_owned()));
+    let (sender, never) = sync_channel::<()>(0);
+    let slow = with_timeout(Duration::ZERO, move || {
+        // Ends with the test, which drops the sender.
+        let _ = never.recv();
+        Ok(())
+    });
+    assert_eq!(slow, Err("it takes longer than 0 s".to_owned()));
+    drop(sender);
+}
+
+#[test]
 fn long_runs_make_small_pages() {
     let steps: Vec<_> = (1..=20_000)
         .map(|idx| {

@@ -25,6 +25,26 @@ fn a_step_without_an_evaluation_keeps_the_last_held_out_reward() {
 }
 
 #[test]
+fn a_result_that_was_there_has_its_last_values_and_no_step_of_this_process() {
+    let evaluated = [("critic/rewards/mean", 0.25), ("val-core/reward/mean", 0.5), ("timing_s/step", 2.0)];
+    let last = [("critic/rewards/mean", 0.75), ("timing_s/step", 3.0)];
+    for (steps, values) in [
+        (vec![step(8, &evaluated), step(9, &last)], (Some(0.75), Some(0.5))),
+        // Without a log of metrics.
+        (Vec::new(), (None, None)),
+    ] {
+        let mut report = ReportRequest::default();
+        take_result(&mut report, 9, &steps);
+        assert_eq!(report.metrics.get("critic/rewards/mean").copied(), values.0);
+        let progress = report.progress.unwrap();
+        assert_eq!((progress.stage(), progress.step, progress.num_steps), (Stage::Training, 9, 9));
+        assert_eq!((progress.reward, progress.held_out_reward), values);
+        let spent = progress.time_spent.unwrap();
+        assert_eq!((spent.step_seconds, spent.resumed_after_step), (0.0, 9));
+    }
+}
+
+#[test]
 fn an_error_ends_with_its_code_and_all_of_its_causes() {
     let source = std::io::Error::other("the disk is gone");
     let error = TrainError::RunFolder(RunFolderError::Io { act: "write", path: "runs/a".into(), source });

@@ -1,13 +1,16 @@
 //! `/metrics` endpoint for Prometheus: a separate thread serves the metrics of the last finished step.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
+use axum::serve::Listener;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -19,6 +22,9 @@ use super::{Stage, StepMetrics, Tracker, TrackingError};
 
 pub(crate) const TRACKER: &str = "prometheus";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Largest number of open connections; Prometheus needs one.
+const MAX_CONNECTIONS: usize = 64;
 
 /// A running endpoint; dropping it closes the port.
 pub(crate) struct Endpoint {
@@ -82,12 +88,46 @@ fn run(listener: TcpListener, last_step: LastStep, stopped: oneshot::Receiver<()
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
+        let listener = BoundedListener { listener, newest: VecDeque::new() };
         tokio::select! {
             // A reader that never finishes its request must not keep the port open: no graceful shutdown.
             _ = stopped => Ok(()),
             ended = axum::serve(listener, router) => ended,
         }
     })
+}
+
+/// Listener that closes the oldest connection for one beyond the limit. Any pod may reach the port, and could
+/// otherwise take the memory and the open files that the training needs.
+struct BoundedListener {
+    listener: tokio::net::TcpListener,
+    /// Handles of the newest connections, those that have ended included.
+    newest: VecDeque<TcpStream>,
+}
+
+impl Listener for BoundedListener {
+    type Io = tokio::net::TcpStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        loop {
+            let (stream, address) = Listener::accept(&mut self.listener).await;
+            // Without a handle the connection is closed: the process has too many open files.
+            let Ok(handle) = stream.as_fd().try_clone_to_owned() else { continue };
+            if self.newest.len() >= MAX_CONNECTIONS
+                && let Some(oldest) = self.newest.pop_front()
+            {
+                // It may have ended.
+                let _ = oldest.shutdown(Shutdown::Both);
+            }
+            self.newest.push_back(handle.into());
+            return (stream, address);
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
 }
 
 #[derive(Clone, Default)]

@@ -105,7 +105,7 @@ impl History {
 
 /// Reads the bytes of a file between two offsets; `None` if the file is missing.
 fn lines(path: &Path, offset: u64, end: u64) -> io::Result<Option<io::Take<BufReader<File>>>> {
-    let mut file = match File::open(path) {
+    let mut file = match rlt_files::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };

@@ -66,6 +66,19 @@ fn metadata_without_end_is_given_up() {
 }
 
 #[test]
+fn pages_of_a_list_are_bounded_together() {
+    let hub = Server::start(|path, stream| {
+        let name = "a".repeat(30 << 20);
+        let page = format!(r#"[{{"type": "file", "path": "{name}", "size": 1}}]"#);
+        answer(stream, &format!("200 OK\r\nLink: <{path}>; rel=\"next\"\r\n"), &page)
+    });
+    let error = hub.repository().list("0123", 1000).unwrap_err();
+    assert!(matches!(error, RequestError::Body(_)), "{error}");
+    let received = hub.received.lock().unwrap();
+    assert_eq!(received.iter().filter(|line| line.starts_with("GET ")).count(), 3);
+}
+
+#[test]
 fn a_redirect_is_followed_and_takes_the_token_to_no_other_server() {
     let storage = Server::start(|_, stream| answer(stream, "200 OK\r\n", "content"));
     let location = format!("{}/stored", storage.address);

@@ -73,6 +73,19 @@ fn a_client_that_never_finishes_blocks_no_other() {
 }
 
 #[test]
+fn silent_clients_replace_each_other_and_keep_no_scrape_out() {
+    let (mut exporter, endpoint) = serve(0).unwrap();
+    let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, endpoint.address().port())).unwrap();
+    let mut silent: Vec<_> = (0..MAX_CONNECTIONS + 4).map(|_| connect()).collect();
+    exporter.log_step(&step(&[("critic/rewards/mean", 0.5)])).unwrap();
+    // Connections are accepted in order, so all of them were accepted before the answer.
+    assert!(scrape(endpoint.address()).contains("rlt_trainer_critic_rewards_mean 0.5"));
+    silent[0].set_read_timeout(Some(Duration::from_secs(100))).unwrap();
+    let read = silent[0].read(&mut [0]);
+    assert!(matches!(read, Ok(0)), "the oldest one is closed: {read:?}");
+}
+
+#[test]
 fn a_port_that_is_taken_is_named() {
     let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = taken.local_addr().unwrap().port();

@@ -253,8 +253,8 @@ fn headers(specs: &[HeaderSpec]) -> Result<HeaderMap, EndpointError> {
             (None, None) => return Err(wrong()),
         };
         let mut value = HeaderValue::from_str(value.trim()).map_err(|_| wrong())?;
-        // A value of the manifest is no secret, and may be a word that the answer needs.
-        value.set_sensitive(env.is_some());
+        // Other values of the manifest are no secrets, and may be words that the answer needs.
+        value.set_sensitive(env.is_some() || rlt_api::is_secret_name(name));
         headers.insert(HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?, value);
     }
     Ok(headers)

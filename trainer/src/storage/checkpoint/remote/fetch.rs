@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -173,7 +174,9 @@ async fn fetch_files(remote: &RemoteStore, temporary: &Path, name: &str) -> Resu
     for (file, entry) in &manifest.files {
         remote.get_file(name, &temporary.join(file), entry.num_bytes).await?;
     }
-    fs::write(&path, json).map_err(CopyError::local("write", &path))?;
+    let mut file = fs::File::create(&path).map_err(CopyError::local("create", &path))?;
+    file.write_all(&json).and_then(|()| file.sync_all()).map_err(CopyError::local("write", &path))?;
+    rlt_files::sync_folder(temporary).map_err(CopyError::local("sync", temporary))?;
     Ok(Checkpoint::open(temporary)?)
 }
 
@@ -184,5 +187,5 @@ fn commit(temporary: &Path, path: &Path) -> Result<(), CopyError> {
     }
     fs::rename(temporary, path).map_err(CopyError::local("rename folder", temporary))?;
     let parent = path.parent().unwrap_or(path);
-    fs::File::open(parent).and_then(|folder| folder.sync_all()).map_err(CopyError::local("sync", parent))
+    rlt_files::sync_folder(parent).map_err(CopyError::local("sync", parent))
 }

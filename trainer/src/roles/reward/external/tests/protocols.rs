@@ -180,6 +180,22 @@ fn a_secret_that_a_server_repeats_is_in_no_message() {
     }
 }
 
+#[test]
+fn a_key_that_stands_in_the_manifest_is_in_no_message_and_other_values_are() {
+    let said = "wrong key: Bearer key-of-the-manifest, tenant-of-the-manifest";
+    let server = Server::start(move |_, stream| super::server::reply(stream, 401, said));
+    let headers = json!([
+        {"name": "Authorization", "value": "Bearer key-of-the-manifest"},
+        {"name": "X-Tenant", "value": "tenant-of-the-manifest"},
+    ]);
+    let spec = json!({"url": server.url, "retries": 0, "headers": headers});
+    let functions = functions("Server", spec, json!({})).unwrap();
+    let [verdict] = &judge(&functions, json!("truth"), &["x"])[..] else { panic!("one verdict") };
+    let message = verdict.message.clone().unwrap_or_default();
+    assert!(!message.contains("key-of-the-manifest"), "{message}");
+    assert!(message.contains("tenant-of-the-manifest"), "{message}");
+}
+
 /// A sandbox that knows the outcome from the code: the text after `#` in its first line.
 fn sandbox() -> Server {
     Server::answering(|request| {
