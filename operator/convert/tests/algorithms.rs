@@ -299,6 +299,36 @@ fn what_verl_tolerates_becomes_a_valid_manifest_with_a_comment() {
 }
 
 #[test]
+fn parameters_of_other_losses_are_left_out_with_a_remark() {
+    for (settings, left_out) in [
+        ("--loss_type ipo --label_smoothing 0.1", "labelSmoothing 0.1 is left out"),
+        ("--loss_type hinge --discopop_tau 0.1", "discopopTau 0.1 is left out"),
+        (
+            "--f_divergence_type js_divergence --f_alpha_divergence_coef 0.5",
+            "divergenceAlpha 0.5 is left out",
+        ),
+    ] {
+        let (_, comments) = trl("dpo", settings);
+        assert!(comments.contains(&format!("algorithm.preference.{left_out}")), "{settings}: {comments}");
+    }
+    let (spec, comments) = trl("dpo", "--f_divergence_type alpha_divergence --f_alpha_divergence_coef 0.5");
+    assert_eq!(spec["algorithm"]["preference"]["divergenceAlpha"], 0.5);
+    assert!(!comments.contains("left out"), "{comments}");
+}
+
+#[test]
+fn values_that_turn_a_setting_off_elsewhere_and_long_names_become_valid_ones() {
+    let function = "f".repeat(70);
+    let settings = format!("--reward_funcs mine.{function} --temperature 0 --top_k -1 --max_grad_norm 0");
+    let (spec, comments) = trl("grpo", &settings);
+    assert_eq!(spec["rewards"]["functions"][0]["name"], function[..60]);
+    assert_eq!(spec["rollout"]["temperature"], 0.01);
+    assert_eq!(spec["rollout"]["topK"].as_f64(), Some(0.0));
+    assert_eq!(spec["training"]["maxGradNorm"].as_f64(), Some(1e6));
+    assert!(comments.contains("a gradient norm of 0 is no bound"), "{comments}");
+}
+
+#[test]
 fn configurations_of_trl_in_python_are_launches() {
     let page = "# Papers\n\n```python\nfrom trl import GRPOConfig, GRPOTrainer\n\nargs = GRPOConfig(\n    loss_type=\"cispo\",\n    \
         epsilon_high=5.0,  # the cap (of the ratio)\n    num_generations=16,\n    beta=0.0,\n)\ntrainer = GRPOTrainer(..., args=args)\n```\n\n\
