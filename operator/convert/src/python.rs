@@ -70,13 +70,16 @@ fn of_trainer(call: &Call<'_>, flags: &mut Vec<String>, notes: &mut Vec<String>)
     }
     if let Some(functions) = call.argument("reward_funcs").or_else(|| call.argument("reward_func")) {
         let names = functions.trim_start_matches('[').trim_end_matches(']').split(',').map(str::trim);
-        let is_name = |name: &&str| name.starts_with(is_begin_of_name) && name.chars().all(is_of_name);
+        let is_name = |name: &&str| {
+            is_text(name) || (name.starts_with(is_begin_of_name) && name.chars().all(is_of_name))
+        };
         let (names, others): (Vec<&str>, Vec<&str>) =
             names.filter(|name| !name.is_empty()).partition(is_name);
         let note =
             |other: &&str| format!("{}(reward_funcs=[{other}]) is not the name of a function", call.name);
         notes.extend(others.iter().map(note));
-        let names: Vec<_> = names.iter().map(|name| format!("'{name}'")).collect();
+        let names: Vec<_> =
+            names.iter().map(|name| format!("'{}'", name.trim_matches(['\'', '"']))).collect();
         if !names.is_empty() {
             flags.push(format!("--reward_funcs=[{}]", names.join(",")));
         }
@@ -256,8 +259,8 @@ mod tests {
 
     #[test]
     fn reward_functions_that_a_page_leaves_open_are_noted() {
-        let (launch, notes) = launch("GRPOTrainer(..., reward_funcs=[..., mine])").unwrap();
-        assert_eq!(launch.arguments, ["--reward_funcs=['mine']"]);
+        let (launch, notes) = launch("GRPOTrainer(..., reward_funcs=[..., mine, \"org/rm\"])").unwrap();
+        assert_eq!(launch.arguments, ["--reward_funcs=['mine','org/rm']"]);
         assert_eq!(notes, ["GRPOTrainer(reward_funcs=[...]) is not the name of a function"]);
     }
 

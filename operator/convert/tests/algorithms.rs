@@ -191,6 +191,29 @@ fn a_reward_that_is_guessed_from_the_name_of_a_file_is_said() {
 }
 
 #[test]
+fn data_sources_that_are_no_mathematics_are_not_judged_by_math() {
+    for (file, kind, difference) in [
+        ("/data/codecontests/train.parquet", "Code", "sends them to a server"),
+        ("/data/searchR1_processed_direct/train.parquet", "Server", "search_r1_like_qa_em"),
+    ] {
+        let (spec, comments) = verl(&format!("data.train_files={file}"));
+        assert_eq!(spec["rewards"]["functions"][0]["kind"], kind);
+        assert!(spec["rewards"]["functions"][0]["server"]["url"].is_string(), "{file}");
+        assert!(comments.contains(difference), "{comments}");
+    }
+}
+
+#[test]
+fn a_reward_model_that_trl_loads_by_its_name_is_one_here() {
+    let program =
+        "GRPOTrainer(model=\"org/base\", reward_funcs=\"org/rm\")\ndata = load_dataset(\"org/data\")\n";
+    let (launches, _) = launches_of_python(program, &[]).unwrap();
+    let (spec, _) = read(&valid(&launches[0]));
+    let model = json!({"name": "reward_model", "kind": "Model", "model": {"hub": {"repo": "org/rm"}}});
+    assert_eq!(spec["rewards"]["functions"], json!([model]));
+}
+
+#[test]
 fn the_best_checkpoint_is_kept_where_rewards_are_compared() {
     let best = "--load_best_model_at_end --metric_for_best_model";
     let evaluated = "--eval_strategy steps --eval_steps 5 --reward_funcs accuracy_reward";
