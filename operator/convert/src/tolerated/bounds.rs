@@ -27,7 +27,7 @@ pub(super) fn top_k(draft: &mut Draft) {
     draft.remark("rollout", format!("a top_k of {given} takes all tokens, which topK 0 does here."));
 }
 
-/// Replaces a bound of 0 on the norm of gradients, by which transformers and DeepSpeed leave them as they are.
+/// Replaces a bound of 0 on the norm of gradients, by which transformers and DeepSpeed do not clip.
 pub(super) fn grad_norm(draft: &mut Draft) {
     let path = "training.maxGradNorm";
     let is_beyond = |given: &f64| *given <= 0.0 || *given > MAX_GRAD_NORM;
