@@ -1,6 +1,27 @@
 //! Ground truths in the forms of data sets: a bare answer, or a full solution that ends with it.
 
+use serde_json::Number;
+
+use super::RewardError;
 use super::boxed::last_answer;
+
+/// Largest magnitude up to which every integer is a float, 2^53.
+const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
+
+/// Returns the texts of a numeric ground truth: its own, and without decimals if it is a whole number.
+///
+/// # Errors
+/// [`RewardError::GroundTruth`] for a whole number beyond 2^53 that was read as a float.
+pub(super) fn texts_of_number(number: &Number) -> Result<Vec<String>, RewardError> {
+    let text = number.to_string();
+    let float = number.as_f64().filter(|float| number.is_f64() && float.fract() == 0.0);
+    let Some(float) = float else { return Ok(vec![text]) };
+    if float.abs() > MAX_EXACT_INTEGER {
+        let got = format!("{text}, which may have lost digits (write it as a text)");
+        return Err(RewardError::GroundTruth { got });
+    }
+    Ok(vec![format!("{float:.0}"), text])
+}
 
 /// Returns the answer that a ground truth states.
 ///
