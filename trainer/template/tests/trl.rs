@@ -1,7 +1,9 @@
-//! Equality with jinja2 on the chat templates of TRL's package, which are read where pip installed them.
+//! Equality with the installed jinja2, on the chat templates of TRL's package, which are read where pip
+//! installed them, and on generated templates.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::PathBuf;
 
 use rlt_template::{Rendered, Template};
 use serde::Deserialize;
@@ -9,6 +11,9 @@ use serde_json::{Map, Value};
 
 /// Number of templates in the pinned version of TRL.
 const NUM_TEMPLATES: usize = 72;
+
+/// Sources and outcomes of templates, by the names of their files.
+type Templates = BTreeMap<String, (String, Vec<Outcome>)>;
 
 /// The outcome of one rendering by jinja2.
 #[derive(Debug, Deserialize)]
@@ -41,28 +46,37 @@ impl Outcome {
     }
 }
 
+fn fixture(name: &str) -> PathBuf {
+    rlt_tests::workspace_root().join("trainer/template/tests/fixtures").join(name)
+}
+
+/// Runs a Python program of the fixtures, and returns the JSON that it prints. `None` where jinja2 cannot be
+/// installed.
+fn printed<T: for<'de> Deserialize<'de>>(program: &str, argument: &str) -> Option<T> {
+    let ended = rlt_tests::TRL.python()?.arg(fixture(program)).arg(argument).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    Some(serde_json::from_slice(&ended.stdout).unwrap())
+}
+
+/// Renders a template with a clock that prints its format.
+fn rendered(template: &str, variables: &Map<String, Value>) -> Result<Rendered, String> {
+    let template = Template::new(template).map_err(|error| error.to_string())?;
+    template.render(variables, &|format| Ok(format.to_owned())).map_err(|error| error.to_string())
+}
+
 /// Text, marks of what is trained, and refusals of all templates. Most conversations are rendered, and each
 /// template for training marks some of them.
 #[test]
 fn chat_templates_of_trl_render_and_mark_as_by_jinja2() {
-    let folder = rlt_tests::workspace_root().join("trainer/template/tests/fixtures");
-    let conversations = folder.join("conversations.json");
-    let Some(mut python) = rlt_tests::TRL.python() else { return };
-    let ended = python.arg(folder.join("trl.py")).arg(&conversations).output().unwrap();
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
-    let templates: BTreeMap<String, (String, Vec<Outcome>)> = serde_json::from_slice(&ended.stdout).unwrap();
-    let conversations: Vec<Map<String, Value>> =
-        serde_json::from_slice(&fs::read(conversations).unwrap()).unwrap();
+    let file = fixture("conversations.json");
+    let Some(templates) = printed::<Templates>("trl.py", file.to_str().unwrap()) else { return };
+    let conversations: Vec<Map<String, Value>> = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
     assert_eq!(templates.len(), NUM_TEMPLATES);
     let mut differences = Vec::new();
     for (name, (source, outcomes)) in &templates {
         assert_eq!(outcomes.len(), conversations.len());
-        let template = Template::new(source).map_err(|error| error.to_string());
         for (idx, (variables, outcome)) in conversations.iter().zip(outcomes).enumerate() {
-            let ours = template.as_ref().map_err(Clone::clone).and_then(|template| {
-                let rendered = template.render(variables, &|format| Ok(format.to_owned()));
-                rendered.map_err(|error| error.to_string())
-            });
+            let ours = rendered(source, variables);
             if !outcome.is_that_of(&ours) {
                 differences
                     .push(format!("{name}, conversation {idx}\n  jinja2 {outcome:?}\n  ours   {ours:?}"));
@@ -76,4 +90,21 @@ fn chat_templates_of_trl_render_and_mark_as_by_jinja2() {
     }
     let count = differences.len();
     assert!(count == 0, "{count} renderings differ:\n{}", differences.join("\n"));
+}
+
+/// Texts and errors of nested expressions and statements, which a grammar with a seed generates.
+#[test]
+fn generated_templates_render_as_by_jinja2() {
+    let Some(templates) = printed::<Vec<(String, Option<String>)>>("generated.py", "1") else { return };
+    let num_texts = templates.iter().filter(|(_, text)| text.is_some()).count();
+    assert!(num_texts >= 100 && templates.len() - num_texts >= 100, "{num_texts} of {}", templates.len());
+    let mut differences = Vec::new();
+    for (template, text) in &templates {
+        let ours = rendered(template, &Map::new()).map(|rendered| rendered.text);
+        if ours.as_ref().ok() != text.as_ref() {
+            differences.push(format!("{template:?}\n  jinja2 {text:?}\n  ours   {ours:?}"));
+        }
+    }
+    let count = differences.len();
+    assert!(count == 0, "{count} of {} differ:\n{}", templates.len(), differences.join("\n"));
 }

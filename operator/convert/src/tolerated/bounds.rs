@@ -2,9 +2,9 @@
 
 use crate::draft::Draft;
 
-/// Lowest `rollout.temperature`.
+/// Lowest temperature that `rollout.temperature` accepts.
 const MIN_TEMPERATURE: f64 = 0.01;
-/// Largest `training.maxGradNorm`.
+/// Largest norm that `training.maxGradNorm` accepts.
 const MAX_GRAD_NORM: f64 = 1e6;
 
 /// Raises a temperature of 0, at which all samples of a prompt would be equal.
