@@ -203,6 +203,8 @@ fn online(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -
     let rounds = settings.count("num_iterations").unwrap_or(1).max(1);
     if matches!(kind, "GRPO" | "GSPO") {
         loss::finish(settings, launch.trainer.starts_with("gmpo"), draft);
+    } else if kind == "OnlineDPO" {
+        preference::online(settings, draft);
     }
     kl(settings, kind, draft);
     rewards::finish(settings, draft);
@@ -247,7 +249,12 @@ fn offline(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) 
         if settings.is_true("train_on_last_step_only") {
             draft.set("spec.algorithm.processReward.lastStepOnly", true);
         }
-    } else if kind != "SFT" {
+    } else if kind == "SFT" {
+        if settings.text("loss_type").as_deref() == Some("dft") {
+            draft
+                .remark("algorithm", "loss_type=dft weighs tokens by their probability, which has no equal.");
+        }
+    } else {
         draft.set("spec.algorithm.preference.beta", settings.number("beta").unwrap_or(0.1));
         preference::finish(settings, kind, draft);
     }

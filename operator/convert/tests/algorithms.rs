@@ -322,6 +322,36 @@ fn what_verl_tolerates_becomes_a_valid_manifest_with_a_comment() {
 }
 
 #[test]
+fn the_losses_of_cpo_kto_and_online_dpo_are_those_of_trl() {
+    let alpha_po = "--loss_type alphapo --alpha 0.3 --cpo_alpha 1";
+    for (trainer, settings, field, value) in [
+        ("cpo", "--loss_type sigmoid", "loss", Value::Null),
+        ("cpo", "--loss_type hinge", "loss", json!("CpoHinge")),
+        ("cpo", "--loss_type ipo", "loss", json!("CpoIpo")),
+        ("cpo", "--loss_type simpo", "sftWeight", json!(1.0)),
+        ("cpo", "--loss_type simpo --cpo_alpha 0", "sftWeight", json!(0.0)),
+        ("cpo", alpha_po, "loss", json!("AlphaPo")),
+        ("cpo", alpha_po, "alphaPoAlpha", json!(0.3)),
+        ("cpo", alpha_po, "sftWeight", json!(0.0)),
+        ("kto", "--loss_type apo_zero_unpaired", "referencePoint", json!(false)),
+        ("online_dpo", "--loss_type ipo --reward_model_path org/rm", "loss", json!("Ipo")),
+    ] {
+        let (spec, _) = trl(trainer, settings);
+        assert_eq!(spec["algorithm"]["preference"][field], value, "{trainer} {settings}");
+    }
+    for (trainer, settings, remark) in [
+        ("cpo", "--alpha 0.3", "alpha=0.3 has no equal"),
+        ("cpo", "--loss_type other", "loss_type=other has no equal"),
+        ("kto", "--loss_type other", "loss_type=other has no equal"),
+        ("online_dpo", "--loss_type ipo --reward_model_path org/rm", "sums of log-probs"),
+        ("sft", "--loss_type dft", "loss_type=dft weighs tokens"),
+    ] {
+        let (_, comments) = trl(trainer, settings);
+        assert!(comments.contains(remark), "{trainer} {settings}: {comments}");
+    }
+}
+
+#[test]
 fn parameters_of_other_losses_are_left_out_with_a_remark() {
     for (settings, left_out) in [
         ("--loss_type ipo --label_smoothing 0.1", "labelSmoothing 0.1 is left out"),
