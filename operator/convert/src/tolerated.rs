@@ -20,7 +20,7 @@ pub(crate) use unused::leave_out as leave_out_unused;
 type Rule = fn(&mut Draft);
 
 /// All rules, in the order of application: budgets depend on the degrees of the mesh.
-const RULES: [Rule; 21] = [
+const RULES: [Rule; 22] = [
     clip_low,
     clip_high,
     dual_clip,
@@ -37,6 +37,7 @@ const RULES: [Rule; 21] = [
     batches::rollout,
     roles::adapter,
     roles::critic,
+    roles::reference_sync,
     roles::activations,
     mesh::ranks,
     mesh::degrees,
@@ -215,7 +216,8 @@ mod tests {
 
     #[test]
     fn every_change_is_a_remark() {
-        let changes: [&[(&str, serde_json::Value)]; 14] = [
+        let changes: [&[(&str, serde_json::Value)]; 15] = [
+            &[("algorithm.kl.placement", "None".into()), ("algorithm.referenceSync.everySteps", 8.into())],
             &[("rollout.temperature", 0.into())],
             &[("rollout.topK", (-1).into())],
             &[("training.maxGradNorm", 0.into())],

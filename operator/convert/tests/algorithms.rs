@@ -351,6 +351,54 @@ fn the_losses_of_cpo_kto_and_online_dpo_are_those_of_trl() {
     }
 }
 
+/// Names that a converter does not know are said where it chooses another.
+#[test]
+fn a_choice_without_an_equal_is_said() {
+    let cases = [
+        trl("grpo", "--reward_funcs accuracy_reward --importance_sampling_level sequence_token"),
+        trl("grpo", "--reward_funcs accuracy_reward --scale_rewards other"),
+        verl("algorithm.filter_groups.enable=True algorithm.filter_groups.metric=other"),
+        open_instruct("grpo_fast", "--dataset_mixer_list org/data 1.0 --loss_fn other"),
+        open_instruct("grpo_fast", "--dataset_mixer_list org/data 1.0 --advantage_normalization_type other"),
+    ];
+    for (_, comments) in cases {
+        assert!(comments.contains("has no equal"), "{comments}");
+    }
+}
+
+#[test]
+fn the_longest_prompt_of_earlier_versions_of_trl_is_kept() {
+    let (spec, _) = trl("grpo", "--reward_funcs accuracy_reward --max_prompt_length 256");
+    let data = &spec["data"];
+    assert_eq!((&data["maxPromptTokens"], &data["overlongPrompts"]), (&json!(256), &json!("TruncateLeft")));
+    let (spec, comments) = trl("dpo", "--max_length 1024 --max_prompt_length 256");
+    assert_eq!(
+        (&spec["data"]["maxPromptTokens"], &spec["rollout"]["maxCompletionTokens"]),
+        (&json!(256), &json!(768))
+    );
+    assert!(!comments.contains("a guess"), "{comments}");
+    let (spec, comments) = trl("dpo", "--max_length 1024");
+    assert_eq!(spec["data"]["maxPromptTokens"], 512);
+    assert!(comments.contains("a guess"), "{comments}");
+}
+
+#[test]
+fn the_margin_of_simpo_in_open_instruct_is_a_multiple_of_beta() {
+    let margin = |settings: &str| {
+        let settings = format!("--dataset_mixer_list org/data 1.0 --loss_type simpo {settings}");
+        open_instruct("dpo_tune_cache", &settings).0["algorithm"]["preference"]["simpoGamma"].as_f64()
+    };
+    assert_eq!(margin("--beta 2 --gamma_beta_ratio 0.25"), Some(0.5));
+    assert_eq!(margin(""), Some(1.5));
+}
+
+#[test]
+fn a_reference_that_nothing_reads_is_not_moved() {
+    let (spec, comments) = trl("grpo", "--reward_funcs accuracy_reward --sync_ref_model True");
+    assert!(spec["algorithm"]["referenceSync"].is_null());
+    assert!(comments.contains("there is no reference"), "{comments}");
+}
+
 #[test]
 fn parameters_of_other_losses_are_left_out_with_a_remark() {
     for (settings, left_out) in [
