@@ -354,15 +354,22 @@ fn the_losses_of_cpo_kto_and_online_dpo_are_those_of_trl() {
 /// Names that a converter does not know are said where it chooses another.
 #[test]
 fn a_choice_without_an_equal_is_said() {
-    let cases = [
-        trl("grpo", "--reward_funcs accuracy_reward --importance_sampling_level sequence_token"),
-        trl("grpo", "--reward_funcs accuracy_reward --scale_rewards other"),
-        verl("algorithm.filter_groups.enable=True algorithm.filter_groups.metric=other"),
-        open_instruct("grpo_fast", "--dataset_mixer_list org/data 1.0 --loss_fn other"),
-        open_instruct("grpo_fast", "--dataset_mixer_list org/data 1.0 --advantage_normalization_type other"),
-    ];
-    for (_, comments) in cases {
-        assert!(comments.contains("has no equal"), "{comments}");
+    let rewarded = "--reward_funcs accuracy_reward";
+    let mixed = "--dataset_mixer_list org/data 1.0";
+    for ((_, comments), choice) in [
+        (trl("grpo", &format!("{rewarded} --importance_sampling_level other")), "importance_sampling_level"),
+        (trl("grpo", &format!("{rewarded} --scale_rewards other")), "scale_rewards"),
+        (
+            verl("algorithm.filter_groups.enable=True algorithm.filter_groups.metric=other"),
+            "filter_groups.metric",
+        ),
+        (open_instruct("grpo_fast", &format!("{mixed} --loss_fn other")), "loss_fn"),
+        (
+            open_instruct("grpo_fast", &format!("{mixed} --advantage_normalization_type other")),
+            "advantage_normalization_type",
+        ),
+    ] {
+        assert!(comments.contains(&format!("{choice}=other has no equal")), "{comments}");
     }
 }
 
