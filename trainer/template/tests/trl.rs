@@ -1,6 +1,8 @@
 //! Equality with the installed jinja2, on the chat templates of TRL's package, which are read where pip
 //! installed them, and on generated templates.
 
+#![expect(clippy::unwrap_used, reason = "a fixture that cannot be read is a failed test")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
