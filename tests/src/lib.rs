@@ -25,7 +25,7 @@ use sha2::{Digest as _, Sha256};
 pub use choices::choices;
 pub use held_port::HeldPort;
 pub use python_module::python_module;
-pub use python_packages::{MLFLOW, PythonPackage, TENSORBOARD, TRACKIO, WANDB};
+pub use python_packages::{MLFLOW, PythonPackage, TENSORBOARD, TRACKIO, TRL, WANDB};
 pub use python_server::{MlflowServer, TrackioServer};
 pub use rlt_rules::workspace_root;
 pub use small_disk::SmallDisk;

@@ -18,12 +18,14 @@ pub const MLFLOW: PythonPackage = PythonPackage { name: "mlflow" };
 pub const TENSORBOARD: PythonPackage = PythonPackage { name: "tensorboard" };
 /// Trackio's server and client.
 pub const TRACKIO: PythonPackage = PythonPackage { name: "trackio" };
+/// TRL's chat templates with jinja2. TRL itself cannot be imported: its dependencies are left out.
+pub const TRL: PythonPackage = PythonPackage { name: "trl" };
 /// The reader of W&B's files.
 pub const WANDB: PythonPackage = PythonPackage { name: "wandb" };
 
 impl PythonPackage {
     /// All packages that tests use.
-    pub const ALL: [Self; 4] = [MLFLOW, TENSORBOARD, TRACKIO, WANDB];
+    pub const ALL: [Self; 5] = [MLFLOW, TENSORBOARD, TRACKIO, TRL, WANDB];
 
     /// Name of the package on PyPI.
     pub fn name(self) -> &'static str {
@@ -77,8 +79,9 @@ impl PythonPackage {
 
 fn install(requirements: &Path, folder: &Path) -> Result<(), String> {
     let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "install", "--quiet", "--require-hashes", "--only-binary=:all:", "--target"]);
-    let ended = pip.arg(folder).arg("--requirement").arg(requirements).output();
+    // A file lists all packages that are installed, so pip adds none.
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]);
+    let ended = pip.arg("--target").arg(folder).arg("--requirement").arg(requirements).output();
     let ended = ended.map_err(|error| error.to_string())?;
     if ended.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&ended.stderr).into_owned()) }
 }

@@ -150,6 +150,8 @@ pub fn convert(launch: &Launch, files: &[String], name: &str) -> Result<Conversi
         Project::OpenInstruct => open_instruct::convert(launch, &table, &settings, name),
     };
     tolerated::resolve(&mut draft);
+    let problems = rlt_api::validate(&draft.to_yaml(launch, &[])).err().unwrap_or_default();
+    tolerated::leave_out_unused(&mut draft, &problems);
     let manifest = draft.to_yaml(launch, &outcomes);
     Ok(Conversion { manifest, outcomes, python_reward: draft.python_reward })
 }

@@ -202,11 +202,16 @@ fn dataset(name: &str, split: &str) -> Value {
 
 fn preference(settings: &Settings, draft: &mut Draft) {
     let loss = settings.text("loss_type").unwrap_or_else(|| "dpo_norm".to_owned());
-    draft.set("spec.algorithm.preference.beta", settings.number("beta").unwrap_or(5.0));
+    let beta = settings.number("beta").unwrap_or(5.0);
+    draft.set("spec.algorithm.preference.beta", beta);
     match loss.trim_start_matches("DPOLossType.") {
         "dpo" => draft.set("spec.algorithm.preference.loss", "Sigmoid"),
         "dpo_norm" => draft.set("spec.algorithm.preference.loss", "SigmoidNorm"),
-        "simpo" => draft.set("spec.algorithm.kind", "SimPO"),
+        "simpo" => {
+            draft.set("spec.algorithm.kind", "SimPO");
+            let ratio = settings.number("gamma_beta_ratio").unwrap_or(0.3);
+            draft.set("spec.algorithm.preference.simpoGamma", ratio * beta);
+        }
         other => draft.remark(
             "algorithm",
             format!("loss_type={other} has no equal: Sigmoid and SigmoidNorm are there."),

@@ -49,7 +49,7 @@ pub(crate) fn launch(text: &str) -> Option<(Launch, Vec<String>)> {
                 if name.ends_with("Config") {
                     call.settings(&[], &mut flags, &mut notes);
                 } else {
-                    of_trainer(&call, &mut flags);
+                    of_trainer(&call, &mut flags, &mut notes);
                 }
             }
             (None, "LoraConfig") => {
@@ -64,14 +64,22 @@ pub(crate) fn launch(text: &str) -> Option<(Launch, Vec<String>)> {
 }
 
 /// Adds flags for a trainer's model, if given by name, and its reward functions.
-fn of_trainer(call: &Call<'_>, flags: &mut Vec<String>) {
+fn of_trainer(call: &Call<'_>, flags: &mut Vec<String>, notes: &mut Vec<String>) {
     if let Some(model) = call.argument("model").filter(|model| is_text(model)) {
         flags.push(format!("--model_name_or_path={model}"));
     }
     if let Some(functions) = call.argument("reward_funcs").or_else(|| call.argument("reward_func")) {
         let names = functions.trim_start_matches('[').trim_end_matches(']').split(',').map(str::trim);
-        let is_name = |name: &&str| !name.is_empty() && name.chars().all(is_of_name);
-        let names: Vec<_> = names.filter(is_name).map(|name| format!("'{name}'")).collect();
+        let is_name = |name: &&str| {
+            is_text(name) || (name.starts_with(is_begin_of_name) && name.chars().all(is_of_name))
+        };
+        let (names, others): (Vec<&str>, Vec<&str>) =
+            names.filter(|name| !name.is_empty()).partition(is_name);
+        let note =
+            |other: &&str| format!("{}(reward_funcs=[{other}]) is not the name of a function", call.name);
+        notes.extend(others.iter().map(note));
+        let names: Vec<_> =
+            names.iter().map(|name| format!("'{}'", name.trim_matches(['\'', '"']))).collect();
         if !names.is_empty() {
             flags.push(format!("--reward_funcs=[{}]", names.join(",")));
         }
@@ -195,6 +203,10 @@ fn is_of_name(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || matches!(letter, '_' | '.')
 }
 
+fn is_begin_of_name(letter: char) -> bool {
+    letter.is_ascii_alphabetic() || letter == '_'
+}
+
 fn is_text(value: &str) -> bool {
     let inner =
         |quote: char| value.strip_prefix(quote)?.strip_suffix(quote).map(|text| !text.contains(quote));
@@ -243,6 +255,13 @@ mod tests {
         ];
         assert_eq!(launch.arguments, flags);
         assert_eq!(notes, ["GRPOConfig(output_dir=f(x)) is not a literal"]);
+    }
+
+    #[test]
+    fn reward_functions_that_a_page_leaves_open_are_noted() {
+        let (launch, notes) = launch("GRPOTrainer(..., reward_funcs=[..., mine, \"org/rm\"])").unwrap();
+        assert_eq!(launch.arguments, ["--reward_funcs=['mine','org/rm']"]);
+        assert_eq!(notes, ["GRPOTrainer(reward_funcs=[...]) is not the name of a function"]);
     }
 
     #[test]

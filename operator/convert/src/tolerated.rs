@@ -4,25 +4,32 @@
 //! Each rule leaves a valid draft unchanged. A rule that changes something adds a remark.
 
 mod batches;
+mod bounds;
 mod mesh;
 mod roles;
+mod unused;
 
 use rlt_api::conflicts::{CONFLICTS, Fact, Facts};
 use rlt_api::spec::AlgorithmKind;
 
 use crate::draft::Draft;
 
+pub(crate) use unused::leave_out as leave_out_unused;
+
 /// A rule, which corrects one kind of setting in the finished draft.
 type Rule = fn(&mut Draft);
 
 /// All rules, in the order of application: budgets depend on the degrees of the mesh.
-const RULES: [Rule; 18] = [
+const RULES: [Rule; 22] = [
     clip_low,
     clip_high,
     dual_clip,
     schedule,
     overlong,
     reward_names,
+    bounds::temperature,
+    bounds::top_k,
+    bounds::grad_norm,
     adapter_dropout,
     batches::groups,
     batches::updates,
@@ -30,6 +37,7 @@ const RULES: [Rule; 18] = [
     batches::rollout,
     roles::adapter,
     roles::critic,
+    roles::reference_sync,
     roles::activations,
     mesh::ranks,
     mesh::degrees,
@@ -137,13 +145,18 @@ fn adapter_dropout(draft: &mut Draft) {
     }
 }
 
-/// Makes the names of reward functions unique, by a number after a repeated name.
+/// Largest number of characters of a reward function's name, without those of a number after it.
+const MAX_NAME_CHARS: usize = 60;
+
+/// Cuts the names of reward functions to the allowed length, and makes them unique by a number after a
+/// repeated name.
 fn reward_names(draft: &mut Draft) {
     let path = "rewards.functions";
     let Some(mut functions) = draft.value(path).and_then(|value| value.as_array().cloned()) else { return };
     let mut names: Vec<String> = Vec::new();
     for function in &mut functions {
-        let Some(name) = function["name"].as_str().map(str::to_owned) else { continue };
+        let Some(given) = function["name"].as_str() else { continue };
+        let name: String = given.chars().take(MAX_NAME_CHARS).collect();
         let candidates =
             (1u32..).map(|number| if number == 1 { name.clone() } else { format!("{name}_{number}") });
         for candidate in candidates {
@@ -203,7 +216,11 @@ mod tests {
 
     #[test]
     fn every_change_is_a_remark() {
-        let changes: [&[(&str, serde_json::Value)]; 11] = [
+        let changes: [&[(&str, serde_json::Value)]; 15] = [
+            &[("algorithm.kl.placement", "None".into()), ("algorithm.referenceSync.everySteps", 8.into())],
+            &[("rollout.temperature", 0.into())],
+            &[("rollout.topK", (-1).into())],
+            &[("training.maxGradNorm", 0.into())],
             &[("algorithm.loss.clipLow", 10.into())],
             &[("algorithm.loss.dualClip", 1e4.into())],
             &[("training.schedule.minRatio", 0.1.into())],

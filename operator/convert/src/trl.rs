@@ -198,11 +198,18 @@ fn online(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -
     draft.set("spec.rollout.samplesPerPrompt", group);
     draft.set("spec.training.promptsPerStep", per_step);
     draft.set("spec.training.promptsPerUpdate", per_update.min(per_step));
+    // Earlier versions of TRL cut prompts to their last tokens.
+    if let Some(tokens) = settings.count("max_prompt_length") {
+        draft.set("spec.data.maxPromptTokens", tokens);
+        draft.set("spec.data.overlongPrompts", "TruncateLeft");
+    }
     let completion = settings.count("max_completion_length").or_else(|| settings.count("max_new_tokens"));
     draft.set("spec.rollout.maxCompletionTokens", completion.unwrap_or(512));
     let rounds = settings.count("num_iterations").unwrap_or(1).max(1);
     if matches!(kind, "GRPO" | "GSPO") {
         loss::finish(settings, launch.trainer.starts_with("gmpo"), draft);
+    } else if kind == "OnlineDPO" {
+        preference::online(settings, draft);
     }
     kl(settings, kind, draft);
     rewards::finish(settings, draft);
@@ -233,12 +240,18 @@ fn offline(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) 
     draft.set("spec.training.promptsPerStep", sequences(launch, settings));
     let max_length =
         settings.count("max_length").or_else(|| settings.count("max_seq_length")).unwrap_or(1024);
-    draft.set("spec.data.maxPromptTokens", max_length / 2);
-    draft.set("spec.rollout.maxCompletionTokens", max_length - max_length / 2);
-    draft.remark(
-        "data",
-        format!("max_length={max_length} holds prompt and completion: its halves are a guess, change them."),
-    );
+    let prompt = settings.count("max_prompt_length").filter(|prompt| (1..max_length).contains(prompt));
+    let prompt_length = prompt.unwrap_or(max_length / 2);
+    draft.set("spec.data.maxPromptTokens", prompt_length);
+    draft.set("spec.rollout.maxCompletionTokens", max_length - prompt_length);
+    if prompt.is_none() {
+        draft.remark(
+            "data",
+            format!(
+                "max_length={max_length} holds prompt and completion: its halves are a guess, change them."
+            ),
+        );
+    }
     if kind == "RewardModel" {
         let coefficient = settings.number("center_rewards_coefficient").unwrap_or(0.0);
         draft.set("spec.algorithm.rewardModel.centeringCoefficient", coefficient);
@@ -247,7 +260,12 @@ fn offline(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) 
         if settings.is_true("train_on_last_step_only") {
             draft.set("spec.algorithm.processReward.lastStepOnly", true);
         }
-    } else if kind != "SFT" {
+    } else if kind == "SFT" {
+        if settings.text("loss_type").as_deref() == Some("dft") {
+            draft
+                .remark("algorithm", "loss_type=dft weighs tokens by their probability, which has no equal.");
+        }
+    } else {
         draft.set("spec.algorithm.preference.beta", settings.number("beta").unwrap_or(0.1));
         preference::finish(settings, kind, draft);
     }

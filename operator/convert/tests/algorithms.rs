@@ -191,6 +191,29 @@ fn a_reward_that_is_guessed_from_the_name_of_a_file_is_said() {
 }
 
 #[test]
+fn data_sources_that_are_no_mathematics_are_not_judged_by_math() {
+    for (file, kind, difference) in [
+        ("/data/codecontests/train.parquet", "Code", "sends them to a server"),
+        ("/data/searchR1_processed_direct/train.parquet", "Server", "search_r1_like_qa_em"),
+    ] {
+        let (spec, comments) = verl(&format!("data.train_files={file}"));
+        assert_eq!(spec["rewards"]["functions"][0]["kind"], kind);
+        assert!(spec["rewards"]["functions"][0]["server"]["url"].is_string(), "{file}");
+        assert!(comments.contains(difference), "{comments}");
+    }
+}
+
+#[test]
+fn a_reward_model_that_trl_loads_by_its_name_is_one_here() {
+    let program =
+        "GRPOTrainer(model=\"org/base\", reward_funcs=\"org/rm\")\ndata = load_dataset(\"org/data\")\n";
+    let (launches, _) = launches_of_python(program, &[]).unwrap();
+    let (spec, _) = read(&valid(&launches[0]));
+    let model = json!({"name": "reward_model", "kind": "Model", "model": {"hub": {"repo": "org/rm"}}});
+    assert_eq!(spec["rewards"]["functions"], json!([model]));
+}
+
+#[test]
 fn the_best_checkpoint_is_kept_where_rewards_are_compared() {
     let best = "--load_best_model_at_end --metric_for_best_model";
     let evaluated = "--eval_strategy steps --eval_steps 5 --reward_funcs accuracy_reward";
@@ -296,6 +319,121 @@ fn settings_that_verl_tolerates_become_a_valid_manifest_with_a_comment() {
     let mesh = &spec["workers"]["mesh"];
     assert_eq!((&mesh["sp"], &mesh["rolloutTp"]), (&json!(4), &json!(4)), "{comments}");
     assert!(comments.contains("8 does not divide 4 ranks"), "{comments}");
+}
+
+#[test]
+fn the_losses_of_cpo_kto_and_online_dpo_are_those_of_trl() {
+    let alpha_po = "--loss_type alphapo --alpha 0.3 --cpo_alpha 1";
+    for (trainer, settings, field, value) in [
+        ("cpo", "--loss_type sigmoid", "loss", Value::Null),
+        ("cpo", "--loss_type hinge", "loss", json!("CpoHinge")),
+        ("cpo", "--loss_type ipo", "loss", json!("CpoIpo")),
+        ("cpo", "--loss_type simpo", "sftWeight", json!(1.0)),
+        ("cpo", "--loss_type simpo --cpo_alpha 0", "sftWeight", json!(0.0)),
+        ("cpo", alpha_po, "loss", json!("AlphaPo")),
+        ("cpo", alpha_po, "alphaPoAlpha", json!(0.3)),
+        ("cpo", alpha_po, "sftWeight", json!(0.0)),
+        ("kto", "--loss_type apo_zero_unpaired", "referencePoint", json!(false)),
+        ("online_dpo", "--loss_type ipo --reward_model_path org/rm", "loss", json!("Ipo")),
+    ] {
+        let (spec, _) = trl(trainer, settings);
+        assert_eq!(spec["algorithm"]["preference"][field], value, "{trainer} {settings}");
+    }
+    for (trainer, settings, remark) in [
+        ("cpo", "--alpha 0.3", "alpha=0.3 has no equal"),
+        ("cpo", "--loss_type other", "loss_type=other has no equal"),
+        ("kto", "--loss_type other", "loss_type=other has no equal"),
+        ("online_dpo", "--loss_type ipo --reward_model_path org/rm", "sums of log-probs"),
+        ("sft", "--loss_type dft", "loss_type=dft weighs tokens"),
+    ] {
+        let (_, comments) = trl(trainer, settings);
+        assert!(comments.contains(remark), "{trainer} {settings}: {comments}");
+    }
+}
+
+/// Names that a converter does not know are said where it chooses another.
+#[test]
+fn a_choice_without_an_equal_is_said() {
+    let rewarded = "--reward_funcs accuracy_reward";
+    let mixed = "--dataset_mixer_list org/data 1.0";
+    for ((_, comments), choice) in [
+        (trl("grpo", &format!("{rewarded} --importance_sampling_level other")), "importance_sampling_level"),
+        (trl("grpo", &format!("{rewarded} --scale_rewards other")), "scale_rewards"),
+        (
+            verl("algorithm.filter_groups.enable=True algorithm.filter_groups.metric=other"),
+            "filter_groups.metric",
+        ),
+        (open_instruct("grpo_fast", &format!("{mixed} --loss_fn other")), "loss_fn"),
+        (
+            open_instruct("grpo_fast", &format!("{mixed} --advantage_normalization_type other")),
+            "advantage_normalization_type",
+        ),
+    ] {
+        assert!(comments.contains(&format!("{choice}=other has no equal")), "{comments}");
+    }
+}
+
+#[test]
+fn the_longest_prompt_of_earlier_versions_of_trl_is_kept() {
+    let (spec, _) = trl("grpo", "--reward_funcs accuracy_reward --max_prompt_length 256");
+    let data = &spec["data"];
+    assert_eq!((&data["maxPromptTokens"], &data["overlongPrompts"]), (&json!(256), &json!("TruncateLeft")));
+    let (spec, comments) = trl("dpo", "--max_length 1024 --max_prompt_length 256");
+    assert_eq!(
+        (&spec["data"]["maxPromptTokens"], &spec["rollout"]["maxCompletionTokens"]),
+        (&json!(256), &json!(768))
+    );
+    assert!(!comments.contains("a guess"), "{comments}");
+    let (spec, comments) = trl("dpo", "--max_length 1024");
+    assert_eq!(spec["data"]["maxPromptTokens"], 512);
+    assert!(comments.contains("a guess"), "{comments}");
+}
+
+#[test]
+fn the_margin_of_simpo_in_open_instruct_is_a_multiple_of_beta() {
+    let margin = |settings: &str| {
+        let settings = format!("--dataset_mixer_list org/data 1.0 --loss_type simpo {settings}");
+        open_instruct("dpo_tune_cache", &settings).0["algorithm"]["preference"]["simpoGamma"].as_f64()
+    };
+    assert_eq!(margin("--beta 2 --gamma_beta_ratio 0.25"), Some(0.5));
+    assert_eq!(margin(""), Some(1.5));
+}
+
+#[test]
+fn a_reference_that_nothing_reads_is_not_moved() {
+    let (spec, comments) = trl("grpo", "--reward_funcs accuracy_reward --sync_ref_model True");
+    assert!(spec["algorithm"]["referenceSync"].is_null());
+    assert!(comments.contains("there is no reference"), "{comments}");
+}
+
+#[test]
+fn parameters_of_other_losses_are_left_out_with_a_remark() {
+    for (settings, left_out) in [
+        ("--loss_type ipo --label_smoothing 0.1", "labelSmoothing 0.1 is left out"),
+        ("--loss_type hinge --discopop_tau 0.1", "discopopTau 0.1 is left out"),
+        (
+            "--f_divergence_type js_divergence --f_alpha_divergence_coef 0.5",
+            "divergenceAlpha 0.5 is left out",
+        ),
+    ] {
+        let (_, comments) = trl("dpo", settings);
+        assert!(comments.contains(&format!("algorithm.preference.{left_out}")), "{settings}: {comments}");
+    }
+    let (spec, comments) = trl("dpo", "--f_divergence_type alpha_divergence --f_alpha_divergence_coef 0.5");
+    assert_eq!(spec["algorithm"]["preference"]["divergenceAlpha"], 0.5);
+    assert!(!comments.contains("left out"), "{comments}");
+}
+
+#[test]
+fn values_that_turn_a_setting_off_elsewhere_and_long_names_become_valid_ones() {
+    let function = "f".repeat(70);
+    let settings = format!("--reward_funcs mine.{function} --temperature 0 --top_k -1 --max_grad_norm 0");
+    let (spec, comments) = trl("grpo", &settings);
+    assert_eq!(spec["rewards"]["functions"][0]["name"], function[..60]);
+    assert_eq!(spec["rollout"]["temperature"], 0.01);
+    assert_eq!(spec["rollout"]["topK"].as_f64(), Some(0.0));
+    assert_eq!(spec["training"]["maxGradNorm"].as_f64(), Some(1e6));
+    assert!(comments.contains("a gradient norm of 0 is no bound"), "{comments}");
 }
 
 #[test]

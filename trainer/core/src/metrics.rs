@@ -29,8 +29,9 @@ pub fn summarize(metrics: &mut Metrics, name: &str, values: impl IntoIterator<It
 
 /// Computes the metrics of rewards, lengths and endings of a step's rollouts: `critic/score`,
 /// `critic/rewards`, `response_length`, `prompt_length`, `train/frac_reward_zero_std`,
-/// `reward/<function>/mean`, `reward/error_ratio`, `reward/num_<status>`.
-pub fn rollout_metrics(groups: &[RolloutGroup]) -> Metrics {
+/// `reward/<function>/mean`, `reward/error_ratio`, `reward/num_<status>`. Samples of the `masked` statuses have
+/// no advantage, so they do not count in `train/frac_reward_zero_std`.
+pub fn rollout_metrics(groups: &[RolloutGroup], masked: &[RewardStatus]) -> Metrics {
     let mut metrics = Metrics::new();
     let rollouts: Vec<_> = groups.iter().flat_map(|group| &group.rollouts).collect();
     if rollouts.is_empty() {
@@ -50,7 +51,7 @@ pub fn rollout_metrics(groups: &[RolloutGroup]) -> Metrics {
         let num = rollouts.iter().filter(|rollout| rollout.reward.status == status).count();
         metrics.insert(format!("reward/num_{}", status.name()), num as f64);
     }
-    let settled = groups.iter().filter(|group| has_equal_rewards(group)).count();
+    let settled = groups.iter().filter(|group| has_equal_rewards(group, masked)).count();
     metrics.insert("train/frac_reward_zero_std".into(), share(settled, groups.len()));
     let mut parts: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for (name, value) in valued().flat_map(|r| &r.reward.parts) {
@@ -62,18 +63,70 @@ pub fn rollout_metrics(groups: &[RolloutGroup]) -> Metrics {
     metrics
 }
 
-/// Whether all rewards of a group that are verdicts are equal, so that its advantages vanish. True for a
-/// group with one verdict or none.
-fn has_equal_rewards(group: &RolloutGroup) -> bool {
-    let judged = group.rollouts.iter().filter(|rollout| rollout.reward.status.is_verdict());
-    let mut values = judged.map(|rollout| rollout.reward.value);
+/// Whether all rewards of a group that are not masked are equal, so that its advantages vanish. True for a
+/// group with one of them or none.
+fn has_equal_rewards(group: &RolloutGroup, masked: &[RewardStatus]) -> bool {
+    let counted = group.rollouts.iter().filter(|rollout| !masked.contains(&rollout.reward.status));
+    let mut values = counted.map(|rollout| rollout.reward.value);
     let first = values.next();
     values.all(|value| Some(value) == first)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::types::{Completion, Prompt, Reward, Rollout};
+
+    fn group(rewards: &[(f64, RewardStatus)]) -> RolloutGroup {
+        let prompt = Arc::new(Prompt {
+            row_idx: 0,
+            tokens: vec![1],
+            text: String::new(),
+            messages: serde_json::Value::Null,
+            data_source: String::new(),
+            ground_truth: serde_json::Value::Null,
+            extra_info: serde_json::Value::Null,
+            images: Vec::new(),
+        });
+        let rollout = |(value, status): &(f64, RewardStatus)| Rollout {
+            prompt: Arc::clone(&prompt),
+            sample_idx: 0,
+            policy_version: 0,
+            completion: Completion {
+                tokens: vec![2],
+                rollout_logprobs: vec![-1.0],
+                text: String::new(),
+                finish_reason: FinishReason::Stop,
+            },
+            reward: Reward {
+                score: *value,
+                value: *value,
+                parts: BTreeMap::new(),
+                answer: None,
+                status: *status,
+                message: None,
+            },
+        };
+        RolloutGroup { rollouts: rewards.iter().map(rollout).collect(), prompt: Arc::clone(&prompt) }
+    }
+
+    #[test]
+    fn masked_samples_make_no_difference_in_a_group() {
+        use RewardStatus::{Infra, Ok, Timeout, Wrong};
+        let groups = [
+            group(&[(1.0, Ok), (1.0, Ok), (0.0, Timeout)]),
+            group(&[(1.0, Ok), (0.0, Infra)]),
+            group(&[(1.0, Ok), (0.0, Wrong), (0.0, Infra)]),
+            group(&[(0.0, Ok), (1.0, Ok)]),
+        ];
+        let share = |masked: &[RewardStatus]| rollout_metrics(&groups, masked)["train/frac_reward_zero_std"];
+        assert_eq!(share(&[Timeout, Infra]), 0.5);
+        // onTimeout: Zero, and onError: Zero as well.
+        assert_eq!(share(&[Infra]), 0.25);
+        assert_eq!(share(&[]), 0.0);
+    }
 
     #[test]
     fn a_summary_of_nothing_is_absent() {

@@ -92,6 +92,11 @@ impl<'a> DemonstrationReader<'a> {
     }
 
     fn missing_column(&self, row: &Row) -> DataError {
+        let mut columns = RESPONSE_KEYS.into_iter().chain([self.messages_key]);
+        // All of them are null here.
+        if let Some(column) = columns.find(|column| row.fields.contains_key(*column)) {
+            return row.missing(column);
+        }
         let [response, completion, demonstration] = RESPONSE_KEYS;
         DataError::MissingColumn {
             location: row.location.clone(),

@@ -57,7 +57,7 @@ impl GroupSampling {
             }
         }
         groups.truncate(self.num_prompts);
-        roles.context().record_groups(&groups);
+        roles.context().record_groups(&groups, &roles.rewards.masked);
         roles.context().record(cost.metrics());
         roles.context().record(Metrics::from([("train/num_gen_batches".into(), f64::from(num_batches))]));
         Ok(groups)

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::digest::combine;
 use rlt_core::metrics::{Metrics, rollout_metrics};
-use rlt_core::types::{RolloutGroup, TokenId};
+use rlt_core::types::{RewardStatus, RolloutGroup, TokenId};
 
 use crate::data::seeds::{SeedUse, seed};
 use crate::model::RoutesOfCompletion;
@@ -162,12 +162,12 @@ impl StepContext {
     }
 
     /// Records the step's rollout groups: metrics of their rewards and lengths, and the first groups'
-    /// completions.
-    pub(crate) fn record_groups(&self, groups: &[RolloutGroup]) {
+    /// completions. Samples of the `masked` statuses have no advantage.
+    pub(crate) fn record_groups(&self, groups: &[RolloutGroup], masked: &[RewardStatus]) {
         let num_new = groups.iter().flat_map(|g| &g.rollouts).map(|r| r.completion.tokens.len()).sum();
         let completions = self.watch().completion_records(self.position().num_done + 1, false, groups);
         let mut record = self.record.borrow_mut();
-        record.metrics.extend(rollout_metrics(groups));
+        record.metrics.extend(rollout_metrics(groups, masked));
         record.num_sampled_tokens = Some(num_new);
         record.completions = completions;
     }

@@ -1,6 +1,7 @@
 //! Equality with jinja2 as transformers configures it, on templates that it rendered (`fixtures/make.py`).
 
 mod hostile;
+mod trl;
 
 use std::collections::BTreeMap;
 

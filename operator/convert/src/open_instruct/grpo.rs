@@ -19,7 +19,12 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.training.epochsPerBatch", settings.count("num_epochs"));
     let episodes = settings.count("total_episodes").unwrap_or(100_000);
     draft.set("spec.training.steps", (episodes / prompts.saturating_mul(samples).max(1)).max(1));
-    let is_cispo = settings.text("loss_fn").as_deref() == Some("cispo");
+    let loss = settings.text("loss_fn").unwrap_or_else(|| "dapo".to_owned());
+    let loss = loss.trim_start_matches("GRPOLossType.");
+    let is_cispo = loss == "cispo";
+    if !is_cispo && loss != "dapo" {
+        draft.remark("algorithm", format!("loss_fn={loss} has no equal: Vanilla is set."));
+    }
     // CISPO's ratio has no lower bound in open-instruct, which is a clip of 1.
     let low = if is_cispo { 1.0 } else { settings.number("clip_lower").unwrap_or(0.2) };
     draft.set("spec.algorithm.loss.policy", if is_cispo { "Cispo" } else { "Vanilla" });
@@ -29,7 +34,14 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     kl(settings, draft);
     let stop = settings.list("stop_strings");
     draft.set_some("spec.rollout.stop", Some(stop).filter(|texts| !texts.is_empty()));
-    let divides = settings.text("advantage_normalization_type").as_deref() == Some("standard");
+    let scale = settings.text("advantage_normalization_type").unwrap_or_else(|| "centered".to_owned());
+    let divides = scale == "standard";
+    if !divides && scale != "centered" {
+        draft.remark(
+            "algorithm",
+            format!("advantage_normalization_type={scale} has no equal: centered is set."),
+        );
+    }
     draft.set("spec.algorithm.advantage.normalizeByStd", divides);
     if settings.is_true("active_sampling") {
         draft.set("spec.algorithm.dynamicSampling.metric", "Score");

@@ -46,6 +46,18 @@ pub(super) fn critic(draft: &mut Draft) {
     }
 }
 
+/// Removes the updates of a reference that nothing reads, since there is no KL divergence.
+pub(super) fn reference_sync(draft: &mut Draft) {
+    let path = "algorithm.referenceSync";
+    if draft.text("algorithm.kl.placement").as_deref() == Some("None") && draft.has(path) {
+        draft.remove_below(path);
+        draft.remark(
+            "algorithm",
+            "without a KL divergence there is no reference: its updates have no effect.",
+        );
+    }
+}
+
 /// Turns checkpointing on if activations are offloaded, since only the inputs of checkpointed layers are. If
 /// it is off explicitly, offloading is turned off instead.
 pub(super) fn activations(draft: &mut Draft) {

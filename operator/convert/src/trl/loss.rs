@@ -18,7 +18,11 @@ const TYPES: [(&str, &str, &str); 6] = [
 /// `is_geo_mean` means GMPO, whose clip applies to the logarithm of the ratio and is 0.4 by default.
 pub(super) fn finish(settings: &Settings, is_geo_mean: bool, draft: &mut Draft) {
     let loss = settings.text("loss_type").unwrap_or_else(|| "dapo".to_owned());
-    let is_sequence = settings.text("importance_sampling_level").as_deref() == Some("sequence");
+    let level = settings.text("importance_sampling_level").unwrap_or_else(|| "token".to_owned());
+    let is_sequence = level == "sequence";
+    if !is_sequence && level != "token" {
+        draft.remark("algorithm", format!("importance_sampling_level={level} has no equal: token is set."));
+    }
     let (policy, aggregation) = match TYPES.iter().find(|(name, ..)| *name == loss) {
         _ if is_geo_mean => ("GeoMean", "SequenceMeanTokenMean"),
         _ if is_sequence => ("Gspo", "SequenceMeanTokenMean"),
@@ -92,5 +96,8 @@ fn scale(settings: &Settings, draft: &mut Draft) {
         );
     }
     let divides = !matches!(scale.as_str(), "none" | "false" | "False");
+    if divides && !matches!(scale.as_str(), "group" | "batch" | "true" | "True") {
+        draft.remark("algorithm", format!("scale_rewards={scale} has no equal: group is set."));
+    }
     draft.set("spec.algorithm.advantage.normalizeByStd", divides);
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::draft::Draft;
-use crate::rewards::{model, python, server};
+use crate::rewards::{is_hub_name, model, python, server};
 use crate::settings::Settings;
 
 /// Sets the section `rewards`.
@@ -65,6 +65,10 @@ fn function(name: &str, draft: &mut Draft) -> Option<Value> {
             "get_soft_overlong_punishment of TRL's scripts ends at 1280 tokens; here it ends at maxCompletionTokens.",
         );
         return None;
+    }
+    // A trainer in Python loads a reward model by the name of its repository.
+    if is_hub_name(name) {
+        return Some(model(name));
     }
     let (module, short) = name.rsplit_once('.').unwrap_or(("rewards", name));
     Some(python(name, module, short, draft))

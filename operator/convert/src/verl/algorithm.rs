@@ -268,6 +268,9 @@ fn bounds(text: String) -> (Option<f64>, Option<f64>) {
 fn dynamic_sampling(settings: &Settings, draft: &mut Draft) {
     let metric = settings.text("algorithm.filter_groups.metric").unwrap_or_default();
     let measured = if metric.contains("final") { "Reward" } else { "Score" };
+    if !["", "acc", "score", "seq_reward", "seq_final_reward"].contains(&metric.as_str()) {
+        draft.remark("algorithm", format!("filter_groups.metric={metric} has no equal: {measured} is set."));
+    }
     draft.set("spec.algorithm.dynamicSampling.metric", measured);
     // In verl, 0 means no bound.
     let batches = settings.count("algorithm.filter_groups.max_num_gen_batches").filter(|count| *count > 0);

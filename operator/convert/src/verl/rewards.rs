@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::draft::Draft;
-use crate::rewards::{model, python};
+use crate::rewards::{model, python, server};
 use crate::settings::Settings;
 
 /// verl's reward of a data source, with the functions that replace it.
@@ -22,7 +22,7 @@ struct Judged {
 }
 
 /// verl's table of data sources. The first row that matches a file's name applies.
-static JUDGED: [Judged; 5] = [
+static JUDGED: [Judged; 7] = [
     Judged {
         files: &["gsm8k"],
         names: &[],
@@ -57,6 +57,29 @@ static JUDGED: [Judged; 5] = [
         sources: &["math_dapo", "math_dapo_reasoning", "math"],
         functions: &[("math_dapo", "MathDapo", 1.0)],
         difference: "",
+    },
+    Judged {
+        files: &["codecontests", "codeforces", "taco"],
+        names: &[],
+        sources: &["codecontests", "apps", "codeforces", "taco"],
+        functions: &[("code", "Code", 1.0)],
+        difference: "verl runs programs in its own processes unless it has a sandbox; Code sends them to a server (docs/rewards.md)",
+    },
+    Judged {
+        files: &["searchr1", "search_r1", "search-r1"],
+        names: &[],
+        sources: &[
+            "searchR1_nq",
+            "searchR1_triviaqa",
+            "searchR1_popqa",
+            "searchR1_hotpotqa",
+            "searchR1_2wikimultihopqa",
+            "searchR1_musique",
+            "searchR1_bamboogle",
+        ],
+        functions: &[("search", "Server", 1.0)],
+        difference: "verl's search_r1_like_qa_em compares the text of <answer> with several answers: a server of one's own stands for \
+             it (docs/rewards.md)",
     },
     Judged {
         files: &["math"],
@@ -151,8 +174,10 @@ fn functions(judged: &Judged, is_one: bool, draft: &mut Draft) -> Vec<Value> {
         if *weight != 1.0 {
             function["weight"] = json!(weight);
         }
-        if *kind == "Format" {
-            function["pattern"] = json!(BOXED_THOUGHT);
+        match *kind {
+            "Format" => function["pattern"] = json!(BOXED_THOUGHT),
+            "Code" | "Server" => function["server"] = server(name)["server"].clone(),
+            _ => {}
         }
         if !is_one {
             function["dataSources"] = json!(judged.sources);

@@ -41,6 +41,14 @@ fn a_column_that_is_null_is_called_so() {
     let files = Files::rows(&[json!({"prompt": "a"}), json!({"prompt": null})]);
     let error = files.prompts().unwrap_err().to_string();
     assert!(error.contains("row 2: column \"prompt\" is null"), "{error}");
+    for (row, column) in [
+        (json!({"prompt": "a", "response": null}), "response"),
+        (json!({"prompt": "a", "completion": null}), "completion"),
+        (json!({"messages": null}), "messages"),
+    ] {
+        let error = Files::rows(&[row]).demonstrations(100).unwrap_err().to_string();
+        assert!(error.contains(&format!("column \"{column}\" is null")), "{error}");
+    }
 }
 
 /// A file of one row whose columns are byte arrays without an annotation.

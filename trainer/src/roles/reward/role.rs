@@ -34,7 +34,7 @@ impl RewardsRole {
     /// [`StepError::Ranks`].
     pub fn judge(&mut self, sampled: Sampled) -> Result<Vec<RolloutGroup>, StepError> {
         let (groups, cost) = self.judge_unrecorded(sampled)?;
-        self.context.record_groups(&groups);
+        self.context.record_groups(&groups, &self.masked);
         self.context.record(cost.metrics());
         Ok(groups)
     }

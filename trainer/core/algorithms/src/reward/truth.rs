@@ -1,10 +1,28 @@
 //! Ground truths in the forms of data sets: a bare answer, a full solution that ends with it, or a list of
 //! answers.
 
-use serde_json::Value;
+use serde_json::{Number, Value};
 
 use super::RewardError;
 use super::boxed::last_answer;
+
+/// Largest magnitude up to which every integer is a float, 2^53.
+const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
+
+/// Returns the texts of a numeric ground truth: its own, and without decimals if it is a whole number.
+///
+/// # Errors
+/// [`RewardError::GroundTruth`] for a whole number beyond 2^53 that was read as a float.
+fn texts_of_number(number: &Number) -> Result<Vec<String>, RewardError> {
+    let text = number.to_string();
+    let float = number.as_f64().filter(|float| number.is_f64() && float.fract() == 0.0);
+    let Some(float) = float else { return Ok(vec![text]) };
+    if float.abs() > MAX_EXACT_INTEGER {
+        let got = format!("{text}, which may have lost digits (write it as a text)");
+        return Err(RewardError::GroundTruth { got });
+    }
+    Ok(vec![format!("{float:.0}"), text])
+}
 
 /// Returns the answer that a ground truth states.
 ///
@@ -32,10 +50,12 @@ pub fn without_delimiters(text: &str) -> &str {
     text
 }
 
-/// Whether `matches` accepts a ground truth, or any element of a list of them.
+/// Whether `matches` accepts a ground truth, or any element of a list of them. A number or a boolean has
+/// several texts, such as 72 and 72.0.
 ///
 /// # Errors
-/// [`RewardError::GroundTruth`] for null, an object, an empty list or a list that contains one of these.
+/// [`RewardError::GroundTruth`] for null, an object, an empty list or a list that contains one of these, and
+/// for an integer that was read as a float and may have lost digits.
 pub fn any_ground_truth(value: &Value, mut matches: impl FnMut(&str) -> bool) -> Result<bool, RewardError> {
     let values = match value {
         Value::Array(values) if !values.is_empty() => values.as_slice(),
@@ -43,7 +63,15 @@ pub fn any_ground_truth(value: &Value, mut matches: impl FnMut(&str) -> bool) ->
     };
     values.iter().try_fold(false, |found, value| match value {
         Value::String(text) => Ok(matches(text) || found),
-        Value::Number(_) | Value::Bool(_) => Ok(matches(&value.to_string()) || found),
+        Value::Number(number) => {
+            Ok(texts_of_number(number)?.iter().fold(found, |found, text| matches(text) || found))
+        }
+        Value::Bool(true) => {
+            Ok(["true", "True"].into_iter().fold(found, |found, text| matches(text) || found))
+        }
+        Value::Bool(false) => {
+            Ok(["false", "False"].into_iter().fold(found, |found, text| matches(text) || found))
+        }
         Value::Null | Value::Array(_) | Value::Object(_) => {
             Err(RewardError::GroundTruth { got: value.to_string().chars().take(80).collect() })
         }
@@ -92,6 +120,20 @@ mod tests {
         let holds = |value, text: &str| any_ground_truth(&value, |truth| truth == text).unwrap();
         assert!(holds(json!(18), "18") && holds(json!(["a", 2.5]), "2.5") && holds(json!(["a", 2.5]), "a"));
         assert!(!holds(json!("18"), "8"));
+        // A column of integers with missing values is one of floats.
+        assert!(holds(json!(72.0), "72") && holds(json!(72.0), "72.0") && holds(json!([-3.0]), "-3"));
+        assert!(!holds(json!("72.0"), "72") && !holds(json!(2.5), "2"));
+        assert!(holds(json!(true), "True") && holds(json!(false), "false") && !holds(json!(true), "False"));
+    }
+
+    #[test]
+    fn an_integer_that_may_have_lost_digits_is_no_ground_truth() {
+        let truth: Value = serde_json::from_str("123456789012345678901234567890").unwrap();
+        let error = check_comparable(&truth).unwrap_err();
+        assert!(error.to_string().contains("write it as a text"), "{error}");
+        assert!(
+            check_comparable(&json!(u64::MAX)).is_ok() && check_comparable(&json!(2.0_f64.powi(53))).is_ok()
+        );
     }
 
     #[test]

@@ -69,6 +69,9 @@ fn take_entries(
 ) -> Result<(), String> {
     let entries = entries_of(answer)?;
     for entry in entries {
+        if !entry.is_object() {
+            return Err(format!("a verdict: expected an object with an `id`, got {}", kind_of(&entry)));
+        }
         let entry: Entry = serde_json::from_value(entry).map_err(|error| format!("a verdict: {error}"))?;
         let place = samples.iter().position(|sample| wire_id(sample) == entry.id);
         let place = place.ok_or_else(|| format!("a verdict on {:?}, which was not sent", entry.id))?;

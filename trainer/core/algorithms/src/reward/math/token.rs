@@ -168,6 +168,11 @@ impl<'a> Reader<'a> {
         let name = self.take(u8::is_ascii_alphabetic);
         if TEXT.contains(&name) {
             let content = self.braced()?;
+            if (name, content.trim()) == ("mathbb", "R") {
+                // The real numbers are an interval.
+                ["(", "-", "oo", ",", "oo", ")"].into_iter().for_each(|sign| self.push_sign(sign));
+                return Some(());
+            }
             self.read_text(
                 content.trim_matches(|c: char| c.is_whitespace() || matches!(c, '~' | '\\' | '.' | ',')),
             );

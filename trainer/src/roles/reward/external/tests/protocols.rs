@@ -61,7 +61,7 @@ fn an_answer_of_any_json_is_a_failure_in_words() {
         (json!(1.5), "got a number"),
         (json!({}), "got an object without it"),
         (json!({"verdicts": {"0.0": 1}}), "got an object in which it is an object"),
-        (json!({"verdicts": [7]}), "a verdict"),
+        (json!({"verdicts": [7]}), "expected an object with an `id`, got a number"),
     ];
     for kind in ["Server", "OpenRlhf"] {
         for (answer, words) in answers.clone() {
