@@ -3,8 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use rlt_api::spec::WasmSpec;
-use rlt_core::reward::Verdict;
 use wasmi::{Error, Store, StoreLimits, StoreLimitsBuilder, TrapCode};
 
 /// Fuel between two checks of the clock: about 10 ms of execution.
@@ -42,14 +40,6 @@ pub(super) enum Broken {
 }
 
 impl Bounds {
-    pub(super) fn of(spec: &WasmSpec) -> Self {
-        Self {
-            fuel: spec.fuel,
-            max_memory_bytes: (spec.memory_mib as usize) << 20,
-            timeout: Duration::from_secs_f64(spec.timeout_seconds),
-        }
-    }
-
     pub(super) fn limits(&self) -> StoreLimits {
         StoreLimitsBuilder::new()
             .memory_size(self.max_memory_bytes)
@@ -64,14 +54,6 @@ impl Bounds {
             Broken::Fuel => format!("used up its fuel of {}", self.fuel),
             Broken::Time => format!("took longer than {:?}", self.timeout),
             Broken::Wrong(message) => message,
-        }
-    }
-
-    /// The verdict on a sample whose call ended without a result.
-    pub(super) fn verdict(&self, broken: Broken) -> Verdict {
-        match broken {
-            Broken::Fuel | Broken::Time => Verdict::timeout(self.reason(broken)),
-            Broken::Wrong(message) => Verdict::infra(message),
         }
     }
 }

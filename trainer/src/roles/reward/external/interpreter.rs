@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use wasmi::{Config, Engine, ExternType, Linker, Module, Ref, Store, Val};
 
 use super::budget::{Bounds, Broken};
-use super::module::WasmError;
+use super::wasm_error::WasmError;
 pub(super) use process::{Process, State};
 use wasi::Host;
 
@@ -42,7 +42,7 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 const PAGE: usize = 65_536;
 
 /// A booted interpreter, from which processes are started.
-#[cfg_attr(test, derive(Clone))]
+#[derive(Clone)]
 pub(super) struct Interpreter {
     linker: Linker<Host>,
     module: Module,

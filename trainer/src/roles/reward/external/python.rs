@@ -10,12 +10,14 @@ use serde_json::{Value, json};
 
 use super::ExternalSample;
 use super::batches::sample_json;
-use super::budget::{Bounds, Broken};
+use super::budget::Broken;
 use super::event_loop::EventLoop;
 use super::interpreter::{Interpreter, State};
-use super::module::{self, WasmError};
+use super::limits::{bounds_of, verdict_of};
+use super::module::{self, ModuleError};
 use super::permits::Permits;
 use super::status::Status;
+use super::wasm_error::WasmError;
 
 /// Maximum size of a file with reward functions, in bytes.
 const MAX_SOURCE_BYTES: u64 = 16 << 20;
@@ -43,8 +45,8 @@ impl PythonFunction {
         python: &PythonRewardSpec,
         wasm: &WasmSpec,
         event_loop: &EventLoop,
-    ) -> Result<Self, WasmError> {
-        let failed = |source| WasmError::Source { path: PathBuf::from(&python.path), source };
+    ) -> Result<Self, ModuleError> {
+        let failed = |source| ModuleError::Source { path: PathBuf::from(&python.path), source };
         let source = rlt_files::read_to_string(python.path.as_ref(), MAX_SOURCE_BYTES).map_err(failed)?;
         let interpreter = load(&module::load(wasm, event_loop)?, wasm, python, &source)?;
         Ok(Self { interpreter: Arc::new(interpreter), permits: Permits::of_processors() })
@@ -67,7 +69,7 @@ pub(super) fn load(
     // Python skips the mark in a file, but not in a text.
     let source = source.strip_prefix('\u{feff}').unwrap_or(source);
     let preparation = json!({"imports": [], "path": path, "source": source, "function": function});
-    Interpreter::new(module, Bounds::of(wasm), &preparation)
+    Interpreter::new(module, bounds_of(wasm), &preparation)
 }
 
 /// Calls the function for a sample, which has the fields of the protocol of `Server`.
@@ -77,7 +79,7 @@ pub(super) fn judge(interpreter: &Interpreter, mut sample: Value) -> Verdict {
     sample["solution_str"] = sample["completion"].clone();
     match said(interpreter, &sample) {
         Ok(verdict) => verdict,
-        Err(broken) => interpreter.bounds().verdict(broken),
+        Err(broken) => verdict_of(interpreter.bounds(), broken),
     }
 }
 

@@ -3,10 +3,13 @@
 
 mod authorities;
 mod hostile;
+mod interpreter;
+mod modules;
 mod protocols;
 mod python;
 mod sandbox;
 mod server;
+mod snapshots;
 mod unit_tests;
 mod wasi;
 

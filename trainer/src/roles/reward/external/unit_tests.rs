@@ -13,12 +13,14 @@ use rlt_core::reward::code::{Program, is_expected};
 use serde_json::{Value, json};
 
 use super::ExternalSample;
-use super::budget::{Bounds, Broken};
+use super::budget::Broken;
 use super::code::{Outcome, Tally, programs_of, quoted};
 use super::event_loop::EventLoop;
 use super::interpreter::{Interpreter, Process, State};
-use super::module::{self, WasmError};
+use super::limits::bounds_of;
+use super::module::{self, ModuleError};
 use super::permits::Permits;
+use super::wasm_error::WasmError;
 
 /// Modules that the code of completions uses most, imported once.
 const IMPORTS: [&str; 16] = [
@@ -60,7 +62,7 @@ impl SandboxedTests {
         options: CodeRewardSpec,
         wasm: &WasmSpec,
         event_loop: &EventLoop,
-    ) -> Result<Self, WasmError> {
+    ) -> Result<Self, ModuleError> {
         let runner = Runner::new(&module::load(wasm, event_loop)?, options, wasm)?;
         Ok(Self { runner: Arc::new(runner), permits: Permits::of_processors() })
     }
@@ -80,7 +82,7 @@ struct Late;
 
 impl Runner {
     pub(super) fn new(module: &[u8], options: CodeRewardSpec, wasm: &WasmSpec) -> Result<Self, WasmError> {
-        let mut bounds = Bounds::of(wasm);
+        let mut bounds = bounds_of(wasm);
         bounds.timeout = bounds.timeout.min(Duration::from_secs(options.run_seconds.into()));
         bounds.max_memory_bytes = bounds.max_memory_bytes.min((options.memory_mib as usize) << 20);
         let interpreter = Interpreter::new(module, bounds, &json!({"imports": IMPORTS}))?;

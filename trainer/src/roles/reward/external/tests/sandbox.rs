@@ -1,24 +1,15 @@
-//! Correct and misbehaving modules: each call ends within its limits, with the same verdict every time.
+//! Correct and misbehaving modules: each call ends within its limits, with the same result every time.
 
-use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use rlt_api::spec::WasmSpec;
-use rlt_core::types::RewardStatus::{Infra, Ok as Fine, Timeout};
-use serde_json::json;
-use sha2::{Digest, Sha256};
 
-use super::super::module::WasmError;
-use super::super::wasm::Sandbox;
-use super::server::Server;
-use super::*;
+use super::super::budget::{Bounds, Broken};
+use super::super::sandbox::Sandbox;
+use super::super::wasm_error::WasmError;
 
-fn spec(settings: Value) -> WasmSpec {
-    let mut spec = json!({"path": "unused", "fuel": 300_000, "memoryMib": 4, "timeoutSeconds": 100.0});
-    spec.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
-    serde_json::from_value(spec).unwrap()
-}
+/// Limits of a call; only fuel and memory are ever used up.
+const BOUNDS: Bounds = Bounds { fuel: 300_000, max_memory_bytes: 4 << 20, timeout: Duration::from_secs(100) };
 
 /// A module whose `judge` has this body; samples are written to address 16.
 fn module(body: &str) -> Vec<u8> {
@@ -30,47 +21,47 @@ fn module(body: &str) -> Vec<u8> {
     wat::parse_str(text).unwrap()
 }
 
-fn judge_by(bytes: &[u8], settings: Value) -> Verdict {
-    Sandbox::new(&spec(settings), bytes).unwrap().judge(br#"{"completion": "abc"}"#)
+fn judge_by(bytes: &[u8], bounds: Bounds) -> Result<f64, Broken> {
+    Sandbox::new(bytes, bounds).unwrap().judge(br#"{"completion": "abc"}"#)
 }
 
 #[test]
-fn a_module_reads_its_sample_and_gives_a_number() {
+fn a_module_reads_its_input_and_gives_a_number() {
     let length = module("(f64.convert_i32_u (local.get 1))");
-    assert_eq!(judge_by(&length, json!({})), Verdict::ok(21.0));
+    assert_eq!(judge_by(&length, BOUNDS), Ok(21.0));
     let first = module("(f64.convert_i32_u (i32.load8_u (local.get 0)))");
-    assert_eq!(judge_by(&first, json!({})).value, f64::from(b'{'));
+    assert_eq!(judge_by(&first, BOUNDS), Ok(f64::from(b'{')));
+    // Growing beyond the limit fails as a module can see: -1.
+    let growing = module("(f64.convert_i32_s (memory.grow (i32.const 65000)))");
+    assert_eq!(judge_by(&growing, BOUNDS), Ok(-1.0));
 }
 
 #[test]
 fn a_module_that_misbehaves_ends_within_its_bounds() {
     let forever = "(loop $l (br $l)) (unreachable)";
-    for (body, status, words) in [
-        (forever, Timeout, "used up its fuel of 300000"),
-        ("(unreachable)", Infra, "trapped"),
-        ("(f64.const nan)", Infra, "cannot judge"),
-        ("(f64.const inf)", Infra, "returned inf"),
-        ("(call $judge (local.get 0) (local.get 1))", Infra, "trapped"),
-        ("(f64.load (i32.const -8))", Infra, "trapped"),
-        ("(call_indirect (type $f) (local.get 0) (local.get 1) (i32.const 1))", Infra, "trapped"),
-        ("(f64.convert_i32_s (i32.div_s (i32.const 1) (i32.const 0)))", Infra, "trapped"),
-        // Growing beyond the bound fails as a module can see: -1.
-        ("(f64.convert_i32_s (memory.grow (i32.const 65000)))", Fine, ""),
-        ("(loop $l (drop (memory.grow (i32.const 1))) (br $l)) (unreachable)", Timeout, "fuel"),
+    for (body, words) in [
+        (forever, "used up its fuel of 300000"),
+        ("(unreachable)", "trapped"),
+        ("(call $judge (local.get 0) (local.get 1))", "trapped"),
+        ("(f64.load (i32.const -8))", "trapped"),
+        ("(call_indirect (type $f) (local.get 0) (local.get 1) (i32.const 1))", "trapped"),
+        ("(f64.convert_i32_s (i32.div_s (i32.const 1) (i32.const 0)))", "trapped"),
+        ("(loop $l (drop (memory.grow (i32.const 1))) (br $l)) (unreachable)", "used up its fuel of 300000"),
     ] {
-        let verdict = judge_by(&module(body), json!({}));
-        assert_eq!(verdict.status, status, "{body}: {verdict:?}");
-        assert!(verdict.message.clone().unwrap_or_default().contains(words), "{body}: {verdict:?}");
+        let reason = BOUNDS.reason(judge_by(&module(body), BOUNDS).unwrap_err());
+        assert!(reason.contains(words), "{body}: {reason}");
     }
     let started = Instant::now();
-    let late = judge_by(&module(forever), json!({"fuel": 900_000_000_000_i64, "timeoutSeconds": 0.2}));
-    assert!(late.status == Timeout && late.message.unwrap().contains("took longer than 200ms"));
+    let bounds = Bounds { fuel: 900_000_000_000, timeout: Duration::from_millis(200), ..BOUNDS };
+    let late = judge_by(&module(forever), bounds).unwrap_err();
+    assert_eq!(late, Broken::Time);
+    assert!(bounds.reason(late).contains("took longer than 200ms"));
     assert!(started.elapsed() < Duration::from_secs(100), "{:?}", started.elapsed());
 }
 
 #[test]
-fn a_module_that_cannot_judge_is_refused_before_training() {
-    let refused = |text: &str| Sandbox::new(&spec(json!({})), &wat::parse_str(text).unwrap()).err().unwrap();
+fn a_module_that_cannot_judge_is_refused_before_its_first_call() {
+    let refused = |text: &str| Sandbox::new(&wat::parse_str(text).unwrap(), BOUNDS).err().unwrap();
     let memory = "(memory (export \"memory\") 1)";
     let alloc = "(func (export \"alloc\") (param i32) (result i32) (i32.const 0))";
     let judge = "(func (export \"judge\") (param i32 i32) (result f64) (f64.const 0))";
@@ -85,7 +76,7 @@ fn a_module_that_cannot_judge_is_refused_before_training() {
     }
     let start = format!("(module {memory} {alloc} {judge} (func $s) (start $s))");
     assert!(matches!(refused(&start), WasmError::Module(_)));
-    assert!(matches!(Sandbox::new(&spec(json!({})), b"#!/bin/sh").err(), Some(WasmError::Module(_))));
+    assert!(matches!(Sandbox::new(b"#!/bin/sh", BOUNDS).err(), Some(WasmError::Module(_))));
 }
 
 /// Statements that hostile modules are made of.
@@ -112,48 +103,25 @@ fn statement() -> impl Strategy<Value = String> {
     })
 }
 
+/// The number of a call, or the reason that it has none. NaN equals NaN.
+fn result_of(bytes: &[u8], bounds: Bounds) -> Result<Option<f64>, String> {
+    let judged = judge_by(bytes, bounds).map_err(|broken| bounds.reason(broken));
+    judged.map(|value| (!value.is_nan()).then_some(value))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn hostile_modules_end_in_time_with_the_same_verdict_every_time(
+    fn hostile_modules_end_in_time_with_the_same_result_every_time(
         body in prop::collection::vec(statement(), 1..6)
     ) {
         let bytes = module(&format!("{} (local.get 4)", body.join(" ")));
-        let settings = json!({"fuel": 50_000});
-        let verdict = judge_by(&bytes, settings.clone());
+        let bounds = Bounds { fuel: 50_000, ..BOUNDS };
+        let result = result_of(&bytes, bounds);
         // By their fuel, which is the same on every machine, and not by the time limit.
-        let message = verdict.message.clone().unwrap_or_default();
-        prop_assert!(!message.contains("took longer"), "{message}");
-        prop_assert_eq!(&verdict, &judge_by(&bytes, settings));
-        prop_assert!(verdict.status.is_verdict() || verdict.message.is_some());
+        let reason = result.clone().err();
+        prop_assert!(reason.as_ref().is_none_or(|reason| !reason.contains("took longer")), "{reason:?}");
+        prop_assert!(reason.is_none_or(|reason| !reason.is_empty()), "a call without a number has a reason");
+        prop_assert_eq!(result, result_of(&bytes, bounds));
     }
-}
-
-/// The length of the sample as bytes of JSON, negative.
-static MODULE: LazyLock<Vec<u8>> = LazyLock::new(|| module("(f64.neg (f64.convert_i32_u (local.get 1)))"));
-
-fn wasm_functions(wasm: Value) -> Result<ExternalFunctions, RewardSetupError> {
-    let spec: RewardsSpec =
-        serde_json::from_value(json!({"functions": [{"name": "f", "kind": "Wasm", "wasm": wasm}]})).unwrap();
-    ExternalFunctions::new(&spec)
-}
-
-#[test]
-fn modules_are_read_from_files_and_addresses_and_checked_by_digest() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("reward.wasm");
-    std::fs::write(&path, &*MODULE).unwrap();
-    let digest: String = Sha256::digest(&*MODULE).iter().map(|byte| format!("{byte:02x}")).collect();
-    let server = Server::serving(&MODULE);
-    let texts: Vec<String> = (0..40).map(|idx| "x".repeat(idx)).collect();
-    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let of_file = judge(&wasm_functions(json!({"path": path})).unwrap(), json!(null), &texts);
-    assert_eq!(statuses(&of_file), [Fine; 40]);
-    assert!(of_file[9].value > of_file[10].value, "each sample is judged by itself");
-    let by_url = wasm_functions(json!({"url": server.url, "sha256": digest.to_uppercase()})).unwrap();
-    assert_eq!(judge(&by_url, json!(null), &texts), of_file);
-    let other = wasm_functions(json!({"path": path, "sha256": "0".repeat(64)})).err().unwrap();
-    let cause = std::error::Error::source(std::error::Error::source(&other).unwrap()).unwrap().to_string();
-    assert!(cause.contains(&digest) && cause.contains("0000"), "{cause}");
-    assert!(wasm_functions(json!({"path": folder.path().join("none")})).is_err());
 }
