@@ -16,7 +16,7 @@ mod role;
 #[cfg(test)]
 mod tests;
 
-pub use external::{EndpointError, ExternalError, ExternalFunctions, Judging, ModuleError, SampleId, WasmError};
+pub use external::{EndpointError, ExternalError, ExternalFunctions, Judging, ModuleError, SampleId};
 pub use functions::{RewardFunctions, RewardSetupError};
 pub use models::{ModelScores, Policy, RewardModelError, RewardModels, Sharing};
 pub use pool::{PoolOptions, RewardPool};

@@ -11,25 +11,21 @@
 
 mod batch_end;
 mod batches;
-mod budget;
 mod code;
 mod endpoint;
 mod error;
 mod event_loop;
-mod interpreter;
 mod judge;
 mod limits;
 mod module;
 mod permits;
 mod python;
 mod sample;
-mod sandbox;
 mod status;
 #[cfg(test)]
 mod tests;
 mod unit_tests;
 mod wasm;
-mod wasm_error;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,7 +44,6 @@ use event_loop::EventLoop;
 pub use module::ModuleError;
 use sample::ExternalSample;
 pub use sample::SampleId;
-pub use wasm_error::WasmError;
 
 /// Interval at which a wait checks whether the run is to stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use rlt_api::spec::WasmSpec;
 use rlt_core::reward::Verdict;
-
-use super::budget::{Bounds, Broken};
+use rlt_sandbox::{Bounds, Broken};
 
 /// The limits of a function's calls.
 pub(super) fn bounds_of(spec: &WasmSpec) -> Bounds {

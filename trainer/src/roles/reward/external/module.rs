@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rlt_api::spec::WasmSpec;
+use rlt_sandbox::WasmError;
 use rlt_tracking::http;
 use sha2::{Digest, Sha256};
 
 use super::event_loop::EventLoop;
-use super::wasm_error::WasmError;
 
 /// Size limit of a module in bytes.
 const MAX_MODULE_BYTES: u64 = 64 << 20;

@@ -5,19 +5,17 @@ use std::sync::Arc;
 
 use rlt_api::spec::{PythonRewardSpec, WasmSpec};
 use rlt_core::reward::Verdict;
+use rlt_sandbox::{Broken, Interpreter, State, WasmError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::ExternalSample;
 use super::batches::sample_json;
-use super::budget::Broken;
 use super::event_loop::EventLoop;
-use super::interpreter::{Interpreter, State};
 use super::limits::{bounds_of, verdict_of};
 use super::module::{self, ModuleError};
 use super::permits::Permits;
 use super::status::Status;
-use super::wasm_error::WasmError;
 
 /// Maximum size of a file with reward functions, in bytes.
 const MAX_SOURCE_BYTES: u64 = 16 << 20;

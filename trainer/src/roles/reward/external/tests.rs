@@ -3,15 +3,11 @@
 
 mod authorities;
 mod hostile;
-mod interpreter;
 mod modules;
 mod protocols;
 mod python;
-mod sandbox;
 mod server;
-mod snapshots;
 mod unit_tests;
-mod wasi;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -10,17 +10,15 @@ use std::time::Duration;
 use rlt_api::spec::{CodeRewardSpec, WasmSpec};
 use rlt_core::reward::Verdict;
 use rlt_core::reward::code::{Program, is_expected};
+use rlt_sandbox::{Broken, Interpreter, Process, State, WasmError};
 use serde_json::{Value, json};
 
 use super::ExternalSample;
-use super::budget::Broken;
 use super::code::{Outcome, Tally, programs_of, quoted};
 use super::event_loop::EventLoop;
-use super::interpreter::{Interpreter, Process, State};
 use super::limits::bounds_of;
 use super::module::{self, ModuleError};
 use super::permits::Permits;
-use super::wasm_error::WasmError;
 
 /// Modules that the code of completions uses most, imported once.
 const IMPORTS: [&str; 16] = [

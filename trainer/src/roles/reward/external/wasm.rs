@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rlt_api::spec::WasmSpec;
 use rlt_core::reward::Verdict;
+use rlt_sandbox::Sandbox;
 
 use super::ExternalSample;
 use super::batches::sample_json;
@@ -11,7 +12,6 @@ use super::event_loop::EventLoop;
 use super::limits::{bounds_of, verdict_of};
 use super::module::{self, ModuleError};
 use super::permits::Permits;
-use super::sandbox::Sandbox;
 
 /// A sandbox whose concurrent calls are limited to the number of processors.
 pub(super) struct WasmFunction {

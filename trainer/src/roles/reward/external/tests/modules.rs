@@ -4,11 +4,11 @@ use std::sync::LazyLock;
 
 use rlt_api::spec::WasmSpec;
 use rlt_core::types::RewardStatus::{Infra, Ok as Fine, Timeout};
+use rlt_sandbox::Sandbox;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::super::limits::bounds_of;
-use super::super::sandbox::Sandbox;
 use super::super::wasm::judge as judge_by;
 use super::server::Server;
 use super::*;

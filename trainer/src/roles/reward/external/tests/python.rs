@@ -5,11 +5,10 @@ use std::sync::LazyLock;
 
 use rlt_api::spec::{PythonRewardSpec, WasmSpec};
 use rlt_core::types::RewardStatus::{Infra, Ok as Fine, Timeout, Wrong};
+use rlt_sandbox::{Interpreter, WasmError};
 use serde_json::json;
 
-use super::super::interpreter::Interpreter;
 use super::super::python::{judge as judge_by, load};
-use super::super::wasm_error::WasmError;
 use super::*;
 
 /// Of one call.

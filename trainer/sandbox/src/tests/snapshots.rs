@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::budget::Bounds;
-use super::super::interpreter::{Interpreter, State};
-use super::super::wasm_error::WasmError;
+use crate::{Bounds, Interpreter, State, WasmError};
 
 /// Limits of a call. The time limit is for the slowest machine.
 const BOUNDS: Bounds =

@@ -4,9 +4,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::super::budget::{Bounds, Broken};
-use super::super::sandbox::Sandbox;
-use super::super::wasm_error::WasmError;
+use crate::{Bounds, Broken, Sandbox, WasmError};
 
 /// Limits of a call; only fuel and memory are ever used up.
 const BOUNDS: Bounds = Bounds { fuel: 300_000, max_memory_bytes: 4 << 20, timeout: Duration::from_secs(100) };

@@ -13,10 +13,13 @@ const MAX_TABLE_ELEMENTS: usize = 1 << 20;
 
 /// The limits of one call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
-    pub(super) fuel: u64,
-    pub(super) max_memory_bytes: usize,
-    pub(super) timeout: Duration,
+pub struct Bounds {
+    /// Fuel of the call, roughly its number of instructions. It is used up equally on every machine.
+    pub fuel: u64,
+    /// Size limit of an instance's memory in bytes.
+    pub max_memory_bytes: usize,
+    /// Time limit of the call, which depends on the machine.
+    pub timeout: Duration,
 }
 
 /// Fuel and time that a call may still use.
@@ -30,7 +33,7 @@ pub(super) struct Budget {
 
 /// A call ended without a result.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Broken {
+pub enum Broken {
     /// The call needs more fuel than its limit, which is so on every machine.
     Fuel,
     /// The call exceeded its time limit on this machine.
@@ -49,7 +52,7 @@ impl Bounds {
     }
 
     /// A message that says why a call ended.
-    pub(super) fn reason(&self, broken: Broken) -> String {
+    pub fn reason(&self, broken: Broken) -> String {
         match broken {
             Broken::Fuel => format!("used up its fuel of {}", self.fuel),
             Broken::Time => format!("took longer than {:?}", self.timeout),

@@ -12,10 +12,10 @@ use wasmi::{
 };
 
 use super::budget::{Bounds, Broken, Budget};
-use super::wasm_error::WasmError;
+use super::error::WasmError;
 
 /// A compiled module with its limits.
-pub(super) struct Sandbox {
+pub struct Sandbox {
     engine: Engine,
     module: Module,
     bounds: Bounds,
@@ -23,7 +23,10 @@ pub(super) struct Sandbox {
 
 impl Sandbox {
     /// Compiles a module and checks that it has no imports and the required exports.
-    pub(super) fn new(bytes: &[u8], bounds: Bounds) -> Result<Self, WasmError> {
+    ///
+    /// # Errors
+    /// [`WasmError::Module`], [`WasmError::Import`] or [`WasmError::Export`].
+    pub fn new(bytes: &[u8], bounds: Bounds) -> Result<Self, WasmError> {
         let mut config = Config::default();
         config.consume_fuel(true).allow_start_fn(false).compilation_mode(wasmi::CompilationMode::Eager);
         let engine = Engine::new(&config);
@@ -51,12 +54,15 @@ impl Sandbox {
     }
 
     /// Limits of each call.
-    pub(super) fn bounds(&self) -> &Bounds {
+    pub fn bounds(&self) -> &Bounds {
         &self.bounds
     }
 
     /// Writes an input into a fresh instance, and returns the number that `judge` gives for it.
-    pub(super) fn judge(&self, input: &[u8]) -> Result<f64, Broken> {
+    ///
+    /// # Errors
+    /// The limit that the call exceeded, or what it did wrong.
+    pub fn judge(&self, input: &[u8]) -> Result<f64, Broken> {
         let mut store = Store::new(&self.engine, self.bounds.limits());
         store.limiter(|limits| limits);
         let budget = Budget::begin(&self.bounds, &mut store)?;

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::super::budget::Bounds;
-use super::super::interpreter::Interpreter;
+use crate::{Bounds, Interpreter};
 
 const BOUNDS: Bounds =
     Bounds { fuel: 200_000_000, max_memory_bytes: 64 << 20, timeout: Duration::from_secs(300) };
