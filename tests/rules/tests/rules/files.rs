@@ -18,11 +18,11 @@ const EXEMPT: [&str; 9] = [
 /// Readers of files that the run itself wrote, or the kernel, with what they read.
 const OWN: [(&str, &str); 13] = [
     ("operator/cli/src/why/local.rs", "the lock of a run folder"),
+    ("trainer/hub/src/push.rs", "the exported folder"),
+    ("trainer/hub/src/push/large.rs", "the exported folder"),
+    ("trainer/hub/src/snapshot.rs", "the cache of the hub, whose listing it wrote"),
     ("trainer/src/commands/launch/children.rs", "the last words of a rank"),
     ("trainer/src/commands/worker.rs", "the manifest and result of the run folder"),
-    ("trainer/src/model/hub/push.rs", "the exported folder"),
-    ("trainer/src/model/hub/push/large.rs", "the exported folder"),
-    ("trainer/src/model/hub/snapshot.rs", "the cache of the hub, whose listing it wrote"),
     ("trainer/src/roles/reference/kept.rs", "kept log-probs of the reference"),
     ("trainer/src/roles/rollout/memory.rs", "limits of the control group"),
     ("trainer/src/run/prefetch.rs", "libraries of this process"),

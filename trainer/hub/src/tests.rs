@@ -126,8 +126,7 @@ fn the_users_token_is_sent_to_their_own_mirror_but_not_to_that_of_a_manifest() {
     let authorizations = |variable: &str, value: &std::ffi::OsStr, is_own_mirror: bool| {
         let hub = HubServer::start(repository()).unwrap();
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        let test =
-            "model::hub::tests::the_users_token_is_sent_to_their_own_mirror_but_not_to_that_of_a_manifest";
+        let test = "tests::the_users_token_is_sent_to_their_own_mirror_but_not_to_that_of_a_manifest";
         child.args([test, "--exact"]).env(MIRROR, hub.endpoint());
         for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HUB_DISABLE_IMPLICIT_TOKEN"] {
             child.env_remove(name);
