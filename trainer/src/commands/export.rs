@@ -11,10 +11,10 @@ use clap::{Args, ValueEnum};
 use rlt_api::ExitCode;
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec::ExportDtype;
+use rlt_hub::push;
 
 pub use self::choose::Step;
 use crate::commands::worker::read_manifest_of_run;
-use crate::model::hub::push;
 use crate::model::{Decoder, ExportOptions};
 use crate::run::error::TrainError;
 use crate::run::finish::export_kind;

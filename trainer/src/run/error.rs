@@ -1,10 +1,10 @@
 //! Errors that end a run, and their exit codes.
 
 use rlt_api::{ExitCode, Problem};
+use rlt_hub::HubError;
 
 use crate::data::tokenizer::TokenizerError;
 use crate::data::{DataError, LoaderError};
-use crate::model::hub::HubError;
 use crate::model::{LoraError, ModelError};
 use crate::parallel::RankError;
 use crate::roles::StepError;

@@ -15,10 +15,10 @@ const EXEMPT: [&str; 7] = [
 ];
 /// Readers of files that the run itself wrote, or the kernel, with what they read.
 const OWN: [(&str, &str); 14] = [
+    ("trainer/hub/src/push.rs", "the exported folder"),
+    ("trainer/hub/src/push/large.rs", "the exported folder"),
     ("trainer/src/commands/launch/children.rs", "the last words of a rank"),
     ("trainer/src/commands/worker.rs", "the manifest and result of the run folder"),
-    ("trainer/src/model/hub/push.rs", "the exported folder"),
-    ("trainer/src/model/hub/push/large.rs", "the exported folder"),
     ("trainer/src/observe/report/run.rs", "what the kernel says of the machine"),
     ("trainer/src/roles/reference/log_prob_cache.rs", "cached log-probs of the reference"),
     ("trainer/src/roles/rollout/memory.rs", "limits of the control group"),

@@ -45,7 +45,7 @@ fn dependency_names(package: &str) -> Vec<String> {
 fn dependency_arrows_point_only_where_the_design_lets_them() {
     let torch: &[&str] = &["tch", "torch-sys", "rlt-torch"];
     let kubernetes: &[&str] = &["kube", "kube-core", "kube-client", "k8s-openapi"];
-    let forbidden: [(&str, &[&[&str]]); 15] = [
+    let forbidden: [(&str, &[&[&str]]); 17] = [
         ("rlt-api", &[torch, kubernetes, &["tokio", "rlt-core", "rlt-trainer"]]),
         ("rlt-channel", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-files", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
@@ -58,6 +58,8 @@ fn dependency_arrows_point_only_where_the_design_lets_them() {
         ("rlt-operator", &[torch, &["rlt-core", "rlt-trainer"]]),
         ("rlt-core", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-trainer"]]),
         ("rlt-algorithms", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
+        ("rlt-hub", &[torch, kubernetes, &["rlt-core", "rlt-sandbox", "rlt-trainer"]]),
+        ("rlt-sandbox", &[torch, kubernetes, &["tokio", "rlt-algorithms", "rlt-api", "rlt-files"]]),
         ("rlt-template", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-torch", &[kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-trainer", &[kubernetes]),

@@ -3,7 +3,8 @@
 //! A revision is first resolved to a commit, and all files are then fetched at that commit, so that a branch
 //! that moves meanwhile cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`,
 //! `HF_HUB_CACHE`), shared with other tools. The user's token (`HF_TOKEN`, or the file of a login) is sent to
-//! the public hub and to the mirror of `HF_ENDPOINT`, but to no other mirror that a manifest names.
+//! the public hub and to the mirror of `HF_ENDPOINT`, but to no other mirror that a manifest names. [`push`]
+//! commits a folder to a model repository.
 
 mod client;
 mod credentials;
@@ -21,9 +22,7 @@ pub use client::RequestError;
 use client::{HubRepository, RepositoryKind};
 pub use dataset_files::DatasetFilesError;
 use snapshot::Listed;
-pub use snapshot::SnapshotError;
-#[cfg(test)]
-pub(crate) use snapshot::is_of_model;
+pub use snapshot::{SnapshotError, is_of_model};
 
 /// File whose metadata may say which files belong to a data set.
 const README: &str = "README.md";
@@ -137,7 +136,7 @@ impl HubError {
 pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubError> {
     let snapshot = Snapshot::of(spec, RepositoryKind::Model, cache_dir)?;
     let listed = snapshot.list()?;
-    snapshot.fetch(listed.iter().filter(|file| snapshot::is_of_model(&file.name)))?;
+    snapshot.fetch(listed.iter().filter(|file| is_of_model(&file.name)))?;
     Ok(HubModel { commit: snapshot.commit, dir: snapshot.dir })
 }
 
