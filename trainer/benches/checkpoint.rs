@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rlt_trainer::storage::checkpoint::{Checkpoint, CheckpointStore, TensorPart, WrittenShard, divided};
+use rlt_storage::checkpoint::{Checkpoint, CheckpointStore, TensorPart, WrittenShard, divided};
 use tch::{Device, Kind, Tensor};
 
 const NUM_TENSORS: i64 = 64;

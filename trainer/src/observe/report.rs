@@ -21,7 +21,8 @@ mod settings;
 
 use std::path::{Path, PathBuf};
 
-use crate::storage::run_folder::write_atomically;
+use rlt_storage::run_folder::write_atomically;
+
 pub use error::ReportError;
 use run::Run;
 

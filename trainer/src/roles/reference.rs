@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rlt_core::tensor_shard::TensorShard;
+use rlt_storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 use tch::Kind;
 
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
 use crate::roles::trainable::{in_file, saved_here};
-use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 
 pub use self::role::ReferenceRole;
 pub(crate) use self::role::kl_controller;

@@ -27,9 +27,9 @@ const OWN: [(&str, &str); 13] = [
     ("trainer/src/roles/rollout/memory.rs", "limits of the control group"),
     ("trainer/src/run/prefetch.rs", "libraries of this process"),
     ("trainer/src/run/setup/hub_models.rs", "records of commits in the run folder"),
-    ("trainer/src/storage/checkpoint/copies/", "checkpoints of the run, which are copied"),
-    ("trainer/src/storage/checkpoint/storage.rs", "folders that are synced"),
-    ("trainer/src/storage/run_folder.rs", "the run folder"),
+    ("trainer/storage/src/checkpoint/copies/", "checkpoints of the run, which are copied"),
+    ("trainer/storage/src/checkpoint/storage.rs", "folders that are synced"),
+    ("trainer/storage/src/run_folder.rs", "the run folder"),
 ];
 /// Calls that open a file whatever it is.
 const DIRECT: [&str; 5] =

@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::Path;
 
+use rlt_storage::run_folder::WARNINGS;
 use serde_json::Value;
 
 use super::ReportError;
 use super::completions::Ends;
 use super::sampled::SampledSteps;
 use crate::observe::tracking::{Stage, StepMetrics, for_each_completion, for_each_step};
-use crate::storage::run_folder::WARNINGS;
 
 /// Contents of a run folder that the report shows.
 #[derive(Debug, Default)]
