@@ -1,5 +1,5 @@
-//! Sets the run-time path by which tests find libtorch: a build script's link arguments reach only its own
-//! package. Nothing is compiled here.
+//! Sets the run-time path by which tests and benchmarks find libtorch: a build script's link arguments reach
+//! only its own package. Nothing is compiled here.
 
 fn main() {
     println!("cargo:rerun-if-env-changed=LIBTORCH");
