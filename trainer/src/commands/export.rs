@@ -12,6 +12,8 @@ use rlt_api::ExitCode;
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec::ExportDtype;
 use rlt_hub::push;
+use rlt_storage::checkpoint::Checkpoint;
+use rlt_storage::run_folder::{EXPORTS, RunFolder};
 
 pub use self::choose::Step;
 use crate::commands::worker::read_manifest_of_run;
@@ -21,8 +23,6 @@ use crate::run::finish::export_kind;
 use crate::run::setup::hub_models::base_model;
 use crate::run::setup::{load_tokenizer, model, source_kind};
 use crate::run::state;
-use crate::storage::checkpoint::Checkpoint;
-use crate::storage::run_folder::{EXPORTS, RunFolder};
 
 /// Exports a checkpoint of a run.
 #[derive(Args, Clone, Debug)]

@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::Path;
 
+use rlt_storage::run_folder::WARNINGS;
 use serde_json::Value;
 
 use super::ReportError;
 use super::completions::Ends;
 use super::sampled::SampledSteps;
 use crate::observe::tracking::{Stage, StepMetrics, for_each_completion_at_ends, for_each_step};
-use crate::storage::run_folder::WARNINGS;
 
 /// Number of bytes that are read of the log of completions, of which those of the first and the last step are
 /// shown.

@@ -10,6 +10,7 @@ use rlt_channel::ModelCommit;
 use rlt_core::metrics::Metrics;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
+use rlt_storage::run_folder::{DATA_RECORD, RunFolder};
 use serde::{Deserialize, Serialize};
 
 use super::hub_models;
@@ -21,7 +22,6 @@ use crate::data::{
 };
 use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;
-use crate::storage::run_folder::{DATA_RECORD, RunFolder};
 
 /// `spec.data` with the local files of the hub's data sets, and the commits of these data sets.
 #[derive(Clone, Debug)]
