@@ -6,6 +6,7 @@
 //! the public hub and to the mirror of `HF_ENDPOINT`, but to no other mirror that a manifest names. [`push`]
 //! commits a folder to a model repository.
 
+mod cache;
 mod client;
 mod credentials;
 mod dataset_files;
@@ -14,7 +15,6 @@ mod snapshot;
 
 use std::path::{Path, PathBuf};
 
-use hf_hub::resolve_cache_dir;
 use rlt_api::ExitCode;
 use rlt_api::spec::{HubDatasetSpec, HubSpec};
 
@@ -198,7 +198,7 @@ impl Snapshot {
     fn of(spec: &HubSpec, kind: RepositoryKind, cache_dir: Option<&Path>) -> Result<Self, HubError> {
         let repository = client(spec, kind)?;
         let commit = commit_of(spec, &repository)?;
-        let cache_dir = cache_dir.map_or_else(resolve_cache_dir, Path::to_path_buf);
+        let cache_dir = cache_dir.map_or_else(cache::folder, Path::to_path_buf);
         let folder = format!("{}--{}", kind.plural(), spec.repo.replace('/', "--"));
         let dir = cache_dir.join(folder).join("snapshots").join(&commit);
         Ok(Self { repo: spec.repo.clone(), repository, commit, dir })
