@@ -121,8 +121,8 @@ fn read_manifest(path: &Path) -> Value {
     rlt_api::read_yaml(&text_of(path)).unwrap_or_default()
 }
 
-/// Reads a small file of the run folder; empty if it is missing or no regular file, as it may be in the folder
-/// of another person.
+/// Reads a small file of the run folder; empty if it is missing or no regular file, as it may be in the
+/// folder of another person.
 fn text_of(path: &Path) -> String {
     rlt_files::read_to_string(path, rlt_files::MAX_MODEL_JSON_BYTES).unwrap_or_default()
 }
