@@ -32,7 +32,7 @@ rollout=$(binary_of rlt-trainer rollout)
 update=$(binary_of rlt-trainer update)
 sharded=$(binary_of rlt-trainer sharded)
 grpo_step=$(binary_of rlt-trainer grpo_step)
-checkpoint=$(binary_of rlt-trainer checkpoint)
+checkpoint=$(binary_of rlt-storage checkpoint)
 kernels=$(binary_of rlt-torch kernels)
 
 hardware=$(lscpu | sed -n 's/^Model name: *//p' | head -n 1)

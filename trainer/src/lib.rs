@@ -16,4 +16,3 @@ pub mod parallel;
 pub mod recipes;
 pub mod roles;
 pub mod run;
-pub mod storage;

@@ -16,7 +16,6 @@ mod decoder;
 mod error;
 mod files;
 mod frozen;
-pub mod hub;
 mod inputs;
 mod layer;
 mod load;

@@ -27,6 +27,8 @@ use rlt_api::ValidatedJob;
 use rlt_api::resolved::ResolvedSpec;
 use rlt_channel::ModelCommit;
 use rlt_core::metrics::Metrics;
+use rlt_storage::checkpoint::RunIdentity;
+use rlt_storage::run_folder::RunFolder;
 
 use crate::model::{BaseModel, Weights};
 use crate::observe::stop::StopReason;
@@ -35,8 +37,6 @@ use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::saver::Saver;
-use crate::storage::checkpoint::RunIdentity;
-use crate::storage::run_folder::RunFolder;
 
 /// Progress of a run, as stored in checkpoints besides tensors and data positions.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]

@@ -9,13 +9,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rlt_api::plan::model_config::{ModelConfig, TensorShape};
+use rlt_storage::checkpoint::{Checkpoint, CheckpointContent, CheckpointStore};
 use rlt_torch::collectives::serve_store;
 use rlt_trainer::model::{Decoder, Export, ExportOptions, LoadOptions, Weights};
 use rlt_trainer::parallel::{
     DecoderUnits, RankEnvironment, RankError, Ranks, ShardedParameters, WeightDtype,
 };
 use rlt_trainer::roles::rollout::{Engine, EngineOptions};
-use rlt_trainer::storage::checkpoint::{Checkpoint, CheckpointContent, CheckpointStore};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 

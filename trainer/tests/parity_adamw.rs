@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use rlt_storage::checkpoint::{CheckpointContent, CheckpointStore};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions, StepOutcome};
-use rlt_trainer::storage::checkpoint::{CheckpointContent, CheckpointStore};
 use tch::Tensor;
 
 const NAMES: [&str; 3] = ["matrix", "vector", "late"];

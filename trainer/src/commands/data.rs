@@ -14,7 +14,7 @@ use crate::commands::worker::read_manifest;
 use crate::data::preview::{Preview, RowOutcome, demonstrations, preferences, prompts, shown};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Demonstration, RowLocation, Split};
-use crate::model::{hub, read_config};
+use crate::model::read_config;
 use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;
 use crate::run::setup::datasets::{
@@ -110,7 +110,7 @@ fn model_folder(spec: &ResolvedSpec) -> Result<Option<PathBuf>, TrainError> {
     Ok(match &spec.model.source {
         ModelSource::Path(path) => Some(path.into()),
         // The training would fetch the same files.
-        ModelSource::Hub(source) => Some(hub::fetch(source, None)?.dir),
+        ModelSource::Hub(source) => Some(rlt_hub::fetch(source, None)?.dir),
         ModelSource::Architecture(_) => None,
     })
 }

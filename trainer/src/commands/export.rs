@@ -11,18 +11,18 @@ use clap::{Args, ValueEnum};
 use rlt_api::ExitCode;
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec::ExportDtype;
+use rlt_hub::push;
+use rlt_storage::checkpoint::Checkpoint;
+use rlt_storage::run_folder::{EXPORTS, RunFolder};
 
 pub use self::choose::Step;
 use crate::commands::worker::read_manifest_of_run;
-use crate::model::hub::push;
 use crate::model::{Decoder, ExportOptions};
 use crate::run::error::TrainError;
 use crate::run::finish::export_kind;
 use crate::run::setup::hub_models::base_model;
 use crate::run::setup::{load_tokenizer, model, source_kind};
 use crate::run::state;
-use crate::storage::checkpoint::Checkpoint;
-use crate::storage::run_folder::{EXPORTS, RunFolder};
 
 /// Exports a checkpoint of a run.
 #[derive(Args, Clone, Debug)]

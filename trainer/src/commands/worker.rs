@@ -9,6 +9,9 @@ use rlt_api::resolved::{ResolvedSpec, TrainingLength};
 use rlt_api::{ExitCode, ValidatedJob, spec};
 use rlt_channel::environment;
 use rlt_core::partition::Balance;
+use rlt_storage::checkpoint::clear_copies;
+use rlt_storage::error_chain;
+use rlt_storage::run_folder::RunFolder;
 use tracing::field::Empty;
 
 use crate::commands::launch;
@@ -20,9 +23,6 @@ use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::train::train;
 use crate::run::{consent, identity, out_of_memory, setup};
-use crate::storage::checkpoint::clear_copies;
-use crate::storage::error_chain;
-use crate::storage::run_folder::RunFolder;
 
 /// Maximum time that a pod waits for the lock of its run folder: longer than a file server holds the lock of
 /// a dead client.
@@ -341,11 +341,11 @@ fn already_complete(folder: &RunFolder, channel: &StatusChannel) -> Result<ExitC
 
 #[cfg(test)]
 mod tests {
+    use rlt_storage::run_folder::RunFolderError;
     use rlt_tests::tiny_job_with;
     use serde_json::json;
 
     use super::*;
-    use crate::storage::run_folder::RunFolderError;
 
     #[test]
     fn a_lock_that_was_waited_for_is_worth_another_attempt_and_another_run_is_not() {

@@ -3,10 +3,11 @@
 
 use std::error::Error;
 
+use rlt_storage::checkpoint::CheckpointStore;
+use rlt_storage::run_folder::RunFolder;
+
 use crate::observe::status_channel::StatusChannel;
 use crate::observe::tracking::{Stage, StepMetrics, TrackingError, for_each_step};
-use crate::storage::checkpoint::CheckpointStore;
-use crate::storage::run_folder::RunFolder;
 
 /// Metric that a step with an evaluation has.
 const HELD_OUT_REWARD: &str = "val-core/reward/mean";

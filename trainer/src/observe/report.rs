@@ -23,8 +23,9 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use crate::storage::error_chain;
-use crate::storage::run_folder::write_atomically;
+use rlt_storage::error_chain;
+use rlt_storage::run_folder::write_atomically;
+
 pub use error::ReportError;
 use run::Run;
 

@@ -12,9 +12,9 @@ use rlt_channel::client::{Client, Settings, Urgency};
 use rlt_channel::{
     Checkpoint, Ending, ModelCommit, Outcome, Phase, Progress, ReportRequest, Stage, TimeSpent, environment,
 };
+use rlt_storage::checkpoint::CommittedCheckpoint;
 
 use crate::observe::tracking::{self, StepMetrics, console};
-use crate::storage::checkpoint::CommittedCheckpoint;
 
 /// Maximum time that the end of a process waits for the operator to receive the last report.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use rlt_api::Reason;
 use rlt_api::symptoms::{Course, Symptom, SymptomKind};
+use rlt_storage::run_folder::{WARNINGS, write_atomically};
 
 use super::tracking::{Stage, StepMetrics, for_each_step};
-use crate::storage::run_folder::{WARNINGS, write_atomically};
 
 /// Number of steps between two checks for symptoms.
 const INTERVAL: usize = 10;

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use rlt_api::spec::{MlflowSpec, TrackingSpec, TrackioSpec, WandbSpec};
 use rlt_core::metrics::Metrics;
 use rlt_core::types::RolloutGroup;
+use rlt_storage::checkpoint::CommittedCheckpoint;
+use rlt_storage::run_folder::RunFolder;
 use rlt_tracking::RemoteTrackers;
 use rlt_tracking::mlflow::MlflowOptions;
 use rlt_tracking::trackio::TrackioOptions;
@@ -19,8 +21,6 @@ use crate::observe::tracking::{
     self, CompletionRecord, RunEnd, Stage, StepMetrics, Trackers, TrackersOptions,
 };
 use crate::observe::warnings::Warnings;
-use crate::storage::checkpoint::CommittedCheckpoint;
-use crate::storage::run_folder::RunFolder;
 
 /// Trackers, progress and status channel of one run.
 pub struct Observers {

@@ -19,6 +19,7 @@ use std::rc::Rc;
 use rlt_api::spec::{CriticSpec, LoraSpec};
 use rlt_core::batch::Batch;
 use rlt_core::loss::LossError;
+use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
 use tch::{Device, Kind, Tensor};
 
 pub use self::learn::{CriticError, CriticReport, value_metrics};
@@ -35,7 +36,6 @@ use crate::roles::learner::{ForwardBackward, Learner};
 use crate::roles::offload::Offload;
 use crate::roles::optim::{AdamW, AdamWOptions, LossScale, OptimError};
 use crate::roles::train_state::TrainState;
-use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
 /// Prefix of the names of the critic's tensors in a checkpoint.
 const PREFIX: &str = "critic.";

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rlt_core::tensor_shard::TensorShard;
+use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use tch::Kind;
 
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
 use crate::roles::train_state::{in_file, owned_shards};
-use crate::storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 
 pub use self::role::ReferenceRole;
 pub(crate) use self::role::kl_controller;

@@ -17,7 +17,7 @@ mod role;
 #[cfg(test)]
 mod tests;
 
-pub use external::{EndpointError, ExternalError, ExternalFunctions, PendingRewards, SampleId, WasmError};
+pub use external::{EndpointError, ExternalError, ExternalFunctions, ModuleError, PendingRewards, SampleId};
 pub use functions::{RewardFunctions, RewardSetupError};
 pub use models::{ModelScores, Policy, RewardModelError, RewardModels, Sharing};
 pub use pool::{PoolOptions, RewardPool};

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use rlt_core::mesh::AxisPlace;
+use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use rlt_torch::TensorFile;
 use tch::{Tensor, no_grad};
 
@@ -15,7 +16,6 @@ use crate::model::NamedTensors;
 use crate::observe::phases::memory;
 use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, copy_tensor_shard};
 use crate::roles::optim::{AdamW, Clipped, LossScale, OptimError, StepOutcome};
-use crate::storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 
 /// Trainable parameters of a role with their optimizer.
 #[derive(Debug)]

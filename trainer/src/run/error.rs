@@ -1,10 +1,12 @@
 //! Errors that end a run, and their exit codes.
 
 use rlt_api::{ExitCode, Problem};
+use rlt_hub::HubError;
+use rlt_storage::checkpoint::{CheckpointError, CopyError};
+use rlt_storage::run_folder::RunFolderError;
 
 use crate::data::tokenizer::TokenizerError;
 use crate::data::{DataError, LoaderError};
-use crate::model::hub::HubError;
 use crate::model::{LoraError, ModelError};
 use crate::parallel::RankError;
 use crate::roles::StepError;
@@ -16,8 +18,6 @@ use crate::roles::reward::{RewardModelError, RewardSetupError};
 use crate::run::consent::NotAllowed;
 use crate::run::device_failure::DeviceFailed;
 use crate::run::out_of_memory::OutOfMemory;
-use crate::storage::checkpoint::{CheckpointError, CopyError};
-use crate::storage::run_folder::RunFolderError;
 
 /// An error that ends a run.
 #[derive(Debug, thiserror::Error)]

@@ -2,10 +2,10 @@
 //! change.
 
 use rlt_api::ValidatedJob;
+use rlt_storage::checkpoint::{Checkpoint, RunIdentity};
 use serde_json::Value;
 
 use crate::run::error::TrainError;
-use crate::storage::checkpoint::{Checkpoint, RunIdentity};
 
 /// Fields of the manifest that may change between a run and its continuation: length, outputs, trackers, and
 /// hardware.

@@ -10,7 +10,6 @@ use rlt_api::resolved::{ModelSource, ResolvedSpec};
 
 use super::error::TrainError;
 use super::setup::hub_models::pinned;
-use crate::model::hub;
 use crate::roles::reward::RewardModels;
 
 /// Size of one read, in bytes.
@@ -25,7 +24,7 @@ pub(crate) fn prefetch(spec: &ResolvedSpec, root: &Path) -> Result<u64, TrainErr
     let spec = pinned(spec, root)?;
     let policy = match &spec.model.source {
         ModelSource::Path(path) => Some(PathBuf::from(path)),
-        ModelSource::Hub(hub) => Some(hub::fetch(hub, None)?.dir),
+        ModelSource::Hub(hub) => Some(rlt_hub::fetch(hub, None)?.dir),
         ModelSource::Architecture(_) => None,
     };
     let judges = RewardModels::folders(&spec.rewards.functions)?;

@@ -6,6 +6,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use rlt_storage::checkpoint::{CheckpointShard, CheckpointStore};
+use rlt_storage::error_chain;
 use serde_json::Value;
 
 use crate::parallel::Ranks;
@@ -14,8 +16,6 @@ use crate::run::StepReward;
 use crate::run::best::BestCheckpoint;
 use crate::run::error::TrainError;
 use crate::run::saving::{CheckpointWriter, Settled, Wait};
-use crate::storage::checkpoint::{CheckpointShard, CheckpointStore};
-use crate::storage::error_chain;
 
 /// Number of completed cold-start steps and training steps at the time of a checkpoint.
 pub(crate) type SavedAt = (u64, u64);

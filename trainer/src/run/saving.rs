@@ -13,14 +13,14 @@
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
+use rlt_storage::checkpoint::{
+    CheckpointError, CheckpointShard, CheckpointStore, UnsyncedShard, WrittenShard,
+};
+use rlt_storage::error_chain;
 use serde_json::Value;
 
 use crate::parallel::{RankError, Ranks};
 use crate::run::error::TrainError;
-use crate::storage::checkpoint::{
-    CheckpointError, CheckpointShard, CheckpointStore, UnsyncedShard, WrittenShard,
-};
-use crate::storage::error_chain;
 
 /// Asynchronous saving by all ranks, with the save in flight.
 #[derive(Debug)]

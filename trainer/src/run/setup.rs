@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
 use rlt_api::resolved::ResolvedSpec;
+use rlt_storage::checkpoint::{CheckpointStore, RunIdentity};
+use rlt_storage::run_folder::RunFolder;
 
 use crate::data::{Pipeline, TrainingRows};
 use crate::observe::stop::StopRequest;
@@ -28,8 +30,6 @@ use crate::run::recipe::Recipes;
 use crate::run::saver::Saver;
 use crate::run::saving::CheckpointWriter;
 use crate::run::{Progress, Run, identity};
-use crate::storage::checkpoint::{CheckpointStore, RunIdentity};
-use crate::storage::run_folder::RunFolder;
 
 use datasets::Datasets;
 use inputs::Inputs;

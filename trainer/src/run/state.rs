@@ -8,6 +8,7 @@
 use std::time::Instant;
 
 use rlt_api::spec::{CheckpointSpec, Precision};
+use rlt_storage::checkpoint::{Checkpoint, CheckpointShard, RunIdentity};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -22,7 +23,6 @@ use crate::roles::reference::FrozenPolicy;
 use crate::run::error::TrainError;
 use crate::run::saving::Wait;
 use crate::run::{Progress, Run, StepReward, identity};
-use crate::storage::checkpoint::{Checkpoint, CheckpointShard, RunIdentity};
 
 /// Reads the progress of a run from a checkpoint.
 ///

@@ -15,18 +15,18 @@ const EXEMPT: [&str; 7] = [
 ];
 /// Readers of files that the run itself wrote, or the kernel, with what they read.
 const OWN: [(&str, &str); 14] = [
+    ("trainer/hub/src/push.rs", "the exported folder"),
+    ("trainer/hub/src/push/large.rs", "the exported folder"),
     ("trainer/src/commands/launch/children.rs", "the last words of a rank"),
     ("trainer/src/commands/worker.rs", "the manifest and result of the run folder"),
-    ("trainer/src/model/hub/push.rs", "the exported folder"),
-    ("trainer/src/model/hub/push/large.rs", "the exported folder"),
     ("trainer/src/observe/report/run.rs", "what the kernel says of the machine"),
     ("trainer/src/roles/reference/log_prob_cache.rs", "cached log-probs of the reference"),
     ("trainer/src/roles/rollout/memory.rs", "limits of the control group"),
     ("trainer/src/run/prefetch.rs", "libraries of this process"),
     ("trainer/src/run/setup/hub_models.rs", "records of commits in the run folder"),
-    ("trainer/src/storage/checkpoint/remote/", "checkpoints of the run, which are copied"),
-    ("trainer/src/storage/checkpoint/storage.rs", "folders that are synced"),
-    ("trainer/src/storage/run_folder.rs", "the run folder"),
+    ("trainer/storage/src/checkpoint/remote/", "checkpoints of the run, which are copied"),
+    ("trainer/storage/src/checkpoint/storage.rs", "folders that are synced"),
+    ("trainer/storage/src/run_folder.rs", "the run folder"),
     ("trainer/tracking/src/append_file.rs", "logs that are cut and appended to"),
     ("trainer/tracking/src/tensorboard.rs", "logs that are appended to"),
 ];
@@ -38,7 +38,7 @@ const DIRECT: [&str; 5] =
 /// above it is synced.
 const RENAMES: [&str; 2] = [".persist(", "fs::rename("];
 /// The file system of checkpoints, whose callers sync folders, as tests of power losses prove.
-const RENAMES_FOR_OTHERS: &str = "trainer/src/storage/checkpoint/storage.rs";
+const RENAMES_FOR_OTHERS: &str = "trainer/storage/src/checkpoint/storage.rs";
 /// Lines after a rename within which the folder is synced.
 const LINES_TO_SYNC: usize = 4;
 

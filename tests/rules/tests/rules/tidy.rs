@@ -45,7 +45,7 @@ fn dependency_names(package: &str) -> Vec<String> {
 fn dependency_arrows_point_only_where_the_design_lets_them() {
     let torch: &[&str] = &["tch", "torch-sys", "rlt-torch"];
     let kubernetes: &[&str] = &["kube", "kube-core", "kube-client", "k8s-openapi"];
-    let forbidden: [(&str, &[&[&str]]); 15] = [
+    let forbidden: [(&str, &[&[&str]]); 18] = [
         ("rlt-api", &[torch, kubernetes, &["tokio", "rlt-core", "rlt-trainer"]]),
         ("rlt-channel", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-files", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
@@ -58,6 +58,9 @@ fn dependency_arrows_point_only_where_the_design_lets_them() {
         ("rlt-operator", &[torch, &["rlt-core", "rlt-trainer"]]),
         ("rlt-core", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-trainer"]]),
         ("rlt-algorithms", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
+        ("rlt-hub", &[torch, kubernetes, &["rlt-core", "rlt-sandbox", "rlt-trainer"]]),
+        ("rlt-sandbox", &[torch, kubernetes, &["tokio", "rlt-algorithms", "rlt-api", "rlt-files"]]),
+        ("rlt-storage", &[kubernetes, &["rlt-hub", "rlt-sandbox", "rlt-trainer"]]),
         ("rlt-template", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-torch", &[kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-trainer", &[kubernetes]),
@@ -71,14 +74,13 @@ fn dependency_arrows_point_only_where_the_design_lets_them() {
 }
 
 /// The top modules of the trainer, and the others that each may use.
-const TRAINER_MODULES: [(&str, &[&str]); 10] = [
-    ("commands", &["recipes", "run", "roles", "parallel", "observe", "storage", "data", "model"]),
+const TRAINER_MODULES: [(&str, &[&str]); 9] = [
+    ("commands", &["recipes", "run", "roles", "parallel", "observe", "data", "model"]),
     ("recipes", &["run", "roles", "data"]),
-    ("run", &["roles", "parallel", "observe", "storage", "data", "model", "panics"]),
-    ("roles", &["parallel", "observe", "storage", "data", "model", "panics"]),
+    ("run", &["roles", "parallel", "observe", "data", "model", "panics"]),
+    ("roles", &["parallel", "observe", "data", "model", "panics"]),
     ("parallel", &["model"]),
-    ("observe", &["storage"]),
-    ("storage", &[]),
+    ("observe", &[]),
     ("data", &["panics"]),
     ("model", &[]),
     ("panics", &[]),

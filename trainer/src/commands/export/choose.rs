@@ -2,11 +2,12 @@
 
 use std::str::FromStr;
 
+use rlt_storage::checkpoint::{Checkpoint, CheckpointStore, CommittedCheckpoint};
+use rlt_storage::run_folder::RunFolder;
+
 use super::ExportError;
 use crate::run::error::TrainError;
 use crate::run::state::progress_of;
-use crate::storage::checkpoint::{Checkpoint, CheckpointStore, CommittedCheckpoint};
-use crate::storage::run_folder::RunFolder;
 
 /// Checkpoint that was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

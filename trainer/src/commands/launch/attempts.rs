@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rlt_api::plan::SHORT_ATTEMPT;
 use rlt_api::{ExitCode, ValidatedJob};
+use rlt_storage::checkpoint::CheckpointStore;
 
 use super::budget::{Next, Progress, Restarts};
 use super::{
@@ -13,7 +14,6 @@ use super::{
 };
 use crate::commands::worker::{self, WorkerArgs};
 use crate::parallel::RankEnvironment;
-use crate::storage::checkpoint::CheckpointStore;
 
 /// Runs attempts until one ends without a failure, a signal requests the end, or a failure may not be
 /// retried.

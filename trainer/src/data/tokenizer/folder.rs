@@ -383,8 +383,9 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), TokenizerError> {
 
 #[cfg(test)]
 mod tests {
+    use rlt_hub::is_of_model;
+
     use super::*;
-    use crate::model::hub::is_of_model;
 
     /// The tokenizer of a folder whose definition has these fields.
     fn with(fields: Value) -> Result<Tokenizer, TokenizerError> {

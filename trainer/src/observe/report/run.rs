@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::Path;
 
+use rlt_storage::run_folder::WARNINGS;
 use serde_json::Value;
 
 use super::ReportError;
 use super::completions::Ends;
 use super::sampled::SampledSteps;
 use crate::observe::tracking::{Stage, StepMetrics, for_each_completion_at_ends, for_each_step};
-use crate::storage::run_folder::WARNINGS;
 
 /// Number of bytes that are read of the log of completions, of which those of the first and the last step are
 /// shown.
@@ -121,8 +121,8 @@ fn read_manifest(path: &Path) -> Value {
     rlt_api::read_yaml(&text_of(path)).unwrap_or_default()
 }
 
-/// Reads a small file of the run folder; empty if it is missing or no regular file, as it may be in the folder
-/// of another person.
+/// Reads a small file of the run folder; empty if it is missing or no regular file, as it may be in the
+/// folder of another person.
 fn text_of(path: &Path) -> String {
     rlt_files::read_to_string(path, rlt_files::MAX_MODEL_JSON_BYTES).unwrap_or_default()
 }

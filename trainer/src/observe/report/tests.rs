@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use rlt_core::metrics::Metrics;
+use rlt_storage::run_folder::WARNINGS;
 
 use super::*;
 use crate::observe::tracking::{Stage, StepMetrics};
-use crate::storage::run_folder::WARNINGS;
 
 fn folder_with(steps: &[StepMetrics], manifest: &str, completions: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use rlt_storage::error_chain;
+use rlt_storage::run_folder::RunFolderError;
+
 use super::*;
 use crate::observe::tracking::Stage as TrackedStage;
 use crate::run::error::TrainError;
-use crate::storage::error_chain;
-use crate::storage::run_folder::RunFolderError;
 
 fn step(step: u64, values: &[(&str, f64)]) -> StepMetrics {
     let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect::<BTreeMap<_, _>>();

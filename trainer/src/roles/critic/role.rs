@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use rlt_api::spec::LoraSpec;
 use rlt_core::batch::Batch;
+use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
 
 use super::{Critic, CriticOptions, CriticSetupError, value_metrics};
 use crate::observe::tracking::console::Phase;
@@ -15,7 +16,6 @@ use crate::roles::learner::{Learner, MiniBatches};
 use crate::roles::optim::LossScale;
 use crate::roles::step_context::StepContext;
 use crate::roles::train_state::TrainState;
-use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
 /// The value function as a role.
 pub struct CriticRole {

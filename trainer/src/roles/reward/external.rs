@@ -11,13 +11,12 @@
 
 mod batch_end;
 mod batches;
-mod budget;
 mod code;
 mod endpoint;
 mod error;
 mod event_loop;
-mod interpreter;
 mod judge;
+mod limits;
 mod module;
 mod permits;
 mod python;
@@ -42,7 +41,7 @@ use batch_end::BatchGuard;
 pub use endpoint::EndpointError;
 pub use error::ExternalError;
 use event_loop::EventLoop;
-pub use module::WasmError;
+pub use module::ModuleError;
 use sample::ExternalSample;
 pub use sample::SampleId;
 

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use rlt_api::spec::{RewardFunctionSpec, RewardModelInput, RewardModelSpec};
 use rlt_core::packing::{PackingError, pack};
 use rlt_core::types::{Completion, Prompt, TokenId};
+use rlt_hub::HubError;
 use tch::no_grad;
 
 use self::reading::{Reader, Reading, aggregate};
 use super::functions::judges;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
-use crate::model::hub::{self, HubError};
 use crate::model::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::layer_schedule::{self, DecoderPass};
@@ -373,7 +373,7 @@ fn folder(name: &str, model: &RewardModelSpec) -> Result<PathBuf, RewardModelErr
         (Some(path), _) => Ok(path.into()),
         (None, Some(spec)) => {
             let failed = |source| RewardModelError::Hub { name: name.to_owned(), source: Box::new(source) };
-            Ok(hub::fetch(spec, None).map_err(failed)?.dir)
+            Ok(rlt_hub::fetch(spec, None).map_err(failed)?.dir)
         }
         (None, None) => Ok(PathBuf::new()),
     }

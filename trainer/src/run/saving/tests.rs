@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::mpsc::channel;
 
+use rlt_storage::checkpoint::split_between_copies;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use super::*;
 use crate::parallel::tests::on_ranks;
-use crate::storage::checkpoint::split_between_copies;
 
 const SIZE: usize = 3;
 

@@ -10,6 +10,7 @@ use rlt_channel::ModelCommit;
 use rlt_core::metrics::Metrics;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
+use rlt_storage::run_folder::{DATA_RECORD, RunFolder};
 use serde::{Deserialize, Serialize};
 
 use super::hub_models;
@@ -19,10 +20,8 @@ use crate::data::{
     CheckItem, DataError, Dataset, DatasetCounts, Demonstration, Pipeline, PreferenceFormat,
     PreferenceLimits, PreferenceRows, Split, StepFormat, StreamOptions, TrainingRows,
 };
-use crate::model::hub;
 use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;
-use crate::storage::run_folder::{DATA_RECORD, RunFolder};
 
 /// `spec.data` with the local files of the hub's data sets, and the commits of these data sets.
 #[derive(Clone, Debug)]
@@ -58,7 +57,7 @@ impl DownloadedData {
                 Some(pinned) => HubDatasetSpec { revision: pinned.commit.clone(), ..wanted.clone() },
                 None => wanted.clone(),
             };
-            let fetched = hub::fetch_dataset(&pinned, None)?;
+            let fetched = rlt_hub::fetch_dataset(&pinned, None)?;
             set.files = fetched.files.iter().map(|file| file.display().to_string()).collect();
             downloaded.pinned.push(PinnedDataset { idx, wanted, commit: fetched.commit });
         }

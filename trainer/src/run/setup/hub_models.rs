@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
 use rlt_api::spec::HubSpec;
+use rlt_storage::run_folder::{MODEL_RECORD, REWARD_MODELS_RECORD, RunFolder};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{BaseModel, hub};
+use crate::model::BaseModel;
 use crate::parallel::Ranks;
 use crate::run::error::TrainError;
-use crate::storage::run_folder::{MODEL_RECORD, REWARD_MODELS_RECORD, RunFolder};
 
 /// A repository of the hub at a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ pub(crate) fn base_model(
             Ok(Some((path.into(), BaseModel { name_or_path: path.clone(), revision: None })))
         }
         ModelSource::Hub(hub) => {
-            let model = hub::fetch(hub, None)?;
+            let model = rlt_hub::fetch(hub, None)?;
             let base = BaseModel { name_or_path: hub.repo.clone(), revision: Some(model.commit) };
             Ok(Some((model.dir, base)))
         }

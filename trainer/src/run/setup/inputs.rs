@@ -6,6 +6,7 @@ use rlt_api::plan::check_model;
 use rlt_api::plan::model_files::ModelFile;
 use rlt_api::resolved::{ResolvedSpec, TokenizerSource};
 use rlt_channel::ModelCommit;
+use rlt_storage::run_folder::RunFolder;
 use tch::Device;
 
 use super::datasets::{Datasets, DownloadedData, context_of, within_context};
@@ -15,7 +16,6 @@ use crate::model::{BaseModel, Weights, unknown_fields};
 use crate::parallel::Ranks;
 use crate::run::ModelOrigin;
 use crate::run::error::TrainError;
-use crate::storage::run_folder::RunFolder;
 
 /// The files of the policy.
 pub(super) struct ModelFiles {

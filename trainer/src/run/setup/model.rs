@@ -9,6 +9,7 @@ use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
 use rlt_api::spec::{HubSpec, Precision, VisionTraining};
 use rlt_channel::ModelCommit;
+use rlt_storage::run_folder::RunFolder;
 use tch::{Device, Kind};
 
 use super::hub_models::{self, RepoCommit};
@@ -22,7 +23,6 @@ use crate::roles::offload::Offload;
 use crate::roles::reference::{CopyOptions, FrozenPolicy, Reference};
 use crate::roles::reward::{Policy, RewardModels, Sharing};
 use crate::run::error::TrainError;
-use crate::storage::run_folder::RunFolder;
 
 /// Opens the source of the weights and checks it against the model's configuration.
 pub(super) fn weights(

@@ -7,6 +7,7 @@ use rlt_api::resolved::{Kl, ResolvedColdStart, ResolvedSchedule, ResolvedSpec};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
 use rlt_core::types::RewardStatus;
+use rlt_storage::run_folder::RunFolder;
 use tch::Device;
 
 use super::model::{self, RoleMeshes};
@@ -23,7 +24,6 @@ use crate::roles::reward::{ExternalFunctions, RewardModels, RewardPool, RewardsR
 use crate::roles::rollout::{Engine, EngineOptions, MemoryShare, RolloutRole};
 use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
-use crate::storage::run_folder::RunFolder;
 
 /// Number from which the seed of the critic's adapter is derived.
 const CRITIC_ADAPTER: u64 = 1;

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rlt_core::reward::{RewardError, RewardFunction, Sample};
+use rlt_storage::run_folder::RunFolder;
 
 use super::*;
 use crate::observe::stop::StopRequest;
 use crate::parallel::Ranks;
 use crate::roles::reward::{PoolOptions, RewardFunctions, RewardPool};
-use crate::storage::run_folder::RunFolder;
 
 const JOB: &str = r#"
 apiVersion: rltraining.dev/v1alpha1

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use rlt_storage::checkpoint::{Checkpoint, CheckpointStore};
 use serde_json::json;
 
 use super::*;
 use crate::run::saving::{CheckpointWriter, Settled, Wait};
-use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
 
 /// The layout of ranks: their number, `dpShard`, `sp`.
 pub(super) type Layout = (usize, usize, usize);

@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use rlt_core::tensor_shard::TensorShard;
+use rlt_storage::checkpoint::{Checkpoint, CheckpointStore};
 use serde_json::json;
 
 use super::*;
 use crate::model::PackedInput;
 use crate::roles::actor::layer_schedule::{self, DecoderPass};
 use crate::run::saving::{CheckpointWriter, Settled, Wait};
-use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
 
 /// Qwen3 with four query and two key heads, whose norms act on heads of a rank; no rank has as many of the 11
 /// tokens as the other.

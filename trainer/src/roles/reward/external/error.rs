@@ -3,7 +3,7 @@
 use rlt_api::spec::RewardKind;
 
 use super::endpoint::EndpointError;
-use super::module::WasmError;
+use super::module::ModuleError;
 
 /// A function that is computed elsewhere cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -19,9 +19,9 @@ pub enum ExternalError {
     /// The settings of the function's server are invalid.
     #[error("failed to prepare its server")]
     Endpoint(#[from] EndpointError),
-    /// The function's module cannot run.
+    /// The function's module cannot be loaded or run.
     #[error("failed to prepare its module")]
-    Wasm(#[from] WasmError),
+    Wasm(#[from] ModuleError),
     /// The pattern for a judge's score is not a regular expression.
     #[error("failed to compile judge.pattern {pattern:?}: expected a regular expression with a group")]
     Pattern {

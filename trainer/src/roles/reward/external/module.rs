@@ -1,12 +1,12 @@
-//! Loading of a WebAssembly module from a file or URL, and the errors of modules.
+//! Loading of a WebAssembly module from a file or URL.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rlt_api::spec::WasmSpec;
+use rlt_sandbox::WasmError;
 use rlt_tracking::http;
 use sha2::{Digest, Sha256};
-use wasmi::Error;
 
 use super::event_loop::EventLoop;
 
@@ -16,9 +16,9 @@ const MAX_MODULE_BYTES: u64 = 64 << 20;
 /// Time limit of fetching a module.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A module cannot judge.
+/// A function in the sandbox cannot be set up.
 #[derive(Debug, thiserror::Error)]
-pub enum WasmError {
+pub enum ModuleError {
     /// The file of the module cannot be read.
     #[error("failed to read wasm.path {}", path.display())]
     Read {
@@ -48,29 +48,6 @@ pub enum WasmError {
         /// SHA-256 of the module.
         got: String,
     },
-    /// The module is invalid, or uses unsupported features.
-    #[error("failed to compile the module")]
-    Module(#[source] Error),
-    /// The module imports something that the sandbox does not provide.
-    #[error("the module imports {module:?} {name:?}; a sandbox gives nothing, so it must import nothing")]
-    Import {
-        /// The module name of the import.
-        module: String,
-        /// The name of the import.
-        name: String,
-    },
-    /// The module lacks a required function or its memory.
-    #[error("the module exports no {expected}")]
-    Export {
-        /// The missing export.
-        expected: &'static str,
-    },
-    /// The interpreter does not start, or does not ask for a sample.
-    #[error("failed to start the interpreter: {message}")]
-    Start {
-        /// Output of the interpreter, or what stopped it.
-        message: String,
-    },
     /// The file with the reward function cannot be read.
     #[error("failed to read python.path {}", path.display())]
     Source {
@@ -80,36 +57,34 @@ pub enum WasmError {
         #[source]
         source: std::io::Error,
     },
-    /// The file with the reward function fails to load.
-    #[error("failed to load python.path {path}: {message}")]
-    Load {
-        /// Path of the file.
-        path: String,
-        /// The Python exception.
-        message: String,
-    },
+    /// The module or the Python code in it cannot run.
+    #[error(transparent)]
+    Sandbox(#[from] WasmError),
 }
 
 /// Loads the module of a manifest and checks its digest.
-pub(super) fn load(spec: &WasmSpec, event_loop: &EventLoop) -> Result<Vec<u8>, WasmError> {
+pub(super) fn load(spec: &WasmSpec, event_loop: &EventLoop) -> Result<Vec<u8>, ModuleError> {
     let bytes = match (&spec.path, &spec.url) {
         (Some(path), _) => read(path.as_ref())?,
         (None, Some(url)) => fetch(url, event_loop)?,
-        (None, None) => return Err(WasmError::Export { expected: "module: path and url are missing" }),
+        (None, None) => {
+            return Err(WasmError::Export { expected: "module: path and url are missing" }.into());
+        }
     };
     check_digest(spec, &bytes)?;
     Ok(bytes)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, WasmError> {
+fn read(path: &Path) -> Result<Vec<u8>, ModuleError> {
     rlt_files::read(path, MAX_MODULE_BYTES).map_err(|source| match rlt_files::refusal_in(&source) {
-        Some(rlt_files::Refusal::TooLong { .. }) => WasmError::TooLong,
-        _ => WasmError::Read { path: path.to_owned(), source },
+        Some(rlt_files::Refusal::TooLong { .. }) => ModuleError::TooLong,
+        _ => ModuleError::Read { path: path.to_owned(), source },
     })
 }
 
-fn fetch(url: &str, event_loop: &EventLoop) -> Result<Vec<u8>, WasmError> {
-    let failed = |source: reqwest::Error| WasmError::Fetch { url: shown(url), source: source.without_url() };
+fn fetch(url: &str, event_loop: &EventLoop) -> Result<Vec<u8>, ModuleError> {
+    let failed =
+        |source: reqwest::Error| ModuleError::Fetch { url: shown(url), source: source.without_url() };
     event_loop.handle().block_on(async {
         let client = reqwest::Client::builder().timeout(FETCH_TIMEOUT).build().map_err(failed)?;
         let sent = client.get(url).send().await.and_then(reqwest::Response::error_for_status);
@@ -118,7 +93,7 @@ fn fetch(url: &str, event_loop: &EventLoop) -> Result<Vec<u8>, WasmError> {
         while let Some(chunk) = response.chunk().await.map_err(failed)? {
             bytes.extend_from_slice(&chunk);
             if bytes.len() as u64 > MAX_MODULE_BYTES {
-                return Err(WasmError::TooLong);
+                return Err(ModuleError::TooLong);
             }
         }
         Ok(bytes)
@@ -130,13 +105,13 @@ fn shown(url: &str) -> String {
     http::without_password(url).split(['?', '#']).next().unwrap_or_default().to_owned()
 }
 
-fn check_digest(spec: &WasmSpec, bytes: &[u8]) -> Result<(), WasmError> {
+fn check_digest(spec: &WasmSpec, bytes: &[u8]) -> Result<(), ModuleError> {
     let Some(expected) = &spec.sha256 else { return Ok(()) };
     let got: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
     if got == expected.to_lowercase() {
         return Ok(());
     }
-    Err(WasmError::Digest { expected: expected.clone(), got })
+    Err(ModuleError::Digest { expected: expected.clone(), got })
 }
 
 #[cfg(test)]

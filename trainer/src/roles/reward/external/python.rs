@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use rlt_api::spec::{PythonRewardSpec, WasmSpec};
 use rlt_core::reward::Verdict;
+use rlt_sandbox::{Interpreter, SandboxError, State, WasmError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::ExternalSample;
 use super::batches::sample_json;
-use super::budget::{Bounds, SandboxError};
 use super::event_loop::EventLoop;
-use super::interpreter::{Interpreter, State};
-use super::module::{self, WasmError};
+use super::limits::{bounds_of, verdict_of};
+use super::module::{self, ModuleError};
 use super::permits::ConcurrencyLimit;
 use super::status::Status;
 
@@ -43,8 +43,8 @@ impl PythonFunction {
         python: &PythonRewardSpec,
         wasm: &WasmSpec,
         event_loop: &EventLoop,
-    ) -> Result<Self, WasmError> {
-        let failed = |source| WasmError::Source { path: PathBuf::from(&python.path), source };
+    ) -> Result<Self, ModuleError> {
+        let failed = |source| ModuleError::Source { path: PathBuf::from(&python.path), source };
         let source = rlt_files::read_to_string(python.path.as_ref(), MAX_SOURCE_BYTES).map_err(failed)?;
         let interpreter = load(&module::load(wasm, event_loop)?, wasm, python, &source)?;
         Ok(Self { interpreter: Arc::new(interpreter), permits: ConcurrencyLimit::of_processors() })
@@ -67,7 +67,7 @@ pub(super) fn load(
     // Python skips the mark in a file, but not in a text.
     let source = source.strip_prefix('\u{feff}').unwrap_or(source);
     let preparation = json!({"imports": [], "path": path, "source": source, "function": function});
-    Interpreter::new(module, Bounds::of(wasm), &preparation)
+    Interpreter::new(module, bounds_of(wasm), &preparation)
 }
 
 /// Calls the function for a sample, which has the fields of the protocol of `Server`.
@@ -77,7 +77,7 @@ pub(super) fn judge(interpreter: &Interpreter, mut sample: Value) -> Verdict {
     sample["solution_str"] = sample["completion"].clone();
     match run_sample(interpreter, &sample) {
         Ok(verdict) => verdict,
-        Err(error) => interpreter.bounds().verdict(error),
+        Err(error) => verdict_of(interpreter.bounds(), error),
     }
 }
 

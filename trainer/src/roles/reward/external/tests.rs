@@ -3,12 +3,11 @@
 
 mod authorities;
 mod hostile;
+mod modules;
 mod protocols;
 mod python;
-mod sandbox;
 mod server;
 mod unit_tests;
-mod wasi;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

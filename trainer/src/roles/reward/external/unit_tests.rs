@@ -10,14 +10,14 @@ use std::time::Duration;
 use rlt_api::spec::{CodeRewardSpec, WasmSpec};
 use rlt_core::reward::Verdict;
 use rlt_core::reward::code::{Program, is_expected};
+use rlt_sandbox::{Interpreter, Process, SandboxError, State, WasmError};
 use serde_json::{Value, json};
 
 use super::ExternalSample;
-use super::budget::{Bounds, SandboxError};
 use super::code::{Outcome, TestResults, programs_of, quoted};
 use super::event_loop::EventLoop;
-use super::interpreter::{Interpreter, Process, State};
-use super::module::{self, WasmError};
+use super::limits::bounds_of;
+use super::module::{self, ModuleError};
 use super::permits::ConcurrencyLimit;
 
 /// Modules that the code of completions uses most, imported once.
@@ -60,7 +60,7 @@ impl SandboxedTests {
         options: CodeRewardSpec,
         wasm: &WasmSpec,
         event_loop: &EventLoop,
-    ) -> Result<Self, WasmError> {
+    ) -> Result<Self, ModuleError> {
         let runner = Runner::new(&module::load(wasm, event_loop)?, options, wasm)?;
         Ok(Self { runner: Arc::new(runner), permits: ConcurrencyLimit::of_processors() })
     }
@@ -80,7 +80,7 @@ struct Late;
 
 impl Runner {
     pub(super) fn new(module: &[u8], options: CodeRewardSpec, wasm: &WasmSpec) -> Result<Self, WasmError> {
-        let mut bounds = Bounds::of(wasm);
+        let mut bounds = bounds_of(wasm);
         bounds.timeout = bounds.timeout.min(Duration::from_secs(options.run_seconds.into()));
         bounds.max_memory_bytes = bounds.max_memory_bytes.min((options.memory_mib as usize) << 20);
         let interpreter = Interpreter::new(module, bounds, &json!({"imports": IMPORTS}))?;

@@ -5,11 +5,9 @@ use std::sync::LazyLock;
 
 use rlt_api::spec::{PythonRewardSpec, WasmSpec};
 use rlt_core::types::RewardStatus::{Infra, Ok as Fine, Timeout, Wrong};
+use rlt_sandbox::{Interpreter, WasmError};
 use serde_json::json;
 
-use super::super::budget::Bounds;
-use super::super::interpreter::Interpreter;
-use super::super::module::WasmError;
 use super::super::python::{judge as judge_by, load};
 use super::*;
 
@@ -32,21 +30,18 @@ fn python() -> PythonRewardSpec {
 const FUNCTION: &str = "compute_score";
 
 /// The interpreter that judges by [`SOURCE`]: to boot it takes seconds.
-static COPIED: LazyLock<Option<Interpreter>> =
+static BOOTED: LazyLock<Option<Interpreter>> =
     LazyLock::new(|| Some(load(MODULE.as_ref()?, &wasm(), &python(), SOURCE).unwrap()));
 
 /// A function as verl has them that does as the completion says, beside one that takes everything.
 const SOURCE: &str = r#"
-import os, random, re, time
+import re
 
 numbers = re.compile(r"-?\d+")
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     completion = solution_str
     print("seen by", data_source)
-    if completion.startswith("random"):
-        message = f"{hash(completion)} {time.time()} {os.urandom(4)} {id(completion)}"
-        return {"value": random.random(), "message": message}
     if completion == "raise":
         raise KeyError("no level")
     if completion == "loop":
@@ -84,8 +79,7 @@ fn sample(completion: &str) -> Value {
 
 #[test]
 fn a_python_function_judges_and_its_failure_is_no_verdict() {
-    let (Some(module), Some(interpreter)) = (&*MODULE, &*COPIED) else { return };
-    assert!(interpreter.is_copied());
+    let (Some(module), Some(interpreter)) = (&*MODULE, &*BOOTED) else { return };
     for (completion, status, value, words) in [
         ("so 41 or 42", Fine, 3.0, ""),
         ("43", Fine, 0.0, ""),
@@ -121,57 +115,4 @@ fn a_python_function_judges_and_its_failure_is_no_verdict() {
         matches!(&missing, WasmError::Load { message, .. } if message.contains("no attribute 'none'")),
         "{missing}"
     );
-}
-
-#[test]
-fn a_copied_interpreter_gives_the_verdict_of_a_freshly_started_one() {
-    let (Some(module), Some(copied)) = (&*MODULE, &*COPIED) else { return };
-    let preparation = json!({"imports": [], "path": "reward.py", "source": SOURCE, "function": FUNCTION});
-    let started = Interpreter::with_snapshots(module, Bounds::of(&wasm()), &preparation, false).unwrap();
-    assert!(copied.is_copied() && !started.is_copied());
-    let said = |interpreter: &Interpreter, completion: &str| {
-        let verdict = judge_by(interpreter, sample(completion));
-        assert_eq!(verdict.status, Fine, "{verdict:?}");
-        (verdict.value, verdict.message.unwrap().split(" b'").next().unwrap().to_owned())
-    };
-    let first = said(copied, "random a");
-    assert_eq!(first.0, said(&started, "random a").0, "random numbers");
-    assert_eq!(first, said(copied, "random a"), "nothing is left of the sample before");
-    assert_ne!(
-        first.1.split(' ').next(),
-        said(copied, "random b").1.split(' ').next(),
-        "hashes of different texts"
-    );
-}
-
-#[test]
-fn an_interpreter_is_refused_where_it_cannot_run() {
-    let bounds = Bounds::of(&wasm());
-    let made =
-        |text: &str| Interpreter::new(&wat::parse_str(text).unwrap(), bounds, &json!({"imports": []})).err();
-    let memory = "(memory (export \"memory\") 1)";
-    let import = |from: &str, name: &str, ty: &str| format!("(import \"{from}\" \"{name}\" (func $f {ty}))");
-    let start = |body: &str| format!("(func (export \"_start\") {body})");
-    for (text, words) in [
-        (format!("(module {memory})"), "exports no function `_start`"),
-        (format!("(module {})", start("")), "exports no memory `memory`"),
-        (format!("(module {} {memory} {})", import("env", "f", ""), start("")), "imports \"env\" \"f\""),
-        (format!("(module {memory} {})", start("")), "returned without an exit code"),
-        (format!("(module {memory} {})", start("(unreachable)")), "trapped"),
-        (
-            format!(
-                "(module {} {memory} {})",
-                import("wasi_snapshot_preview1", "proc_exit", "(param i32)"),
-                start("(call $f (i32.const 3))")
-            ),
-            "it runs no Python",
-        ),
-    ] {
-        let error = made(&text).unwrap_or_else(|| panic!("{text}"));
-        assert!(error.to_string().contains(words), "{text}: {error}");
-    }
-    let Some(module) = &*MODULE else { return };
-    let small: WasmSpec = serde_json::from_value(json!({"path": "unused", "memoryMib": 8})).unwrap();
-    let error = load(module, &small, &python(), SOURCE).err().unwrap();
-    assert!(matches!(error, WasmError::Start { .. }), "{error}");
 }

@@ -3,8 +3,10 @@
 //! A revision is first resolved to a commit, and all files are then fetched at that commit, so that a branch
 //! that moves meanwhile cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`,
 //! `HF_HUB_CACHE`), shared with other tools. The user's token (`HF_TOKEN`, or the file of a login) is sent to
-//! the public hub and to the mirror of `HF_ENDPOINT`, but to no other mirror that a manifest names.
+//! the public hub and to the mirror of `HF_ENDPOINT`, but to no other mirror that a manifest names. [`push`]
+//! commits a folder to a model repository.
 
+mod cache;
 mod client;
 mod credentials;
 mod dataset_files;
@@ -13,7 +15,6 @@ mod snapshot;
 
 use std::path::{Path, PathBuf};
 
-use hf_hub::resolve_cache_dir;
 use rlt_api::ExitCode;
 use rlt_api::spec::{HubDatasetSpec, HubSpec};
 
@@ -21,9 +22,7 @@ pub use client::RequestError;
 use client::{HubRepository, RepositoryKind};
 pub use dataset_files::DatasetFilesError;
 use snapshot::Listed;
-pub use snapshot::SnapshotError;
-#[cfg(test)]
-pub(crate) use snapshot::is_of_model;
+pub use snapshot::{SnapshotError, is_of_model};
 
 /// File whose metadata may say which files belong to a data set.
 const README: &str = "README.md";
@@ -137,7 +136,7 @@ impl HubError {
 pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubError> {
     let snapshot = Snapshot::of(spec, RepositoryKind::Model, cache_dir)?;
     let listed = snapshot.list()?;
-    snapshot.fetch(listed.iter().filter(|file| snapshot::is_of_model(&file.name)))?;
+    snapshot.fetch(listed.iter().filter(|file| is_of_model(&file.name)))?;
     Ok(HubModel { commit: snapshot.commit, dir: snapshot.dir })
 }
 
@@ -199,7 +198,7 @@ impl Snapshot {
     fn of(spec: &HubSpec, kind: RepositoryKind, cache_dir: Option<&Path>) -> Result<Self, HubError> {
         let repository = client(spec, kind)?;
         let commit = commit_of(spec, &repository)?;
-        let cache_dir = cache_dir.map_or_else(resolve_cache_dir, Path::to_path_buf);
+        let cache_dir = cache_dir.map_or_else(cache::folder, Path::to_path_buf);
         let folder = format!("{}--{}", kind.plural(), spec.repo.replace('/', "--"));
         let dir = cache_dir.join(folder).join("snapshots").join(&commit);
         Ok(Self { repo: spec.repo.clone(), repository, commit, dir })

@@ -272,7 +272,7 @@ fn is_below(path: &str) -> bool {
 }
 
 /// Whether the file with this name belongs to a model.
-pub(crate) fn is_of_model(name: &str) -> bool {
+pub fn is_of_model(name: &str) -> bool {
     let fits = |pattern: &str| match pattern.split_once('*') {
         Some((begin, end)) => {
             let middle = name.strip_prefix(begin).and_then(|rest| rest.strip_suffix(end));

@@ -5,7 +5,7 @@ pub mod jsonl;
 pub mod run_folder;
 
 /// Formats an error with all its causes on one line.
-pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
+pub fn error_chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |&error| error.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

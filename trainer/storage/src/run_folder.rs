@@ -85,20 +85,20 @@ const CONTENT: [&str; 15] = [
 ];
 
 /// Name of the folder with exported checkpoints, by step, unless the user names another.
-pub(crate) const EXPORTS: &str = "exports";
+pub const EXPORTS: &str = "exports";
 
 /// Name of the file with the commit at which the policy's model was read from the hub.
-pub(crate) const MODEL_RECORD: &str = "model.json";
+pub const MODEL_RECORD: &str = "model.json";
 
 /// Name of the file with the commits at which reward models were read from the hub, by the names of their
 /// functions.
-pub(crate) const REWARD_MODELS_RECORD: &str = "reward-models.json";
+pub const REWARD_MODELS_RECORD: &str = "reward-models.json";
 
 /// Name of the file with the commits at which data sets were read from the hub.
-pub(crate) const DATA_RECORD: &str = "data.json";
+pub const DATA_RECORD: &str = "data.json";
 
 /// Name of the file with the warnings of the last attempt, as a list of sentences.
-pub(crate) const WARNINGS: &str = "warnings.json";
+pub const WARNINGS: &str = "warnings.json";
 
 /// Prefix of the names of temporary files, which are renamed once they are complete.
 pub(crate) const UNFINISHED: &str = ".new-";

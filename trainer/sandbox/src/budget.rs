@@ -3,8 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use rlt_api::spec::WasmSpec;
-use rlt_core::reward::Verdict;
 use wasmi::{Error, Store, StoreLimits, StoreLimitsBuilder, TrapCode};
 
 /// Fuel between two checks of the clock: about 10 ms of execution.
@@ -15,10 +13,13 @@ const MAX_TABLE_ELEMENTS: usize = 1 << 20;
 
 /// The limits of one call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
-    pub(super) fuel: u64,
-    pub(super) max_memory_bytes: usize,
-    pub(super) timeout: Duration,
+pub struct Bounds {
+    /// Fuel of the call, roughly its number of instructions. It is used up equally on every machine.
+    pub fuel: u64,
+    /// Size limit of an instance's memory in bytes.
+    pub max_memory_bytes: usize,
+    /// Time limit of the call, which depends on the machine.
+    pub timeout: Duration,
 }
 
 /// Fuel and time that a call may still use.
@@ -32,7 +33,7 @@ pub(super) struct Budget {
 
 /// A call ended without a result.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum SandboxError {
+pub enum SandboxError {
     /// The call needs more fuel than its limit, which is so on every machine.
     Fuel,
     /// The call exceeded its time limit on this machine.
@@ -42,14 +43,6 @@ pub(super) enum SandboxError {
 }
 
 impl Bounds {
-    pub(super) fn of(spec: &WasmSpec) -> Self {
-        Self {
-            fuel: spec.fuel,
-            max_memory_bytes: (spec.memory_mib as usize) << 20,
-            timeout: Duration::from_secs_f64(spec.timeout_seconds),
-        }
-    }
-
     pub(super) fn limits(&self) -> StoreLimits {
         StoreLimitsBuilder::new()
             .memory_size(self.max_memory_bytes)
@@ -59,19 +52,11 @@ impl Bounds {
     }
 
     /// A message that says why a call ended.
-    pub(super) fn reason(&self, error: SandboxError) -> String {
+    pub fn reason(&self, error: SandboxError) -> String {
         match error {
             SandboxError::Fuel => format!("used up its fuel of {}", self.fuel),
             SandboxError::Time => format!("took longer than {:?}", self.timeout),
             SandboxError::Wrong(message) => message,
-        }
-    }
-
-    /// The verdict on a sample whose call ended without a result.
-    pub(super) fn verdict(&self, error: SandboxError) -> Verdict {
-        match error {
-            SandboxError::Fuel | SandboxError::Time => Verdict::timeout(self.reason(error)),
-            SandboxError::Wrong(message) => Verdict::infra(message),
         }
     }
 }

@@ -27,7 +27,7 @@ fn save_until_killed(folder: &std::path::Path) {
 }
 
 fn start(folder: &std::path::Path) -> Child {
-    let test = "storage::checkpoint::kill_tests::a_kill_at_any_moment_leaves_a_whole_checkpoint";
+    let test = "checkpoint::kill_tests::a_kill_at_any_moment_leaves_a_whole_checkpoint";
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture"]).env(FOLDER, folder);
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rlt_trainer::storage::checkpoint::{
+use rlt_storage::checkpoint::{
     Checkpoint, CheckpointShard, CheckpointStore, WrittenShard, split_between_copies,
 };
 use tch::{Device, Kind, Tensor};

@@ -161,5 +161,5 @@ impl CopyError {
 
 /// Formats an error with all its causes on one line.
 pub(super) fn with_causes(error: &dyn Error) -> String {
-    crate::storage::error_chain(error)
+    crate::error_chain(error)
 }

@@ -6,8 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::super::budget::Bounds;
-use super::super::interpreter::Interpreter;
+use crate::{Bounds, Interpreter};
 
 /// Functions of WASI by their parameters.
 const CALLS: [(&str, &str); 16] = [

@@ -134,8 +134,12 @@ impl Checkpoint {
         self.fill_as(tensor_shard, values, values.kind())
     }
 
-    /// Does the same as [`Self::fill`] for `values` of any dtype, to which the saved values are converted.
-    pub(crate) fn fill_rounded(
+    /// Reads a shard as [`Self::fill`] does, into `values` of any dtype, to which the saved values are
+    /// converted.
+    ///
+    /// # Errors
+    /// No such tensor, another shape than that of `tensor_shard`, or a failing read.
+    pub fn fill_rounded(
         &self,
         tensor_shard: &TensorShard<'_>,
         values: &Tensor,

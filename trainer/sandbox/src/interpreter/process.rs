@@ -6,7 +6,7 @@ use super::super::budget::{Bounds, Budget, SandboxError};
 use super::wasi::{Host, Stop};
 
 /// An instance of the interpreter's module with its WASI host.
-pub(in super::super) struct Process {
+pub struct Process {
     pub(super) store: Store<Host>,
     pub(super) memory: Memory,
     pub(super) instance: wasmi::Instance,
@@ -18,7 +18,7 @@ pub(in super::super) struct Process {
 
 /// State in which a process stopped, unless it broke a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in super::super) enum State {
+pub enum State {
     /// The process waits for standard input.
     Waits,
     /// The process read the clock while such reads stop it.
@@ -54,7 +54,8 @@ impl Process {
         Ok(())
     }
 
-    pub(in super::super) fn push(&mut self, chunk: impl Into<Vec<u8>>) {
+    /// Appends a chunk to the standard input. A read never joins two chunks.
+    pub fn push(&mut self, chunk: impl Into<Vec<u8>>) {
         self.store.data_mut().push_input(chunk.into());
     }
 
@@ -63,7 +64,10 @@ impl Process {
     }
 
     /// Continues the process where it stopped.
-    pub(in super::super) fn proceed(&mut self) -> Result<State, SandboxError> {
+    ///
+    /// # Errors
+    /// The limit that the process exceeded, or what it did wrong.
+    pub fn proceed(&mut self) -> Result<State, SandboxError> {
         let Some(suspended) = self.suspended.take() else {
             return Err(SandboxError::Wrong("it has ended".into()));
         };
@@ -86,17 +90,17 @@ impl Process {
     }
 
     /// Whether the process can continue.
-    pub(in super::super) fn is_suspended(&self) -> bool {
+    pub fn is_suspended(&self) -> bool {
         self.suspended.is_some()
     }
 
     /// Takes the standard output since the last call.
-    pub(in super::super) fn take_output(&mut self) -> Vec<u8> {
+    pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.store.data_mut().stdout)
     }
 
     /// The standard error of the process.
-    pub(in super::super) fn errors(&self) -> String {
+    pub fn errors(&self) -> String {
         String::from_utf8_lossy(&self.store.data().stderr).into_owned()
     }
 

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use reqwest::Url;
 
+use super::cache::{self, variable};
+
 /// URL of the public hub.
 const PUBLIC_HUB: &str = "https://huggingface.co";
 
@@ -33,12 +35,7 @@ pub(super) fn token_for(endpoint: &str) -> Option<String> {
     };
     variable("HF_TOKEN")
         .or_else(|| of_file(variable("HF_TOKEN_PATH")?.as_ref()))
-        .or_else(|| of_file(&hf_hub::hf_home().join("token")))
-}
-
-/// Returns the value of an environment variable; `None` if it is unset or empty.
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+        .or_else(|| of_file(&cache::home().join("token")))
 }
 
 /// Whether the user's token may be sent to `endpoint`: the public hub, or the mirror of `HF_ENDPOINT`.

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use wasmi::errors::HostError;
 use wasmi::{Caller, Error, Extern, FuncType, Linker, Module, StoreLimits, Val, ValType};
 
-use super::super::module::WasmError;
+use super::super::error::WasmError;
 
 /// Module name of every import.
 const WASI: &str = "wasi_snapshot_preview1";

@@ -22,8 +22,8 @@ use serde_json::{Value, json};
 use wasmi::{Config, Engine, ExternType, Linker, Module, Ref, Store, Val};
 
 use super::budget::{Bounds, SandboxError};
-use super::module::WasmError;
-pub(super) use process::{Process, State};
+use super::error::WasmError;
+pub use process::{Process, State};
 use wasi::Host;
 
 /// Source of the driver, which runs inside the interpreter.
@@ -42,8 +42,8 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 const PAGE: usize = 65_536;
 
 /// A booted interpreter, from which processes are started.
-#[cfg_attr(test, derive(Clone))]
-pub(super) struct Interpreter {
+#[derive(Clone)]
+pub struct Interpreter {
     linker: Linker<Host>,
     module: Module,
     bounds: Bounds,
@@ -68,7 +68,10 @@ struct Snapshot {
 impl Interpreter {
     /// Compiles a module, boots it, and loads the imports and the file of reward functions that all samples
     /// need.
-    pub(super) fn new(bytes: &[u8], bounds: Bounds, preparation: &Value) -> Result<Self, WasmError> {
+    ///
+    /// # Errors
+    /// The module is no interpreter, the interpreter does not start, or the file fails to load.
+    pub fn new(bytes: &[u8], bounds: Bounds, preparation: &Value) -> Result<Self, WasmError> {
         Self::with_snapshots(bytes, bounds, preparation, true)
     }
 
@@ -118,11 +121,10 @@ impl Interpreter {
 
     /// Starts a process on a message, and runs it until it waits for more input or ends. `stdin`, if given,
     /// is its complete standard input.
-    pub(super) fn start(
-        &self,
-        message: &Value,
-        stdin: Option<&str>,
-    ) -> Result<(Process, State), SandboxError> {
+    ///
+    /// # Errors
+    /// The limit that the process exceeded, or what it did wrong.
+    pub fn start(&self, message: &Value, stdin: Option<&str>) -> Result<(Process, State), SandboxError> {
         self.start_within(&self.bounds, message, stdin)
     }
 
@@ -152,13 +154,13 @@ impl Interpreter {
         Ok((process, state))
     }
 
-    pub(super) fn bounds(&self) -> &Bounds {
+    /// Limits of each process.
+    pub fn bounds(&self) -> &Bounds {
         &self.bounds
     }
 
-    /// The interpreter with other limits.
-    #[cfg(test)]
-    pub(super) fn with_bounds(&self, fuel: u64, timeout: Duration) -> Self {
+    /// Returns the same booted interpreter with other limits of fuel and time.
+    pub fn with_bounds(&self, fuel: u64, timeout: Duration) -> Self {
         Self { bounds: Bounds { fuel, timeout, ..self.bounds }, ..self.clone() }
     }
 

@@ -254,7 +254,7 @@ fn a_pipe_in_a_folder_of_copies_is_skipped_as_a_damaged_copy_and_never_opened() 
         }
         let error = fetched(there.path()).unwrap_err();
         assert!(matches!(error, CopyError::Unreadable { .. }) && error.is_permanent(), "{error}");
-        let causes = crate::storage::error_chain(&error);
+        let causes = crate::error_chain(&error);
         assert!(causes.contains(expected), "{causes}");
         fs::remove_file(&owner).unwrap();
         fs::write(&owner, "{").unwrap();

@@ -25,7 +25,7 @@ pub struct RunIdentity {
 impl RunIdentity {
     /// Describes how the run `other` differs from this one, as the end of a sentence; `None` for the same
     /// run.
-    pub(crate) fn difference(&self, other: &Self) -> Option<String> {
+    pub fn difference(&self, other: &Self) -> Option<String> {
         if self.run != other.run {
             return Some(format!("it belongs to the job `{}`, this job is `{}`", other.run, self.run));
         }
@@ -38,7 +38,7 @@ impl RunIdentity {
 
     /// Returns the first setting below the JSON pointer `at` that differs between `saved` and this run: its
     /// path, the saved value, and this run's value.
-    pub(crate) fn differing_setting(&self, saved: &Self, at: &str) -> Option<(String, String, String)> {
+    pub fn differing_setting(&self, saved: &Self, at: &str) -> Option<(String, String, String)> {
         let root = format!("spec{}", at.replace('/', "."));
         first_difference(root, saved.spec.pointer(at)?, self.spec.pointer(at)?)
     }
