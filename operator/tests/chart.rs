@@ -10,6 +10,8 @@ mod helm;
 mod network;
 #[path = "chart/olm.rs"]
 mod olm;
+#[path = "chart/simulated_network.rs"]
+mod simulated_network;
 
 use std::path::{Path, PathBuf};
 

@@ -169,8 +169,8 @@ pub enum NetworkAccess {
     /// `tracking.prometheus`.
     #[default]
     Guarded,
-    /// Ingress is that of `Guarded`, and egress reaches only other workers, name servers and the operator: no
-    /// hub, no remote reward, no object store, no tracking server.
+    /// Ingress is that of `Guarded`, and egress reaches only other workers and, at any address, the ports of
+    /// name servers (53) and of the operator: no hub, no remote reward, no object store, no tracking server.
     Isolated,
     /// No NetworkPolicy is created.
     Open,

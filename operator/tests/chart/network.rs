@@ -1,5 +1,7 @@
-//! NetworkPolicies of the chart and of jobs, evaluated as Kubernetes defines them: which pods and nodes reach
-//! the operator and the workers, and on which ports.
+//! NetworkPolicies of the chart and of jobs: which pods and nodes reach the operator and the workers, and on
+//! which ports, as an implementation of NetworkPolicy decides.
+
+use std::collections::BTreeSet;
 
 use rlt_objects::args::PullPolicy;
 use rlt_objects::build::{self, BuildInput, ChannelAccess, PodSettings, Settings};
@@ -7,107 +9,55 @@ use rlt_objects::fixtures;
 use rlt_objects::prepare::Prepared;
 use serde_json::{Value, json};
 
+use super::simulated_network::SimulatedNetwork;
 use super::{Helm, objects, of_kind};
 
 /// Namespace of the operator.
 const OPERATOR: &str = "rl-operator";
 /// Namespace of the jobs.
 const TEAM: &str = "default";
+/// Another namespace.
+const OTHER_TEAM: &str = "team-b";
 /// Port of the status channel.
 const CHANNEL: u16 = 9443;
+/// Port of the operator's metrics and probes.
+const OPERATOR_METRICS: u16 = 8080;
 /// A port on which ranks meet.
 const RENDEZVOUS: u16 = 29500;
+/// Port of the jobs' metrics.
+const METRICS: u16 = 9400;
+/// Port of name servers.
+const NAMES: u16 = 53;
 
-/// The other end of a connection.
-struct Peer {
-    /// The namespace of a pod; `None` for an address that is no pod's, such as a node's. Pods in their nodes'
-    /// networks have these, and no selector matches them.
-    namespace: Option<&'static str>,
-    labels: Value,
+/// Workers of the job under test.
+const WORKERS: [&str; 3] = ["worker", "peer", "spare"];
+/// The workers of the job under test but the first.
+const PEERS: [&str; 2] = ["peer", "spare"];
+
+/// All objects that the chart renders with these values.
+fn rendered(helm: &Helm, set: &str) -> Vec<Value> {
+    objects(&helm.template(&["--namespace", OPERATOR, "--set", set]).unwrap())
 }
 
-impl Peer {
-    fn pod(namespace: &'static str, labels: &Value) -> Self {
-        Self { namespace: Some(namespace), labels: labels.clone() }
-    }
-
-    fn node() -> Self {
-        Self { namespace: None, labels: Value::Null }
-    }
+/// The operator's pod and its NetworkPolicy.
+fn operator(rendered: &[Value]) -> [Value; 2] {
+    let mut pod = of_kind(rendered, "Deployment")[0]["spec"]["template"].clone();
+    pod["apiVersion"] = "v1".into();
+    pod["kind"] = "Pod".into();
+    pod["metadata"]["name"] = "rl-operator".into();
+    pod["metadata"]["namespace"] = OPERATOR.into();
+    [pod, of_kind(rendered, "NetworkPolicy")[0].clone()]
 }
 
-fn matches(selector: &Value, labels: &Value) -> bool {
-    assert!(selector["matchExpressions"].is_null(), "only matchLabels are evaluated: {selector}");
-    let wanted = selector["matchLabels"].as_object();
-    wanted.is_none_or(|wanted| wanted.iter().all(|(name, value)| labels[name] == *value))
-}
-
-/// Whether an entry of `from` or `to` in a policy of this namespace selects the peer.
-fn selects(entry: &Value, namespace: &str, peer: &Peer) -> bool {
-    assert!(entry["ipBlock"].is_null(), "blocks of addresses are not evaluated: {entry}");
-    let Some(of_peer) = peer.namespace else { return false };
-    let is_in_namespace = match &entry["namespaceSelector"] {
-        Value::Null => of_peer == namespace,
-        // Every namespace has its name as a label.
-        selector => matches(selector, &json!({ "kubernetes.io/metadata.name": of_peer })),
-    };
-    is_in_namespace && matches(&entry["podSelector"], &peer.labels)
-}
-
-/// Whether a rule allows a connection. An absent list allows everything, an empty one does too.
-fn allows(rule: &Value, peers: &str, namespace: &str, peer: &Peer, port: u16) -> bool {
-    let any = |list: &Value, holds: &dyn Fn(&Value) -> bool| {
-        list.as_array().is_none_or(|entries| entries.is_empty() || entries.iter().any(holds))
-    };
-    any(&rule[peers], &|entry| selects(entry, namespace, peer))
-        && any(&rule["ports"], &|entry| {
-            entry["protocol"] == "TCP" && (entry["port"].is_null() || entry["port"] == port)
-        })
-}
-
-/// Names of the fields of one direction.
-struct Direction {
-    kind: &'static str,
-    rules: &'static str,
-    peers: &'static str,
-}
-
-const INGRESS: Direction = Direction { kind: "Ingress", rules: "ingress", peers: "from" };
-const EGRESS: Direction = Direction { kind: "Egress", rules: "egress", peers: "to" };
-
-impl Direction {
-    /// Whether the pods of a policy may have a TCP connection in this direction.
-    fn is_open(&self, policy: &Value, peer: &Peer, port: u16) -> bool {
-        let kinds = policy["spec"]["policyTypes"].as_array().unwrap();
-        let namespace = policy["metadata"]["namespace"].as_str().unwrap();
-        let mut rules = policy["spec"][self.rules].as_array().into_iter().flatten();
-        !kinds.contains(&json!(self.kind))
-            || rules.any(|rule| allows(rule, self.peers, namespace, peer, port))
-    }
-}
-
-/// Whether the pods of a policy accept a TCP connection.
-fn accepts(policy: &Value, peer: &Peer, port: u16) -> bool {
-    INGRESS.is_open(policy, peer, port)
-}
-
-/// Whether the pods of a policy may open a TCP connection.
-fn may_call(policy: &Value, peer: &Peer, port: u16) -> bool {
-    EGRESS.is_open(policy, peer, port)
-}
-
-/// The policy of the operator that the chart renders with these values.
-fn policy_of_operator(helm: &Helm, set: &str) -> (Value, Vec<Value>) {
-    let rendered = objects(&helm.template(&["--namespace", OPERATOR, "--set", set]).unwrap());
-    (of_kind(&rendered, "NetworkPolicy")[0].clone(), rendered)
-}
-
-/// The NetworkPolicy of a job with this UID, and the labels of its first pod.
-fn job(uid: &str, network: &str) -> (Value, Value) {
+/// All objects of a job with these settings of workers, and with metrics.
+fn job(name: &str, namespace: &str, workers: &Value) -> Vec<Value> {
     let mut job = fixtures::job(&json!({}));
-    job.metadata.uid = Some(uid.to_owned());
+    job.metadata.name = Some(name.to_owned());
+    job.metadata.namespace = Some(namespace.to_owned());
+    job.metadata.uid = Some(format!("{namespace}-{name}"));
     let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
-    spec["workers"] = json!({ "network": network });
+    spec["workers"] = workers.clone();
+    spec["tracking"] = json!({ "prometheus": { "port": METRICS } });
     job.spec = spec.to_string();
     let prepared = Prepared::new(&job).unwrap();
     let address = format!("https://rl-operator-channel.{OPERATOR}.svc:{CHANNEL}");
@@ -120,68 +70,119 @@ fn job(uid: &str, network: &str) -> (Value, Value) {
         pods: PodSettings::default(),
     };
     let input = BuildInput { job: &job, prepared: &prepared, settings: &settings };
-    let objects = build::objects(&input, 1).unwrap();
-    let labels = of_kind(&objects, "Pod")[0]["metadata"]["labels"].clone();
-    (of_kind(&objects, "NetworkPolicy")[0].clone(), labels)
+    build::objects(&input, 1).unwrap()
+}
+
+/// A pod of someone else.
+fn pod(name: &str, namespace: &str, labels: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": namespace, "labels": labels },
+        "spec": { "containers": [{ "name": "main", "image": "example.com/main:1" }] },
+    })
+}
+
+/// A pod of the jobs' namespace that belongs to no job.
+fn stranger() -> Value {
+    pod("stranger", TEAM, &json!({ "app": "web" }))
 }
 
 #[test]
 fn workers_of_any_namespace_reach_the_status_channel_and_others_only_by_their_nodes_if_jobs_may() {
     let Some(helm) = Helm::find() else { return };
-    let (_, labels) = job("a", "Guarded");
-    let worker = Peer::pod(TEAM, &labels);
-    let stranger = Peer::pod(TEAM, &json!({ "app": "web" }));
     let cases = [
         ("podPrivileges.allow={Root}", false),
         ("podPrivileges.allow={HostNetwork}", true),
         // Jobs that began under a setting that was less strict.
         ("podPrivileges.allow={Root},networkPolicy.admitNodes=true", true),
     ];
+    let guarded = json!({ "network": "Guarded" });
+    let on_node = json!({ "network": "Guarded", "pod": { "hostNetwork": true } });
     for (set, is_node_accepted) in cases {
-        let (policy, rendered) = policy_of_operator(&helm, set);
-        let deployment = of_kind(&rendered, "Deployment")[0]["spec"]["template"]["metadata"].clone();
-        assert!(matches(&policy["spec"]["podSelector"], &deployment["labels"]), "{policy}");
-        assert!(accepts(&policy, &worker, CHANNEL), "{set}");
-        // A worker in its node's network has the node's address.
-        assert_eq!(accepts(&policy, &Peer::node(), CHANNEL), is_node_accepted, "{set}");
-        assert_eq!(accepts(&policy, &stranger, CHANNEL), is_node_accepted, "{set}");
-        assert!(accepts(&policy, &stranger, 8080), "metrics and probes");
-        assert!(!accepts(&policy, &worker, RENDEZVOUS));
+        let Some(mut network) = SimulatedNetwork::new() else { return };
+        network.add(&["operator"], &operator(&rendered(&helm, set)));
+        network.add(&["worker"], &job("adding", TEAM, &guarded));
+        network.add(&["worker of another namespace"], &job("adding", OTHER_TEAM, &guarded));
+        network.add(&["worker in its node's network"], &job("fast", TEAM, &on_node));
+        network.add(&["stranger"], &[stranger()]);
+        network.add(&["neighbour"], &[pod("neighbour", OPERATOR, &json!({ "app": "web" }))]);
+        let all = network.others("operator");
+        // A worker in its node's network has the node's address, which the policy cannot tell from others.
+        let workers = BTreeSet::from(["worker", "worker of another namespace"]);
+        let expected = if is_node_accepted { &all } else { &workers };
+        assert_eq!(network.callers("operator", CHANNEL), *expected, "{set}");
+        assert_eq!(network.callers("operator", OPERATOR_METRICS), all, "{set}");
+        assert_eq!(network.callers("operator", RENDEZVOUS), BTreeSet::new(), "{set}");
     }
 }
 
 #[test]
 fn workers_of_a_job_reach_each_other_and_no_other_pod_or_node_reaches_them() {
-    for network in ["Guarded", "Isolated"] {
-        let (policy, labels) = job("a", network);
-        let (_, of_other) = job("b", network);
-        assert!(matches(&policy["spec"]["podSelector"], &labels));
-        assert!(!matches(&policy["spec"]["podSelector"], &of_other), "each job has its own policy");
-        assert!(accepts(&policy, &Peer::pod(TEAM, &labels), RENDEZVOUS));
-        let elsewhere = Peer::pod("other", &labels);
-        for stranger in [Peer::pod(TEAM, &of_other), elsewhere, Peer::node()] {
-            assert!(!accepts(&policy, &stranger, RENDEZVOUS), "{network}");
+    for access in ["Guarded", "Isolated"] {
+        let Some(mut network) = SimulatedNetwork::new() else { return };
+        let adding = job("adding", TEAM, &json!({ "network": access, "count": 2, "spares": 1 }));
+        let labels = &of_kind(&adding, "Pod")[0]["metadata"]["labels"];
+        network.add(&WORKERS, &adding);
+        network.add(&["worker of another job"], &job("other", TEAM, &json!({ "network": "Guarded" })));
+        network.add(&["copy in another namespace"], &[pod("copy", OTHER_TEAM, labels)]);
+        network.add(&["stranger"], &[stranger()]);
+        for port in [RENDEZVOUS, CHANNEL, NAMES, 22] {
+            assert_eq!(network.callers("worker", port), BTreeSet::from(PEERS), "{access}: {port}");
         }
+        let gang = BTreeSet::from(["peer", "worker"]);
+        assert_eq!(network.callers("spare", RENDEZVOUS), gang, "{access}: a spare is a worker");
+        assert_eq!(network.callers("worker", METRICS), network.others("worker"), "{access}");
     }
 }
 
+/// Name servers and the operator may have any address, so their ports are open at every address.
 #[test]
 fn isolated_workers_call_each_other_and_the_channel_and_names_and_nothing_else() {
-    let (guarded, _) = job("a", "Guarded");
-    let (isolated, labels) = job("a", "Isolated");
-    let web = Peer::node();
-    assert!(may_call(&guarded, &web, 443));
-    assert!(!may_call(&isolated, &web, 443) && !may_call(&isolated, &web, RENDEZVOUS));
-    assert!(may_call(&isolated, &Peer::pod(TEAM, &labels), RENDEZVOUS));
-    // Policies see the port of the operator's pod, which is that of its Service.
-    let operator = Peer::pod(OPERATOR, &json!({ "app.kubernetes.io/name": "rl-operator" }));
-    assert!(may_call(&isolated, &operator, CHANNEL));
-    assert!(may_call(&isolated, &web, 53), "names");
     let Some(helm) = Helm::find() else { return };
-    let (_, rendered) = policy_of_operator(&helm, "replicas=1");
+    let Some(mut network) = SimulatedNetwork::new() else { return };
+    let isolated = json!({ "network": "Isolated", "count": 2, "spares": 1 });
+    network.add(&["operator"], &operator(&rendered(&helm, "replicas=1")));
+    network.add(&["names"], &[pod("coredns", "kube-system", &json!({ "k8s-app": "kube-dns" }))]);
+    network.add(&WORKERS, &job("adding", TEAM, &isolated));
+    network.add(&["guarded"], &job("other", TEAM, &json!({ "network": "Guarded" })));
+    network.add(&["stranger"], &[stranger()]);
+    let unguarded = BTreeSet::from(["names", "node", "stranger", "web"]);
+    assert_eq!(network.destinations("guarded", "TCP", 443), unguarded, "egress is restricted");
+    let anywhere: BTreeSet<_> = unguarded.into_iter().chain(PEERS).collect();
+    for protocol in ["TCP", "UDP"] {
+        assert_eq!(network.destinations("worker", protocol, NAMES), anywhere, "{protocol}");
+        for port in [RENDEZVOUS, METRICS, OPERATOR_METRICS, 22, 443] {
+            let destinations = network.destinations("worker", protocol, port);
+            assert_eq!(destinations, BTreeSet::from(PEERS), "{protocol} {port}");
+        }
+    }
+    let with_operator: BTreeSet<_> = anywhere.into_iter().chain(["operator"]).collect();
+    assert_eq!(network.destinations("worker", "TCP", CHANNEL), with_operator);
+    assert_eq!(network.destinations("worker", "UDP", CHANNEL), BTreeSet::from(PEERS));
+}
+
+/// Policies see the port of the operator's pod, and the address of workers names that of its Service.
+#[test]
+fn the_service_of_the_status_channel_has_the_port_of_the_operators_pod() {
+    let Some(helm) = Helm::find() else { return };
+    let rendered = rendered(&helm, "replicas=1");
     let services = of_kind(&rendered, "Service");
     let ports: Vec<_> =
         services.iter().flat_map(|service| service["spec"]["ports"].as_array().unwrap()).collect();
     let channel = ports.iter().find(|port| port["name"] == "channel").unwrap();
     assert_eq!((&channel["port"], &channel["targetPort"]), (&json!(CHANNEL), &json!(CHANNEL)));
+}
+
+#[test]
+fn no_policy_holds_for_open_workers_and_for_those_in_the_networks_of_their_nodes() {
+    let open = json!({ "network": "Open" });
+    let on_node = json!({ "network": "Isolated", "pod": { "hostNetwork": true } });
+    for workers in [open, on_node] {
+        let Some(mut network) = SimulatedNetwork::new() else { return };
+        network.add(&["worker"], &job("adding", TEAM, &workers));
+        network.add(&["stranger"], &[stranger()]);
+        let others = network.others("worker");
+        assert_eq!(network.callers("worker", RENDEZVOUS), others, "{workers}");
+        assert_eq!(network.destinations("worker", "TCP", 443), others, "{workers}");
+    }
 }

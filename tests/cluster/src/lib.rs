@@ -60,6 +60,6 @@ pub use objects::ObjectsError;
 pub use options::Options;
 pub use process::ProcessError;
 pub use program::ProgramError;
-pub use requirements::{build_programs, conditions, helm, kstatus, olm_bundle, pod_security};
+pub use requirements::{build_programs, conditions, helm, kstatus, network_policy, olm_bundle, pod_security};
 pub use shared::{Shared, can_run, own_cluster};
 pub use slot::{ROOT, SlotError, sweep};

@@ -127,6 +127,10 @@ pub(crate) const CONDITIONS: Module =
 pub(crate) const BUNDLE: Module =
     Module { name: "bundle", package: ".", link_variables: &[], names: &["bundle"] };
 
+/// The evaluation of NetworkPolicies in kube-network-policies, without a cluster.
+pub(crate) const NETWORK_POLICY: Module =
+    Module { name: "networkpolicy", package: ".", link_variables: &[], names: &["networkpolicy"] };
+
 /// Queues, with the files of its kinds and webhooks.
 pub(crate) const KUEUE: Module =
     Module { name: "kueue", package: "sigs.k8s.io/kueue/cmd/kueue", link_variables: &[], names: &["kueue"] };
@@ -140,8 +144,21 @@ pub(crate) const PROBE: Module =
     Module { name: "probe", package: ".", link_variables: &[], names: &["probe"] };
 
 /// Every module, the most used first.
-pub(crate) const ALL: [Module; 12] =
-    [KUBERNETES, KWOK, HELM, COREDNS, PROBE, KUEUE, MINIO, JOBSET, KSTATUS, CONDITIONS, BUNDLE, ARGO_CD];
+pub(crate) const ALL: [Module; 13] = [
+    KUBERNETES,
+    KWOK,
+    HELM,
+    COREDNS,
+    PROBE,
+    KUEUE,
+    MINIO,
+    JOBSET,
+    KSTATUS,
+    CONDITIONS,
+    BUNDLE,
+    NETWORK_POLICY,
+    ARGO_CD,
+];
 
 impl Module {
     /// The folder of the sources.

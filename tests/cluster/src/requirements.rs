@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 
 use rlt_skipped::skip;
 
-use crate::program::{ALL, BUNDLE, CONDITIONS, HELM, KSTATUS, KUBERNETES, Module, ProgramError};
+use crate::program::{
+    ALL, BUNDLE, CONDITIONS, HELM, KSTATUS, KUBERNETES, Module, NETWORK_POLICY, ProgramError,
+};
 
 /// Reason why no cluster can run here; `None` if one can. `tools` are the required programs of the system.
 pub(crate) fn missing(tools: &[&str]) -> Option<String> {
@@ -74,6 +76,20 @@ pub fn olm_bundle() -> Result<Option<Command>, ProgramError> {
 /// Under continuous integration, where a test must not be skipped.
 pub fn pod_security() -> Result<Option<Command>, ProgramError> {
     called(KUBERNETES, "pod-security")
+}
+
+/// A program that says of each connection in the question on its standard input, `{"objects": [..],
+/// "connections": [{"from": .., "to": .., "port": .., "protocol": ..}]}`, whether kube-network-policies would
+/// allow it in a cluster of these Namespaces, Pods and NetworkPolicies: a list of booleans. The ends of a
+/// connection are IP addresses. `None` as for [`kstatus`].
+///
+/// # Errors
+/// When it does not build.
+///
+/// # Panics
+/// Under continuous integration, where a test must not be skipped.
+pub fn network_policy() -> Result<Option<Command>, ProgramError> {
+    program(NETWORK_POLICY)
 }
 
 /// `helm` without a cluster. `None` as for [`kstatus`].
