@@ -163,8 +163,7 @@ fn an_invalid_checkpoint_uri_ends_a_run_before_it_starts() {
     let said = ["spec.checkpoint.uri", "the bucket of `s3://nowhere/runs/one` does not exist"];
     train(&Place::new(), &nowhere, &server).expect(78, &said);
     server.become_(Mood::Refusing);
-    train(&Place::new(), &on_server(2), &server)
-        .expect(78, &["check the credentials in the environment"]);
+    train(&Place::new(), &on_server(2), &server).expect(78, &["check the credentials in the environment"]);
     Place::new().train(&job(2, "ftp://host/folder")).expect(2, &["spec.checkpoint.uri", "s3://"]);
 }
 
