@@ -141,6 +141,8 @@ fn the_penalty_on_length_of_trl_keeps_its_weight_start_and_slope() {
         assert_eq!(overlong["penaltyFactor"].as_f64(), Some(factor), "{max_tokens}");
         assert_eq!(comments.contains("here it ends at maxCompletionTokens"), max_tokens > 1280, "{comments}");
     }
+    let (spec, _) = trl("grpo", "--reward_funcs accuracy_reward --reward_weights 0.5");
+    assert_eq!(spec["rewards"]["functions"][0]["weight"], 0.5);
 }
 
 #[test]

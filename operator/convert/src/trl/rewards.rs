@@ -8,8 +8,12 @@ use crate::settings::Settings;
 
 /// Sets the section `rewards`.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
-    let weights = settings.get("reward_weights").and_then(Value::as_array);
-    let mut weights = weights.into_iter().flatten();
+    let weights = match settings.get("reward_weights") {
+        Some(Value::Array(weights)) => weights.as_slice(),
+        Some(Value::Null) | None => &[],
+        Some(weight) => std::slice::from_ref(weight),
+    };
+    let mut weights = weights.iter();
     let mut functions = Vec::new();
     for key in ["reward_model_name_or_path", "reward_model_path"] {
         functions.extend(settings.text(key).map(|path| weighted(model(&path), weights.next())));
