@@ -254,8 +254,11 @@ impl<'a> Reader<'a> {
 
     fn read_text_argument(&mut self) -> Option<()> {
         let content = self.braced()?;
-        if !is_formula(content) {
-            let is_margin = |c: char| c.is_whitespace() || matches!(c, '~' | '\\' | '.' | ',');
+        let is_margin = |c: char| c.is_whitespace() || matches!(c, '~' | '\\' | '.' | ',');
+        // A unit may have signs of formulas, too: `\mathrm{m/s^2}`.
+        let is_unit = matches!(self.tokens.last(), Some(Token::Number(_) | Token::Sign("}")))
+            && content.trim_start_matches(['~', ' ']).starts_with(char::is_alphabetic);
+        if is_unit || !is_formula(content) {
             self.read_text(content.trim_matches(is_margin));
             return Some(());
         }
