@@ -121,6 +121,30 @@ fn an_aggregation_that_verl_passes_over_is_said() {
     }
 }
 
+/// TRL gives a weight to every name. Its penalty on length begins after 1024 tokens and is full at 1280.
+#[test]
+fn the_penalty_on_length_of_trl_keeps_its_weight_start_and_slope() {
+    let rewards = |max_tokens: u32| {
+        let settings = "--reward_funcs accuracy_reward get_soft_overlong_punishment think_format_reward \
+            --reward_weights 1.0 0.5 0.25";
+        let (spec, comments) = trl("grpo", &format!("{settings} --max_completion_length {max_tokens}"));
+        let weights = spec["rewards"]["functions"].as_array().unwrap();
+        let weights: Vec<f64> = weights.iter().map(|function| function["weight"].as_f64().unwrap()).collect();
+        assert_eq!(weights, [1.0, 0.25]);
+        (spec["rewards"]["overlong"].clone(), comments)
+    };
+    let (overlong, comments) = rewards(1024);
+    assert!(overlong.is_null() && comments.contains("no completion of this script reaches"), "{comments}");
+    for (max_tokens, buffer, factor) in [(1152, 128, 0.25), (1280, 256, 0.5), (4096, 256, 0.5)] {
+        let (overlong, comments) = rewards(max_tokens);
+        assert_eq!(overlong["bufferTokens"], buffer, "{max_tokens}");
+        assert_eq!(overlong["penaltyFactor"].as_f64(), Some(factor), "{max_tokens}");
+        assert_eq!(comments.contains("here it ends at maxCompletionTokens"), max_tokens > 1280, "{comments}");
+    }
+    let (spec, _) = trl("grpo", "--reward_funcs accuracy_reward --reward_weights 0.5");
+    assert_eq!(spec["rewards"]["functions"][0]["weight"], 0.5);
+}
+
 #[test]
 fn rewards_say_where_they_differ_from_the_other_trainers() {
     let kinds = |spec: &Value| -> Vec<String> {

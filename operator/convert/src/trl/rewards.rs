@@ -8,22 +8,64 @@ use crate::settings::Settings;
 
 /// Sets the section `rewards`.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
+    let weights = match settings.get("reward_weights") {
+        Some(Value::Array(weights)) => weights.as_slice(),
+        Some(Value::Null) | None => &[],
+        Some(weight) => std::slice::from_ref(weight),
+    };
+    let mut weights = weights.iter();
     let mut functions = Vec::new();
     for key in ["reward_model_name_or_path", "reward_model_path"] {
-        functions.extend(settings.text(key).map(|path| model(&path)));
+        functions.extend(settings.text(key).map(|path| weighted(model(&path), weights.next())));
     }
     for name in settings.list("reward_funcs") {
-        functions.extend(function(&name, draft));
+        // Every name has a weight, also the penalty, which is no function here.
+        let weight = weights.next();
+        if name == OVERLONG {
+            overlong(weight.and_then(Value::as_f64).unwrap_or(1.0), draft);
+        } else {
+            functions.push(weighted(function(&name, draft), weight));
+        }
     }
     if functions.is_empty() {
         draft.remark("rewards", "the script chooses its reward functions in Python: a server of one's own stands for them (docs/rewards.md).");
-        functions.push(server("reward"));
-    }
-    let weights = settings.get("reward_weights").and_then(Value::as_array);
-    for (function, weight) in functions.iter_mut().zip(weights.into_iter().flatten()) {
-        function["weight"] = weight.clone();
+        functions.push(weighted(server("reward"), weights.next()));
     }
     draft.set("spec.rewards.functions", functions);
+}
+
+fn weighted(mut function: Value, weight: Option<&Value>) -> Value {
+    if let Some(weight) = weight {
+        function["weight"] = weight.clone();
+    }
+    function
+}
+
+/// TRL's penalty of long completions, which its scripts configure for 1280 tokens.
+const OVERLONG: &str = "get_soft_overlong_punishment";
+/// Length from which on that penalty is full.
+const OVERLONG_END: u64 = 1280;
+/// Number of tokens over which that penalty grows.
+const OVERLONG_BUFFER: u64 = 256;
+
+/// Sets the penalty, whose slope and start are TRL's for completions of up to 1280 tokens.
+fn overlong(weight: f64, draft: &mut Draft) {
+    let free = OVERLONG_END - OVERLONG_BUFFER;
+    let limit = draft.count("rollout.maxCompletionTokens").unwrap_or(OVERLONG_END);
+    if limit <= free {
+        let reason = format!("begins after {free} tokens, which no completion of this script reaches");
+        draft.remark("rewards", format!("{OVERLONG} {reason}: it is left out."));
+        return;
+    }
+    let buffer = limit.min(OVERLONG_END) - free;
+    draft.set("spec.rewards.overlong.bufferTokens", buffer);
+    draft.set("spec.rewards.overlong.penaltyFactor", weight * buffer as f64 / OVERLONG_BUFFER as f64);
+    if limit > OVERLONG_END {
+        draft.remark(
+            "rewards",
+            format!("{OVERLONG} of TRL's scripts ends at {OVERLONG_END} tokens; here it ends at maxCompletionTokens."),
+        );
+    }
 }
 
 /// TRL's own reward functions, each with our name and kind and the difference between them.
@@ -45,7 +87,7 @@ const OWN: [(&str, &str, &str, &str); 3] = [
     ("think_format_reward", "think_format", "Format", ""),
 ];
 
-fn function(name: &str, draft: &mut Draft) -> Option<Value> {
+fn function(name: &str, draft: &mut Draft) -> Value {
     if let Some((_, own, kind, difference)) = OWN.iter().find(|(theirs, ..)| *theirs == name) {
         if !difference.is_empty() {
             draft.remark("rewards", format!("{difference}."));
@@ -56,22 +98,14 @@ fn function(name: &str, draft: &mut Draft) -> Option<Value> {
             // Rows may have a column `answer`, too, which is read first by default.
             _ => draft.set("spec.data.groundTruthKey", "solution"),
         }
-        return Some(function);
-    }
-    if name == "get_soft_overlong_punishment" {
-        draft.set("spec.rewards.overlong.bufferTokens", 256);
-        draft.remark(
-            "rewards",
-            "get_soft_overlong_punishment of TRL's scripts ends at 1280 tokens; here it ends at maxCompletionTokens.",
-        );
-        return None;
+        return function;
     }
     // A trainer in Python loads a reward model by the name of its repository.
     if is_hub_name(name) {
         return Some(model(name));
     }
     let (module, short) = name.rsplit_once('.').unwrap_or(("rewards", name));
-    Some(python(name, module, short, draft))
+    python(name, module, short, draft)
 }
 
 /// Returns the pattern of `<think>` followed by `</think>`, without any other `<think>`. TRL's pattern uses

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::truth::stated_answer;
-use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth, one_if};
+use super::truth::{any_stated_truth, stated_answer};
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, one_if};
 
 /// Number of characters searched at the end of a completion: the answer is there, and long completions stay
 /// cheap.
@@ -54,7 +54,7 @@ impl RewardFunction for Gsm8k {
         let equals = |truth: &str| {
             answer.as_ref().is_some_and(|answer| *answer == without_marks(stated_answer(truth)))
         };
-        any_ground_truth(sample.ground_truth, equals).map(one_if)
+        any_stated_truth(sample.ground_truth, equals).map(one_if)
     }
 
     fn range(&self) -> (f64, f64) {
@@ -186,6 +186,8 @@ mod tests {
 
     #[test]
     fn a_numeric_ground_truth_counts_as_its_text() {
-        assert_eq!(Gsm8k::default().score(&sample("#### 18", &json!(18))).unwrap(), 1.0);
+        for truth in [json!(18), json!(18.0), json!("[\"18\"]")] {
+            assert_eq!(Gsm8k::default().score(&sample("#### 18", &truth)).unwrap(), 1.0, "{truth}");
+        }
     }
 }

@@ -18,16 +18,17 @@ mod token;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::boxed::last_answer;
-use super::truth::{stated_answer, without_delimiters};
-use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth, one_if};
+use super::boxed::listed_answers;
+use super::truth::{after_mark, any_stated_truth, stated_answer, without_delimiters};
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, one_if};
 use expression::{Answer, Expression};
 use normal::{Fuel, normal};
 use parse::parse;
 
 /// 1 when the last `\boxed{..}` (or `\boxed ..`, `\fbox{..}`) has the value of a ground truth; else 0.
 ///
-/// The ground truth is read by [`stated_answer`]. [`are_equal`] has the rules.
+/// Boxes that are listed, such as `\boxed{1}` and `\boxed{2}`, are one answer ([`listed_answers`]). The
+/// ground truth is read by [`stated_answer`], with the boxes that it lists. [`are_equal`] has the rules.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Math;
 
@@ -43,9 +44,9 @@ impl DeclaredReward for Math {
 
 impl RewardFunction for Math {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
-        let answer = last_answer(sample.completion);
-        let equals = |truth: &str| answer.is_some_and(|answer| are_equal(stated_answer(truth), answer));
-        any_ground_truth(sample.ground_truth, equals).map(one_if)
+        let answer = listed_answers(sample.completion);
+        let equals = |truth: &str| answer.as_ref().is_some_and(|answer| are_equal(&stated(truth), answer));
+        any_stated_truth(sample.ground_truth, equals).map(one_if)
     }
 
     fn range(&self) -> (f64, f64) {
@@ -53,24 +54,32 @@ impl RewardFunction for Math {
     }
 
     fn answer<'a>(&self, completion: &'a str) -> Option<Cow<'a, str>> {
-        last_answer(completion).map(|answer| canonical(answer).into())
+        listed_answers(completion).map(|answer| canonical(&answer).into())
     }
+}
+
+/// Returns the answer that a ground truth states, with all boxes that are listed with the last one.
+fn stated(truth: &str) -> Cow<'_, str> {
+    listed_answers(after_mark(truth)).unwrap_or_else(|| stated_answer(truth).into())
 }
 
 /// Whether an answer has the value of a ground truth. Both are LaTeX or plain notation.
 ///
-/// - Numbers are exact: fractions, roots, decimals, thousands separators, mixed numbers. A decimal number
-///   of at least six places equals what rounds to it.
+/// - Numbers are exact: fractions, roots, decimals, repeating decimals, powers of ten, thousands separators,
+///   mixed numbers. A decimal number of at least six places equals what rounds to it, and any decimal number
+///   equals what differs from it by less than half of the sixth place.
 /// - Units, currencies, degrees and the base of a number do not count. A percentage equals the number before
 ///   its sign, and a hundredth of it.
-/// - The order in sets and in lists without brackets does not count, that in tuples does. Brackets of
-///   intervals count. `1 < x` is the interval `(1, \infty)`.
+/// - Neither order nor repetition counts in sets and in lists without brackets, order counts in tuples.
+///   Brackets of intervals count. `1 < x` is the interval `(1, \infty)`.
 /// - Equations are equal if they are multiples of each other; `x = 5` equals 5.
 /// - Expressions are compared as quotients of polynomials, and those with functions at four points.
 pub fn are_equal(truth: &str, answer: &str) -> bool {
     let (truth, answer) = (without_delimiters(truth), without_delimiters(answer));
     let texts = (plain(truth), plain(answer));
-    if !texts.0.is_empty() && texts.0 == texts.1 {
+    // The letter of a choice may be in lower case.
+    let is_letter = texts.0.len() == 1 && texts.0.eq_ignore_ascii_case(&texts.1);
+    if is_letter || !texts.0.is_empty() && texts.0 == texts.1 {
         return true;
     }
     matches!((parse(truth), parse(answer)), (Some(truth), Some(answer)) if compare::are_equal(&truth, &answer))
@@ -92,6 +101,7 @@ fn key(answer: &Answer, fuel: &mut Fuel) -> Option<String> {
         Answer::List(answers) | Answer::Set(answers) => {
             let mut keys = keys(answers)?;
             keys.sort_unstable();
+            keys.dedup();
             format!("{{{}}}", keys.join(","))
         }
         Answer::Union(answers) => {
@@ -129,7 +139,8 @@ fn plain(answer: &str) -> String {
     text.retain(|character| !character.is_whitespace());
     let text = text.trim_end_matches('.');
     let inside = text.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
-    let text = inside.filter(|inside| inside.len() == 1 && letters(inside).len() == 1).unwrap_or(text);
+    let letter = inside.or_else(|| text.strip_suffix(')'));
+    let text = letter.filter(|letter| letter.len() == 1 && letters(letter).len() == 1).unwrap_or(text);
     let is_word = text.len() > 1 && text.chars().all(char::is_alphabetic);
     if is_word { text.to_lowercase() } else { text.to_owned() }
 }

@@ -7,15 +7,20 @@ use std::sync::Arc;
 
 use regex::Regex;
 
+use super::boxed::braced;
 use super::gsm8k::last_characters;
-use super::truth::stated_answer;
-use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth, pattern};
+use super::truth::{any_stated_truth, stated_answer};
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, pattern};
 use normalise::normalised;
 
 /// Number of characters at the end of a completion that are searched (verl's limit).
 const SEARCHED_CHARACTERS: usize = 300;
+/// Number of characters at the end of a completion that are searched for a box (verl's limit).
+const SEARCHED_FOR_BOX: usize = 100;
 
 /// 1 when the text after the last `Answer:` in the last 300 characters equals a ground truth, else -1.
+/// Without `Answer:` the content of the last `\boxed{..}` in the last 100 characters has to be the text of a
+/// ground truth.
 ///
 /// Both are normalised as in verl's `utils/reward_score/math_dapo.py`, whose rules are Minerva's (Lewkowycz
 /// et al., arXiv 2206.14858). The ground truth is read by [`stated_answer`] first.
@@ -54,10 +59,13 @@ impl DeclaredReward for MathDapo {
 
 impl RewardFunction for MathDapo {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
-        let answer = self.answer(sample.completion);
-        let equals =
-            |truth: &str| answer.as_ref().is_some_and(|answer| *answer == normalised(stated_answer(truth)));
-        Ok(if any_ground_truth(sample.ground_truth, equals)? { 1.0 } else { -1.0 })
+        let answer = self.stated(sample.completion).map(normalised);
+        let boxed = last_box(sample.completion);
+        let equals = |truth: &str| {
+            let truth = stated_answer(truth);
+            answer.as_ref().map_or(boxed == Some(truth), |answer| *answer == normalised(truth))
+        };
+        Ok(if any_stated_truth(sample.ground_truth, equals)? { 1.0 } else { -1.0 })
     }
 
     fn range(&self) -> (f64, f64) {
@@ -65,8 +73,16 @@ impl RewardFunction for MathDapo {
     }
 
     fn answer<'a>(&self, completion: &'a str) -> Option<Cow<'a, str>> {
-        self.stated(completion).map(|answer| normalised(answer).into())
+        let stated = self.stated(completion).map(|answer| normalised(answer).into());
+        stated.or_else(|| last_box(completion).map(Cow::Borrowed))
     }
+}
+
+/// Returns the content of the last `\boxed{..}` at the end of a completion; `None` if it never closes.
+fn last_box(completion: &str) -> Option<&str> {
+    let end = last_characters(completion, SEARCHED_FOR_BOX);
+    let start = end.rfind("\\boxed{")?;
+    braced(&end[start + "\\boxed".len()..])
 }
 
 #[cfg(test)]
@@ -87,8 +103,20 @@ mod tests {
         assert_eq!(score("Answer: \\boxed{34}", "34"), 1.0);
         assert_eq!(score("Answer: 1\nAnswer: 34", "34"), 1.0);
         assert_eq!(score("Answer: 34\nAnswer: 1", "34"), -1.0);
-        assert_eq!(score("\\boxed{34}", "34"), -1.0);
         assert_eq!(score("", "34"), -1.0);
+    }
+
+    /// Values of verl's `math_dapo.compute_score`.
+    #[test]
+    fn a_box_counts_if_there_is_no_answer_line() {
+        assert_eq!(score("So \\boxed{34}.", "34"), 1.0);
+        assert_eq!(score("\\boxed{34} or \\boxed{1}", "34"), -1.0);
+        assert_eq!(score("Answer: 1\nor \\boxed{34}", "34"), -1.0);
+        assert_eq!(score("\\boxed{34.}", "34"), -1.0);
+        assert_eq!(score("\\boxed{34", "34"), -1.0);
+        assert_eq!(score(&format!("\\boxed{{34}}{}", "x".repeat(90)), "34"), 1.0);
+        assert_eq!(score(&format!("\\boxed{{34}}{}", "x".repeat(91)), "34"), -1.0);
+        assert_eq!(MathDapo::new().unwrap().answer("So \\boxed{34}.").as_deref(), Some("34"));
     }
 
     #[test]

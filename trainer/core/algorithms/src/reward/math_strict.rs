@@ -14,8 +14,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::boxed::last_answer;
-use super::truth::stated_answer;
-use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth, one_if};
+use super::truth::{any_stated_truth, stated_answer};
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, one_if};
 
 /// 1 when the last `\boxed{..}` (or `\boxed ..`, `\fbox{..}`) is the normalised text of a ground truth; else
 /// 0. The ground truth is read by [`stated_answer`].
@@ -36,7 +36,7 @@ impl RewardFunction for MathStrict {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
         let answer = last_answer(sample.completion);
         let equals = |truth: &str| answer.is_some_and(|answer| are_equivalent(answer, stated_answer(truth)));
-        any_ground_truth(sample.ground_truth, equals).map(one_if)
+        any_stated_truth(sample.ground_truth, equals).map(one_if)
     }
 
     fn range(&self) -> (f64, f64) {

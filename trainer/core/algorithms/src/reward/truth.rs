@@ -29,8 +29,13 @@ fn texts_of_number(number: &Number) -> Result<Vec<String>, RewardError> {
 /// This is the text after the last `####` (as in `openai/gsm8k`), else the last `\boxed{..}` (the `solution`
 /// columns of MATH and NuminaMath), else the whole text. Math delimiters around all of it are removed.
 pub fn stated_answer(truth: &str) -> &str {
-    let marked = truth.rsplit_once("####").map_or(truth, |(_, answer)| answer);
+    let marked = after_mark(truth);
     without_delimiters(last_answer(marked).unwrap_or(marked))
+}
+
+/// Returns the text after the last `####`, or all of it.
+pub(super) fn after_mark(truth: &str) -> &str {
+    truth.rsplit_once("####").map_or(truth, |(_, answer)| answer)
 }
 
 /// Removes white space and one pair of math delimiters: `$..$`, `$$..$$`, `\(..\)` or `\[..\]`.
@@ -76,6 +81,24 @@ pub fn any_ground_truth(value: &Value, mut matches: impl FnMut(&str) -> bool) ->
             Err(RewardError::GroundTruth { got: value.to_string().chars().take(80).collect() })
         }
     })
+}
+
+/// Like [`any_ground_truth`], but a text that is a JSON list of texts (`["72"]`) is read as that list.
+///
+/// # Errors
+/// Those of [`any_ground_truth`].
+pub(super) fn any_stated_truth(
+    value: &Value,
+    mut matches: impl FnMut(&str) -> bool,
+) -> Result<bool, RewardError> {
+    any_ground_truth(value, |truth| match listed_texts(truth) {
+        Some(texts) => texts.iter().any(|text| matches(text)),
+        None => matches(truth),
+    })
+}
+
+fn listed_texts(truth: &str) -> Option<Vec<String>> {
+    if truth.trim_start().starts_with("[\"") { serde_json::from_str(truth).ok() } else { None }
 }
 
 /// Checks that completions can be compared with this ground truth.
@@ -134,6 +157,22 @@ mod tests {
         assert!(
             check_comparable(&json!(u64::MAX)).is_ok() && check_comparable(&json!(2.0_f64.powi(53))).is_ok()
         );
+    }
+
+    #[test]
+    fn floats_without_a_fraction_are_integers_as_well() {
+        let holds = |value, text: &str| any_ground_truth(&value, |truth| truth == text).unwrap();
+        assert!(holds(json!(18.0), "18") && holds(json!(18.0), "18.0") && holds(json!([-3.0]), "-3"));
+        assert!(!holds(json!(18.5), "18") && !holds(json!(18), "18.0"));
+    }
+
+    #[test]
+    fn the_json_text_of_a_list_is_a_list_of_answers() {
+        let holds = |value, text: &str| any_stated_truth(&value, |truth| truth == text).unwrap();
+        assert!(holds(json!(r#"["\\frac12", "0.5"]"#), "\\frac12") && holds(json!(r#"["7", "8"]"#), "8"));
+        for other in ["[1,2]", "[\"", "[\"a\", 2]", "7"] {
+            assert!(holds(json!(other), other), "{other}");
+        }
     }
 
     #[test]

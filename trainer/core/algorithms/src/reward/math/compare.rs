@@ -5,6 +5,7 @@ use num_rational::BigRational;
 use num_traits::Signed;
 
 use super::expression::{Answer, Bracket, Expression, Relation};
+use super::names::LETTER_UNITS;
 use super::normal::{Fuel, normal};
 use super::numeric;
 
@@ -45,8 +46,11 @@ impl Comparison {
             | (Answer::List(left) | Answer::Set(left), Answer::Tuple(_, right, _)) => {
                 self.in_order(left, right)
             }
-            (Answer::Set(set), single) | (single, Answer::Set(set)) if set.len() == 1 => {
-                self.answers(&set[0], single)
+            (Answer::Set(values) | Answer::List(values), single)
+            | (single, Answer::Set(values) | Answer::List(values))
+                if !values.is_empty() =>
+            {
+                values.iter().all(|value| self.answers(value, single))
             }
             (Answer::Relation(left, left_signs), Answer::Relation(right, right_signs)) => {
                 self.relations(Chain::shortened(left, left_signs), Chain::shortened(right, right_signs))
@@ -63,15 +67,22 @@ impl Comparison {
         left.len() == right.len() && left.iter().zip(right).all(|(left, right)| self.answers(left, right))
     }
 
+    /// Whether every value is in the other list as well. Repeated values do not count.
     fn in_any_order(&mut self, left: &[Answer], right: &[Answer]) -> bool {
-        if left.len() != right.len() || left.len() > MAX_UNORDERED {
+        if left.len().max(right.len()) > MAX_UNORDERED {
             return false;
         }
-        let mut is_free = vec![true; right.len()];
-        left.iter().all(|left| {
-            let found = (0..right.len()).find(|idx| is_free[*idx] && self.answers(left, &right[*idx]));
-            found.is_some_and(|idx| std::mem::replace(&mut is_free[idx], false))
-        })
+        let mut is_matched = vec![false; right.len()];
+        for truth in left {
+            let mut idxs: Vec<usize> = (0..right.len()).collect();
+            idxs.sort_by_key(|idx| is_matched[*idx]);
+            match idxs.into_iter().find(|idx| self.answers(truth, &right[*idx])) {
+                Some(idx) => is_matched[idx] = true,
+                None => return false,
+            }
+        }
+        (0..right.len())
+            .all(|idx| is_matched[idx] || left.iter().any(|truth| self.answers(truth, &right[idx])))
     }
 
     fn values(&mut self, truth: &Expression, answer: &Expression) -> bool {
@@ -93,7 +104,14 @@ impl Comparison {
             Some(true) => true,
             None => false,
             Some(false) if is_rounded(truth, answer) || is_rounded(answer, truth) => true,
-            Some(false) => (left.is_opaque() || right.is_opaque()) && numeric::are_equal(truth, answer),
+            Some(false) if (left.is_opaque() || right.is_opaque()) && numeric::are_equal(truth, answer) => {
+                true
+            }
+            Some(false) => match (without_letter_unit(truth), without_letter_unit(answer)) {
+                (Some(truth), None) if !answer.has_names() => self.values(&truth, answer),
+                (None, Some(answer)) if !truth.has_names() => self.values(truth, &answer),
+                _ => false,
+            },
         }
     }
 
@@ -128,11 +146,7 @@ impl Comparison {
 fn assigned<'a>(truth: &'a Answer, answer: &'a Answer) -> (&'a Answer, &'a Answer) {
     let value = |answer: &'a Answer| match answer {
         Answer::Relation(sides, signs) if signs.iter().all(|sign| *sign == Relation::Equal) => {
-            let is_name = match &sides[0] {
-                Answer::Expression(side) => side.is_name(),
-                other => matches!(other, Answer::Text(_)),
-            };
-            Some((sides.last()?, is_name))
+            Some((sides.last()?, is_left_side(&sides[0])))
         }
         _ => None,
     };
@@ -141,6 +155,24 @@ fn assigned<'a>(truth: &'a Answer, answer: &'a Answer) -> (&'a Answer, &'a Answe
         (Some((truth, true)), None) => (truth, answer),
         _ => (truth, answer),
     }
+}
+
+/// Whether an answer only names what an equation states: `x`, `f(x)`, `(x,y)` or a text.
+fn is_left_side(answer: &Answer) -> bool {
+    match answer {
+        Answer::Expression(side) => side.is_name(),
+        Answer::Text(_) => true,
+        Answer::Tuple(_, items, _) => items.iter().all(is_left_side),
+        _ => false,
+    }
+}
+
+/// Drops a unit of one letter after a number: the `m` of `12 m`. Returns `None` for other expressions.
+fn without_letter_unit(expression: &Expression) -> Option<Expression> {
+    let Expression::Product(factors) = expression else { return None };
+    let (Expression::Name(unit), numbers) = factors.split_last()? else { return None };
+    let is_unit = LETTER_UNITS.contains(&unit.as_str()) && !numbers.iter().any(Expression::has_names);
+    is_unit.then(|| Expression::Product(numbers.to_vec()))
 }
 
 /// A chain of relations, such as `1 < x <= 2`.
@@ -201,18 +233,20 @@ fn interval(answer: &Answer) -> Option<Answer> {
     }
 }
 
-/// Whether `decimal` is a decimal number of at least six places, and `exact` rounds to it.
+/// Whether `decimal` is a decimal number of at least six places to which `exact` rounds, or one that differs
+/// from `exact` by less than half of the sixth place.
 fn is_rounded(decimal: &Expression, exact: &Expression) -> bool {
-    let Expression::Number { value, places } = decimal else { return false };
-    if *places < MIN_PLACES {
-        return false;
-    }
+    let Expression::Number { value, places: places @ 1.. } = decimal else { return false };
     let rational = normal(exact, &mut Fuel::new(FUEL)).and_then(|exact| exact.rational());
     // f64 has 15 digits, enough for the places that are compared.
     let is_constant = numeric::value(exact, 0) == numeric::value(exact, 1);
     let real =
         || numeric::value(exact, 0).filter(|exact| is_constant && exact.im == 0.0).map(|exact| exact.re);
     let Some(exact) = rational.or_else(|| BigRational::from_float(real()?)) else { return false };
-    let half = BigRational::new(1.into(), BigInt::from(2) * BigInt::from(10).pow(*places as u32));
-    (value - exact).abs() <= half
+    let half =
+        |places: usize| BigRational::new(1.into(), BigInt::from(2) * BigInt::from(10).pow(places as u32));
+    let difference = (value - &exact).abs();
+    // Small values are compared by their own size.
+    let size = exact.abs().min(BigRational::from_integer(1.into()));
+    (*places >= MIN_PLACES && difference <= half(*places)) || difference <= half(MIN_PLACES) * size
 }

@@ -47,6 +47,19 @@ impl Expression {
         Self::Sum(vec![self.clone(), other.clone().negated()])
     }
 
+    /// Whether the expression has a variable or a named constant.
+    pub(super) fn has_names(&self) -> bool {
+        match self {
+            Self::Number { .. } => false,
+            Self::Name(_) => true,
+            Self::Sum(parts) | Self::Product(parts) | Self::Function(_, parts) => {
+                parts.iter().any(Self::has_names)
+            }
+            Self::Quotient(left, right) | Self::Power(left, right) => left.has_names() || right.has_names(),
+            Self::Root(part, _) | Self::Percent(part) => part.has_names(),
+        }
+    }
+
     /// Whether the expression consists of names only, like the left side of `x = 5` or `f(x) = 5`.
     pub(super) fn is_name(&self) -> bool {
         match self {

@@ -22,6 +22,17 @@ pub(super) const LAYOUT: &[&str] = &[
     "mleft",
     "mright",
     "space",
+    "enspace",
+    "thinspace",
+    "scriptstyle",
+    "large",
+    "Large",
+    "LARGE",
+    "huge",
+    "small",
+    "angle",
+    "measuredangle",
+    "checkmark",
     "rm",
     "bf",
     "it",
@@ -46,6 +57,14 @@ pub(super) const TEXT: &[&str] = &[
     "emph",
     "texttt",
     "boldsymbol",
+    "bm",
+    "textsf",
+    "textsc",
+    "textup",
+    "mathtt",
+    "underline",
+    "unit",
+    "si",
 ];
 
 /// Commands that are a letter or a constant.
@@ -95,15 +114,22 @@ pub(super) const FUNCTIONS: &[&str] = &[
     "ln", "exp",
 ];
 
-/// Units in plain text after a number. Single letters are variables.
+/// Names of currencies before an amount.
+pub(super) const CURRENCIES: &[&str] = &["Rs", "USD", "EUR", "GBP", "INR", "US"];
+
+/// Units in plain text after a number. Single letters are variables, except in `m/s`.
 pub(super) const UNITS: &[&str] = &[
     "cm", "mm", "km", "kg", "mg", "lb", "lbs", "ft", "mph", "kmh", "hr", "hrs", "min", "mins", "sec", "inch",
     "inches", "feet", "foot", "yard", "yards", "mile", "miles", "meter", "meters", "metre", "metres", "gram",
     "grams", "liter", "liters", "litre", "litres", "hour", "hours", "minute", "minutes", "second", "seconds",
     "day", "days", "week", "weeks", "month", "months", "year", "years", "degree", "degrees", "cent", "cents",
     "dollar", "dollars", "euro", "euros", "unit", "units", "square", "cubic", "ways", "students", "people",
-    "points", "pounds", "gallons", "acres", "coins", "apples", "integers", "digits",
+    "points", "pounds", "gallons", "acres", "coins", "apples", "integers", "digits", "USD", "rupees", "oz",
+    "ounces", "rad", "radians",
 ];
+
+/// Units of one letter, which are units in `12 m/s` and if the other answer is a number.
+pub(super) const LETTER_UNITS: &[&str] = &["m", "s", "h", "g", "l", "L"];
 
 /// Commands that are a sign.
 pub(super) const SIGNS: &[(&str, &str)] = &[
@@ -121,8 +147,20 @@ pub(super) const SIGNS: &[(&str, &str)] = &[
     ("gt", ">"),
     ("ne", "!="),
     ("neq", "!="),
+    ("to", "="),
     ("pm", "+-"),
+    ("mp", "-+"),
+    ("lor", ","),
+    ("over", "over"),
+    ("choose", "choose"),
+    ("colon", ":"),
+    ("slash", "/"),
+    ("lfloor", "lfloor"),
+    ("rfloor", "rfloor"),
+    ("lceil", "lceil"),
+    ("rceil", "rceil"),
     ("cup", "cup"),
+    ("bigcup", "cup"),
     ("in", "in"),
     ("lbrace", "\\{"),
     ("rbrace", "\\}"),
@@ -145,11 +183,19 @@ pub(super) const CHARACTERS: &[(char, &str)] = &[
     ('-', "-"),
     ('−', "-"),
     ('–', "-"),
+    ('—', "-"),
+    ('‐', "-"),
+    ('‑', "-"),
     ('*', "*"),
     ('·', "*"),
+    ('⋅', "*"),
+    ('∙', "*"),
+    ('∗', "*"),
     ('×', "*"),
     ('/', "/"),
     ('÷', ":"),
+    ('⁄', "/"),
+    ('∕', "/"),
     (':', ":"),
     ('^', "^"),
     ('_', "_"),
@@ -169,6 +215,8 @@ pub(super) const CHARACTERS: &[(char, &str)] = &[
     ('≥', ">="),
     ('≠', "!="),
     ('±', "+-"),
+    ('∓', "-+"),
+    ('≈', "="),
     ('!', "!"),
     ('%', "%"),
     ('&', "&"),
@@ -176,3 +224,46 @@ pub(super) const CHARACTERS: &[(char, &str)] = &[
     ('∈', "in"),
     ('∞', "oo"),
 ];
+
+/// Letters and constants of one character.
+pub(super) const SYMBOLS: &[(char, &str)] = &[
+    ('π', "pi"),
+    ('∅', "emptyset"),
+    ('α', "alpha"),
+    ('β', "beta"),
+    ('γ', "gamma"),
+    ('δ', "delta"),
+    ('ε', "epsilon"),
+    ('θ', "theta"),
+    ('λ', "lambda"),
+    ('μ', "mu"),
+    ('ρ', "rho"),
+    ('σ', "sigma"),
+    ('τ', "tau"),
+    ('φ', "phi"),
+    ('ω', "omega"),
+    ('Δ', "Delta"),
+    ('Ω', "Omega"),
+];
+
+/// Fractions of one character, with numerator and denominator.
+pub(super) const FRACTIONS: &[(char, &str, &str)] = &[
+    ('½', "1", "2"),
+    ('⅓', "1", "3"),
+    ('⅔', "2", "3"),
+    ('¼', "1", "4"),
+    ('¾', "3", "4"),
+    ('⅕', "1", "5"),
+    ('⅖', "2", "5"),
+    ('⅗', "3", "5"),
+    ('⅘', "4", "5"),
+    ('⅙', "1", "6"),
+    ('⅚', "5", "6"),
+    ('⅛', "1", "8"),
+    ('⅜', "3", "8"),
+    ('⅝', "5", "8"),
+    ('⅞', "7", "8"),
+];
+
+/// The digits of exponents, from 0 to 9.
+pub(super) const SUPERSCRIPTS: &str = "⁰¹²³⁴⁵⁶⁷⁸⁹";

@@ -161,12 +161,22 @@ pub(super) fn normal(expression: &Expression, fuel: &mut Fuel) -> Option<Normal>
             let mut key = (*name).to_owned();
             for argument in arguments {
                 let argument = normal(argument, fuel)?;
-                if let ("abs", Some(value)) = (*name, argument.rational()) {
-                    return Some(Normal::of(Polynomial::constant(value.abs())));
+                if let Some(value) = argument.rational().and_then(|value| rounded(name, &value)) {
+                    return Some(Normal::of(Polynomial::constant(value)));
                 }
                 key += &format!("({})", argument.key());
             }
             Normal::of(Polynomial::atom(Atom::Opaque(key)))
         }
     })
+}
+
+/// Returns the absolute value, the floor or the ceiling of a number.
+fn rounded(function: &str, value: &BigRational) -> Option<BigRational> {
+    match function {
+        "abs" => Some(value.abs()),
+        "floor" => Some(value.floor()),
+        "ceil" => Some(value.ceil()),
+        _ => None,
+    }
 }

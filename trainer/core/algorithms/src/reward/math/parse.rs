@@ -1,10 +1,11 @@
 //! A recursive-descent parser of answers.
 //!
 //! ```text
-//! list = relation {"," relation}
-//! relation = union {("=" | "<" | ..) union}
+//! list = relation {"," relation} [","]
+//! relation = ["="] union {("=" | "<" | ..) union}
 //! union = sum {"cup" sum}
-//! sum = ["-"] term {("+" | "-") term}
+//! sum = terms [("over" | "choose") terms]
+//! terms = ["-"] term {("+" | "-") term}
 //! term = power {["*" | "/"] power}
 //! power = primary {"^" argument | "!" | "%"}
 //! ```
@@ -23,6 +24,8 @@ const MAX_DEPTH: usize = 30;
 const MAX_NESTING: usize = 60;
 /// Largest argument of a factorial or a binomial coefficient that is computed.
 const MAX_FACTORIAL: u32 = 500;
+/// Largest number of elements for which the number of subsets of a symbolic size is a product.
+const MAX_CHOSEN: u32 = 10;
 
 /// Reads an answer. Returns `None` for a text that is not mathematics.
 pub(super) fn parse(text: &str) -> Option<Answer> {
@@ -31,16 +34,19 @@ pub(super) fn parse(text: &str) -> Option<Answer> {
     if tokens.iter().filter(nests).count() > MAX_NESTING {
         return None;
     }
-    if !tokens.contains(&Token::Sign("+-")) {
+    if !tokens.iter().any(|token| matches!(token, Token::Sign("+-" | "-+"))) {
         return Parser::new(tokens).answer();
     }
     // The sign stands for both values, such as those of `1 \pm \sqrt{2}`.
-    let with = |sign| {
-        let exchange =
-            |token: &Token| if *token == Token::Sign("+-") { Token::Sign(sign) } else { token.clone() };
+    let with = |sign: &'static str, opposite: &'static str| {
+        let exchange = |token: &Token| match token {
+            Token::Sign("+-") => Token::Sign(sign),
+            Token::Sign("-+") => Token::Sign(opposite),
+            other => other.clone(),
+        };
         Parser::new(tokens.iter().map(exchange).collect()).answer()
     };
-    Some(match (with("+")?, with("-")?) {
+    Some(match (with("+", "-")?, with("-", "+")?) {
         (Answer::List(plus), Answer::List(minus)) => Answer::List([plus, minus].concat()),
         (Answer::Set(plus), Answer::Set(minus)) => Answer::Set([plus, minus].concat()),
         (plus, minus) => Answer::List(vec![plus, minus]),
@@ -93,12 +99,17 @@ impl Parser {
         while self.accept(",") {
             // `1, 2, and 3` has two separators in a row.
             while self.accept(",") {}
+            if self.next == self.tokens.len() {
+                break;
+            }
             items.push(self.relation()?);
         }
         if items.len() > 1 { Some(Answer::List(items)) } else { items.pop() }
     }
 
     fn relation(&mut self) -> Option<Answer> {
+        // `\approx 5` states a value alone.
+        self.accept("=");
         let (mut sides, mut relations) = (vec![self.union()?], Vec::new());
         if self.accept("in") {
             return self.union();
@@ -116,10 +127,31 @@ impl Parser {
         while self.accept("cup") {
             members.push(self.sum()?);
         }
+        if members.len() > 1 && members.iter().all(|member| matches!(member, Answer::Set(_))) {
+            let items = members.into_iter().flat_map(|member| match member {
+                Answer::Set(items) => items,
+                other => vec![other],
+            });
+            return Some(Answer::Set(items.collect()));
+        }
         if members.len() > 1 { Some(Answer::Union(members)) } else { members.pop() }
     }
 
     fn sum(&mut self) -> Option<Answer> {
+        let above = self.terms()?;
+        let is_fraction = self.accept("over");
+        if !is_fraction && !self.accept("choose") {
+            return Some(above);
+        }
+        let (above, below) = (expression(above)?, expression(self.terms()?)?);
+        Some(Answer::Expression(if is_fraction {
+            Expression::Quotient(Box::new(above), Box::new(below))
+        } else {
+            binomial(above, below)
+        }))
+    }
+
+    fn terms(&mut self) -> Option<Answer> {
         let mut terms = Vec::new();
         loop {
             let is_negative = if self.accept("-") {
@@ -184,6 +216,10 @@ impl Parser {
                 if is_fraction && is_whole(above) && is_whole(below) =>
             {
                 Some(Expression::Sum(vec![product, factor]))
+            }
+            (Expression::Number { places: 0, .. }, Expression::Percent(fraction)) if is_fraction => {
+                let value = Expression::Sum(vec![product, (**fraction).clone()]);
+                Some(Expression::Percent(Box::new(value)))
             }
             (Expression::Number { places: 0, .. }, _)
                 if is_number && is_whole(&factor) && self.accept("/") =>
@@ -276,7 +312,20 @@ fn binomial(above: Expression, below: Expression) -> Expression {
             Expression::Quotient(Box::new(product_of(num - chosen + 1, num)), Box::new(product_of(1, chosen)))
         }
         (Some(_), Some(_)) => Expression::integer(0),
-        _ => Expression::Function("binom", vec![above, below]),
+        (None, Some(chosen)) if chosen <= MAX_CHOSEN => {
+            let factors = (0..chosen).map(|num| above.minus(&Expression::integer(num.into())));
+            Expression::Quotient(
+                Box::new(Expression::Product(factors.collect())),
+                Box::new(product_of(1, chosen)),
+            )
+        }
+        _ => {
+            let others = factorial(above.minus(&below));
+            Expression::Quotient(
+                Box::new(factorial(above)),
+                Box::new(Expression::Product(vec![factorial(below), others])),
+            )
+        }
     }
 }
 

@@ -77,13 +77,81 @@ const EQUAL: &[(&str, &str)] = &[
     ("\\emptyset", "\\varnothing"),
     ("2^{2009}", "2\\cdot 2^{2008}"),
     ("x^{2009}", "x \\cdot x^{2008}"),
+    ("\\{1,1,2\\}", "\\{1,2,2\\}"),
+    ("5", "x=5 \\text{ or } x=5"),
+    ("\\{1,2,3\\}", "\\{1,2\\}\\cup\\{3\\}"),
+    ("1/3", "0.3333333334"),
+    ("2.5", "2.499999999"),
+    ("5", "4.9999999"),
+    ("\\frac{7}{11}", "0.\\overline{63}"),
+    ("\\frac{1}{6}", "0.1\\bar{6}"),
+    ("2\\frac{1}{3}", "2.\\overline{3}"),
+    ("33\\frac{1}{3}\\%", "\\frac{100}{3}\\%"),
+    ("1500", "1.5E3"),
+    ("1500", "1.5e3"),
+    ("0.0015", "1.5e-03"),
+    ("1500", "1.5 x 10^3"),
+    ("1500", "1.5*10**3"),
+    ("3e-8", "-8+3e"),
+    ("12", "12 m"),
+    ("12", "12 km/h"),
+    ("12", "12 m/s^2"),
+    ("12", "12\\,\\mathrm{~m/s^2}"),
+    ("12", "12 square feet"),
+    ("12", "USD 12"),
+    ("12", "\\text{Rs. }12"),
+    ("12", "12 USD"),
+    ("12", "¥12"),
+    ("-5", "\\text{-5}"),
+    ("\\frac12", "\\mathbf{\\frac{2}{4}}"),
+    ("\\frac12", "\\text{$\\frac24$}"),
+    ("\\frac12", "{2 \\over 4}"),
+    ("\\frac12", "½"),
+    ("3\\frac12", "3½"),
+    ("2\\sqrt3", "√12"),
+    ("2", "∛8"),
+    ("x^{12}", "x¹²"),
+    ("2\\pi", "2π"),
+    ("\\emptyset", "∅"),
+    ("0.5", "\\approx 0.50"),
+    ("5", "5, "),
+    ("5", "5\\\\"),
+    ("(x,y)=(1,2)", "(1,2)"),
+    ("(1,2)", "(x,y)=(1,2)"),
+    ("\\pm 2", "\\mp 2"),
+    ("\\binom{n}{2}", "\\frac{n(n-1)}{2}"),
+    ("\\binom{n}{k}", "\\frac{n!}{k!(n-k)!}"),
+    ("\\arctan x", "\\tan^{-1} x"),
+    ("\\left\\lfloor \\frac{n}{2} \\right\\rfloor", "\\lfloor n/2\\rfloor"),
+    ("3", "\\lceil 2.5\\rceil"),
+    (
+        "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+        "\\left(\\begin{array}{cc}1&2\\\\[1ex]3&4\\end{array}\\right)",
+    ),
+    ("B", "b"),
+    ("B", "\\textbf{B)}"),
 ];
 
 const DIFFERENT: &[(&str, &str)] = &[
     ("1", "2"),
     ("1", ""),
     ("1/3", "0.33"),
-    ("1/3", "0.3333333334"),
+    ("1/3", "0.3333343"),
+    ("0.0000001", "0.0000002"),
+    ("0.\\overline{3}", "0.\\overline{7}"),
+    ("0.\\overline{3}", "0"),
+    ("5", "\\text{-5}"),
+    ("\\text{5}", "\\text{-5}"),
+    ("\\text{2.5}", "\\text{25}"),
+    ("\\mathrm{x+1}", "\\mathrm{x-1}"),
+    ("12m", "12 s"),
+    ("12 m + 1", "13"),
+    ("x", "12x"),
+    ("\\lfloor x\\rfloor", "\\lceil x\\rceil"),
+    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}"),
+    ("\\arctan x", "\\frac{1}{\\tan x}"),
+    ("(x,y)=(1,2)", "(2,1)"),
+    ("1,1", "1,2"),
     ("10000000000000001", "10000000000000000"),
     ("\\pi", "3.14"),
     ("(1,2)", "(2,1)"),
@@ -91,7 +159,6 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("[0,1)", "[0,1]"),
     ("(1,2)", "2,1"),
     ("\\{1,2\\}", "\\{1,2,3\\}"),
-    ("\\{1,1,2\\}", "\\{1,2,2\\}"),
     ("x=5", "y=5"),
     ("x+1", "x-1"),
     ("x<3", "x>3"),
@@ -128,6 +195,24 @@ fn solutions_are_ground_truths() {
     assert_eq!(score("So \\boxed{72}.", "48+24=72\n#### 72"), 1.0);
     assert_eq!(score("\\boxed{1} no, \\boxed{2}", "1"), 0.0);
     assert_eq!(score("1", "1"), 0.0);
+}
+
+#[test]
+fn listed_boxes_are_one_answer() {
+    let score = |text: &str, truth: &str| Math.score(&sample(text, &json!(truth))).unwrap();
+    assert_eq!(score("$x=\\boxed{2}$ or $x=\\boxed{1}$.", "1,2"), 1.0);
+    assert_eq!(score("\\boxed{5} and \\boxed{5}", "5"), 1.0);
+    assert_eq!(score("\\boxed{1} and \\boxed{2}", "2"), 0.0);
+    assert_eq!(score("\\boxed{\\{1,2\\}}", "The roots are $\\boxed{1}$ and $\\boxed{2}$."), 1.0);
+    assert_eq!(score("\\boxed {5}. Done.", "5"), 1.0);
+}
+
+#[test]
+fn numbers_and_json_texts_of_lists_are_ground_truths() {
+    for truth in [json!(18), json!(18.0), json!("[\"3\", \"18\"]"), json!(["3", 18])] {
+        assert_eq!(Math.score(&sample("\\boxed{18}", &truth)).unwrap(), 1.0, "{truth}");
+    }
+    assert_eq!(Math.score(&sample("\\boxed{[1,2]}", &json!("[1,2]"))).unwrap(), 1.0);
 }
 
 #[test]

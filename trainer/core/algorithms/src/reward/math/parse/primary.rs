@@ -12,7 +12,8 @@ impl Parser {
         match self.peek() {
             Some(Token::Number(_) | Token::Name(_) | Token::Command(_) | Token::Begin) => true,
             Some(Token::Sign(sign)) => {
-                matches!(*sign, "(" | "[" | "{" | "\\{") || (*sign == "|" && self.num_bars == 0)
+                matches!(*sign, "(" | "[" | "{" | "\\{" | "lfloor" | "lceil")
+                    || (*sign == "|" && self.num_bars == 0)
             }
             _ => false,
         }
@@ -71,6 +72,12 @@ impl Parser {
                 self.num_bars -= 1;
                 Some(Answer::Expression(Expression::Function("abs", vec![inside])))
             }
+            "lfloor" | "lceil" => {
+                let inside = expression(self.sum()?)?;
+                let (close, name) = if open == "lfloor" { ("rfloor", "floor") } else { ("rceil", "ceil") };
+                self.expect(close)?;
+                Some(Answer::Expression(Expression::Function(name, vec![inside])))
+            }
             "(" | "[" => self.tuple(if open == "(" { Bracket::Round } else { Bracket::Square }),
             _ => None,
         }
@@ -122,6 +129,8 @@ impl Parser {
     fn function(&mut self, name: &'static str) -> Option<Expression> {
         let base = if self.accept("_") { Some(self.exponent()?) } else { None };
         let exponent = if self.accept("^") { Some(self.exponent()?) } else { None };
+        let inverse = if exponent == Some(Expression::integer(-1)) { inverse(name) } else { None };
+        let (name, exponent) = inverse.map_or((name, exponent), |inverse| (inverse, None));
         let argument = if matches!(self.sign(), Some("(" | "{" | "[" | "|")) {
             expression(self.primary()?)?
         } else {
@@ -207,10 +216,28 @@ impl Parser {
     }
 }
 
-/// The exact value of decimal digits.
+/// Returns the name of the inverse function, which an exponent of -1 means.
+fn inverse(name: &str) -> Option<&'static str> {
+    match name {
+        "sin" => Some("arcsin"),
+        "cos" => Some("arccos"),
+        "tan" => Some("arctan"),
+        _ => None,
+    }
+}
+
+/// The exact value of decimal digits, of which those after `(` repeat.
 fn number(digits: &str) -> Option<Expression> {
+    let (digits, repeated) = digits.split_once('(').unwrap_or((digits, ""));
     let (whole, decimals) = digits.split_once('.').unwrap_or((digits, ""));
+    let power_of_ten = |exponent: usize| Some(BigInt::from(10).pow(u32::try_from(exponent).ok()?));
     let all: BigInt = format!("0{whole}{decimals}").parse().ok()?;
-    let scale = BigInt::from(10).pow(u32::try_from(decimals.len()).ok()?);
-    Some(Expression::Number { value: BigRational::new(all, scale), places: decimals.len() })
+    let scale = power_of_ten(decimals.len())?;
+    let mut value = BigRational::new(all, scale.clone());
+    if !repeated.is_empty() {
+        // The digits 63 in `0.1\overline{63}` are worth 63/99 of a tenth.
+        let nines = power_of_ten(repeated.len())? - BigInt::from(1);
+        value += BigRational::new(repeated.parse().ok()?, nines * scale);
+    }
+    Some(Expression::Number { value, places: decimals.len() + repeated.len() })
 }
