@@ -42,6 +42,7 @@ pub(crate) fn render(
     }
     let mut interpreter = Interpreter {
         settings: *settings,
+        root: root.clone(),
         fuel: settings.max_steps,
         depth: 0,
         captures: 0,
@@ -74,6 +75,8 @@ pub(crate) enum Flow {
 /// The state of one rendering.
 pub(crate) struct Interpreter<'a> {
     settings: Settings<'a>,
+    /// Variables of the template, which blocks see.
+    root: Scope,
     /// Steps that are left of the settings' `max_steps`.
     fuel: usize,
     depth: usize,
@@ -203,7 +206,10 @@ impl Interpreter<'_> {
                 self.body(body, &inner, out)?;
             }
             Node::Generation(this) => self.generation(this, scope, out)?,
-            Node::Block(body) => return self.body(body, &scope.child(), out),
+            Node::Block { body, is_scoped } => {
+                let inner = if *is_scoped { scope.child() } else { self.root.child() };
+                return self.body(body, &inner, out);
+            }
             Node::Break => return Ok(Flow::Break),
             Node::Continue => return Ok(Flow::Continue),
         }
@@ -254,25 +260,25 @@ impl Interpreter<'_> {
             }
             items = chosen;
         }
-        if items.is_empty() {
-            self.body(&this.otherwise, &scope.child(), out)?;
-            return Ok(Flow::Normal);
-        }
         let recursion = this.recursive.then(|| (this.clone(), scope.clone()));
         if this.recursive {
             self.closures.push(scope.clone());
         }
         let state = Rc::new(Loop::new(items, depth, recursion)?);
+        let mut has_whole_turn = false;
         for index in 0..state.len() {
             self.charge(STEPS_A_TURN)?;
             let inner = scope.child();
             inner.set("loop".into(), Value::Loop(state.clone()));
             self.assign(&this.target, state.enter(index), &inner)?;
-            if self.body(&this.body, &inner, out)? == Flow::Break {
-                break;
+            match self.body(&this.body, &inner, out)? {
+                Flow::Normal => has_whole_turn = true,
+                Flow::Continue => {}
+                Flow::Break => break,
             }
         }
-        Ok(Flow::Normal)
+        // jinja2 notes at the end of a turn that the loop was not empty, which `break` and `continue` skip.
+        if has_whole_turn { Ok(Flow::Normal) } else { self.body(&this.otherwise, &scope.child(), out) }
     }
 
     fn assign(&mut self, target: &Target, value: Value, scope: &Scope) -> Result<()> {

@@ -23,6 +23,7 @@ mod operators;
 mod order;
 mod parser;
 mod rendered;
+mod slices;
 mod text;
 mod unknown;
 mod value;
