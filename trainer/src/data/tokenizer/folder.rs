@@ -44,9 +44,9 @@ impl Tokenizer {
     ///
     /// `tokenizer.json` is needed; special tokens come from `tokenizer_config.json` and
     /// `special_tokens_map.json`, those without a role included; the chat template from
-    /// `chat_template.jinja`, then `tokenizer_config.json`; further ending tokens from
-    /// `generation_config.json`, then `config.json`. A model with a vision tower has an image processor, too.
-    /// [`rlt_api::plan::model_files`] lists the fields that are refused.
+    /// `chat_template.jinja` and `additional_chat_templates`, or else from `tokenizer_config.json`; further
+    /// ending tokens from `generation_config.json`, then `config.json`. A model with a vision tower has an
+    /// image processor, too. [`rlt_api::plan::model_files`] lists the fields that are refused.
     ///
     /// # Errors
     /// [`TokenizerError`], with the file that is at fault.
@@ -274,17 +274,28 @@ fn load_chat_template(
     dir: &Path,
     config: &Map<String, Value>,
 ) -> Result<Option<ChatTemplate>, TokenizerError> {
-    let mut sources: Vec<(String, String)> = Vec::new();
-    match config.get("chat_template") {
-        Some(Value::String(source)) => sources.push(("default".into(), source.clone())),
-        Some(Value::Array(named)) => sources.extend(named.iter().filter_map(named_template)),
-        _ => {}
+    let mut sources = template_files(dir)?;
+    if sources.is_empty() {
+        sources = config_templates(config);
     }
-    sources.extend(template_files(dir)?);
     if sources.is_empty() {
         return Ok(None);
     }
     ChatTemplate::named(sources).map(Some).map_err(|error| TokenizerError::Chat(Box::new(error)))
+}
+
+/// Returns the templates of `tokenizer_config.json` by name: one, a list, or an object. As in transformers,
+/// files of templates replace all of them.
+fn config_templates(config: &Map<String, Value>) -> Vec<(String, String)> {
+    match config.get("chat_template") {
+        Some(Value::String(source)) => vec![("default".to_owned(), source.clone())],
+        Some(Value::Array(named)) => named.iter().filter_map(named_template).collect(),
+        Some(Value::Object(named)) => {
+            let text = |source: &Value| source.as_str().map(str::to_owned);
+            named.iter().filter_map(|(name, source)| Some((name.clone(), text(source)?))).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 fn named_template(value: &Value) -> Option<(String, String)> {

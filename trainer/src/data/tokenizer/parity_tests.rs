@@ -163,6 +163,38 @@ fn a_replaced_chat_template_is_saved_in_place_of_the_old() {
     assert_eq!(again.render_chat(&ChatRequest::default()).unwrap(), "new");
 }
 
+/// The order of transformers' `PreTrainedTokenizerBase._from_pretrained`.
+#[test]
+fn files_of_templates_replace_all_templates_of_the_configuration() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let definition = "tokenizer.json";
+    fs::copy(fixture("tokenizer/byte_pairs").join(definition), dir.path().join(definition)).unwrap();
+    let config = fs::read_to_string(fixture("tokenizer/byte_pairs/tokenizer_config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    let mut rendered = |templates: &Value| {
+        config["chat_template"] = templates.clone();
+        fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        let render = |tools| tokenizer.render_chat(&ChatRequest { tools, ..ChatRequest::default() }).unwrap();
+        [render(None), render(Some(&[]))]
+    };
+    let list = serde_json::json!([
+        { "name": "default", "template": "a" }, { "name": "tool_use", "template": "b" }
+    ]);
+    let object = serde_json::json!({ "default": "a", "tool_use": "b" });
+    for templates in [&list, &object] {
+        assert_eq!(rendered(templates), ["a", "b"]);
+    }
+    assert_eq!(rendered(&"c".into()), ["c", "c"]);
+    fs::write(dir.path().join("chat_template.jinja"), "d").unwrap();
+    for templates in [&list, &object, &"c".into()] {
+        assert_eq!(rendered(templates), ["d", "d"]);
+    }
+    fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+    fs::write(dir.path().join("additional_chat_templates/tool_use.jinja"), "e").unwrap();
+    assert_eq!(rendered(&list), ["d", "e"]);
+}
+
 #[test]
 fn offsets_point_at_the_text_of_each_token() {
     let tokenizer = Tokenizer::load(&fixture("tokenizer/byte_pairs")).unwrap();
