@@ -136,6 +136,7 @@ fn variables(request: &ChatRequest<'_>, special: &SpecialTokens) -> Map<String, 
             variables.insert(role.to_owned(), token.into());
         }
     }
+    variables.extend(special.named.iter().map(|(name, token)| (name.clone(), token.as_str().into())));
     let further = request.variables.into_iter().flatten();
     variables.extend(further.map(|(name, value)| (name.clone(), value.clone())));
     variables.insert("messages".to_owned(), request.messages.into());

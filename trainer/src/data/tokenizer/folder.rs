@@ -1,6 +1,6 @@
 //! Reading and writing a tokenizer's Hugging Face folder.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -228,7 +228,22 @@ fn special_tokens(config: &Map<String, Value>) -> SpecialTokens {
         eos: find("eos_token"),
         pad: find("pad_token"),
         unk: find("unk_token"),
+        named: further_named(config),
     }
+}
+
+/// Returns the special tokens with a name besides those of [`SpecialTokens::by_role`], as transformers gives
+/// them to chat templates: roles, objects of tokens by name, and a model's own fields.
+fn further_named(config: &Map<String, Value>) -> BTreeMap<String, String> {
+    let by_name = |field: &str| config.get(field).and_then(Value::as_object).into_iter().flatten();
+    let own = config.iter().filter(|(name, _)| name.ends_with("_token"));
+    let all = by_name("extra_special_tokens").chain(own).chain(by_name("model_specific_special_tokens"));
+    let mut named: BTreeMap<String, String> =
+        all.filter_map(|(name, token)| Some((name.clone(), token_text(token)?))).collect();
+    for (role, _) in SpecialTokens::default().by_role() {
+        named.remove(role);
+    }
+    named
 }
 
 /// A token is written as its text or as an object with `content`.

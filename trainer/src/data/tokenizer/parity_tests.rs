@@ -53,6 +53,7 @@ fn conversations_render_as_transformers_renders_them() {
             eos: token("eos_token"),
             pad: token("pad_token"),
             unk: token("unk_token"),
+            ..SpecialTokens::default()
         };
         for case in &template.cases {
             let request = ChatRequest {
@@ -193,6 +194,37 @@ fn files_of_templates_replace_all_templates_of_the_configuration() {
     fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
     fs::write(dir.path().join("additional_chat_templates/tool_use.jinja"), "e").unwrap();
     assert_eq!(rendered(&list), ["d", "e"]);
+}
+
+/// Those of `special_tokens_map` in transformers 5.17, in which an object of extra tokens has names.
+#[test]
+fn chat_templates_print_every_special_token_that_has_a_name() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let definition = "tokenizer.json";
+    fs::copy(fixture("tokenizer/byte_pairs").join(definition), dir.path().join(definition)).unwrap();
+    let config = serde_json::json!({
+        "eos_token": "<|end|>", "sep_token": "<sep>", "cls_token": {"content": "<cls>"}, "mask_token": null,
+        "add_bos_token": true, "image_token": "<image>", "extra_special_tokens": {"boi_token": "<boi>"},
+        "model_specific_special_tokens": {"eoi_token": "<eoi>"}
+    });
+    fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    fs::write(dir.path().join("special_tokens_map.json"), r#"{"video_token": "<video>"}"#).unwrap();
+    let names = [
+        "eos_token",
+        "sep_token",
+        "cls_token",
+        "mask_token",
+        "add_bos_token",
+        "image_token",
+        "boi_token",
+        "eoi_token",
+        "video_token",
+        "extra_special_tokens",
+    ];
+    let template: String = names.iter().map(|name| format!("{{{{ {name} }}}}|")).collect();
+    let tokenizer = Tokenizer::load(dir.path()).unwrap().with_chat_template(&template).unwrap();
+    let text = tokenizer.render_chat(&ChatRequest::default()).unwrap();
+    assert_eq!(text, "<|end|>|<sep>|<cls>|||<image>|<boi>|<eoi>|<video>||");
 }
 
 #[test]
