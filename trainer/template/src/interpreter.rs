@@ -148,13 +148,13 @@ impl Interpreter<'_> {
         self.print(&value, out)
     }
 
-    /// The text of a body.
-    fn captured(&mut self, body: &[Statement], scope: &Scope) -> Result<String> {
+    /// Returns the text of a body, and how it ended.
+    fn captured(&mut self, body: &[Statement], scope: &Scope) -> Result<(String, Flow)> {
         self.captures += 1;
         let mut text = String::new();
         let run = self.body(body, scope, &mut text);
         self.captures -= 1;
-        run.map(|_| text)
+        run.map(|flow| (text, flow))
     }
 
     fn statement(&mut self, node: &Node, scope: &Scope, out: &mut String) -> Result<Flow> {
@@ -180,13 +180,8 @@ impl Interpreter<'_> {
                 let value = self.evaluate(value, scope)?;
                 self.assign(target, value, scope)?;
             }
-            Node::SetBlock { target, value, body } => {
-                let value = self.captured_value(value, body, scope)?;
-                self.assign(target, value, scope)?;
-            }
-            Node::Filter { value, body } => {
-                let value = self.captured_value(value, body, scope)?;
-                self.print(&value, out)?;
+            Node::SetBlock { value, body, .. } | Node::Filter { value, body } => {
+                return self.capturing(node, value, body, scope, out);
             }
             Node::Macro(this) => {
                 let value = self.closure(this, scope);
@@ -203,7 +198,7 @@ impl Interpreter<'_> {
                     let value = self.evaluate(value, scope)?;
                     self.assign(target, value, &inner)?;
                 }
-                self.body(body, &inner, out)?;
+                return self.body(body, &inner, out);
             }
             Node::Generation(this) => self.generation(this, scope, out)?,
             Node::Block { body, is_scoped } => {
@@ -216,12 +211,28 @@ impl Interpreter<'_> {
         Ok(Flow::Normal)
     }
 
-    /// The text of a block in its own scope, after the filters of `value`.
-    fn captured_value(&mut self, value: &Expr, body: &[Statement], scope: &Scope) -> Result<Value> {
-        let text = self.captured(body, &scope.child())?;
+    /// Sets or prints the text of a block in its own scope, after the filters of `value`. The text is dropped
+    /// where `break` or `continue` leaves the block.
+    fn capturing(
+        &mut self,
+        node: &Node,
+        value: &Expr,
+        body: &[Statement],
+        scope: &Scope,
+        out: &mut String,
+    ) -> Result<Flow> {
+        let (text, flow) = self.captured(body, &scope.child())?;
+        if flow != Flow::Normal {
+            return Ok(flow);
+        }
         let inner = scope.child();
         inner.set(CAPTURED.into(), Value::str(text));
-        self.evaluate(value, &inner)
+        let value = self.evaluate(value, &inner)?;
+        match node {
+            Node::SetBlock { target, .. } => self.assign(target, value, scope)?,
+            _ => self.print(&value, out)?,
+        }
+        Ok(Flow::Normal)
     }
 
     fn closure(&mut self, definition: &Arc<Macro>, scope: &Scope) -> Value {
