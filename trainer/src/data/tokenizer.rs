@@ -9,6 +9,7 @@
 
 mod characters;
 mod chat;
+mod clock;
 mod definition;
 mod error;
 mod folder;
