@@ -116,7 +116,6 @@ fn unary(name: &str, value: &Value) -> Result<bool> {
             Value::Callable(callable) => !matches!(**callable, Callable::Cycler(..)),
             _ => matches!(value, Value::Loop(_) | Value::Undefined(_)),
         },
-        "escaped" => false,
         "lower" => is_lower(&str_of(value)?),
         "upper" => is_upper(&str_of(value)?),
         "odd" | "even" => {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::ast::{Body, CAPTURED, Expr, For, Macro, Node, Statement, Target};
 use crate::error::{Error, Result};
+use crate::markup::Escaped;
 use crate::rendered::{Clock, Rendered};
 use crate::text::{check_len, push_str};
 use crate::value::{BYTES_A_STEP, Callable, Dict, Loop, Missing, Scope, Value};
@@ -48,6 +49,7 @@ pub(crate) fn render(
         captures: 0,
         shared: 0,
         generated: Vec::new(),
+        escaped: Escaped::default(),
         closures: Vec::new(),
         namespaces: Vec::new(),
     };
@@ -84,6 +86,7 @@ pub(crate) struct Interpreter<'a> {
     captures: usize,
     shared: usize,
     generated: Vec<std::ops::Range<usize>>,
+    escaped: Escaped,
     /// Scopes that macros and recursive loops close over.
     closures: Vec<Scope>,
     /// Namespaces, which may contain themselves.
@@ -103,6 +106,16 @@ impl Interpreter<'_> {
                 Err(Error::budget(format!("the template takes more than {max_steps} steps")))
             }
         }
+    }
+
+    /// Whether a value is a text that is escaped already.
+    pub(crate) fn is_escaped(&self, value: &Value) -> bool {
+        self.escaped.contains(value)
+    }
+
+    /// Notes that a text is escaped.
+    pub(crate) fn mark_escaped(&mut self, value: &Value) {
+        self.escaped.insert(value);
     }
 
     /// Runs `run` one level deeper.

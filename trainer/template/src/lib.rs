@@ -17,6 +17,7 @@ mod given;
 mod interpreter;
 mod json;
 mod lexer;
+mod markup;
 mod methods;
 mod names;
 mod operators;

@@ -51,7 +51,11 @@ impl Interpreter<'_> {
         let compares = matches!(name, "index" | "count" | "changed");
         self.charge(target.steps() + if compares { target.size() } else { 0 })?;
         self.charge(given.steps())?;
+        let is_plain = given.positional.is_empty() && given.named.is_empty();
         let result = methods::call(target, name, given)?;
+        if is_plain && self.is_escaped(target) {
+            self.mark_escaped(&result);
+        }
         self.charge(result.steps())?;
         Ok(result)
     }
