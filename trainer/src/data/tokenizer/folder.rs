@@ -29,7 +29,7 @@ const COPIED: [&str; 12] = [
     CONFIG,
     SPECIAL_TOKENS_MAP,
     CHAT_TEMPLATE,
-    "added_tokens.json",
+    ADDED_TOKENS_FILE,
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
@@ -127,6 +127,12 @@ impl SpecialTokens {
             ("unk_token", self.unk.as_deref()),
         ]
     }
+
+    /// Whether a token of this text has a name.
+    fn contains(&self, token: &str) -> bool {
+        let has_role = self.by_role().into_iter().any(|(_, named)| named == Some(token));
+        has_role || self.named.values().any(|named| named == token)
+    }
 }
 
 /// Adds the fields of `special_tokens_map.json` to the configuration. As in transformers 5 they take
@@ -158,24 +164,53 @@ fn load_definition(
     // A definition may carry batch settings from the program that saved it; text is never cut or filled here.
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
-    let known: BTreeSet<String> =
-        inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
-    let mut missing: Vec<_> = config_tokens(config).chain(named_tokens(config, &inner)).collect();
-    missing.retain(|token| !known.contains(&token.content));
-    let longest = missing.iter().map(|token| token.content.len()).max().unwrap_or(0);
-    definition::check_added(known.len() + missing.len(), longest).map_err(refused)?;
-    guarded(|| inner.add_tokens(missing)).map_err(refused)?;
+    let own = inner.get_added_tokens_decoder().into_values();
+    let own: BTreeMap<String, AddedToken> = own.map(|token| (token.content.clone(), token)).collect();
+    let is_listed = config.contains_key(ADDED_TOKENS);
+    let special = special_tokens(config);
+    let mut changed = if is_listed { config_tokens(config) } else { old_tokens(dir, config, &special)? };
+    changed.retain(|token| match own.get(&token.content) {
+        // The configuration decides how a token takes white space and other text around it.
+        Some(own) => is_listed && own != token,
+        None => true,
+    });
+    for token in &mut changed {
+        token.special |= special.contains(&token.content);
+    }
+    let listed: BTreeSet<String> = changed.iter().map(|token| token.content.clone()).collect();
+    let is_new = |token: &AddedToken| !own.contains_key(&token.content) && !listed.contains(&token.content);
+    changed.extend(named_tokens(config, &inner).into_iter().filter(is_new));
+    let longest = changed.iter().map(|token| token.content.len()).max().unwrap_or(0);
+    let num_new = changed.iter().filter(|token| !own.contains_key(&token.content)).count();
+    definition::check_added(own.len() + num_new, longest).map_err(refused)?;
+    guarded(|| inner.add_tokens(changed)).map_err(refused)?;
     Ok((inner, max_text_bytes))
 }
 
-/// `added_tokens_decoder` of `tokenizer_config.json` by id: transformers adds those that `tokenizer.json`
-/// lacks.
-fn config_tokens(config: &Map<String, Value>) -> impl Iterator<Item = AddedToken> {
+/// Returns the tokens of `added_tokens_decoder` by id.
+fn config_tokens(config: &Map<String, Value>) -> Vec<AddedToken> {
     let decoder = config.get(ADDED_TOKENS).and_then(Value::as_object);
     let mut tokens: Vec<(u32, &Value)> =
         decoder.into_iter().flatten().filter_map(|(id, token)| Some((id.parse().ok()?, token))).collect();
     tokens.sort_by_key(|(id, _)| *id);
-    tokens.into_iter().filter_map(|(_, token)| added_token(token, false))
+    tokens.into_iter().filter_map(|(_, token)| added_token(token, false)).collect()
+}
+
+/// Returns the tokens of `added_tokens.json` by id. transformers adds those that `tokenizer.json` lacks if
+/// the configuration has no [`ADDED_TOKENS`].
+fn old_tokens(
+    dir: &Path,
+    config: &Map<String, Value>,
+    special: &SpecialTokens,
+) -> Result<Vec<AddedToken>, TokenizerError> {
+    let ids = read_object(&dir.join(ADDED_TOKENS_FILE))?.unwrap_or_default();
+    let mut contents: Vec<(u64, &str)> =
+        ids.iter().filter_map(|(content, id)| Some((id.as_u64()?, content.as_str()))).collect();
+    contents.sort_unstable();
+    let extra = EXTRA.into_iter().filter_map(|field| config.get(field)?.as_array()).flatten();
+    let extra: BTreeSet<String> = extra.filter_map(token_text).collect();
+    let is_special = |content: &str| special.contains(content) || extra.contains(content);
+    Ok(contents.into_iter().map(|(_, content)| AddedToken::from(content, is_special(content))).collect())
 }
 
 /// Parses a token that is written as its text or as an object. `special` makes it special whatever its own
@@ -198,6 +233,8 @@ const EXTRA: [&str; 3] =
     ["model_specific_special_tokens", "extra_special_tokens", "additional_special_tokens"];
 /// Field of tokens by id.
 const ADDED_TOKENS: &str = "added_tokens_decoder";
+/// File of tokens with their ids, in the form of old releases.
+const ADDED_TOKENS_FILE: &str = "added_tokens.json";
 
 /// Returns the special tokens that the configuration names, in the order in which transformers adds them.
 ///

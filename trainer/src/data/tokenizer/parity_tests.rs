@@ -227,6 +227,54 @@ fn chat_templates_print_every_special_token_that_has_a_name() {
     assert_eq!(text, "<|end|>|<sep>|<cls>|||<image>|<boi>|<eoi>|<video>||");
 }
 
+/// Loads a folder with the definition of `byte_pairs`, further fields of its configuration, and
+/// `added_tokens.json`.
+fn with_added(fields: Value, added: &Value) -> Tokenizer {
+    let dir = tempfile::TempDir::new().unwrap();
+    let from = fixture("tokenizer/byte_pairs");
+    fs::copy(from.join("tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    let config = fs::read_to_string(from.join("tokenizer_config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    fs::write(dir.path().join("added_tokens.json"), added.to_string()).unwrap();
+    Tokenizer::load(dir.path()).unwrap()
+}
+
+/// `TokenizersBackend.__init__` of transformers 5.17 adds a listed token again if any of its fields differs.
+#[test]
+fn the_configuration_decides_how_a_token_takes_white_space_around_it() {
+    let listed = |left: bool| {
+        let user = serde_json::json!({
+            "content": "<|user|>", "lstrip": left, "rstrip": false, "single_word": false,
+            "normalized": false, "special": true
+        });
+        with_added(serde_json::json!({"added_tokens_decoder": {"2": user}}), &serde_json::json!({}))
+    };
+    let encode = |tokenizer: &Tokenizer, text: &str| tokenizer.encode_rendered(text).unwrap();
+    let (takes, leaves) = (listed(true), listed(false));
+    assert_eq!(encode(&takes, "a  <|user|>"), encode(&leaves, "a<|user|>"));
+    assert_ne!(encode(&leaves, "a  <|user|>"), encode(&leaves, "a<|user|>"));
+    assert_eq!(takes.vocab_len(), leaves.vocab_len());
+}
+
+/// Files of releases before `added_tokens_decoder`.
+#[test]
+fn tokens_of_added_tokens_json_are_added_unless_the_configuration_lists_tokens() {
+    let none = serde_json::json!({});
+    let plain = with_added(none.clone(), &none);
+    let next = u32::try_from(plain.vocab_len()).unwrap();
+    let added = serde_json::json!({"<new>": next, "<|user|>": 2});
+    let old = with_added(serde_json::json!({"extra_special_tokens": ["<new>"]}), &added);
+    assert_eq!(old.encode_rendered("<new><|user|>").unwrap(), [next, 2]);
+    assert_eq!(old.decode(&[next, 2]).unwrap(), "");
+    let shown = with_added(none.clone(), &added);
+    assert_eq!(shown.encode_rendered("<new>").unwrap(), [next]);
+    assert_eq!(shown.decode(&[next]).unwrap(), "<new>");
+    let listed = with_added(serde_json::json!({"added_tokens_decoder": none}), &added);
+    assert_eq!(listed.encode_rendered("<new>").unwrap(), plain.encode_rendered("<new>").unwrap());
+}
+
 #[test]
 fn offsets_point_at_the_text_of_each_token() {
     let tokenizer = Tokenizer::load(&fixture("tokenizer/byte_pairs")).unwrap();
