@@ -211,7 +211,7 @@ pub(super) fn encode(tokenizer: &Tokenizer, rendered: &Rendered) -> Result<Vec<u
     Ok(tokens)
 }
 
-/// What is expected of a message in the form of ShareGPT, whose roles have other names.
+/// Expected form of a message, for rows of ShareGPT, whose fields and roles have other names.
 const OF_SHAREGPT: &str = "a chat message with `role` and `content`; in rows of ShareGPT rename \
     `from` and `value`, and write the roles `human` as `user` and `gpt` as `assistant`";
 

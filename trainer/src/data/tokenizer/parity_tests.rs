@@ -196,7 +196,8 @@ fn files_of_templates_replace_all_templates_of_the_configuration() {
     assert_eq!(rendered(&list), ["d", "e"]);
 }
 
-/// Those of `special_tokens_map` in transformers 5.17, in which an object of extra tokens has names.
+/// Special tokens with names are those of `special_tokens_map` in transformers 5.17, objects of extra tokens
+/// included.
 #[test]
 fn chat_templates_print_every_special_token_that_has_a_name() {
     let dir = tempfile::TempDir::new().unwrap();
