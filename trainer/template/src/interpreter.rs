@@ -2,15 +2,16 @@
 
 mod calls;
 mod evaluation;
+pub(crate) mod markup;
 pub(crate) mod members;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use self::markup::Escaped;
 use crate::ast::{Body, CAPTURED, Expr, For, Macro, Node, Statement, Target};
 use crate::error::{Error, Result};
-use crate::markup::Escaped;
 use crate::rendered::{Clock, Rendered};
 use crate::text::{check_len, push_str};
 use crate::value::{BYTES_A_STEP, Callable, Dict, Loop, Missing, Scope, Value};

@@ -10,8 +10,7 @@ pub(crate) use string::{is_lower, is_upper, replace, split_lines};
 
 use crate::error::{Error, Result};
 use crate::given::Given;
-use crate::slices::resolved;
-use crate::value::{Callable, Loop, Missing, Value};
+use crate::value::{Callable, Loop, Missing, Value, resolved};
 
 /// `value.name(given)`.
 pub(crate) fn call(value: &Value, name: &str, given: Given) -> Result<Value> {

@@ -6,9 +6,8 @@ use std::rc::Rc;
 use crate::ast::{Comparison, Operator};
 use crate::error::{Error, Result};
 use crate::format::percent;
-use crate::slices::{indices, resolved};
 use crate::text::check_len;
-use crate::value::{MAX_ITEMS, Span, Value};
+use crate::value::{MAX_ITEMS, Span, Value, indices, resolved};
 
 /// `left operator right`.
 pub(crate) fn binary(operator: Operator, left: &Value, right: &Value) -> Result<Value> {

@@ -9,7 +9,7 @@ use crate::characters::{is_letter_or_number, is_space};
 use crate::error::{Error, Result};
 use crate::format::percent;
 use crate::given::Given;
-use crate::markup::escape;
+use crate::interpreter::markup::escape;
 use crate::methods::{replace, split_lines};
 use crate::text::{check_len, str_of};
 use crate::value::{Dict, Value};

@@ -1,10 +1,10 @@
 //! Expressions: their values.
 
+use super::markup::escape;
 use super::{Interpreter, members};
 use crate::ast::{Arguments, Comparison, Expr, Operator};
 use crate::error::{Error, Result};
 use crate::given::Given;
-use crate::markup::escape;
 use crate::operators;
 use crate::text::check_len;
 use crate::value::{Dict, Missing, Scope, Value};
