@@ -211,9 +211,14 @@ pub(super) fn encode(tokenizer: &Tokenizer, rendered: &Rendered) -> Result<Vec<u
     Ok(tokens)
 }
 
+/// Expected form of a message, for rows of ShareGPT, whose fields and roles have other names.
+const OF_SHAREGPT: &str = "a chat message with `role` and `content`; in rows of ShareGPT rename \
+    `from` and `value`, and write the roles `human` as `user` and `gpt` as `assistant`";
+
 pub(super) fn check_messages(row: &Row, column: &str, messages: &[Value]) -> Result<(), DataError> {
     let is_message = |message: &Value| message.get("role").is_some_and(Value::is_string);
     match messages.iter().find(|message| !is_message(message)) {
+        Some(message) if message.get("from").is_some() => Err(row.wrong_type(column, message, OF_SHAREGPT)),
         Some(message) => Err(row.wrong_type(column, message, "a chat message with a role")),
         None if messages.is_empty() => {
             Err(row.wrong_type(column, &Value::Array(Vec::new()), "at least one chat message"))

@@ -9,6 +9,7 @@
 
 mod characters;
 mod chat;
+mod clock;
 mod definition;
 mod error;
 mod folder;
@@ -16,7 +17,7 @@ mod folder;
 mod parity_tests;
 mod refused;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -45,6 +46,8 @@ pub struct SpecialTokens {
     pub pad: Option<String>,
     /// Token for text outside the vocabulary.
     pub unk: Option<String>,
+    /// Further special tokens by the name of their field, such as `image_token`, for chat templates.
+    pub named: BTreeMap<String, String>,
 }
 
 /// A tokenizer with its stop tokens, its chat template and its image processor. Cheap to clone.

@@ -45,7 +45,11 @@ pub(crate) enum Node {
         body: Body,
     },
     Generation(Arc<Macro>),
-    Block(Body),
+    Block {
+        body: Body,
+        /// Whether the body sees the variables around it, and not those of the template alone.
+        is_scoped: bool,
+    },
     Break,
     Continue,
 }

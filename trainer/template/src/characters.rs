@@ -78,6 +78,23 @@ pub(crate) fn is_decimal(character: char) -> bool {
     character.is_ascii_digit() || (!character.is_ascii() && is(&classes::DECIMAL, character))
 }
 
+/// Returns the text with the decimals of all scripts in ASCII, as `int` and `float` read them.
+pub(crate) fn ascii_digits(text: &str) -> String {
+    let ascii = |character: char| {
+        if character.is_ascii() || !is_decimal(character) {
+            return character;
+        }
+        char::from_digit(decimal_value(character), 10).unwrap_or(character)
+    };
+    text.chars().map(ascii).collect()
+}
+
+/// Value of a decimal. Unicode has them in runs from 0 to 9, which may follow each other.
+fn decimal_value(decimal: char) -> u32 {
+    let before = (0..u32::from(decimal)).rev().map_while(char::from_u32).take_while(|one| is_decimal(*one));
+    before.fold(0, |value, _| (value + 1) % 10)
+}
+
 /// `str.isdigit`.
 pub(crate) fn is_digit(character: char) -> bool {
     let code = u32::from(character);

@@ -8,7 +8,7 @@ use crate::given::Given;
 use crate::methods::{is_lower, is_upper};
 use crate::operators;
 use crate::text::str_of;
-use crate::value::{Value, check_key};
+use crate::value::{Callable, Value, check_key};
 
 /// Tests without an argument, and those with one that are no comparisons.
 const NAMES: [&str; 23] = [
@@ -112,8 +112,10 @@ fn unary(name: &str, value: &Value) -> Result<bool> {
                 | Value::Dict(_)
                 | Value::Range(_)
         ),
-        "callable" => matches!(value, Value::Callable(_) | Value::Loop(_) | Value::Undefined(_)),
-        "escaped" => false,
+        "callable" => match value {
+            Value::Callable(callable) => !matches!(**callable, Callable::Cycler(..)),
+            _ => matches!(value, Value::Loop(_) | Value::Undefined(_)),
+        },
         "lower" => is_lower(&str_of(value)?),
         "upper" => is_upper(&str_of(value)?),
         "odd" | "even" => {
@@ -129,6 +131,7 @@ fn is_same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => Rc::ptr_eq(a, b),
         (Value::Dict(a), Value::Dict(b)) => Rc::ptr_eq(a, b),
+        (Value::Undefined(_), Value::Undefined(_)) => false,
         _ => std::mem::discriminant(a) == std::mem::discriminant(b) && a.equals(b),
     }
 }

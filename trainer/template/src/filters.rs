@@ -86,6 +86,12 @@ const SHALLOW: [&str; 11] = [
     "slice",
 ];
 
+/// Filters whose text counts as escaped.
+const ESCAPING: [&str; 4] = ["escape", "e", "forceescape", "safe"];
+/// Filters that give an escaped text for an escaped text.
+const KEEPING: [&str; 9] =
+    ["string", "upper", "lower", "capitalize", "trim", "indent", "center", "truncate", "reverse"];
+
 /// `value|name(given)`, charged by what it reads and makes.
 pub(crate) fn apply(
     interpreter: &mut Interpreter<'_>,
@@ -100,7 +106,15 @@ pub(crate) fn apply(
         _ => 1 + value.steps() + value.size(),
     })?;
     interpreter.charge(given.steps())?;
+    let is_escaped = interpreter.is_escaped(&value);
+    if is_escaped && matches!(name, "escape" | "e") {
+        let [] = given.bind(name, [])?;
+        return Ok(value);
+    }
     let filtered = apply_unbounded(interpreter, name, value, given)?;
+    if ESCAPING.contains(&name) || (is_escaped && KEEPING.contains(&name)) {
+        interpreter.mark_escaped(&filtered);
+    }
     if !is_quick {
         interpreter.charge(filtered.steps())?;
     }

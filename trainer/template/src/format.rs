@@ -69,9 +69,18 @@ fn sign_of(negative: bool, spec: &Spec) -> &'static str {
     }
 }
 
-/// Digits with `separator` between groups of three (four for hexadecimal and the like).
-fn grouped(digits: &str, separator: Option<char>, size: usize) -> String {
-    let Some(separator) = separator else { return digits.to_owned() };
+/// Digits with a separator between groups of `size`, three or four (for hexadecimal and the like). Zeros that
+/// fill a field are grouped, too; `others` characters of the number stand next to the digits.
+fn grouped(digits: &str, others: usize, size: usize, spec: &Spec) -> String {
+    let Some(separator) = spec.grouping else { return digits.to_owned() };
+    let mut count = digits.len();
+    if count > 0 && spec.fill == Some('0') && spec.align == Some('=') {
+        let width = spec.width.saturating_sub(others);
+        while count + (count - 1) / size < width {
+            count += 1;
+        }
+    }
+    let digits = format!("{}{digits}", "0".repeat(count - digits.len()));
     let mut out = String::new();
     for (index, digit) in digits.chars().enumerate() {
         if index > 0 && (digits.len() - index).is_multiple_of(size) {
@@ -95,7 +104,7 @@ fn integer(number: i128, min_digits: usize, spec: &Spec) -> Result<String> {
     let digits = format!("{}{digits}", "0".repeat(min_digits.saturating_sub(digits.len())));
     let prefix = if spec.alternate { prefix } else { "" };
     let sign = format!("{}{prefix}", sign_of(number < 0, spec));
-    padded(&grouped(&digits, spec.grouping, group), &sign, spec)
+    padded(&grouped(&digits, sign.len(), group, spec), &sign, spec)
 }
 
 /// Digits of a float that may be written; no float has more than 800 that differ from 0.
@@ -126,8 +135,9 @@ fn real(float: f64, spec: &Spec) -> Result<String> {
     };
     let text = if matches!(kind, 'E' | 'G' | 'F') { text.to_uppercase() } else { text };
     let end = text.find(|next: char| !next.is_ascii_digit()).unwrap_or(text.len());
-    let text = format!("{}{}", grouped(&text[..end], spec.grouping, 3), &text[end..]);
-    padded(&text, sign_of(float.is_sign_negative() && !float.is_nan(), spec), spec)
+    let sign = sign_of(float.is_sign_negative() && !float.is_nan(), spec);
+    let whole = grouped(&text[..end], sign.len() + text.len() - end, 3, spec);
+    padded(&format!("{whole}{}", &text[end..]), sign, spec)
 }
 
 fn exponential(magnitude: f64, precision: usize) -> String {

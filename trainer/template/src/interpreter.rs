@@ -2,12 +2,14 @@
 
 mod calls;
 mod evaluation;
+pub(crate) mod markup;
 pub(crate) mod members;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use self::markup::Escaped;
 use crate::ast::{Body, CAPTURED, Expr, For, Macro, Node, Statement, Target};
 use crate::error::{Error, Result};
 use crate::rendered::{Clock, Rendered};
@@ -42,11 +44,13 @@ pub(crate) fn render(
     }
     let mut interpreter = Interpreter {
         settings: *settings,
+        root: root.clone(),
         fuel: settings.max_steps,
         depth: 0,
         captures: 0,
         shared: 0,
         generated: Vec::new(),
+        escaped: Escaped::default(),
         closures: Vec::new(),
         namespaces: Vec::new(),
     };
@@ -74,6 +78,8 @@ pub(crate) enum Flow {
 /// The state of one rendering.
 pub(crate) struct Interpreter<'a> {
     settings: Settings<'a>,
+    /// Variables of the template, which blocks see.
+    root: Scope,
     /// Steps that are left of the settings' `max_steps`.
     fuel: usize,
     depth: usize,
@@ -81,6 +87,7 @@ pub(crate) struct Interpreter<'a> {
     captures: usize,
     shared: usize,
     generated: Vec<std::ops::Range<usize>>,
+    escaped: Escaped,
     /// Scopes that macros and recursive loops close over.
     closures: Vec<Scope>,
     /// Namespaces, which may contain themselves.
@@ -100,6 +107,16 @@ impl Interpreter<'_> {
                 Err(Error::budget(format!("the template takes more than {max_steps} steps")))
             }
         }
+    }
+
+    /// Whether a value is a text that is escaped already.
+    pub(crate) fn is_escaped(&self, value: &Value) -> bool {
+        self.escaped.contains(value)
+    }
+
+    /// Notes that a text is escaped.
+    pub(crate) fn mark_escaped(&mut self, value: &Value) {
+        self.escaped.insert(value);
     }
 
     /// Runs `run` one level deeper.
@@ -145,13 +162,13 @@ impl Interpreter<'_> {
         self.print(&value, out)
     }
 
-    /// The text of a body.
-    fn captured(&mut self, body: &[Statement], scope: &Scope) -> Result<String> {
+    /// Returns the text of a body, and how it ended.
+    fn captured(&mut self, body: &[Statement], scope: &Scope) -> Result<(String, Flow)> {
         self.captures += 1;
         let mut text = String::new();
         let run = self.body(body, scope, &mut text);
         self.captures -= 1;
-        run.map(|_| text)
+        run.map(|flow| (text, flow))
     }
 
     fn statement(&mut self, node: &Node, scope: &Scope, out: &mut String) -> Result<Flow> {
@@ -177,13 +194,8 @@ impl Interpreter<'_> {
                 let value = self.evaluate(value, scope)?;
                 self.assign(target, value, scope)?;
             }
-            Node::SetBlock { target, value, body } => {
-                let value = self.captured_value(value, body, scope)?;
-                self.assign(target, value, scope)?;
-            }
-            Node::Filter { value, body } => {
-                let value = self.captured_value(value, body, scope)?;
-                self.print(&value, out)?;
+            Node::SetBlock { value, body, .. } | Node::Filter { value, body } => {
+                return self.capturing(node, value, body, scope, out);
             }
             Node::Macro(this) => {
                 let value = self.closure(this, scope);
@@ -200,22 +212,41 @@ impl Interpreter<'_> {
                     let value = self.evaluate(value, scope)?;
                     self.assign(target, value, &inner)?;
                 }
-                self.body(body, &inner, out)?;
+                return self.body(body, &inner, out);
             }
             Node::Generation(this) => self.generation(this, scope, out)?,
-            Node::Block(body) => return self.body(body, &scope.child(), out),
+            Node::Block { body, is_scoped } => {
+                let inner = if *is_scoped { scope.child() } else { self.root.child() };
+                return self.body(body, &inner, out);
+            }
             Node::Break => return Ok(Flow::Break),
             Node::Continue => return Ok(Flow::Continue),
         }
         Ok(Flow::Normal)
     }
 
-    /// The text of a block in its own scope, after the filters of `value`.
-    fn captured_value(&mut self, value: &Expr, body: &[Statement], scope: &Scope) -> Result<Value> {
-        let text = self.captured(body, &scope.child())?;
+    /// Sets or prints the text of a block in its own scope, after the filters of `value`. The text is dropped
+    /// where `break` or `continue` leaves the block.
+    fn capturing(
+        &mut self,
+        node: &Node,
+        value: &Expr,
+        body: &[Statement],
+        scope: &Scope,
+        out: &mut String,
+    ) -> Result<Flow> {
+        let (text, flow) = self.captured(body, &scope.child())?;
+        if flow != Flow::Normal {
+            return Ok(flow);
+        }
         let inner = scope.child();
         inner.set(CAPTURED.into(), Value::str(text));
-        self.evaluate(value, &inner)
+        let value = self.evaluate(value, &inner)?;
+        match node {
+            Node::SetBlock { target, .. } => self.assign(target, value, scope)?,
+            _ => self.print(&value, out)?,
+        }
+        Ok(Flow::Normal)
     }
 
     fn closure(&mut self, definition: &Arc<Macro>, scope: &Scope) -> Value {
@@ -254,25 +285,25 @@ impl Interpreter<'_> {
             }
             items = chosen;
         }
-        if items.is_empty() {
-            self.body(&this.otherwise, &scope.child(), out)?;
-            return Ok(Flow::Normal);
-        }
         let recursion = this.recursive.then(|| (this.clone(), scope.clone()));
         if this.recursive {
             self.closures.push(scope.clone());
         }
         let state = Rc::new(Loop::new(items, depth, recursion)?);
+        let mut has_whole_turn = false;
         for index in 0..state.len() {
             self.charge(STEPS_A_TURN)?;
             let inner = scope.child();
             inner.set("loop".into(), Value::Loop(state.clone()));
             self.assign(&this.target, state.enter(index), &inner)?;
-            if self.body(&this.body, &inner, out)? == Flow::Break {
-                break;
+            match self.body(&this.body, &inner, out)? {
+                Flow::Normal => has_whole_turn = true,
+                Flow::Continue => {}
+                Flow::Break => break,
             }
         }
-        Ok(Flow::Normal)
+        // jinja2 notes at the end of a turn that the loop was not empty, which `break` and `continue` skip.
+        if has_whole_turn { Ok(Flow::Normal) } else { self.body(&this.otherwise, &scope.child(), out) }
     }
 
     fn assign(&mut self, target: &Target, value: Value, scope: &Scope) -> Result<()> {

@@ -313,6 +313,7 @@ fn unescape(text: &str) -> std::result::Result<String, String> {
             'r' => out.push('\r'),
             't' => out.push('\t'),
             'v' => out.push('\u{b}'),
+            'N' => return Err("characters by name, as in \\N{DASH}, are not supported".to_owned()),
             'x' => out.push(code(&mut characters, 2)?),
             'u' => out.push(code(&mut characters, 4)?),
             'U' => out.push(code(&mut characters, 8)?),

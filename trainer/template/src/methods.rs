@@ -10,7 +10,7 @@ pub(crate) use string::{is_lower, is_upper, replace, split_lines};
 
 use crate::error::{Error, Result};
 use crate::given::Given;
-use crate::value::{Callable, Loop, Missing, Value};
+use crate::value::{Callable, Loop, Missing, Value, resolved};
 
 /// `value.name(given)`.
 pub(crate) fn call(value: &Value, name: &str, given: Given) -> Result<Value> {
@@ -33,9 +33,16 @@ fn sequence(value: &Value, name: &str, given: Given) -> Result<Value> {
     if name == "copy" {
         return Value::list(values);
     }
-    let [item] = given.bind(name, ["value"])?;
+    let [item, start, stop] = given.bind(name, ["value", "start", "stop"])?;
     let item = item.ok_or_else(|| Error::render(format!("{name}() takes exactly one argument")))?;
-    let mut found = (0i128..).zip(&values).filter(|(_, value)| value.equals(&item));
+    let has_bounds = start.is_some() || stop.is_some();
+    if has_bounds && (name == "count" || matches!(value, Value::Range(_))) {
+        return Err(Error::render(format!("{name}() takes exactly one argument")));
+    }
+    let bounds = [start, stop].map(|bound| bound.and_then(|bound| bound.as_int()));
+    let [start, stop, _] = resolved([bounds[0], bounds[1], None], values.len())?;
+    let within = (0i128..).zip(&values).filter(|(at, _)| (start..stop).contains(at));
+    let mut found = within.filter(|(_, value)| value.equals(&item));
     if name == "count" {
         return Ok(Value::Int(i128::try_from(found.count()).unwrap_or(i128::MAX)));
     }

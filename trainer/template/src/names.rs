@@ -47,7 +47,7 @@ impl<'a> Names<'a> {
             }
             Node::Macro(this) | Node::Generation(this) => self.read_macro(this),
             Node::Call { caller, .. } => self.read_macro(caller),
-            Node::Filter { body, .. } | Node::Block(body) => self.read(body),
+            Node::Filter { body, .. } | Node::Block { body, .. } => self.read(body),
             Node::With { pairs, body } => {
                 pairs.iter().for_each(|(target, _)| self.bind(target));
                 self.read(body);

@@ -1,12 +1,13 @@
 //! Operators of expressions on values.
 
 use std::cmp::Ordering;
+use std::rc::Rc;
 
 use crate::ast::{Comparison, Operator};
 use crate::error::{Error, Result};
 use crate::format::percent;
 use crate::text::check_len;
-use crate::value::{MAX_ITEMS, Value};
+use crate::value::{MAX_ITEMS, Span, Value, indices, resolved};
 
 /// `left operator right`.
 pub(crate) fn binary(operator: Operator, left: &Value, right: &Value) -> Result<Value> {
@@ -199,34 +200,15 @@ pub(crate) fn slice(value: &Value, bounds: [Value; 3]) -> Result<Value> {
         }
         Value::List(items) => Value::list(sliced(&items.values, numbers)?),
         Value::Tuple(items) => Value::tuple(sliced(&items.values, numbers)?),
-        Value::Range(span) => Value::list(sliced(&span.values(), numbers)?),
+        Value::Range(span) => {
+            let [start, stop, step] = resolved(numbers, span.len())?;
+            let at = |index: i128| span.start + span.step * index;
+            Ok(Value::Range(Rc::new(Span { start: at(start), stop: at(stop), step: span.step * step })))
+        }
         _ => Err(Error::render(format!("'{}' object is not subscriptable by a slice", value.kind()))),
     }
 }
 
 fn sliced(values: &[Value], numbers: [Option<i128>; 3]) -> Result<Vec<Value>> {
     Ok(indices(numbers, values.len())?.into_iter().map(|at| values[at].clone()).collect())
-}
-
-/// Indices that a slice chooses of `len` items.
-fn indices([start, stop, step]: [Option<i128>; 3], len: usize) -> Result<Vec<usize>> {
-    let len = i128::try_from(len).unwrap_or(i128::MAX);
-    let step = step.unwrap_or(1);
-    if step == 0 {
-        return Err(Error::render("slice step cannot be zero"));
-    }
-    let (lowest, highest) = if step > 0 { (0, len) } else { (-1, len - 1) };
-    let bound = |bound: Option<i128>, default: i128| match bound {
-        None => default,
-        Some(bound) if bound < 0 => bound.saturating_add(len).max(lowest),
-        Some(bound) => bound.min(highest),
-    };
-    let (first, last) = if step > 0 { (lowest, highest) } else { (highest, lowest) };
-    let (mut at, stop) = (bound(start, first), bound(stop, last));
-    let mut chosen = Vec::new();
-    while (step > 0 && at < stop) || (step < 0 && at > stop) {
-        chosen.extend(usize::try_from(at));
-        at = at.saturating_add(step);
-    }
-    Ok(chosen)
 }

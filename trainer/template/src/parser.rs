@@ -186,13 +186,19 @@ impl Parser {
             }
             "block" => {
                 self.expect_name()?;
+                let is_scoped = self.skip_name("scoped");
                 self.expect(&Token::BlockEnd)?;
                 let (body, _) = self.body(&["endblock"])?;
                 if matches!(self.peek(), Some(Token::Name(_))) {
                     self.position += 1;
                 }
-                self.end_of(Node::Block(body))
+                self.end_of(Node::Block { body, is_scoped })
             }
+            "print" => self.print(),
+            "autoescape" => match self.expression()? {
+                Expr::Bool(false) => Ok(Node::Block { body: self.block("endautoescape")?, is_scoped: true }),
+                _ => self.fail("autoescape is supported with false alone, as text is not escaped here"),
+            },
             "break" => self.end_of(Node::Break),
             "continue" => self.end_of(Node::Continue),
             _ => self.fail(format!("Encountered unknown tag '{name}'.")),
@@ -246,6 +252,25 @@ impl Parser {
         }
         let value = self.nested(|parser| parser.filters(Expr::Name(CAPTURED.into()), false))?;
         Ok(Node::SetBlock { target, value, body: self.block("endset")? })
+    }
+
+    /// Reads `{% print a, b %}`, which prints one value after the other.
+    fn print(&mut self) -> Result<Node> {
+        let mut values = Vec::new();
+        while !matches!(self.peek(), Some(Token::BlockEnd) | None) {
+            if !values.is_empty() {
+                self.expect_symbol(",")?;
+            }
+            values.push(self.expression()?);
+        }
+        let value = match values.pop() {
+            Some(only) if values.is_empty() => only,
+            last => {
+                values.extend(last);
+                Expr::Concat(values)
+            }
+        };
+        self.end_of(Node::Print(value))
     }
 
     fn with_block(&mut self) -> Result<Node> {

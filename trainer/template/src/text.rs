@@ -118,14 +118,32 @@ fn push_quoted(out: &mut String, text: &str) {
             '\t' => out.push_str("\\t"),
             same if same == quote => out.extend(['\\', quote]),
             shown if is_printable(shown) => out.push(shown),
-            hidden => match u32::from(hidden) {
-                code @ 0..=0xff => push(out, format_args!("\\x{code:02x}")),
-                code @ 0x100..=0xffff => push(out, format_args!("\\u{code:04x}")),
-                code => push(out, format_args!("\\U{code:08x}")),
-            },
+            hidden => push_escape(out, hidden),
         }
     }
     out.push(quote);
+}
+
+/// `ascii(value)` of a value whose `repr` is `text`: characters outside of ASCII are escaped.
+pub(crate) fn ascii(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_ascii() {
+            out.push(character);
+        } else {
+            push_escape(&mut out, character);
+        }
+    }
+    out
+}
+
+/// Appends `\xNN`, `\uNNNN` or `\UNNNNNNNN`.
+fn push_escape(out: &mut String, character: char) {
+    match u32::from(character) {
+        code @ 0..=0xff => push(out, format_args!("\\x{code:02x}")),
+        code @ 0x100..=0xffff => push(out, format_args!("\\u{code:04x}")),
+        code => push(out, format_args!("\\U{code:08x}")),
+    }
 }
 
 /// `repr(float)`: the shortest digits that read back equal, positional for exponents in `-4..16`, else

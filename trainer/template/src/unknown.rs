@@ -35,7 +35,7 @@ fn of_node(node: &Node, line: usize) -> Result<()> {
             pairs.iter().try_for_each(|(_, value)| of_expr(value, line))?;
             refuse(body)
         }
-        Node::Block(body) => refuse(body),
+        Node::Block { body, .. } => refuse(body),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod callable;
 mod dict;
+mod slices;
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 pub(crate) use callable::{Callable, Loop, Scope};
 pub(crate) use dict::{Dict, check_key};
+pub(crate) use slices::{indices, resolved};
 
 use crate::ast::Comparison;
 use crate::error::{Error, Result};

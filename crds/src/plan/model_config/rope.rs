@@ -48,29 +48,42 @@ pub(super) fn refuse_by_window(fields: &Fields<'_>) -> Result<(), ModelConfigErr
     }
 }
 
+/// Field of the fraction of a head's dimensions that are rotated.
+const PARTIAL: &str = "partial_rotary_factor";
 /// Keys of `rope_parameters` for layers without and with a window, where their embeddings differ.
 const BY_WINDOW: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// Reads separate embeddings for layers with full attention and with a window. transformers 4 stores the
-/// latter's base wavelength in the field `local`, with the default `default_local`.
+/// latter's base wavelength in the field `local` if the family has one; its default is `default_local`.
+///
+/// transformers 5.17 reads neither a top-level `original_max_position_embeddings` nor partly rotated heads
+/// where embeddings differ by layer.
 pub(super) fn by_window(
     fields: &Fields<'_>,
     config: &mut ModelConfig,
-    local: &str,
+    local: Option<&str>,
     default_local: f64,
 ) -> Result<(), ModelConfigError> {
     let both = fields.object("rope_parameters")?;
+    let is_nested = both.get(BY_WINDOW[0]).is_some();
+    let global = if is_nested { both.object(BY_WINDOW[0])? } else { rope_object(fields)? };
+    let sliding = both.object(BY_WINDOW[1])?;
+    for rope in [&global, &sliding] {
+        if rope.number(PARTIAL)?.is_some_and(|factor| factor != 1.0) {
+            return Err(rope.unsupported(PARTIAL, "1.0, as heads of this family are rotated as a whole"));
+        }
+    }
     let context = Context {
         default_theta: default_local,
         max_positions: config.max_position_embeddings,
         rotary_dim: config.rotary_dim,
         longrope_context: None,
     };
-    if let Some(global) = config.ropes.first_mut().filter(|_| both.get(BY_WINDOW[0]).is_some()) {
-        *global = rope_of(fields, &both.object(BY_WINDOW[0])?, global.theta, context)?;
+    if let Some(first) = config.ropes.first_mut() {
+        *first = rope_of(&global, &global, first.theta, context)?;
     }
-    let default_local = fields.number(local)?.unwrap_or(default_local);
-    config.ropes.push(rope_of(fields, &both.object(BY_WINDOW[1])?, default_local, context)?);
+    let stated_local = local.map_or(Ok(None), |local| fields.number(local))?;
+    config.ropes.push(rope_of(&sliding, &sliding, stated_local.unwrap_or(default_local), context)?);
     config.layer_ropes = config.layer_windows.iter().map(|window| Some(window.is_some().into())).collect();
     Ok(())
 }
@@ -290,17 +303,16 @@ pub(super) fn rotary_dim(
     head_dim: usize,
     default: Option<f64>,
 ) -> Result<usize, ModelConfigError> {
-    const FACTOR: &str = "partial_rotary_factor";
     let rope = rope_object(fields)?;
-    let factor = rope.number(FACTOR)?.or(fields.number(FACTOR)?).or(default).unwrap_or(1.0);
-    let place = if rope.get(FACTOR).is_some() { &rope } else { fields };
+    let factor = rope.number(PARTIAL)?.or(fields.number(PARTIAL)?).or(default).unwrap_or(1.0);
+    let place = if rope.get(PARTIAL).is_some() { &rope } else { fields };
     if default.is_none() && factor != 1.0 {
-        return Err(place.unsupported(FACTOR, "1.0, as heads of this family are rotated as a whole"));
+        return Err(place.unsupported(PARTIAL, "1.0, as heads of this family are rotated as a whole"));
     }
     let dims = (head_dim as f64 * factor) as usize;
     if !(factor > 0.0 && factor <= 1.0) || dims == 0 || !dims.is_multiple_of(2) {
         let expected = format!("above 0 and at most 1, an even number of the head's {head_dim} dims");
-        return Err(place.invalid(FACTOR, &expected));
+        return Err(place.invalid(PARTIAL, &expected));
     }
     Ok(dims)
 }

@@ -3,7 +3,7 @@
 use std::io::Cursor;
 
 use image::metadata::Orientation;
-use image::{DynamicImage, ImageDecoder as _, ImageReader, Limits};
+use image::{DynamicImage, ImageDecoder as _, ImageReader, Limits, Rgb, RgbImage};
 use tch::{Device, Kind, Tensor};
 
 use super::ImageError;
@@ -25,7 +25,7 @@ pub(super) struct Pixels {
 }
 
 /// Decodes image number `image` of a row and turns it as its EXIF orientation says, which `datasets` and
-/// transformers do too. Grey becomes RGB and alpha is dropped, as by PIL's `convert("RGB")`.
+/// transformers do too. Colours become those of PIL's `convert("RGB")`.
 pub(super) fn decode(bytes: &[u8], image: usize) -> Result<Pixels, ImageError> {
     let failed = |source| ImageError::Decode { image, source };
     let mut reader =
@@ -45,9 +45,34 @@ pub(super) fn decode(bytes: &[u8], image: usize) -> Result<Pixels, ImageError> {
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
     decoded.apply_orientation(orientation);
-    let rgb = decoded.into_rgb8();
+    let rgb = rgb_bytes(decoded);
     let (width, height) = (rgb.width() as usize, rgb.height() as usize);
     Ok(Pixels { width, height, rgb: rgb.into_raw() })
+}
+
+/// Converts an image to RGB as PIL's `convert("RGB")` does: grey is repeated and alpha is dropped. Of 16 bits
+/// it takes the upper eight, but grey without alpha becomes white above 255.
+fn rgb_bytes(decoded: DynamicImage) -> RgbImage {
+    let (width, height) = (decoded.width(), decoded.height());
+    let upper = |value: u16| value.to_be_bytes()[0];
+    match decoded {
+        DynamicImage::ImageLuma16(wide) => RgbImage::from_fn(width, height, |x, y| {
+            let [grey] = wide.get_pixel(x, y).0;
+            Rgb([u8::try_from(grey).unwrap_or(u8::MAX); 3])
+        }),
+        DynamicImage::ImageLumaA16(wide) => RgbImage::from_fn(width, height, |x, y| {
+            let [grey, _] = wide.get_pixel(x, y).0;
+            Rgb([upper(grey); 3])
+        }),
+        DynamicImage::ImageRgb16(wide) => {
+            RgbImage::from_fn(width, height, |x, y| Rgb(wide.get_pixel(x, y).0.map(upper)))
+        }
+        DynamicImage::ImageRgba16(wide) => RgbImage::from_fn(width, height, |x, y| {
+            let [red, green, blue, _] = wide.get_pixel(x, y).0;
+            Rgb([red, green, blue].map(upper))
+        }),
+        bytes => bytes.into_rgb8(),
+    }
 }
 
 impl Pixels {

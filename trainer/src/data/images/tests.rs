@@ -138,6 +138,22 @@ fn a_picture_is_turned_by_its_exif_orientation() {
     }
 }
 
+/// Images of 16 bits and of four inks (`tests/fixtures/images/make_deep.py`).
+#[test]
+fn colours_become_the_rgb_that_pil_makes_of_them() {
+    let expected = fs::read_to_string(fixtures().join("deep.json")).unwrap();
+    let expected: std::collections::BTreeMap<String, Vec<u8>> = serde_json::from_str(&expected).unwrap();
+    assert_eq!(expected.len(), 5);
+    for (name, expected) in expected {
+        let ours = pixels(&fixtures().join("deep").join(&name)).rgb;
+        // Decoders of JPEG round differently.
+        let bound = if name.ends_with(".jpg") { 2 } else { 0 };
+        let differences = ours.iter().zip(&expected).map(|(ours, theirs)| ours.abs_diff(*theirs));
+        assert_eq!(ours.len(), expected.len(), "{name}");
+        assert!(differences.max() <= Some(bound), "{name}: {ours:?} {expected:?}");
+    }
+}
+
 #[test]
 fn files_that_are_not_regular_or_huge_are_refused_before_they_are_read() {
     let folder = tempfile::tempdir().unwrap();

@@ -37,6 +37,15 @@ fn numbers_that_json_lacks_are_null_and_texts_keep_their_names() {
 }
 
 #[test]
+fn messages_of_sharegpt_are_refused_with_the_names_to_write() {
+    let messages = json!([{"from": "human", "value": "1"}, {"from": "gpt", "value": "2"}]);
+    for column in ["prompt", "messages"] {
+        let error = Files::rows(&[json!({ column: messages })]).prompts().unwrap_err().to_string();
+        assert!(error.contains("row 1") && error.contains("`from` and `value`"), "{error}");
+    }
+}
+
+#[test]
 fn a_column_that_is_null_is_called_so() {
     let files = Files::rows(&[json!({"prompt": "a"}), json!({"prompt": null})]);
     let error = files.prompts().unwrap_err().to_string();

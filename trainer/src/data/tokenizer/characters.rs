@@ -1,7 +1,7 @@
 //! Character-level tokenizer of an alphabet, with one token per character, for models built from their
 //! configuration.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -61,6 +61,7 @@ impl Tokenizer {
             eos: Some(EOS.into()),
             pad: Some(PAD.into()),
             unk: Some(UNK.into()),
+            named: BTreeMap::new(),
         };
         Ok(Self {
             inner: Arc::new(inner),

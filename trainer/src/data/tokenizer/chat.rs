@@ -10,6 +10,7 @@ use rlt_template::{MAX_SOURCE_BYTES, Template};
 use serde_json::{Map, Value};
 
 use super::SpecialTokens;
+use super::clock::strftime_now;
 
 /// Name of the template used when no other is requested.
 const DEFAULT: &str = "default";
@@ -136,6 +137,7 @@ fn variables(request: &ChatRequest<'_>, special: &SpecialTokens) -> Map<String, 
             variables.insert(role.to_owned(), token.into());
         }
     }
+    variables.extend(special.named.iter().map(|(name, token)| (name.clone(), token.as_str().into())));
     let further = request.variables.into_iter().flatten();
     variables.extend(further.map(|(name, value)| (name.clone(), value.clone())));
     variables.insert("messages".to_owned(), request.messages.into());
@@ -143,11 +145,6 @@ fn variables(request: &ChatRequest<'_>, special: &SpecialTokens) -> Map<String, 
     variables.insert("documents".to_owned(), Value::Null);
     variables.insert("add_generation_prompt".to_owned(), request.add_generation_prompt.into());
     variables
-}
-
-fn strftime_now(format: &str) -> Result<String, String> {
-    let now = jiff::Zoned::now();
-    jiff::fmt::strtime::format(format.as_bytes(), &now).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

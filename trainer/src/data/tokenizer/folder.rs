@@ -1,6 +1,6 @@
 //! Reading and writing a tokenizer's Hugging Face folder.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const COPIED: [&str; 12] = [
     CONFIG,
     SPECIAL_TOKENS_MAP,
     CHAT_TEMPLATE,
-    "added_tokens.json",
+    ADDED_TOKENS_FILE,
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
@@ -44,9 +44,9 @@ impl Tokenizer {
     ///
     /// `tokenizer.json` is needed; special tokens come from `tokenizer_config.json` and
     /// `special_tokens_map.json`, those without a role included; the chat template from
-    /// `chat_template.jinja`, then `tokenizer_config.json`; further ending tokens from
-    /// `generation_config.json`, then `config.json`. A model with a vision tower has an image processor, too.
-    /// [`rlt_api::plan::model_files`] lists the fields that are refused.
+    /// `chat_template.jinja` and `additional_chat_templates`, or else from `tokenizer_config.json`; further
+    /// ending tokens from `generation_config.json`, then `config.json`. A model with a vision tower has an
+    /// image processor, too. [`rlt_api::plan::model_files`] lists the fields that are refused.
     ///
     /// # Errors
     /// [`TokenizerError`], with the file that is at fault.
@@ -128,6 +128,12 @@ impl SpecialTokens {
             ("unk_token", self.unk.as_deref()),
         ]
     }
+
+    /// Whether a token of this text has a name.
+    fn contains(&self, token: &str) -> bool {
+        let has_role = self.by_role().into_iter().any(|(_, named)| named == Some(token));
+        has_role || self.named.values().any(|named| named == token)
+    }
 }
 
 /// Adds the fields of `special_tokens_map.json` to the configuration. As in transformers 5 they take
@@ -159,24 +165,53 @@ fn load_definition(
     // A definition may carry batch settings from the program that saved it; text is never cut or filled here.
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
-    let known: BTreeSet<String> =
-        inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
-    let mut missing: Vec<_> = config_tokens(config).chain(named_tokens(config, &inner)).collect();
-    missing.retain(|token| !known.contains(&token.content));
-    let longest = missing.iter().map(|token| token.content.len()).max().unwrap_or(0);
-    definition::check_added(known.len() + missing.len(), longest).map_err(refused)?;
-    guarded(|| inner.add_tokens(missing)).map_err(refused)?;
+    let own = inner.get_added_tokens_decoder().into_values();
+    let own: BTreeMap<String, AddedToken> = own.map(|token| (token.content.clone(), token)).collect();
+    let is_listed = config.contains_key(ADDED_TOKENS);
+    let special = special_tokens(config);
+    let mut changed = if is_listed { config_tokens(config) } else { old_tokens(dir, config, &special)? };
+    changed.retain(|token| match own.get(&token.content) {
+        // The configuration decides how a token takes white space and other text around it.
+        Some(own) => is_listed && own != token,
+        None => true,
+    });
+    for token in &mut changed {
+        token.special |= special.contains(&token.content);
+    }
+    let listed: BTreeSet<String> = changed.iter().map(|token| token.content.clone()).collect();
+    let is_new = |token: &AddedToken| !own.contains_key(&token.content) && !listed.contains(&token.content);
+    changed.extend(named_tokens(config, &inner).into_iter().filter(is_new));
+    let longest = changed.iter().map(|token| token.content.len()).max().unwrap_or(0);
+    let num_new = changed.iter().filter(|token| !own.contains_key(&token.content)).count();
+    definition::check_added(own.len() + num_new, longest).map_err(refused)?;
+    guarded(|| inner.add_tokens(changed)).map_err(refused)?;
     Ok((inner, max_text_bytes))
 }
 
-/// `added_tokens_decoder` of `tokenizer_config.json` by id: transformers adds those that `tokenizer.json`
-/// lacks.
-fn config_tokens(config: &Map<String, Value>) -> impl Iterator<Item = AddedToken> {
+/// Returns the tokens of `added_tokens_decoder` by id.
+fn config_tokens(config: &Map<String, Value>) -> Vec<AddedToken> {
     let decoder = config.get(ADDED_TOKENS).and_then(Value::as_object);
     let mut tokens: Vec<(u32, &Value)> =
         decoder.into_iter().flatten().filter_map(|(id, token)| Some((id.parse().ok()?, token))).collect();
     tokens.sort_by_key(|(id, _)| *id);
-    tokens.into_iter().filter_map(|(_, token)| added_token(token, false))
+    tokens.into_iter().filter_map(|(_, token)| added_token(token, false)).collect()
+}
+
+/// Returns the tokens of `added_tokens.json` by id. transformers adds those that `tokenizer.json` lacks if
+/// the configuration has no [`ADDED_TOKENS`].
+fn old_tokens(
+    dir: &Path,
+    config: &Map<String, Value>,
+    special: &SpecialTokens,
+) -> Result<Vec<AddedToken>, TokenizerError> {
+    let ids = read_object(&dir.join(ADDED_TOKENS_FILE))?.unwrap_or_default();
+    let mut contents: Vec<(u64, &str)> =
+        ids.iter().filter_map(|(content, id)| Some((id.as_u64()?, content.as_str()))).collect();
+    contents.sort_unstable();
+    let extra = EXTRA.into_iter().filter_map(|field| config.get(field)?.as_array()).flatten();
+    let extra: BTreeSet<String> = extra.filter_map(token_text).collect();
+    let is_special = |content: &str| special.contains(content) || extra.contains(content);
+    Ok(contents.into_iter().map(|(_, content)| AddedToken::from(content, is_special(content))).collect())
 }
 
 /// Parses a token that is written as its text or as an object. `special` makes it special whatever its own
@@ -199,6 +234,8 @@ const EXTRA: [&str; 3] =
     ["model_specific_special_tokens", "extra_special_tokens", "additional_special_tokens"];
 /// Field of tokens by id.
 const ADDED_TOKENS: &str = "added_tokens_decoder";
+/// File of tokens with their ids, in the form of old releases.
+const ADDED_TOKENS_FILE: &str = "added_tokens.json";
 
 /// Returns the special tokens that the configuration names, in the order in which transformers adds them.
 ///
@@ -229,7 +266,22 @@ fn special_tokens(config: &Map<String, Value>) -> SpecialTokens {
         eos: find("eos_token"),
         pad: find("pad_token"),
         unk: find("unk_token"),
+        named: further_named(config),
     }
+}
+
+/// Returns the special tokens with a name besides those of [`SpecialTokens::by_role`], as transformers gives
+/// them to chat templates: roles, objects of tokens by name, and a model's own fields.
+fn further_named(config: &Map<String, Value>) -> BTreeMap<String, String> {
+    let by_name = |field: &str| config.get(field).and_then(Value::as_object).into_iter().flatten();
+    let own = config.iter().filter(|(name, _)| name.ends_with("_token"));
+    let all = by_name("extra_special_tokens").chain(own).chain(by_name("model_specific_special_tokens"));
+    let mut named: BTreeMap<String, String> =
+        all.filter_map(|(name, token)| Some((name.clone(), token_text(token)?))).collect();
+    for (role, _) in SpecialTokens::default().by_role() {
+        named.remove(role);
+    }
+    named
 }
 
 /// A token is written as its text or as an object with `content`.
@@ -275,17 +327,28 @@ fn load_chat_template(
     dir: &Path,
     config: &Map<String, Value>,
 ) -> Result<Option<ChatTemplate>, TokenizerError> {
-    let mut sources: Vec<(String, String)> = Vec::new();
-    match config.get("chat_template") {
-        Some(Value::String(source)) => sources.push(("default".into(), source.clone())),
-        Some(Value::Array(named)) => sources.extend(named.iter().filter_map(named_template)),
-        _ => {}
+    let mut sources = template_files(dir)?;
+    if sources.is_empty() {
+        sources = config_templates(config);
     }
-    sources.extend(template_files(dir)?);
     if sources.is_empty() {
         return Ok(None);
     }
     ChatTemplate::named(sources).map(Some).map_err(|error| TokenizerError::Chat(Box::new(error)))
+}
+
+/// Returns the templates of `tokenizer_config.json` by name: one, a list, or an object. As in transformers,
+/// files of templates replace all of them.
+fn config_templates(config: &Map<String, Value>) -> Vec<(String, String)> {
+    match config.get("chat_template") {
+        Some(Value::String(source)) => vec![("default".to_owned(), source.clone())],
+        Some(Value::Array(named)) => named.iter().filter_map(named_template).collect(),
+        Some(Value::Object(named)) => {
+            let text = |source: &Value| source.as_str().map(str::to_owned);
+            named.iter().filter_map(|(name, source)| Some((name.clone(), text(source)?))).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 fn named_template(value: &Value) -> Option<(String, String)> {

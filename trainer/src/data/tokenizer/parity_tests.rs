@@ -53,6 +53,7 @@ fn conversations_render_as_transformers_renders_them() {
             eos: token("eos_token"),
             pad: token("pad_token"),
             unk: token("unk_token"),
+            ..SpecialTokens::default()
         };
         for case in &template.cases {
             let request = ChatRequest {
@@ -161,6 +162,118 @@ fn a_replaced_chat_template_is_saved_in_place_of_the_old() {
     let dir = folder_of(&loaded.with_chat_template("new").unwrap());
     let again = Tokenizer::load(dir.path()).unwrap();
     assert_eq!(again.render_chat(&ChatRequest::default()).unwrap(), "new");
+}
+
+/// The order of transformers' `PreTrainedTokenizerBase._from_pretrained`.
+#[test]
+fn files_of_templates_replace_all_templates_of_the_configuration() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let definition = "tokenizer.json";
+    fs::copy(fixture("tokenizer/byte_pairs").join(definition), dir.path().join(definition)).unwrap();
+    let config = fs::read_to_string(fixture("tokenizer/byte_pairs/tokenizer_config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    let mut rendered = |templates: &Value| {
+        config["chat_template"] = templates.clone();
+        fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        let render = |tools| tokenizer.render_chat(&ChatRequest { tools, ..ChatRequest::default() }).unwrap();
+        [render(None), render(Some(&[]))]
+    };
+    let list = serde_json::json!([
+        { "name": "default", "template": "a" }, { "name": "tool_use", "template": "b" }
+    ]);
+    let object = serde_json::json!({ "default": "a", "tool_use": "b" });
+    for templates in [&list, &object] {
+        assert_eq!(rendered(templates), ["a", "b"]);
+    }
+    assert_eq!(rendered(&"c".into()), ["c", "c"]);
+    fs::write(dir.path().join("chat_template.jinja"), "d").unwrap();
+    for templates in [&list, &object, &"c".into()] {
+        assert_eq!(rendered(templates), ["d", "d"]);
+    }
+    fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+    fs::write(dir.path().join("additional_chat_templates/tool_use.jinja"), "e").unwrap();
+    assert_eq!(rendered(&list), ["d", "e"]);
+}
+
+/// Special tokens with names are those of `special_tokens_map` in transformers 5.17, objects of extra tokens
+/// included.
+#[test]
+fn chat_templates_print_every_special_token_that_has_a_name() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let definition = "tokenizer.json";
+    fs::copy(fixture("tokenizer/byte_pairs").join(definition), dir.path().join(definition)).unwrap();
+    let config = serde_json::json!({
+        "eos_token": "<|end|>", "sep_token": "<sep>", "cls_token": {"content": "<cls>"}, "mask_token": null,
+        "add_bos_token": true, "image_token": "<image>", "extra_special_tokens": {"boi_token": "<boi>"},
+        "model_specific_special_tokens": {"eoi_token": "<eoi>"}
+    });
+    fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    fs::write(dir.path().join("special_tokens_map.json"), r#"{"video_token": "<video>"}"#).unwrap();
+    let names = [
+        "eos_token",
+        "sep_token",
+        "cls_token",
+        "mask_token",
+        "add_bos_token",
+        "image_token",
+        "boi_token",
+        "eoi_token",
+        "video_token",
+        "extra_special_tokens",
+    ];
+    let template: String = names.iter().map(|name| format!("{{{{ {name} }}}}|")).collect();
+    let tokenizer = Tokenizer::load(dir.path()).unwrap().with_chat_template(&template).unwrap();
+    let text = tokenizer.render_chat(&ChatRequest::default()).unwrap();
+    assert_eq!(text, "<|end|>|<sep>|<cls>|||<image>|<boi>|<eoi>|<video>||");
+}
+
+/// Loads a folder with the definition of `byte_pairs`, further fields of its configuration, and
+/// `added_tokens.json`.
+fn with_added(fields: Value, added: &Value) -> Tokenizer {
+    let dir = tempfile::TempDir::new().unwrap();
+    let from = fixture("tokenizer/byte_pairs");
+    fs::copy(from.join("tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    let config = fs::read_to_string(from.join("tokenizer_config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    fs::write(dir.path().join("added_tokens.json"), added.to_string()).unwrap();
+    Tokenizer::load(dir.path()).unwrap()
+}
+
+/// `TokenizersBackend.__init__` of transformers 5.17 adds a listed token again if any of its fields differs.
+#[test]
+fn the_configuration_decides_how_a_token_takes_white_space_around_it() {
+    let listed = |left: bool| {
+        let user = serde_json::json!({
+            "content": "<|user|>", "lstrip": left, "rstrip": false, "single_word": false,
+            "normalized": false, "special": true
+        });
+        with_added(serde_json::json!({"added_tokens_decoder": {"2": user}}), &serde_json::json!({}))
+    };
+    let encode = |tokenizer: &Tokenizer, text: &str| tokenizer.encode_rendered(text).unwrap();
+    let (takes, leaves) = (listed(true), listed(false));
+    assert_eq!(encode(&takes, "a  <|user|>"), encode(&leaves, "a<|user|>"));
+    assert_ne!(encode(&leaves, "a  <|user|>"), encode(&leaves, "a<|user|>"));
+    assert_eq!(takes.vocab_len(), leaves.vocab_len());
+}
+
+/// Files of releases before `added_tokens_decoder`.
+#[test]
+fn tokens_of_added_tokens_json_are_added_unless_the_configuration_lists_tokens() {
+    let none = serde_json::json!({});
+    let plain = with_added(none.clone(), &none);
+    let next = u32::try_from(plain.vocab_len()).unwrap();
+    let added = serde_json::json!({"<new>": next, "<|user|>": 2});
+    let old = with_added(serde_json::json!({"extra_special_tokens": ["<new>"]}), &added);
+    assert_eq!(old.encode_rendered("<new><|user|>").unwrap(), [next, 2]);
+    assert_eq!(old.decode(&[next, 2]).unwrap(), "");
+    let shown = with_added(none.clone(), &added);
+    assert_eq!(shown.encode_rendered("<new>").unwrap(), [next]);
+    assert_eq!(shown.decode(&[next]).unwrap(), "<new>");
+    let listed = with_added(serde_json::json!({"added_tokens_decoder": none}), &added);
+    assert_eq!(listed.encode_rendered("<new>").unwrap(), plain.encode_rendered("<new>").unwrap());
 }
 
 #[test]

@@ -34,7 +34,8 @@ pub(super) fn apply(
             }
             let mut items = value.iterate()?;
             items.reverse();
-            Value::iterator(items)
+            // Python cannot reverse a generator, so jinja2 makes a list of it.
+            if matches!(value, Value::Iterator(_)) { Value::list(items) } else { Value::iterator(items) }
         }
         "first" | "last" if matches!(value, Value::List(_) | Value::Tuple(_)) => {
             let [] = given.bind(name, [])?;
@@ -102,6 +103,9 @@ fn of_items(name: &str, value: &Value, mut items: Vec<Value>, given: Given) -> R
         "sum" => {
             let [attribute, start] = given.bind(name, ["attribute", "start"])?;
             let mut sum = start.unwrap_or(Value::Int(0));
+            if matches!(sum, Value::Str(_)) {
+                return Err(Error::render("sum() can't sum strings"));
+            }
             for item in keyed(&items, attribute.as_ref())? {
                 sum = operators::binary(Operator::Add, &sum, &item)?;
             }

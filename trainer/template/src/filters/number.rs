@@ -1,5 +1,6 @@
 //! Filters of numbers.
 
+use crate::characters::{ascii_digits, is_space};
 use crate::error::{Error, Result};
 use crate::format::truncate;
 use crate::given::Given;
@@ -103,10 +104,13 @@ fn int(value: &Value, given: Given) -> Result<Value> {
     let base = base.map_or(Some(10), |base| base.as_int());
     let base = base.ok_or_else(|| Error::render("the base of int must be an integer"))?;
     let parsed = match value {
-        Value::Str(text) => {
-            parse_int(text, base).or_else(|| parse_float(text).and_then(|float| truncate(float).ok()))
-        }
-        Value::Float(float) => truncate(*float).ok(),
+        Value::Str(text) => match (parse_int(text, base), parse_float(text)) {
+            (None, Some(float)) if float.is_finite() => Some(truncate(float)?),
+            (parsed, _) => parsed,
+        },
+        // Python raises for infinity alone. A number that is too large here is no reason for the default.
+        Value::Float(float) if float.is_nan() => None,
+        Value::Float(float) => Some(truncate(*float)?),
         Value::Undefined(missing) => return Err(missing.error()),
         other => other.as_int(),
     };
@@ -115,7 +119,7 @@ fn int(value: &Value, given: Given) -> Result<Value> {
 
 /// `int(text, base)`.
 fn parse_int(text: &str, base: i128) -> Option<i128> {
-    let text = text.trim_matches(crate::characters::is_space).to_lowercase();
+    let text = ascii_digits(text.trim_matches(is_space)).to_lowercase();
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
         None => (false, text.strip_prefix('+').unwrap_or(&text)),
@@ -148,6 +152,6 @@ fn without_underscores(digits: &str) -> Option<String> {
 
 /// `float(text)`.
 fn parse_float(text: &str) -> Option<f64> {
-    let text = without_underscores(text.trim_matches(crate::characters::is_space))?;
+    let text = without_underscores(&ascii_digits(text.trim_matches(is_space)))?;
     text.parse().ok()
 }

@@ -9,6 +9,7 @@ use crate::characters::{is_letter_or_number, is_space};
 use crate::error::{Error, Result};
 use crate::format::percent;
 use crate::given::Given;
+use crate::interpreter::markup::escape;
 use crate::methods::{replace, split_lines};
 use crate::text::{check_len, str_of};
 use crate::value::{Dict, Value};
@@ -77,11 +78,6 @@ fn plain(name: &str, text: &str) -> Result<Value> {
         "escape" | "e" | "forceescape" => Value::str(escape(text)),
         _ => Value::str(text),
     })
-}
-
-fn escape(text: &str) -> String {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    text.replace('\'', "&#39;").replace('"', "&#34;")
 }
 
 /// The first letter behind each white space, hyphen or opening bracket in upper case, the others in lower

@@ -6,7 +6,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::given::Given;
 use crate::interpreter::members::{attribute, item};
-use crate::text::{check_len, float_repr, push_repr, str_of};
+use crate::text::{ascii, check_len, float_repr, push_repr, str_of};
 use crate::value::Value;
 
 /// `text.format(given)`, as jinja2's sandbox allows it.
@@ -101,7 +101,7 @@ fn field(field: &str, given: &Given, numbering: &mut Numbering, depth: usize) ->
         "r" | "a" => {
             let mut text = String::new();
             push_repr(&mut text, &value)?;
-            value = Value::str(text);
+            value = Value::str(if conversion == "a" { ascii(&text) } else { text });
         }
         _ => return Err(Error::render(format!("Unknown conversion specifier '{conversion}'"))),
     }
@@ -152,9 +152,9 @@ fn parse_spec(text: &str) -> Result<Spec> {
     }
     spec.sign = characters.next_if(|next| "+- ".contains(*next));
     spec.alternate = characters.next_if_eq(&'#').is_some();
-    if characters.next_if_eq(&'0').is_some() && spec.align.is_none() {
-        spec.fill = Some('0');
-        spec.align = Some('=');
+    if characters.next_if_eq(&'0').is_some() {
+        spec.fill = spec.fill.or(Some('0'));
+        spec.align = spec.align.or(Some('='));
     }
     spec.width = digits(&mut characters)?.unwrap_or(0);
     spec.grouping = characters.next_if(|next| ",_".contains(*next));
@@ -197,7 +197,11 @@ fn formatted(value: &Value, text: &str) -> Result<String> {
             spec.align = spec.align.or(Some('>'));
             integer(value.as_int().unwrap_or(0), 0, &spec)
         }
-        (Value::Int(_) | Value::Float(_) | Value::Bool(_), Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%')) => {
+        (Value::Int(_) | Value::Bool(_), Some('c')) => character(value, spec),
+        (
+            Value::Int(_) | Value::Float(_) | Value::Bool(_),
+            Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%' | 'n'),
+        ) => {
             spec.align = spec.align.or(Some('>'));
             real(value.as_float().unwrap_or(0.0), &spec)
         }
@@ -211,8 +215,9 @@ fn formatted(value: &Value, text: &str) -> Result<String> {
                 _ => {
                     let text = float_repr(float.abs());
                     let end = text.find(|next: char| !next.is_ascii_digit()).unwrap_or(text.len());
-                    let text = format!("{}{}", grouped(&text[..end], spec.grouping, 3), &text[end..]);
-                    padded(&text, sign_of(float.is_sign_negative(), &spec), &spec)
+                    let sign = sign_of(float.is_sign_negative(), &spec);
+                    let whole = grouped(&text[..end], sign.len() + text.len() - end, 3, &spec);
+                    padded(&format!("{whole}{}", &text[end..]), sign, &spec)
                 }
             }
         }
@@ -222,6 +227,14 @@ fn formatted(value: &Value, text: &str) -> Result<String> {
             Err(Error::render(format!("unsupported format string passed to {kind}.__format__")))
         }
     }
+}
+
+/// `'{:c}'.format(value)`: the character with a code.
+fn character(value: &Value, mut spec: Spec) -> Result<String> {
+    spec.align = spec.align.or(Some('>'));
+    let code = value.as_int().and_then(|code| u32::try_from(code).ok()).and_then(char::from_u32);
+    let character = code.ok_or_else(|| Error::render("%c arg not in range(0x110000)"))?;
+    padded(&character.to_string(), "", &spec)
 }
 
 /// A float with a precision and no conversion: like `%g`, with a digit behind the point.

@@ -5,7 +5,7 @@ use std::str::Chars;
 
 use super::{Spec, digits, integer, padded, real, truncate, truncated};
 use crate::error::{Error, Result};
-use crate::text::{check_len, push_repr, str_of};
+use crate::text::{ascii, check_len, push_repr, str_of};
 use crate::value::Value;
 
 /// `format % values`.
@@ -114,6 +114,9 @@ fn converted(value: &Value, kind: char, mut spec: Spec) -> Result<String> {
                 text.push_str(&str_of(value)?)
             } else {
                 push_repr(&mut text, value)?
+            }
+            if kind == 'a' {
+                text = ascii(&text);
             }
             spec.fill = None;
             spec.align = Some(if left { '<' } else { '>' });

@@ -51,7 +51,11 @@ impl Interpreter<'_> {
         let compares = matches!(name, "index" | "count" | "changed");
         self.charge(target.steps() + if compares { target.size() } else { 0 })?;
         self.charge(given.steps())?;
+        let is_plain = given.positional.is_empty() && given.named.is_empty();
         let result = methods::call(target, name, given)?;
+        if is_plain && self.is_escaped(target) {
+            self.mark_escaped(&result);
+        }
         self.charge(result.steps())?;
         Ok(result)
     }
@@ -115,6 +119,7 @@ impl Interpreter<'_> {
         let [reads_varargs, reads_kwargs, reads_caller] = definition.reads;
         let mut positional = given.positional.into_iter();
         let mut named = given.named;
+        let mut absent = Vec::new();
         for parameter in &definition.parameters {
             let by_name = named.iter().position(|(own, _)| *own == parameter.name);
             let value = match (positional.next(), by_name) {
@@ -124,12 +129,19 @@ impl Interpreter<'_> {
                 }
                 (Some(value), None) => value,
                 (None, Some(at)) => named.remove(at).1,
-                (None, None) => match &parameter.default {
-                    Some(default) => self.evaluate(default, &scope)?,
-                    None => Self::missing(&parameter.name),
-                },
+                (None, None) => {
+                    absent.push(parameter);
+                    Self::missing(&parameter.name)
+                }
             };
             scope.set(parameter.name.clone(), value);
+        }
+        // Defaults see the other parameters, and variables around the macro that no parameter hides.
+        for parameter in absent {
+            if let Some(default) = &parameter.default {
+                let value = self.evaluate(default, &scope)?;
+                scope.set(parameter.name.clone(), value);
+            }
         }
         let rest: Vec<Value> = positional.collect();
         if !rest.is_empty() && !reads_varargs {
@@ -159,7 +171,7 @@ impl Interpreter<'_> {
         if let Some((unknown, _)) = named.first() {
             return Err(Error::render(format!("macro '{name}' takes no keyword argument '{unknown}'")));
         }
-        self.captured(&definition.body, &scope).map(Value::str)
+        self.captured(&definition.body, &scope).map(|(text, _)| Value::str(text))
     }
 }
 

@@ -1,10 +1,12 @@
 //! Expressions: their values.
 
+use super::markup::escape;
 use super::{Interpreter, members};
-use crate::ast::{Arguments, Comparison, Expr};
+use crate::ast::{Arguments, Comparison, Expr, Operator};
 use crate::error::{Error, Result};
 use crate::given::Given;
 use crate::operators;
+use crate::text::check_len;
 use crate::value::{Dict, Missing, Scope, Value};
 use crate::{checks, filters, methods};
 
@@ -65,7 +67,10 @@ impl Interpreter<'_> {
                 if left.as_str().is_some() {
                     self.charge(left.size().saturating_add(right.size()))?;
                 }
-                let result = operators::binary(*operator, &left, &right)?;
+                let result = match self.joined_escaped(*operator, &left, &right)? {
+                    Some(joined) => joined,
+                    None => operators::binary(*operator, &left, &right)?,
+                };
                 self.charge(result.steps())?;
                 Ok(result)
             }
@@ -81,6 +86,23 @@ impl Interpreter<'_> {
             }
             _ => self.logic(expr, scope),
         }
+    }
+
+    /// Joins two texts of which one is escaped: the other one is escaped, too.
+    fn joined_escaped(&mut self, operator: Operator, left: &Value, right: &Value) -> Result<Option<Value>> {
+        let (Operator::Add, Value::Str(first), Value::Str(second)) = (operator, left, right) else {
+            return Ok(None);
+        };
+        let [is_first, is_second] = [self.is_escaped(left), self.is_escaped(right)];
+        if !is_first && !is_second {
+            return Ok(None);
+        }
+        let text = |text: &str, is_escaped: bool| if is_escaped { text.to_owned() } else { escape(text) };
+        let joined = text(first, is_first) + &text(second, is_second);
+        check_len(joined.len())?;
+        let joined = Value::str(joined);
+        self.mark_escaped(&joined);
+        Ok(Some(joined))
     }
 
     fn logic(&mut self, expr: &Expr, scope: &Scope) -> Result<Value> {
@@ -113,6 +135,10 @@ impl Interpreter<'_> {
 
     /// `value is name(given)`, charged by what it reads.
     pub(crate) fn check(&mut self, name: &str, value: &Value, given: Given) -> Result<bool> {
+        if name == "escaped" {
+            let [] = given.bind(name, [])?;
+            return Ok(self.is_escaped(value));
+        }
         let steps = match (checks::comparison(name), given.positional.first()) {
             (Some(comparison), Some(other)) => value.comparison_steps(comparison, other),
             _ if matches!(name, "lower" | "upper" | "sameas" | "divisibleby") => value.size(),

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::ast::Macro;
 use crate::error::Result;
 use crate::methods::exists;
 use crate::text::str_of;
@@ -97,10 +98,25 @@ fn own_attribute(value: &Value, name: &Arc<str>) -> Option<Value> {
             _ => None,
         },
         Value::Callable(callable) => match (&**callable, &**name) {
-            (Callable::Macro(definition, _), "name") => Some(Value::Str(definition.name.clone())),
+            (Callable::Macro(definition, _), _) => macro_attribute(definition, name),
             (Callable::Cycler(items, position), "current") => items.values.get(position.get()).cloned(),
             _ => None,
         },
+        _ => None,
+    }
+}
+
+fn macro_attribute(definition: &Macro, name: &str) -> Option<Value> {
+    let [reads_varargs, reads_kwargs, reads_caller] = definition.reads;
+    match name {
+        "name" => Some(Value::Str(definition.name.clone())),
+        "arguments" => {
+            let names = definition.parameters.iter().map(|parameter| Value::Str(parameter.name.clone()));
+            Value::tuple(names.collect()).ok()
+        }
+        "catch_varargs" => Some(Value::Bool(reads_varargs)),
+        "catch_kwargs" => Some(Value::Bool(reads_kwargs)),
+        "caller" => Some(Value::Bool(reads_caller)),
         _ => None,
     }
 }

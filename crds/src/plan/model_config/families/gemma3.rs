@@ -38,7 +38,7 @@ fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfig
     let pattern = fields.size("sliding_window_pattern")?.unwrap_or(6);
     let slides = |layer_idx: usize| !(layer_idx + 1).is_multiple_of(pattern);
     config.layer_windows = by_layer_types(fields, config.num_layers, window, slides)?;
-    by_window(fields, config, "rope_local_base_freq", 10_000.0)
+    by_window(fields, config, Some("rope_local_base_freq"), 10_000.0)
 }
 
 fn write(config: &ModelConfig, document: &mut Value) {

@@ -66,3 +66,46 @@ fn a_mistral_with_layer_types_has_windows_by_layer_as_a_ministral() {
     assert_eq!(uniform.layer_windows, [Some(5), Some(5)]);
     assert!(uniform.to_json("float32").get("layer_types").is_none());
 }
+
+/// `standardize_rope_params` and `convert_rope_params_to_dict` of transformers 5.17.
+#[test]
+fn embeddings_by_layer_read_a_length_within_their_own_fields_alone() {
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0});
+    let within = with(yarn.clone(), "original_max_position_embeddings", json!(64));
+    let original = |config: &ModelConfig| match config.ropes[0].scaling {
+        RopeScaling::Yarn { original_max_position_embeddings, .. } => original_max_position_embeddings,
+        ref other => panic!("{other:?}"),
+    };
+    for class in ["Gemma3ForCausalLM", "Olmo3ForCausalLM"] {
+        let top = json!({ "max_position_embeddings": 512, "original_max_position_embeddings": 128 });
+        let top = of_class(class, top);
+        for (yarn, expected) in [(&yarn, 512.0), (&within, 64.0)] {
+            let old = parsed(&with(top.clone(), "rope_scaling", yarn.clone()));
+            let parameters = json!({ "full_attention": yarn, "sliding_attention": {"rope_type": "default"} });
+            let new = parsed(&with(top.clone(), "rope_parameters", parameters));
+            assert_eq!((original(&old), original(&new)), (expected, expected), "{class}");
+            assert!(matches!(new.ropes[1].scaling, RopeScaling::None), "{class}");
+        }
+        let part = json!({ "full_attention": {"partial_rotary_factor": 0.5} });
+        let refused = refusal(&with(top, "rope_parameters", part));
+        assert!(refused.contains("partial_rotary_factor"), "{refused}");
+    }
+}
+
+/// OLMo 3 pops `rope_theta` for layers with full attention, so those with a window keep the default.
+#[test]
+fn a_base_wavelength_at_the_top_level_is_that_of_full_attention() {
+    let thetas = |class: &str, fields: Value| {
+        let config = parsed(&of_class(class, fields));
+        [config.ropes[0].theta, config.ropes[1].theta]
+    };
+    assert_eq!(thetas("Olmo3ForCausalLM", json!({ "rope_theta": 20_000.0 })), [20_000.0, 500_000.0]);
+    let gemma = json!({ "rope_theta": 20_000.0, "rope_local_base_freq": 30_000.0 });
+    assert_eq!(thetas("Gemma3ForCausalLM", gemma), [20_000.0, 30_000.0]);
+    let both = json!({
+        "full_attention": {"rope_theta": 2000.0}, "sliding_attention": {"rope_theta": 3000.0}
+    });
+    for class in ["Olmo3ForCausalLM", "Gemma3ForCausalLM"] {
+        assert_eq!(thetas(class, json!({ "rope_parameters": both, "rope_theta": 9.0 })), [2000.0, 3000.0]);
+    }
+}

@@ -21,7 +21,8 @@ pub(in crate::plan::model_config::families) const OLMO3: Definition = Definition
         let window = window(fields, Some(4096))?;
         let slides = |layer_idx: usize| !(layer_idx + 1).is_multiple_of(4);
         config.layer_windows = by_layer_types(fields, config.num_layers, window, slides)?;
-        by_window(fields, config, "rope_theta", THETA)
+        // transformers 5.17 gives `rope_theta` of an old file to layers with full attention alone.
+        by_window(fields, config, None, THETA)
     },
     write: |config, document| {
         write_attention_bias(config, document);
