@@ -255,6 +255,7 @@ impl Shell {
                 }
                 Ok(true)
             }
+            "eval" => self.run_text(&arguments.join(" ")),
             "shift" => {
                 let count = arguments.first().and_then(|count| count.parse().ok()).unwrap_or(1);
                 self.scope.shift(count);
@@ -270,13 +271,39 @@ impl Shell {
                     self.scope.replace_arguments(callers);
                     succeeded
                 }
-                None => {
-                    self.commands.push(words);
-                    Ok(false)
-                }
+                None => self.start_program(words),
             },
         }
     }
+
+    /// Records a program, or runs the text of `bash -c text`.
+    fn start_program(&mut self, words: Vec<String>) -> Result<bool, ShellError> {
+        match text_of_shell(&words).map(|text| self.run_text(text)) {
+            None => {
+                self.commands.push(words);
+                Ok(false)
+            }
+            Some(Err(ShellError::Script(error))) => {
+                self.scope.note(format!("the text of `{}` is left out: {error}", words[0]));
+                Ok(false)
+            }
+            Some(succeeded) => succeeded,
+        }
+    }
+}
+
+/// Names of shells that run a text.
+const SHELLS: [&str; 4] = ["bash", "sh", "zsh", "dash"];
+
+/// Returns the text that a command gives to a shell to run: `srun bash -lc text`.
+fn text_of_shell(words: &[String]) -> Option<&str> {
+    let is_shell = |word: &String| word.rsplit('/').next().is_some_and(|name| SHELLS.contains(&name));
+    let options = &words[words.iter().position(is_shell)? + 1..];
+    let is_option = |word: &&String| word.starts_with('-');
+    let num_options = options.iter().take_while(is_option).count();
+    let runs_text = |word: &String| !word.starts_with("--") && word.contains('c');
+    let has_text = options[..num_options].iter().any(runs_text);
+    options.get(num_options).filter(|_| has_text).map(String::as_str)
 }
 
 #[cfg(test)]
@@ -301,6 +328,23 @@ mod tests {
         assert!(refused("run a=1 99999999999>x").ends_with("got 99999999999"));
         assert!(refused("run ~+99999999999999999999").ends_with("got 99999999999999999999"));
         assert_eq!(commands("run 12345678901 2>x"), ["run|12345678901"]);
+    }
+
+    #[test]
+    fn maps_elements_and_parts_of_lists_are_those_of_bash() {
+        let script = "declare -A rate=([small]=1e-6 [big]=5e-7); size=big; rate[huge]=1e-7\n\
+                      list[0]=one; list[1]=two; list+=(three); list[1]+=s\n\
+                      run ${rate[$size]} ${rate[huge]} ${list[1]} ${list[-1]} ${list[@]:1} ${size:0:1} ${size: -2}";
+        assert_eq!(commands(script), ["run|5e-7|1e-7|twos|three|twos|three|b|ig"]);
+        let evaluation = evaluate("run \"${@:2}\"", &BTreeMap::new(), &["a", "b", "c"].map(str::to_owned));
+        assert_eq!(evaluation.unwrap().commands, [["run", "b", "c"]]);
+    }
+
+    #[test]
+    fn texts_that_a_shell_runs_are_scripts() {
+        let script = "run='train a=1'; eval \"$run b=2\"; srun -N 2 bash -lc 'train c=3 && other'; bash script.sh -c x";
+        assert_eq!(commands(script), ["train|a=1|b=2", "train|c=3", "bash|script.sh|-c|x"]);
+        assert!(matches!(evaluate("f() { eval f; }; f", &BTreeMap::new(), &[]), Err(ShellError::Endless)));
     }
 
     #[test]
