@@ -105,10 +105,14 @@ impl Launch {
         for file in files {
             settings.add_yaml(file)?;
         }
+        let computed = settings.computed();
         match self.project {
             Project::Verl => settings.add_overrides(&self.arguments)?,
             Project::Trl | Project::OpenInstruct => settings.add_flags(&self.arguments)?,
         }
+        settings.resolve();
+        // What a settings file computes from settings that are not given is verl's default.
+        settings.remove_computed(&computed);
         Ok(settings)
     }
 }
@@ -133,8 +137,11 @@ fn trainer(word: &str, before: Option<&str>) -> Option<(Project, String)> {
         return Some((Project::OpenInstruct, (*trainer).to_owned()));
     }
     let is_command = before.is_some_and(|before| before == "trl" || before.ends_with("/trl"));
+    let is_module = before.is_some_and(|before| matches!(before, "-m" | "--module"));
+    let is_own = (is_module && module.starts_with("trl."))
+        || (word.ends_with(".py") && is_trl_script(&module, last.trim_start_matches("run_")));
     let name = last.trim_start_matches("run_");
-    if is_trl_trainer(name) && (is_command || (word.ends_with(".py") && is_trl_script(&module, name))) {
+    if is_trl_trainer(name) && (is_command || is_own) {
         return Some((Project::Trl, name.to_owned()));
     }
     None
@@ -205,6 +212,11 @@ mod tests {
             (&["c.yaml".to_owned()][..], &["--bf16".to_owned()][..])
         );
         assert_eq!(launch("trl grpo --beta 0").map(|launch| launch.trainer).as_deref(), Some("grpo"));
+        let module =
+            launch("accelerate launch --num_machines 2 -m trl.scripts.grpo --config=c.yaml").unwrap();
+        assert_eq!((module.trainer.as_str(), module.machines), ("grpo", Some(2)));
+        assert_eq!(module.files, ["c.yaml"]);
+        assert!(launch("python -m mine.grpo --beta 0").is_none());
         let tulu = launch("python open_instruct/grpo_fast.py --beta 0").unwrap();
         assert_eq!((tulu.project, tulu.trainer.as_str()), (Project::OpenInstruct, "grpo_fast"));
         let submitted =

@@ -9,6 +9,7 @@
 //! All functions are pure: text in, text out. One table per project maps its settings; `rlctl convert` reads
 //! files and validates manifests.
 
+mod adapter;
 mod draft;
 mod error;
 mod key;
@@ -144,12 +145,14 @@ pub fn convert(launch: &Launch, files: &[String], name: &str) -> Result<Conversi
     files.iter().try_for_each(|file| bounded(file))?;
     let settings = launch.settings(files)?;
     let table = Table::of(launch.project, &launch.trainer)?;
-    let (mut draft, outcomes) = match launch.project {
+    let (mut draft, mut outcomes) = match launch.project {
         Project::Verl => verl::convert(launch, &table, &settings, name),
         Project::Trl => trl::convert(launch, &table, &settings, name),
         Project::OpenInstruct => open_instruct::convert(launch, &table, &settings, name),
     };
+    table.settle(&settings, &mut outcomes);
     tolerated::resolve(&mut draft);
+    tolerated::refused::correct(&mut draft, launch, &mut outcomes);
     let manifest = draft.to_yaml(launch, &outcomes);
     Ok(Conversion { manifest, outcomes, python_reward: draft.python_reward })
 }

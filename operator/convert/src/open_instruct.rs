@@ -113,8 +113,9 @@ fn model(settings: &Settings, draft: &mut Draft) {
         Some(path) => draft.set("spec.model.path", path),
         None => draft.remark("model", "model_name_or_path is not set: say `hub.repo` or `path` here."),
     }
-    if settings.is_true("use_lora") {
-        draft.set("spec.model.lora.rank", settings.count("lora_rank").unwrap_or(64));
+    if settings.is_true("use_lora") || settings.is_true("use_peft") {
+        let rank = settings.count("lora_rank").or_else(|| settings.count("lora_r"));
+        draft.set("spec.model.lora.rank", rank.unwrap_or(64));
         draft.set("spec.model.lora.alpha", settings.number("lora_alpha").unwrap_or(16.0));
         draft.set("spec.model.lora.dropout", settings.number("lora_dropout").unwrap_or(0.1));
         let saved = settings.list("lora_modules_to_save");
@@ -167,12 +168,10 @@ fn mixture(settings: &Settings, list: &str, splits: &str, default: &str, draft: 
 /// Reads a table of names and shares, as in older scripts and settings files.
 fn mixer(settings: &Settings, table: &str, splits: &str, default: &str, draft: &mut Draft) -> Vec<Value> {
     let splits = settings.list(splits);
-    let prefix = format!("{table}.");
+    let apart = settings.below(&format!("{table}.")).into_iter();
     let in_one = settings.get(table).and_then(Value::as_object).into_iter().flatten();
     let in_one = in_one.map(|(name, share)| (name.clone(), share.clone()));
-    let apart = settings
-        .iter()
-        .filter_map(|(key, share)| Some((key.strip_prefix(&prefix)?.to_owned(), share.clone())));
+    let apart = apart.map(|(name, share)| (name.to_owned(), share.clone()));
     let shares: Vec<(String, Value)> = in_one.chain(apart).collect();
     let mut all = Vec::new();
     for (index, (name, share)) in shares.iter().enumerate() {
@@ -221,15 +220,16 @@ fn offline(launch: &Launch, settings: &Settings, draft: &mut Draft) {
         "spec.training.promptsPerStep",
         of_device.saturating_mul(accumulated).saturating_mul(launch.processes.unwrap_or(1).max(1)),
     );
-    if let Some(length) = settings.count("max_seq_length") {
+    if let Some(length) = settings.count("max_seq_length").or_else(|| settings.count("max_token_length")) {
         draft.set("spec.data.maxPromptTokens", length / 2);
         draft.set("spec.rollout.maxCompletionTokens", length - length / 2);
         draft.remark(
             "data",
-            format!("max_seq_length={length} holds prompt and answer: its halves are a guess, change them."),
+            format!("a length of {length} holds prompt and answer: its halves are a guess, change them."),
         );
     }
-    match settings.count("max_train_steps").or_else(|| settings.count("num_training_steps")) {
+    let steps = ["max_train_steps", "num_training_steps", "max_steps"];
+    match steps.iter().find_map(|key| settings.count(key)) {
         Some(steps) => draft.set("spec.training.steps", steps),
         None => {
             let epochs = settings.count("num_train_epochs").or_else(|| settings.count("num_epochs"));

@@ -5,6 +5,7 @@
 
 mod batches;
 mod mesh;
+pub(crate) mod refused;
 mod roles;
 
 use rlt_api::conflicts::{CONFLICTS, Fact, Facts};
@@ -16,7 +17,10 @@ use crate::draft::Draft;
 type Rule = fn(&mut Draft);
 
 /// All rules, in the order of application: budgets depend on the degrees of the mesh.
-const RULES: [Rule; 18] = [
+const RULES: [Rule; 21] = [
+    gradient_norm,
+    all_tokens,
+    never,
     clip_low,
     clip_high,
     dual_clip,
@@ -103,6 +107,34 @@ fn schedule(draft: &mut Draft) {
         draft.set(path, last);
         let text = format!("a warm-up of {warmup} steps is cut to {last}: the training has {steps} steps.");
         draft.remark("training", text);
+    }
+}
+
+/// Largest `maxGradNorm`, which clips no gradient in practice.
+const MAX_GRAD_NORM: f64 = 1e6;
+
+/// Sets the largest norm where the other trainer clips none, which it is told by 0 or -1.
+fn gradient_norm(draft: &mut Draft) {
+    let path = "training.maxGradNorm";
+    let Some(norm) = draft.number(path).filter(|norm| *norm <= 0.0) else { return };
+    draft.set(path, MAX_GRAD_NORM);
+    let text = format!("a gradient norm of {norm} means no clip: maxGradNorm is the largest one.");
+    draft.remark("training", text);
+}
+
+/// Sets 0 where another trainer samples from all tokens by -1.
+fn all_tokens(draft: &mut Draft) {
+    if draft.number("rollout.topK").is_some_and(|top| top < 0.0) {
+        draft.set("rollout.topK", 0);
+    }
+}
+
+/// Sets 0 where another trainer says never by -1.
+fn never(draft: &mut Draft) {
+    for path in ["training.evaluateEvery", "checkpoint.everySteps"] {
+        if draft.number(path).is_some_and(|every| every < 0.0) {
+            draft.set(path, 0);
+        }
     }
 }
 

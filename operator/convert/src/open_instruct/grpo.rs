@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::rewards;
 use crate::draft::Draft;
-use crate::settings::Settings;
+use crate::settings::{Settings, is_true};
 
 /// Sets the fields of jobs that sample completions, for `grpo_fast` and its variants.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
@@ -19,7 +19,11 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.training.epochsPerBatch", settings.count("num_epochs"));
     let episodes = settings.count("total_episodes").unwrap_or(100_000);
     draft.set("spec.training.steps", (episodes / prompts.saturating_mul(samples).max(1)).max(1));
-    let is_cispo = settings.text("loss_fn").as_deref() == Some("cispo");
+    let loss = settings.text("loss_fn").unwrap_or_else(|| "dapo".to_owned());
+    let is_cispo = loss == "cispo";
+    if !matches!(loss.as_str(), "dapo" | "cispo") {
+        draft.remark("algorithm", format!("loss_fn={loss} has no equal: the clipped ratio is set."));
+    }
     // CISPO's ratio has no lower bound in open-instruct, which is a clip of 1.
     let low = if is_cispo { 1.0 } else { settings.number("clip_lower").unwrap_or(0.2) };
     draft.set("spec.algorithm.loss.policy", if is_cispo { "Cispo" } else { "Vanilla" });
@@ -33,6 +37,9 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.algorithm.advantage.normalizeByStd", divides);
     if settings.is_true("active_sampling") {
         draft.set("spec.algorithm.dynamicSampling.metric", "Score");
+    } else if settings.get("filter_zero_std_samples").is_none_or(is_true) {
+        let text = "open-instruct leaves groups of equal rewards out of an update: here they stay, with advantage 0.";
+        draft.remark("algorithm", text);
     }
     rewards::finish(settings, draft);
 }
@@ -44,7 +51,13 @@ fn aggregation(settings: &Settings, draft: &mut Draft) {
             draft.set("spec.algorithm.loss.aggregation", "SequenceMeanTokenSumNorm");
             draft.set("spec.algorithm.loss.normalizationTokens", json!(tokens.round()));
         }
-        Err(_) => draft.set("spec.algorithm.loss.aggregation", "TokenMean"),
+        Err(_) => {
+            if denominator != "token" {
+                let text = format!("loss_denominator={denominator} has no equal: TokenMean is set.");
+                draft.remark("algorithm", text);
+            }
+            draft.set("spec.algorithm.loss.aggregation", "TokenMean");
+        }
     }
 }
 

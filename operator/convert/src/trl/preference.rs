@@ -27,12 +27,11 @@ const PAIR_LOSSES: [(&str, &str); 14] = [
 /// field.
 pub(super) fn finish(settings: &Settings, kind: &str, draft: &mut Draft) {
     let named = settings.list("loss_type");
-    if kind == "CPO" && named == ["simpo"] {
-        draft.set("spec.algorithm.kind", "SimPO");
-        draft.set_some("spec.algorithm.preference.simpoGamma", settings.number("simpo_gamma"));
-    }
-    if kind != "DPO" {
-        return;
+    match kind {
+        "DPO" => {}
+        "CPO" => return contrastive(settings, draft),
+        "KTO" => return unpaired(&named, draft),
+        _ => return,
     }
     let given = settings.get("loss_weights").and_then(Value::as_array).cloned().unwrap_or_default();
     let weights = given.into_iter().chain(std::iter::repeat(json!(1.0)));
@@ -50,6 +49,50 @@ pub(super) fn finish(settings: &Settings, kind: &str, draft: &mut Draft) {
             draft.set("spec.algorithm.preference.loss", *loss)
         }
         several => weighted(several, settings, draft),
+    }
+}
+
+/// Sets the losses of CPO's trainer, SimPO and AlphaPO among them. TRL's SimPO keeps the likelihood of the
+/// chosen completion unless `cpo_alpha` is 0; its AlphaPO has none.
+fn contrastive(settings: &Settings, draft: &mut Draft) {
+    let loss = settings.text("loss_type").unwrap_or_else(|| "sigmoid".to_owned());
+    let ours = match loss.as_str() {
+        "sigmoid" => "Cpo",
+        "hinge" => "CpoHinge",
+        "ipo" => "CpoIpo",
+        "simpo" => "SimPo",
+        "alphapo" => "AlphaPo",
+        other => return draft.remark("algorithm", format!("loss_type={other} has no equal: Cpo is set.")),
+    };
+    draft.set("spec.algorithm.preference.loss", ours);
+    let alpha = settings.number("alpha").unwrap_or(0.0);
+    if matches!(ours, "SimPo" | "AlphaPo") {
+        draft.set("spec.algorithm.kind", "SimPO");
+        draft.set_some("spec.algorithm.preference.simpoGamma", settings.number("simpo_gamma"));
+    }
+    match ours {
+        "SimPo" if draft.value("algorithm.preference.sftWeight").is_none() => {
+            draft.set("spec.algorithm.preference.sftWeight", 1.0);
+        }
+        "AlphaPo" => {
+            draft.set("spec.algorithm.preference.sftWeight", 0.0);
+            draft.set("spec.algorithm.preference.alphaPoAlpha", alpha);
+        }
+        _ => {}
+    }
+    if ours != "AlphaPo" && alpha != 0.0 {
+        draft.remark("algorithm", format!("alpha={alpha} has no equal with loss_type={loss}."));
+    }
+}
+
+/// Sets KTO's loss, whose variant APO-zero has no reference point.
+fn unpaired(named: &[String], draft: &mut Draft) {
+    for loss in named {
+        match loss.as_str() {
+            "kto" => {}
+            "apo_zero_unpaired" => draft.set("spec.algorithm.preference.referencePoint", false),
+            other => draft.remark("algorithm", format!("loss_type={other} has no equal: KTO's own is set.")),
+        }
     }
 }
 

@@ -21,7 +21,8 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     }
     let weights = settings.get("reward_weights").and_then(Value::as_array);
     for (function, weight) in functions.iter_mut().zip(weights.into_iter().flatten()) {
-        function["weight"] = weight.clone();
+        let number = weight.as_str().and_then(|text| crate::settings::number(text.trim()));
+        function["weight"] = number.unwrap_or_else(|| weight.clone());
     }
     draft.set("spec.rewards.functions", functions);
 }

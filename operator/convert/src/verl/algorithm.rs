@@ -110,7 +110,37 @@ fn reweighting(settings: &Settings, draft: &mut Draft) {
     }
 }
 
+/// Settings of verl's critic that are the actor's here, each with the actor's setting and its default.
+const SHARED: [(&str, &str, &str); 8] = [
+    ("critic.model.path", "actor_rollout_ref.model.path", ""),
+    ("critic.ppo_epochs", "actor_rollout_ref.actor.ppo_epochs", "1"),
+    ("critic.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", "256"),
+    ("critic.loss_agg_mode", "actor_rollout_ref.actor.loss_agg_mode", "token-mean"),
+    ("critic.loss_scale_factor", "actor_rollout_ref.actor.loss_scale_factor", ""),
+    ("critic.grad_clip", "actor_rollout_ref.actor.grad_clip", "1.0"),
+    ("critic.optim.weight_decay", "actor_rollout_ref.actor.optim.weight_decay", "0.01"),
+    ("critic.optim.betas", "actor_rollout_ref.actor.optim.betas", "[0.9,0.999]"),
+];
+
+/// Adds a remark for each setting of the critic that differs from the actor's.
+fn shared_with_actor(settings: &Settings, draft: &mut Draft) {
+    let is_equal = |one: &str, other: &str| {
+        one == other || one.parse::<f64>().ok().is_some_and(|one| other.parse::<f64>() == Ok(one))
+    };
+    for (key, actors, default) in SHARED {
+        let Some(given) = settings.text(key) else { continue };
+        let actor = settings.text(actors).unwrap_or_else(|| default.to_owned());
+        if !is_equal(&given, &actor) {
+            draft.remark(
+                "algorithm",
+                format!("{key}={given} has no equal: the critic has the actor's {actors}."),
+            );
+        }
+    }
+}
+
 fn critic(settings: &Settings, draft: &mut Draft) {
+    shared_with_actor(settings, draft);
     draft.set_some("spec.algorithm.critic.learningRate", settings.number("critic.optim.lr"));
     draft.set_some("spec.algorithm.critic.valueClip", settings.number("critic.cliprange_value"));
     // verl first trains the actor in step W, so the critic learns alone in W - 1 steps.
