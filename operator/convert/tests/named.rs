@@ -49,6 +49,9 @@ fn settings_that_a_trainer_does_not_convert_are_named() {
         ),
         (Project::Trl, "dpo", "--data_seed 7 --seed 8", "data_seed=7"),
         (Project::Trl, "dpo", "--eval_strategy epoch", "eval_strategy=epoch"),
+        (Project::Trl, "sft", "--eos_token <end>", "eos_token=<end>"),
+        (Project::Trl, "sft", "--bf16 False", "bf16=false"),
+        (Project::Trl, "sft", "--train_sampling_strategy sequential", "train_sampling_strategy=sequential"),
         (Project::OpenInstruct, "grpo_fast", "--masked_mean_axis 1", "masked_mean_axis=1"),
         (Project::OpenInstruct, "grpo_fast", "--remap_verifier a=b", "remap_verifier=a=b"),
         (Project::OpenInstruct, "grpo_fast", "--loss_fn other", "loss_fn=other"),
@@ -194,6 +197,29 @@ fn losses_of_trl_are_those_of_their_trainers() {
         let (spec, comments) = converted(Project::Trl, trainer, settings);
         assert_eq!(spec["algorithm"].pointer(pointer), Some(&expected), "{trainer} {settings}: {comments}");
     }
+}
+
+/// The optimizer of open-instruct clips no gradients of demonstrations and pairs by default.
+#[test]
+fn defaults_of_open_instruct_are_stated() {
+    let fields = |trainer: &str, further: &str| {
+        let (spec, _) = converted(Project::OpenInstruct, trainer, further);
+        let of = |field: &str| spec["training"].pointer(field).and_then(Value::as_f64);
+        let paths = [
+            "/optimizer/learningRate",
+            "/schedule/warmupRatio",
+            "/maxGradNorm",
+            "/epochs",
+            "/promptsPerStep",
+        ];
+        paths.map(of)
+    };
+    assert_eq!(fields("finetune", ""), [Some(2e-5), Some(0.03), Some(1e6), Some(2.0), Some(8.0)]);
+    assert_eq!(fields("dpo_tune_cache", ""), [Some(2e-5), Some(0.1), Some(1e6), Some(1.0), Some(8.0)]);
+    assert_eq!(fields("reward_modeling", ""), [Some(2e-5), None, Some(1e6), Some(1.0), Some(8.0)]);
+    assert_eq!(fields("grpo_fast", ""), [Some(2e-5), None, None, None, Some(16.0)]);
+    let given = "--learning_rate 1e-6 --warmup_ratio 0.2 --max_grad_norm 0.5 --num_epochs 3";
+    assert_eq!(fields("dpo", given), [Some(1e-6), Some(0.2), Some(0.5), Some(3.0), Some(8.0)]);
 }
 
 /// Batches of PPO and online DPO count prompts, those of GRPO completions.
