@@ -35,7 +35,8 @@ pub struct Launch {
     pub arguments: Vec<String>,
     /// Paths of the settings files that the arguments name.
     pub files: Vec<String>,
-    /// Number of processes per machine, if the launcher gives it (`torchrun`, `accelerate launch`).
+    /// Number of processes, if the launcher gives it (`torchrun`, `accelerate launch`): of each machine for
+    /// verl, of all machines for the other projects.
     pub processes: Option<u64>,
     /// Number of machines, if the launcher gives it.
     pub machines: Option<u64>,
@@ -56,8 +57,17 @@ impl Launch {
             trainer,
             arguments: Vec::new(),
             files: Vec::new(),
-            processes: option(&["nproc_per_node", "num_processes", "num_gpus"]),
+            processes: None,
             machines: option(&["nnodes", "num_machines", "num_nodes"]),
+        };
+        let machines = launch.machines.unwrap_or(1).max(1);
+        // torchrun counts the processes of a machine, accelerate those of all.
+        let (of_machine, of_all) = (option(&["nproc_per_node", "num_gpus"]), option(&["num_processes"]));
+        launch.processes = match project {
+            Project::Verl => of_machine.or(of_all.map(|all| all / machines)),
+            Project::Trl | Project::OpenInstruct => {
+                of_all.or(of_machine.map(|count: u64| count.saturating_mul(machines)))
+            }
         };
         launch.take(&words[index + 1..]);
         Some(launch)
@@ -217,6 +227,8 @@ mod tests {
         assert_eq!((module.trainer.as_str(), module.machines), ("grpo", Some(2)));
         assert_eq!(module.files, ["c.yaml"]);
         assert!(launch("python -m mine.grpo --beta 0").is_none());
+        let spread = launch("torchrun --nnodes 2 --nproc-per-node=8 trl/scripts/sft.py").unwrap();
+        assert_eq!((spread.machines, spread.processes), (Some(2), Some(16)));
         let tulu = launch("python open_instruct/grpo_fast.py --beta 0").unwrap();
         assert_eq!((tulu.project, tulu.trainer.as_str()), (Project::OpenInstruct, "grpo_fast"));
         let submitted =

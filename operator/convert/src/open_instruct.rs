@@ -223,6 +223,10 @@ fn offline(launch: &Launch, settings: &Settings, defaults: &Defaults, draft: &mu
         "spec.training.promptsPerStep",
         of_device.saturating_mul(accumulated).saturating_mul(launch.processes.unwrap_or(1).max(1)),
     );
+    if launch.processes.is_none() {
+        let text = "the script does not say how many processes it starts: a batch is that of one device.";
+        draft.remark("training", text);
+    }
     let length = settings.count("max_seq_length").or_else(|| settings.count("max_token_length"));
     if let Some(length) = length.or(defaults.max_tokens) {
         draft.set("spec.data.maxPromptTokens", length / 2);

@@ -190,12 +190,12 @@ fn evaluates(settings: &Settings) -> bool {
 fn sequences(launch: &Launch, settings: &Settings) -> u64 {
     let of_device = settings.count("per_device_train_batch_size").unwrap_or(8);
     let accumulated = settings.count("gradient_accumulation_steps").unwrap_or(1).max(1);
-    of_device.saturating_mul(accumulated).saturating_mul(devices(launch))
+    of_device.saturating_mul(accumulated).saturating_mul(devices(launch, settings))
 }
 
-fn devices(launch: &Launch) -> u64 {
+fn devices(launch: &Launch, settings: &Settings) -> u64 {
     // accelerate's number of processes is that of all machines.
-    launch.processes.unwrap_or(1).max(1)
+    launch.processes.or_else(|| settings.count("num_processes")).unwrap_or(1).max(1)
 }
 
 /// Sets the fields of jobs that sample completions. Returns the number of updates per step.
@@ -208,7 +208,7 @@ fn online(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -
     let of_device = settings.count("per_device_train_batch_size").unwrap_or(8);
     let generated = settings
         .count("steps_per_generation")
-        .map(|steps| steps.saturating_mul(of_device).saturating_mul(devices(launch)))
+        .map(|steps| steps.saturating_mul(of_device).saturating_mul(devices(launch, settings)))
         .or_else(|| settings.count("generation_batch_size"));
     let per_step = generated.map_or(per_update, |sequences| (sequences / group).max(1));
     draft.set("spec.rollout.samplesPerPrompt", group);
@@ -421,7 +421,14 @@ fn best(settings: &Settings, kind: &str, draft: &mut Draft) {
 }
 
 fn workers(launch: &Launch, settings: &Settings, draft: &mut Draft) {
-    let (ranks, machines) = (devices(launch), launch.machines.unwrap_or(1).max(1));
+    let ranks = devices(launch, settings);
+    let machines = launch.machines.or_else(|| settings.count("num_machines")).unwrap_or(1).max(1);
+    if launch.processes.is_none() && settings.get("num_processes").is_none() {
+        draft.remark(
+            "training",
+            "the script does not say how many processes it starts: a batch is that of one device.",
+        );
+    }
     draft.set("spec.workers.count", machines);
     draft.set("spec.workers.ranksPerWorker", (ranks / machines).max(1));
     let is_cpu = settings.is_true("use_cpu") || settings.is_true("no_cuda");

@@ -222,6 +222,29 @@ fn defaults_of_open_instruct_are_stated() {
     assert_eq!(fields("dpo", given), [Some(1e-6), Some(0.2), Some(0.5), Some(3.0), Some(8.0)]);
 }
 
+#[test]
+fn everything_else_is_converted_with_an_estimator_that_is_not_known() {
+    let settings = "algorithm.adv_estimator=mine actor_rollout_ref.actor.use_kl_loss=True \
+        actor_rollout_ref.actor.kl_loss_coef=0.02 actor_rollout_ref.actor.clip_ratio_high=0.3";
+    let (spec, comments) = converted(Project::Verl, "main_ppo", settings);
+    assert!(comments.contains("algorithm.adv_estimator=mine has no equal"), "{comments}");
+    assert_eq!(spec["algorithm"]["kl"]["coefficient"], 0.02);
+    assert_eq!(spec["algorithm"]["loss"]["clipHigh"], 0.3);
+}
+
+/// A batch counts the rows of all devices, which accelerate's own settings file may say alone.
+#[test]
+fn a_number_of_processes_that_is_not_in_the_script_is_said() {
+    let remark = "does not say how many processes";
+    let batch = |settings: &str| {
+        let (spec, comments) = converted(Project::Trl, "dpo", settings);
+        (spec["training"]["promptsPerStep"].as_u64(), comments.contains(remark))
+    };
+    assert_eq!(batch("--per_device_train_batch_size 4"), (Some(4), true));
+    assert_eq!(batch("--per_device_train_batch_size 4 --num_processes 8"), (Some(32), false));
+    assert!(converted(Project::OpenInstruct, "finetune", "").1.contains(remark));
+}
+
 /// Batches of PPO and online DPO count prompts, those of GRPO completions.
 #[test]
 fn batches_of_trl_count_what_their_trainers_count() {

@@ -68,23 +68,23 @@ const ACTOR: &str = "actor_rollout_ref.actor";
 /// Sets the section `algorithm`. `given` are the script's settings; `settings` also has verl's defaults.
 pub(super) fn finish(settings: &Settings, given: &Settings, draft: &mut Draft) {
     let named = settings.text("algorithm.adv_estimator").unwrap_or_default();
-    let Some((_, kind, estimator)) = ESTIMATORS.iter().find(|(theirs, ..)| *theirs == named) else {
+    let found = ESTIMATORS.iter().find(|(theirs, ..)| *theirs == named);
+    if found.is_none() {
         let known: Vec<_> = ESTIMATORS.iter().map(|(theirs, ..)| *theirs).collect();
         let known = known.join(", ");
         draft.remark("algorithm", format!("algorithm.adv_estimator={named} has no equal: {known} have one."));
-        draft.set("spec.algorithm.kind", "GRPO");
-        return;
-    };
-    draft.set("spec.algorithm.kind", *kind);
-    draft.set("spec.algorithm.advantage.estimator", *estimator);
-    if matches!(*estimator, "Grpo" | "GrpoPassk") {
+    }
+    let (kind, estimator) = found.map_or(("GRPO", "Grpo"), |(_, kind, estimator)| (*kind, *estimator));
+    draft.set("spec.algorithm.kind", kind);
+    draft.set("spec.algorithm.advantage.estimator", estimator);
+    if matches!(estimator, "Grpo" | "GrpoPassk") {
         let divides = settings.is_true("algorithm.norm_adv_by_std_in_grpo");
         draft.set("spec.algorithm.advantage.normalizeByStd", divides);
     }
-    if matches!(*estimator, "ReinforcePlusPlus" | "Gae") {
+    if matches!(estimator, "ReinforcePlusPlus" | "Gae") {
         draft.set_some("spec.algorithm.advantage.gamma", settings.number("algorithm.gamma"));
     }
-    if *estimator == "Gae" {
+    if estimator == "Gae" {
         draft.set_some("spec.algorithm.advantage.lambda", settings.number("algorithm.lam"));
         critic(settings, draft);
     }
