@@ -1,5 +1,7 @@
 //! The trainer that a command starts: its project and settings.
 
+use std::collections::BTreeMap;
+
 use crate::settings::{Settings, SettingsError};
 
 /// Project to which a trainer belongs.
@@ -35,6 +37,8 @@ pub struct Launch {
     pub arguments: Vec<String>,
     /// Paths of the settings files that the arguments name.
     pub files: Vec<String>,
+    /// Texts of those settings files that the script writes itself, by path.
+    pub texts: BTreeMap<String, String>,
     /// Number of processes, if the launcher gives it (`torchrun`, `accelerate launch`): of each machine for
     /// verl, of all machines for the other projects.
     pub processes: Option<u64>,
@@ -57,6 +61,7 @@ impl Launch {
             trainer,
             arguments: Vec::new(),
             files: Vec::new(),
+            texts: BTreeMap::new(),
             processes: None,
             machines: option(&["nnodes", "num_machines", "num_nodes"]),
         };
@@ -81,6 +86,7 @@ impl Launch {
             trainer,
             arguments: Vec::new(),
             files: Vec::new(),
+            texts: BTreeMap::new(),
             processes: None,
             machines: None,
         };

@@ -81,7 +81,12 @@ fn launches_within(
 ) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
     let script = with_line_feeds(script);
     let evaluation = shell::evaluate_within(budget, &script, environment, arguments)?;
-    let launches: Vec<_> = evaluation.commands.iter().filter_map(|words| Launch::of(words)).collect();
+    let mut launches: Vec<_> = evaluation.commands.iter().filter_map(|words| Launch::of(words)).collect();
+    for launch in &mut launches {
+        let written = |path: &String| evaluation.files.get(path.trim_start_matches("./")).cloned();
+        let texts = launch.files.iter().filter_map(|path| Some((path.clone(), written(path)?)));
+        launch.texts = texts.collect();
+    }
     if launches.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((launches, evaluation.notes)) }
 }
 

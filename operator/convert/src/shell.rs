@@ -5,6 +5,7 @@
 
 mod arithmetic;
 mod condition;
+mod documents;
 mod expansion;
 pub(crate) mod limits;
 mod scope;
@@ -57,6 +58,8 @@ pub enum ShellError {
 pub struct Evaluation {
     /// Programs that the script starts, with their arguments.
     pub commands: Vec<Vec<String>>,
+    /// Texts of the files that the script writes from here-documents, by path.
+    pub files: BTreeMap<String, String>,
     /// Notes on what is unknown: variables without a value, the output of programs.
     pub notes: Vec<String>,
 }
@@ -88,7 +91,7 @@ pub(crate) fn evaluate_within(
             let evaluated = shell.run_text(script);
             *budget = shell.budget;
             evaluated?;
-            Ok(Evaluation { commands: shell.commands, notes: shell.scope.notes })
+            Ok(Evaluation { commands: shell.commands, files: shell.files, notes: shell.scope.notes })
         });
         let joined = evaluated.map_err(|error| ShellError::Thread(error.to_string()))?.join();
         joined.unwrap_or_else(|_| Err(ShellError::Thread("it panicked".to_owned())))
@@ -100,6 +103,7 @@ pub(crate) fn evaluate_within(
 struct Shell {
     scope: Scope,
     commands: Vec<Vec<String>>,
+    files: BTreeMap<String, String>,
     depth: usize,
     budget: Budget,
     /// Output of `echo`, collected during a command substitution; `None` outside of one.
@@ -239,6 +243,9 @@ impl Shell {
                 | CommandPrefixOrSuffixItem::ProcessSubstitution(..) => {}
             }
         }
+        if self.use_document(command, &words)? {
+            return Ok(true);
+        }
         self.start(words)
     }
 
@@ -278,16 +285,23 @@ impl Shell {
 
     /// Records a program, or runs the text of `bash -c text`.
     fn start_program(&mut self, words: Vec<String>) -> Result<bool, ShellError> {
-        match text_of_shell(&words).map(|text| self.run_text(text)) {
+        match text_of_shell(&words) {
+            Some(text) => self.run_embedded(&words[0], text),
             None => {
                 self.commands.push(words);
                 Ok(false)
             }
-            Some(Err(ShellError::Script(error))) => {
-                self.scope.note(format!("the text of `{}` is left out: {error}", words[0]));
+        }
+    }
+
+    /// Runs a script within a script, for the command that has it. A text that is no script is noted.
+    fn run_embedded(&mut self, command: &str, text: &str) -> Result<bool, ShellError> {
+        match self.run_text(text) {
+            Err(ShellError::Script(error)) => {
+                self.scope.note(format!("the script of `{command}` is left out: {error}"));
                 Ok(false)
             }
-            Some(succeeded) => succeeded,
+            succeeded => succeeded,
         }
     }
 }
@@ -295,10 +309,14 @@ impl Shell {
 /// Names of shells that run a text.
 const SHELLS: [&str; 4] = ["bash", "sh", "zsh", "dash"];
 
+/// Whether a word is the name or path of a shell.
+fn is_shell(word: &str) -> bool {
+    word.rsplit('/').next().is_some_and(|name| SHELLS.contains(&name))
+}
+
 /// Returns the text that a command gives to a shell to run: `srun bash -lc text`.
 fn text_of_shell(words: &[String]) -> Option<&str> {
-    let is_shell = |word: &String| word.rsplit('/').next().is_some_and(|name| SHELLS.contains(&name));
-    let options = &words[words.iter().position(is_shell)? + 1..];
+    let options = &words[words.iter().position(|word| is_shell(word))? + 1..];
     let is_option = |word: &&String| word.starts_with('-');
     let num_options = options.iter().take_while(is_option).count();
     let runs_text = |word: &String| !word.starts_with("--") && word.contains('c');
@@ -345,6 +363,18 @@ mod tests {
         let script = "run='train a=1'; eval \"$run b=2\"; srun -N 2 bash -lc 'train c=3 && other'; bash script.sh -c x";
         assert_eq!(commands(script), ["train|a=1|b=2", "train|c=3", "bash|script.sh|-c|x"]);
         assert!(matches!(evaluate("f() { eval f; }; f", &BTreeMap::new(), &[]), Err(ShellError::Endless)));
+    }
+
+    #[test]
+    fn here_documents_are_scripts_files_and_values() {
+        let script = "rate=2; cat > ./a.yaml <<EOF\nrate: ${rate}\nname: \"it's\"\nEOF\ncat <<'X' > b.yaml\nc: $rate\nX\n\
+                      read -r -d '' more <<'Y' || true\na=1\nY\nsbatch --nodes=2 <<Z\ntrain $rate $more\nZ\npython <<P\nprint()\nP\n";
+        let evaluation = evaluate(script, &BTreeMap::new(), &[]).unwrap();
+        let files: Vec<_> =
+            evaluation.files.iter().map(|(path, text)| (path.as_str(), text.trim_end())).collect();
+        assert_eq!(files, [("a.yaml", "rate: 2\nname: \"it's\""), ("b.yaml", "c: $rate")]);
+        assert_eq!(evaluation.commands, [&["train", "2", "a=1"][..], &["python"][..]]);
+        assert_eq!(evaluation.notes, ["the here-document of `python` is left out"]);
     }
 
     #[test]

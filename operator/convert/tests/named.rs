@@ -3,7 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
-use rlt_convert::{Conversion, Launch, Project, convert, launches_of_python};
+use std::collections::BTreeMap;
+
+use rlt_convert::{Conversion, Launch, Project, convert, launches, launches_of_python};
 use serde_json::{Value, json};
 
 const VERL: &str = "actor_rollout_ref.model.path=org/base data.train_files=/data/gsm8k.parquet \
@@ -155,6 +157,16 @@ fn numbers_in_quotes_of_a_settings_file_are_numbers() {
     assert_eq!(spec["algorithm"]["kl"]["coefficient"], 0.04);
     assert_eq!(spec["rollout"]["samplesPerPrompt"], 16);
     assert_eq!(spec["rewards"]["functions"][0]["weight"], 2.0);
+}
+
+#[test]
+fn a_settings_file_that_the_script_writes_is_that_of_the_launch() {
+    let script = "cat > own.yaml <<EOF\nbeta: 0.3\nEOF\naccelerate launch --num_processes 2 -m trl.scripts.dpo \\\n  \
+                  --config own.yaml --model_name_or_path org/base --dataset_name org/data\n";
+    let (launches, _) = launches(script, &BTreeMap::new(), &[]).unwrap();
+    let text = launches[0].texts["own.yaml"].clone();
+    let (spec, _) = read(&convert(&launches[0], &[text], "test").unwrap());
+    assert_eq!(spec["algorithm"]["preference"]["beta"], 0.3);
 }
 
 #[test]
