@@ -296,6 +296,7 @@ impl Shell {
 
     /// Runs a script within a script, for the command that has it. A text that is no script is noted.
     fn run_embedded(&mut self, command: &str, text: &str) -> Result<bool, ShellError> {
+        self.budget.spend(text.len())?;
         match self.run_text(text) {
             Err(ShellError::Script(error)) => {
                 self.scope.note(format!("the script of `{command}` is left out: {error}"));
@@ -363,6 +364,10 @@ mod tests {
         let script = "run='train a=1'; eval \"$run b=2\"; srun -N 2 bash -lc 'train c=3 && other'; bash script.sh -c x";
         assert_eq!(commands(script), ["train|a=1|b=2", "train|c=3", "bash|script.sh|-c|x"]);
         assert!(matches!(evaluate("f() { eval f; }; f", &BTreeMap::new(), &[]), Err(ShellError::Endless)));
+        let comment = "x".repeat(1 << 19);
+        let times = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17";
+        let script = format!("for n in {times}; do\nbash <<EOF\n# {comment}\nEOF\ndone\n");
+        assert!(matches!(evaluate(&script, &BTreeMap::new(), &[]), Err(ShellError::Large(_))));
     }
 
     #[test]
