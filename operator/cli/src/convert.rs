@@ -51,11 +51,15 @@ pub(crate) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
 /// Returns the launch to convert, the texts of its settings files, and notes on unknown parts of its script.
 fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String>)> {
     let Some(file) = &args.file else {
-        return Ok((named(args, &args.settings)?, Vec::new(), Vec::new()));
+        let launch = named(args, &args.settings)?;
+        let files = texts(&launch, Path::new(""))?;
+        return Ok((launch, files, Vec::new()));
     };
     let text = read(file)?;
     if file.extension().is_some_and(|extension| extension == "yaml" || extension == "yml") {
-        return Ok((named(args, &args.settings)?, vec![text], Vec::new()));
+        let launch = named(args, &args.settings)?;
+        let further = texts(&launch, file.parent().unwrap_or(Path::new("")))?;
+        return Ok((launch, [vec![text], further].concat(), Vec::new()));
     }
     let mut environment: BTreeMap<_, _> = args.variables.iter().cloned().collect();
     if let Ok(home) = env::var("HOME") {
@@ -78,8 +82,17 @@ fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String
         ));
     }
     let folder = file.parent().unwrap_or(Path::new(""));
-    let files = launch.files.iter().map(|name| read_beside(folder, name)).collect::<anyhow::Result<_>>()?;
+    let files = texts(&launch, folder)?;
     Ok((launch, files, notes))
+}
+
+/// Returns the texts of the settings files that a launch names: those that its script writes, and files.
+fn texts(launch: &Launch, folder: &Path) -> anyhow::Result<Vec<String>> {
+    let text = |name: &String| match launch.texts.get(name) {
+        Some(text) => Ok(text.clone()),
+        None => read_beside(folder, name),
+    };
+    launch.files.iter().map(text).collect()
 }
 
 /// Makes a launch from settings alone, for the project that the user names by `--from`.

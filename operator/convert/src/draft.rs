@@ -15,7 +15,7 @@ const SECTIONS: [&str; 9] =
 const COMMENT_COLUMNS: usize = 110;
 
 /// A manifest under construction.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Draft {
     name: String,
     /// Paths below `spec`, such as `training.optimizer.learningRate`.
@@ -110,13 +110,19 @@ impl Draft {
         }
     }
 
+    /// Adds a remark at the head of the section of a field.
+    pub(crate) fn remark_on(&mut self, path: &str, text: impl Into<String>) {
+        let section = SECTIONS.iter().find(|section| is_below(path, section));
+        self.remark(section.copied().unwrap_or("training"), text);
+    }
+
     /// Writes the manifest as YAML; settings without an equivalent become comments in the section to which
     /// they belong.
     pub(crate) fn to_yaml(&self, launch: &Launch, outcomes: &[Outcome]) -> String {
         let mut text = String::new();
         comment(&mut text, 0, &format!("Converted from {} ({}).", launch.project.name(), launch.trainer));
         text.push_str("apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata:\n");
-        let _ = writeln!(text, "  name: {}\nspec:", self.name);
+        let _ = writeln!(text, "  name: {}\nspec:", flow(&Value::from(self.name.as_str())));
         for section in SECTIONS {
             self.write_section(&mut text, section, outcomes);
         }

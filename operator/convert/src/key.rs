@@ -9,7 +9,7 @@ use crate::ConvertError;
 use crate::draft::Draft;
 use crate::launch::Project;
 use crate::outcome::{Fate, Outcome};
-use crate::settings::{Settings, text_of};
+use crate::settings::{Settings, is_computed, text_of};
 
 const VERL: &str = include_str!("../tables/verl.yaml");
 const TRL: &str = include_str!("../tables/trl.yaml");
@@ -35,6 +35,9 @@ struct Row {
     words: BTreeMap<String, String>,
     /// Paths of fields that depend on several settings; the project's own code sets them.
     read: Option<String>,
+    /// Reason that a setting of `read` has no effect in the other trainer either, if no code looked it up.
+    /// Without it, such a setting has no equivalent.
+    idle: Option<String>,
     /// Reason that nothing has to be set.
     inherent: Option<String>,
     /// Reason that there is no equivalent.
@@ -72,10 +75,46 @@ impl Table {
         settings.iter().map(outcome).collect()
     }
 
+    /// Corrects the outcomes of settings that the project's code could not read, or did not look up, once it
+    /// has set all fields: they have no equivalent, unless the other trainer does not use them either.
+    pub(crate) fn settle(&self, settings: &Settings, outcomes: &mut [Outcome]) {
+        for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome.fate, Fate::Converted(_))) {
+            if let Some(expected) = settings.expectation(&outcome.key) {
+                outcome.fate = Fate::Unknown(expected.to_owned());
+            }
+            let row = self.row(&outcome.key).filter(|row| row.read.is_some());
+            let Some(row) = row.filter(|_| !settings.is_used(&outcome.key)) else { continue };
+            outcome.fate = match &row.idle {
+                Some(reason) => Fate::Inherent(reason.clone()),
+                None => Fate::Absent("no field follows from it with this trainer".to_owned()),
+            };
+        }
+        self.name_replaced(outcomes);
+    }
+
+    /// Names settings whose field another setting sets, later and to another value.
+    fn name_replaced(&self, outcomes: &mut [Outcome]) {
+        let mut last = BTreeMap::new();
+        for index in 0..outcomes.len() {
+            let Fate::Converted(field) = &outcomes[index].fate else { continue };
+            if self.row(&outcomes[index].key).is_none_or(|row| row.field.is_none()) {
+                continue;
+            }
+            let replaced = last.insert(field.clone(), index);
+            let differs = |earlier: &usize| outcomes[*earlier].value != outcomes[index].value;
+            if let Some(earlier) = replaced.filter(differs) {
+                outcomes[earlier].fate = Fate::Absent(format!("{} sets the same field", outcomes[index].key));
+            }
+        }
+    }
+
     fn fate(&self, key: &str, value: &Value, draft: &mut Draft) -> Fate {
-        let Some(row) = self.row(key) else { return Fate::Unknown("this setting is not known".to_owned()) };
-        if value.is_null() {
+        if is_empty(value) {
             return Fate::Inherent("it has no value".to_owned());
+        }
+        let Some(row) = self.row(key) else { return Fate::Unknown("this setting is not known".to_owned()) };
+        if is_computed(value) && row.inherent.is_none() {
+            return Fate::Unknown("its value is computed when the script runs".to_owned());
         }
         match row {
             Row { field: Some(field), words, .. } if words.is_empty() => {
@@ -122,6 +161,16 @@ impl Table {
     }
 }
 
+/// Whether a value is null, or a list or map without items.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,6 +194,7 @@ mod tests {
                 assert_eq!(said.iter().filter(|said| said.is_some()).count(), 1, "{row:?}");
                 assert!(row.words.is_empty() || row.field.is_some(), "{row:?}");
                 assert!(row.harmless.is_empty() || row.absent.is_some(), "{row:?}");
+                assert!(row.idle.is_none() || row.read.is_some(), "{row:?}");
             }
         }
     }

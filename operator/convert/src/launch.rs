@@ -1,5 +1,7 @@
 //! The trainer that a command starts: its project and settings.
 
+use std::collections::BTreeMap;
+
 use crate::settings::{Settings, SettingsError};
 
 /// Project to which a trainer belongs.
@@ -35,7 +37,10 @@ pub struct Launch {
     pub arguments: Vec<String>,
     /// Paths of the settings files that the arguments name.
     pub files: Vec<String>,
-    /// Number of processes per machine, if the launcher gives it (`torchrun`, `accelerate launch`).
+    /// Texts of those settings files that the script writes itself, by path.
+    pub texts: BTreeMap<String, String>,
+    /// Number of processes, if the launcher gives it (`torchrun`, `accelerate launch`): of each machine for
+    /// verl, of all machines for the other projects.
     pub processes: Option<u64>,
     /// Number of machines, if the launcher gives it.
     pub machines: Option<u64>,
@@ -56,8 +61,18 @@ impl Launch {
             trainer,
             arguments: Vec::new(),
             files: Vec::new(),
-            processes: option(&["nproc_per_node", "num_processes", "num_gpus"]),
+            texts: BTreeMap::new(),
+            processes: None,
             machines: option(&["nnodes", "num_machines", "num_nodes"]),
+        };
+        let machines = launch.machines.unwrap_or(1).max(1);
+        // torchrun counts the processes of a machine, accelerate those of all.
+        let (of_machine, of_all) = (option(&["nproc_per_node", "num_gpus"]), option(&["num_processes"]));
+        launch.processes = match project {
+            Project::Verl => of_machine.or(of_all.map(|all| all / machines)),
+            Project::Trl | Project::OpenInstruct => {
+                of_all.or(of_machine.map(|count: u64| count.saturating_mul(machines)))
+            }
         };
         launch.take(&words[index + 1..]);
         Some(launch)
@@ -71,6 +86,7 @@ impl Launch {
             trainer,
             arguments: Vec::new(),
             files: Vec::new(),
+            texts: BTreeMap::new(),
             processes: None,
             machines: None,
         };
@@ -105,10 +121,14 @@ impl Launch {
         for file in files {
             settings.add_yaml(file)?;
         }
+        let computed = settings.computed();
         match self.project {
             Project::Verl => settings.add_overrides(&self.arguments)?,
             Project::Trl | Project::OpenInstruct => settings.add_flags(&self.arguments)?,
         }
+        settings.resolve();
+        // What a settings file computes from settings that are not given is verl's default.
+        settings.remove_computed(&computed);
         Ok(settings)
     }
 }
@@ -133,8 +153,11 @@ fn trainer(word: &str, before: Option<&str>) -> Option<(Project, String)> {
         return Some((Project::OpenInstruct, (*trainer).to_owned()));
     }
     let is_command = before.is_some_and(|before| before == "trl" || before.ends_with("/trl"));
+    let is_module = before.is_some_and(|before| matches!(before, "-m" | "--module"));
+    let is_own = (is_module && module.starts_with("trl."))
+        || (word.ends_with(".py") && is_trl_script(&module, last.trim_start_matches("run_")));
     let name = last.trim_start_matches("run_");
-    if is_trl_trainer(name) && (is_command || (word.ends_with(".py") && is_trl_script(&module, name))) {
+    if is_trl_trainer(name) && (is_command || is_own) {
         return Some((Project::Trl, name.to_owned()));
     }
     None
@@ -205,6 +228,13 @@ mod tests {
             (&["c.yaml".to_owned()][..], &["--bf16".to_owned()][..])
         );
         assert_eq!(launch("trl grpo --beta 0").map(|launch| launch.trainer).as_deref(), Some("grpo"));
+        let module =
+            launch("accelerate launch --num_machines 2 -m trl.scripts.grpo --config=c.yaml").unwrap();
+        assert_eq!((module.trainer.as_str(), module.machines), ("grpo", Some(2)));
+        assert_eq!(module.files, ["c.yaml"]);
+        assert!(launch("python -m mine.grpo --beta 0").is_none());
+        let spread = launch("torchrun --nnodes 2 --nproc-per-node=8 trl/scripts/sft.py").unwrap();
+        assert_eq!((spread.machines, spread.processes), (Some(2), Some(16)));
         let tulu = launch("python open_instruct/grpo_fast.py --beta 0").unwrap();
         assert_eq!((tulu.project, tulu.trainer.as_str()), (Project::OpenInstruct, "grpo_fast"));
         let submitted =

@@ -9,6 +9,7 @@
 //! All functions are pure: text in, text out. One table per project maps its settings; `rlctl convert` reads
 //! files and validates manifests.
 
+mod adapter;
 mod draft;
 mod error;
 mod key;
@@ -80,7 +81,12 @@ fn launches_within(
 ) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
     let script = with_line_feeds(script);
     let evaluation = shell::evaluate_within(budget, &script, environment, arguments)?;
-    let launches: Vec<_> = evaluation.commands.iter().filter_map(|words| Launch::of(words)).collect();
+    let mut launches: Vec<_> = evaluation.commands.iter().filter_map(|words| Launch::of(words)).collect();
+    for launch in &mut launches {
+        let written = |path: &String| evaluation.files.get(path.trim_start_matches("./")).cloned();
+        let texts = launch.files.iter().filter_map(|path| Some((path.clone(), written(path)?)));
+        launch.texts = texts.collect();
+    }
     if launches.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((launches, evaluation.notes)) }
 }
 
@@ -144,14 +150,14 @@ pub fn convert(launch: &Launch, files: &[String], name: &str) -> Result<Conversi
     files.iter().try_for_each(|file| bounded(file))?;
     let settings = launch.settings(files)?;
     let table = Table::of(launch.project, &launch.trainer)?;
-    let (mut draft, outcomes) = match launch.project {
+    let (mut draft, mut outcomes) = match launch.project {
         Project::Verl => verl::convert(launch, &table, &settings, name),
         Project::Trl => trl::convert(launch, &table, &settings, name),
         Project::OpenInstruct => open_instruct::convert(launch, &table, &settings, name),
     };
+    table.settle(&settings, &mut outcomes);
     tolerated::resolve(&mut draft);
-    let problems = rlt_api::validate(&draft.to_yaml(launch, &[])).err().unwrap_or_default();
-    tolerated::leave_out_unused(&mut draft, &problems);
+    tolerated::refused::correct(&mut draft, launch, &mut outcomes);
     let manifest = draft.to_yaml(launch, &outcomes);
     Ok(Conversion { manifest, outcomes, python_reward: draft.python_reward })
 }

@@ -1,5 +1,6 @@
 //! open-instruct: `grpo_fast`, `finetune`, `dpo_tune_cache` and their variants.
 
+mod defaults;
 mod grpo;
 mod ppo;
 mod rewards;
@@ -14,6 +15,7 @@ use crate::outcome::{Fate, Outcome};
 use crate::rewards::is_hub_name;
 use crate::settings::{Settings, text_of};
 use crate::tracking::{self, RunNames};
+use defaults::Defaults;
 
 /// Prefixes of settings with the section to which they belong; all others belong to `training`.
 const HOMES: [(&str, &str); 13] = [
@@ -53,6 +55,7 @@ pub(crate) fn convert(
     model(settings, &mut draft);
     datasets(settings, &mut draft);
     let trainer = launch.trainer.as_str();
+    let defaults = defaults::of(trainer);
     if trainer.starts_with("grpo") {
         draft.set("spec.algorithm.kind", "GRPO");
         grpo::finish(settings, &mut draft);
@@ -62,13 +65,13 @@ pub(crate) fn convert(
     } else if trainer.starts_with("dpo") {
         draft.set("spec.algorithm.kind", "DPO");
         preference(settings, &mut draft);
-        offline(launch, settings, &mut draft);
+        offline(launch, settings, &defaults, &mut draft);
     } else {
         let kind = if trainer.starts_with("reward") { "RewardModel" } else { "SFT" };
         draft.set("spec.algorithm.kind", kind);
-        offline(launch, settings, &mut draft);
+        offline(launch, settings, &defaults, &mut draft);
     }
-    schedule(settings, &mut draft);
+    schedule(settings, &defaults, &mut draft);
     // In open-instruct, -1 keeps all checkpoints.
     let kept = settings.count("keep_last_n_checkpoints").filter(|count| *count > 0);
     draft.set_some("spec.checkpoint.keep", kept);
@@ -113,8 +116,9 @@ fn model(settings: &Settings, draft: &mut Draft) {
         Some(path) => draft.set("spec.model.path", path),
         None => draft.remark("model", "model_name_or_path is not set: say `hub.repo` or `path` here."),
     }
-    if settings.is_true("use_lora") {
-        draft.set("spec.model.lora.rank", settings.count("lora_rank").unwrap_or(64));
+    if settings.is_true("use_lora") || settings.is_true("use_peft") {
+        let rank = settings.count("lora_rank").or_else(|| settings.count("lora_r"));
+        draft.set("spec.model.lora.rank", rank.unwrap_or(64));
         draft.set("spec.model.lora.alpha", settings.number("lora_alpha").unwrap_or(16.0));
         draft.set("spec.model.lora.dropout", settings.number("lora_dropout").unwrap_or(0.1));
         let saved = settings.list("lora_modules_to_save");
@@ -167,12 +171,10 @@ fn mixture(settings: &Settings, list: &str, splits: &str, default: &str, draft: 
 /// Reads a table of names and shares, as in older scripts and settings files.
 fn mixer(settings: &Settings, table: &str, splits: &str, default: &str, draft: &mut Draft) -> Vec<Value> {
     let splits = settings.list(splits);
-    let prefix = format!("{table}.");
+    let apart = settings.below(&format!("{table}.")).into_iter();
     let in_one = settings.get(table).and_then(Value::as_object).into_iter().flatten();
     let in_one = in_one.map(|(name, share)| (name.clone(), share.clone()));
-    let apart = settings
-        .iter()
-        .filter_map(|(key, share)| Some((key.strip_prefix(&prefix)?.to_owned(), share.clone())));
+    let apart = apart.map(|(name, share)| (name.to_owned(), share.clone()));
     let shares: Vec<(String, Value)> = in_one.chain(apart).collect();
     let mut all = Vec::new();
     for (index, (name, share)) in shares.iter().enumerate() {
@@ -219,32 +221,52 @@ fn preference(settings: &Settings, draft: &mut Draft) {
     }
 }
 
-fn offline(launch: &Launch, settings: &Settings, draft: &mut Draft) {
-    let of_device = settings.count("per_device_train_batch_size").unwrap_or(8);
-    let accumulated = settings.count("gradient_accumulation_steps").unwrap_or(1).max(1);
+fn offline(launch: &Launch, settings: &Settings, defaults: &Defaults, draft: &mut Draft) {
+    let of_device = settings.count("per_device_train_batch_size").unwrap_or(defaults.rows_per_device);
+    let accumulated = settings.count("gradient_accumulation_steps").unwrap_or(defaults.passes).max(1);
     draft.set(
         "spec.training.promptsPerStep",
         of_device.saturating_mul(accumulated).saturating_mul(launch.processes.unwrap_or(1).max(1)),
     );
-    if let Some(length) = settings.count("max_seq_length") {
+    if launch.processes.is_none() {
+        let text = "the script does not say how many processes it starts: a batch is that of one device.";
+        draft.remark("training", text);
+    }
+    let length = settings.count("max_seq_length").or_else(|| settings.count("max_token_length"));
+    if let Some(length) = length.or(defaults.max_tokens) {
         draft.set("spec.data.maxPromptTokens", length / 2);
         draft.set("spec.rollout.maxCompletionTokens", length - length / 2);
         draft.remark(
             "data",
-            format!("max_seq_length={length} holds prompt and answer: its halves are a guess, change them."),
+            format!("a length of {length} holds prompt and answer: its halves are a guess, change them."),
+        );
+    } else {
+        draft.remark(
+            "data",
+            "max_seq_length is not set: rows of any length are learned there, here maxPromptTokens and \
+             maxCompletionTokens bound them.",
         );
     }
-    match settings.count("max_train_steps").or_else(|| settings.count("num_training_steps")) {
+    let steps = ["max_train_steps", "num_training_steps", "max_steps"];
+    match steps.iter().find_map(|key| settings.count(key)) {
         Some(steps) => draft.set("spec.training.steps", steps),
         None => {
             let epochs = settings.count("num_train_epochs").or_else(|| settings.count("num_epochs"));
-            draft.set("spec.training.epochs", epochs.unwrap_or(2));
+            draft.set("spec.training.epochs", epochs.unwrap_or(defaults.epochs));
         }
     }
     draft.set("spec.training.evaluateEvery", 0);
 }
 
-fn schedule(settings: &Settings, draft: &mut Draft) {
+/// Sets the optimizer and its schedule.
+fn schedule(settings: &Settings, defaults: &Defaults, draft: &mut Draft) {
+    if settings.get("learning_rate").is_none() {
+        draft.set("spec.training.optimizer.learningRate", defaults::LEARNING_RATE);
+    }
+    let norms = ["max_grad_norm", "clip_grad_norm"];
+    if !defaults.clips && norms.iter().all(|key| settings.get(key).is_none()) {
+        draft.set("spec.training.maxGradNorm", 0.0);
+    }
     let kind = match settings.text("lr_scheduler_type").as_deref() {
         None | Some("linear") => "Linear",
         Some("cosine") => "Cosine",
@@ -256,9 +278,11 @@ fn schedule(settings: &Settings, draft: &mut Draft) {
     };
     draft.set("spec.training.schedule.kind", kind);
     draft.set("spec.training.optimizer.weightDecay", settings.number("weight_decay").unwrap_or(0.0));
-    let ratio = settings.number("warmup_ratio").filter(|ratio| *ratio > 0.0);
+    let steps = settings.count("warm_up_steps").filter(|steps| *steps > 0);
+    let by_default = Some(defaults.warmup_ratio).filter(|_| steps.is_none());
+    let ratio = settings.number("warmup_ratio").or(by_default).filter(|ratio| *ratio > 0.0);
     draft.set_some("spec.training.schedule.warmupRatio", ratio);
-    let steps = settings.count("warm_up_steps").filter(|steps| *steps > 0 && ratio.is_none());
+    let steps = steps.filter(|_| ratio.is_none());
     draft.set_some("spec.training.schedule.warmupSteps", steps);
 }
 

@@ -2,9 +2,13 @@
 //!
 //! ```text
 //! training_args = GRPOConfig(beta=0.0, num_generations=16)   -->  trl grpo --beta=0.0 --num_generations=16
+//! training_args.beta = RATE                                   -->  --beta=0.1, after RATE = 0.1
 //! ```
 //!
-//! Nothing is executed: an argument that is not a literal is noted.
+//! Nothing is executed: an argument that is neither a literal nor the name of one is noted, and is a setting
+//! whose value is not known.
+
+use std::collections::BTreeMap;
 
 use crate::launch::{Launch, Project};
 
@@ -25,7 +29,11 @@ const CLASSES: [(&str, &str); 12] = [
 ];
 
 /// Parameters of `LoraConfig`, with TRL's flags.
-const LORA: [(&str, &str); 6] = [
+const LORA: [(&str, &str); 10] = [
+    ("modules_to_save", "lora_modules_to_save"),
+    ("target_parameters", "lora_target_parameters"),
+    ("task_type", "lora_task_type"),
+    ("bias", "lora_bias"),
     ("r", "lora_r"),
     ("lora_alpha", "lora_alpha"),
     ("lora_dropout", "lora_dropout"),
@@ -34,19 +42,25 @@ const LORA: [(&str, &str); 6] = [
     ("use_rslora", "use_rslora"),
 ];
 
+/// Parameters of `BitsAndBytesConfig`, with TRL's flags.
+const QUANTIZATION: [(&str, &str); 1] = [("bnb_4bit_use_double_quant", "use_bnb_nested_quant")];
+
 /// Largest number of calls that are parsed, each to its end.
 const MAX_CALLS: usize = 256;
 
 /// Returns the launch that a block of Python is equivalent to, with notes on arguments that are not literals.
 pub(crate) fn launch(text: &str) -> Option<(Launch, Vec<String>)> {
     let (mut trainer, mut flags, mut notes) = (None, Vec::new(), Vec::new());
-    for call in calls(text) {
+    let constants = constants(text);
+    let mut configurations = Vec::new();
+    for call in calls(text, &constants) {
         let class = call.name.strip_suffix("Config").or_else(|| call.name.strip_suffix("Trainer"));
         let known = class.and_then(|class| CLASSES.iter().find(|(name, _)| *name == class));
         match (known, call.name) {
             (Some((_, own)), name) => {
                 trainer.get_or_insert(*own);
                 if name.ends_with("Config") {
+                    configurations.extend(call.variable);
                     call.settings(&[], &mut flags, &mut notes);
                 } else {
                     of_trainer(&call, &mut flags, &mut notes);
@@ -56,25 +70,69 @@ pub(crate) fn launch(text: &str) -> Option<(Launch, Vec<String>)> {
                 flags.push("--use_peft=True".to_owned());
                 call.settings(&LORA, &mut flags, &mut notes);
             }
+            (None, "BitsAndBytesConfig") => call.settings(&QUANTIZATION, &mut flags, &mut notes),
+            (None, "replace") if call.unnamed().next().is_some_and(|of| configurations.contains(&of)) => {
+                configurations.extend(call.variable);
+                call.settings(&[], &mut flags, &mut notes);
+            }
             (None, "load_dataset") => of_dataset(&call, &mut flags),
             _ => {}
         }
     }
+    configurations.sort_unstable();
+    configurations.dedup();
+    for name in configurations {
+        assignments(text, name, &constants).settings(&[], &mut flags, &mut notes);
+    }
     Some((Launch::new(Project::Trl, trainer?, &flags), notes))
+}
+
+/// Returns the literals that are assigned to names of a program at its top level, each of them once.
+fn constants(text: &str) -> BTreeMap<&str, &str> {
+    let mut constants = BTreeMap::new();
+    let mut changed = Vec::new();
+    for (target, value) in text.lines().filter_map(assignment) {
+        // The name stands before its type, if it has one.
+        let name = target.split(':').next().unwrap_or(target).trim_end();
+        if is_name(name) && is_literal(value) && constants.insert(name, value).is_some() {
+            changed.push(name);
+        }
+    }
+    constants.retain(|name, _| !changed.contains(name));
+    constants
+}
+
+/// Splits a line `target = value`, without the comment behind it.
+fn assignment(line: &str) -> Option<(&str, &str)> {
+    let (target, value) = line.split_once('=')?;
+    let value = value.split(" #").next().unwrap_or(value);
+    Some((target.trim_end(), value.trim()))
+}
+
+/// Returns the assignments to attributes of a configuration, as if they were arguments of its class.
+fn assignments<'a>(text: &'a str, name: &'a str, constants: &BTreeMap<&str, &'a str>) -> Call<'a> {
+    let of_line = |line: &'a str| {
+        let (target, value) = assignment(line.trim_start())?;
+        let attribute = target.strip_prefix(name)?.strip_prefix('.')?;
+        is_name(attribute).then(|| (Some(attribute), constants.get(value).copied().unwrap_or(value)))
+    };
+    let arguments = text.lines().filter_map(of_line).collect();
+    Call { name, variable: None, arguments }
 }
 
 /// Adds flags for a trainer's model, if given by name, and its reward functions.
 fn of_trainer(call: &Call<'_>, flags: &mut Vec<String>, notes: &mut Vec<String>) {
-    if let Some(model) = call.argument("model").filter(|model| is_text(model)) {
+    let model = call.argument("model").or_else(|| call.unnamed().next());
+    if let Some(model) = model.filter(|model| is_text(model)) {
         flags.push(format!("--model_name_or_path={model}"));
     }
     if let Some(functions) = call.argument("reward_funcs").or_else(|| call.argument("reward_func")) {
         let names = functions.trim_start_matches('[').trim_end_matches(']').split(',').map(str::trim);
-        let is_name = |name: &&str| {
+        let is_function = |name: &&str| {
             is_text(name) || (name.starts_with(is_begin_of_name) && name.chars().all(is_of_name))
         };
         let (names, others): (Vec<&str>, Vec<&str>) =
-            names.filter(|name| !name.is_empty()).partition(is_name);
+            names.filter(|name| !name.is_empty()).partition(is_function);
         let note =
             |other: &&str| format!("{}(reward_funcs=[{other}]) is not the name of a function", call.name);
         notes.extend(others.iter().map(note));
@@ -91,7 +149,7 @@ fn of_dataset(call: &Call<'_>, flags: &mut Vec<String>) {
     if flags.iter().any(|flag| flag.starts_with("--dataset_name=")) {
         return;
     }
-    let mut unnamed = call.arguments.iter().filter(|(name, _)| name.is_none()).map(|(_, value)| *value);
+    let mut unnamed = call.unnamed();
     if let Some(name) = unnamed.next().filter(|name| is_text(name)) {
         flags.push(format!("--dataset_name={name}"));
         flags.extend(
@@ -108,6 +166,8 @@ fn of_dataset(call: &Call<'_>, flags: &mut Vec<String>) {
 /// A call, with the source text of its arguments.
 struct Call<'a> {
     name: &'a str,
+    /// Variable to which the result is assigned.
+    variable: Option<&'a str>,
     arguments: Vec<(Option<&'a str>, &'a str)>,
 }
 
@@ -116,10 +176,20 @@ impl<'a> Call<'a> {
         self.arguments.iter().find(|(own, _)| *own == Some(name)).map(|(_, value)| *value)
     }
 
+    /// Iterates over the arguments without a name.
+    fn unnamed(&self) -> impl Iterator<Item = &'a str> {
+        self.arguments.iter().filter(|(name, _)| name.is_none()).map(|(_, value)| *value)
+    }
+
     /// Adds the named arguments as flags, renamed by `names`.
     fn settings(&self, names: &[(&str, &str)], flags: &mut Vec<String>, notes: &mut Vec<String>) {
         for (name, value) in &self.arguments {
-            let Some(name) = name else { continue };
+            let Some(name) = name else {
+                if value.starts_with("**") {
+                    notes.push(format!("{}({value}) is not read", self.name));
+                }
+                continue;
+            };
             if *value == "..." {
                 continue;
             }
@@ -128,13 +198,16 @@ impl<'a> Call<'a> {
                 flags.push(format!("--{flag}={}", value.split_whitespace().collect::<Vec<_>>().join(" ")));
             } else {
                 notes.push(format!("{}({name}={value}) is not a literal", self.name));
+                let words: Vec<_> = value.split_whitespace().collect();
+                flags.push(format!("--{flag}=${{{}}}", words.join(" ").replace(['{', '}'], "")));
             }
         }
     }
 }
 
-/// Finds all calls of relevant names, in the order in which they begin.
-fn calls(text: &str) -> Vec<Call<'_>> {
+/// Finds all calls of relevant names, in the order in which they begin. Names of constants in their arguments
+/// are replaced by the literals.
+fn calls<'a>(text: &'a str, constants: &BTreeMap<&str, &'a str>) -> Vec<Call<'a>> {
     let mut found = Vec::new();
     let mut start = 0;
     while let Some(offset) = text[start..].find('(').filter(|_| found.len() < MAX_CALLS) {
@@ -144,8 +217,15 @@ fn calls(text: &str) -> Vec<Call<'_>> {
             .rfind(|letter| !is_of_name(letter))
             .map_or(0, |end| end + text[end..].chars().next().map_or(1, char::len_utf8));
         let name = text[begin..open].rsplit('.').next().unwrap_or_default();
-        if name.ends_with("Config") || name.ends_with("Trainer") || name == "load_dataset" {
-            found.push(Call { name, arguments: arguments(&text[start..]) });
+        let is_relevant = matches!(name, "load_dataset" | "replace");
+        if is_relevant || name.ends_with("Config") || name.ends_with("Trainer") {
+            let known = |(name, value): (Option<&'a str>, &'a str)| {
+                (name, constants.get(value).copied().unwrap_or(value))
+            };
+            let arguments = arguments(&text[start..]).into_iter().map(known).collect();
+            let variable = text[..begin].rsplit('\n').next().and_then(assignment);
+            let variable = variable.map(|(target, _)| target.trim()).filter(|target| is_name(target));
+            found.push(Call { name, variable, arguments });
         }
     }
     found
@@ -207,6 +287,11 @@ fn is_begin_of_name(letter: char) -> bool {
     letter.is_ascii_alphabetic() || letter == '_'
 }
 
+fn is_name(text: &str) -> bool {
+    text.starts_with(is_begin_of_name)
+        && text.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
+}
+
 fn is_text(value: &str) -> bool {
     let inner =
         |quote: char| value.strip_prefix(quote)?.strip_suffix(quote).map(|text| !text.contains(quote));
@@ -250,6 +335,7 @@ mod tests {
             "--beta=0.0",
             "--loss_type=['sft', 'ipo']",
             "--max_completion_length=32_768",
+            "--output_dir=${f(x)}",
             "--model_name_or_path=\"org/base\"",
             "--reward_funcs=['accuracy_reward','mine.short']",
         ];
@@ -262,6 +348,27 @@ mod tests {
         let (launch, notes) = launch("GRPOTrainer(..., reward_funcs=[..., mine, \"org/rm\"])").unwrap();
         assert_eq!(launch.arguments, ["--reward_funcs=['mine','org/rm']"]);
         assert_eq!(notes, ["GRPOTrainer(reward_funcs=[...]) is not the name of a function"]);
+    }
+
+    #[test]
+    fn names_of_literals_attributes_and_copies_of_a_configuration_are_read() {
+        let text = "RATE = 2e-6  # the peak\nmodel = 'org/base'\nseen = 1\nseen = 2\n\
+                    args = DPOConfig('out', learning_rate=RATE, seed=seen, **more)\nargs.beta = 0.3\n\
+                    args.max_steps = count()\nargs = dataclasses.replace(args, max_length=512)\n'a'.replace('b', 'c')\n\
+                    DPOTrainer(model, args=args)\nBitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)";
+        let (launch, notes) = launch(text).unwrap();
+        let flags = [
+            "--learning_rate=2e-6",
+            "--seed=${seen}",
+            "--max_length=512",
+            "--model_name_or_path='org/base'",
+            "--load_in_4bit=True",
+            "--use_bnb_nested_quant=True",
+            "--beta=0.3",
+            "--max_steps=${count()}",
+        ];
+        assert_eq!(launch.arguments, flags);
+        assert_eq!(notes[..2], ["DPOConfig(seed=seen) is not a literal", "DPOConfig(**more) is not read"]);
     }
 
     #[test]

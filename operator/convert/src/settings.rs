@@ -1,5 +1,8 @@
 //! Settings by key, read from Hydra overrides, from flags and from YAML.
 
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde_json::{Map, Value};
 
 /// A setting that cannot be read.
@@ -17,6 +20,10 @@ pub enum SettingsError {
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     entries: Vec<(String, Value)>,
+    /// Keys whose values were looked up, which tells settings that have an effect from others.
+    used: RefCell<BTreeSet<String>>,
+    /// Keys whose values were looked up as something that they are not, with what was expected.
+    misread: RefCell<BTreeMap<String, &'static str>>,
 }
 
 impl Settings {
@@ -25,10 +32,45 @@ impl Settings {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// Returns the value of a key; `None` if it is not given or null.
+    /// Returns the value of a key; `None` if it is not given, null, or computed at start.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        let entry = self.entries.iter().find(|(name, _)| name == key);
-        entry.map(|(_, value)| value).filter(|value| !value.is_null())
+        let (name, value) = self.entries.iter().find(|(name, _)| name == key)?;
+        self.used.borrow_mut().insert(name.clone());
+        Some(value).filter(|value| !value.is_null() && !is_computed(value))
+    }
+
+    /// Returns all settings whose keys begin with `prefix`, by the rest of their keys.
+    pub(crate) fn below(&self, prefix: &str) -> Vec<(&str, &Value)> {
+        let mut found = Vec::new();
+        for (key, value) in &self.entries {
+            if let Some(rest) = key.strip_prefix(prefix) {
+                self.used.borrow_mut().insert(key.clone());
+                found.push((rest, value));
+            }
+        }
+        found
+    }
+
+    /// Whether the value of a key was looked up.
+    pub(crate) fn is_used(&self, key: &str) -> bool {
+        self.used.borrow().contains(key)
+    }
+
+    /// Returns what was expected of the value of a key, if it was looked up as something that it is not.
+    pub(crate) fn expectation(&self, key: &str) -> Option<&'static str> {
+        self.misread.borrow().get(key).copied()
+    }
+
+    /// Counts the keys that were looked up in a copy of these settings as looked up here.
+    pub(crate) fn add_uses(&self, copy: &Self) {
+        self.used.borrow_mut().extend(copy.used.borrow().iter().cloned());
+        let misread = copy.misread.borrow();
+        self.misread.borrow_mut().extend(misread.iter().map(|(key, expected)| (key.clone(), *expected)));
+    }
+
+    /// Whether a key is given with the value null.
+    pub(crate) fn is_null(&self, key: &str) -> bool {
+        self.entries.iter().any(|(name, value)| name == key && value.is_null())
     }
 
     /// Sets the value of a key.
@@ -44,14 +86,24 @@ impl Settings {
         self.get(key).map(text_of)
     }
 
-    /// Returns the value of a key that is a number.
+    /// Returns the value of a key that is a number, or the text of one, as in a quoted YAML value.
     pub fn number(&self, key: &str) -> Option<f64> {
-        self.get(key).and_then(Value::as_f64)
+        let parsed = match self.get(key)? {
+            Value::String(text) => number(text.trim()).and_then(|number| number.as_f64()),
+            value => value.as_f64(),
+        };
+        if parsed.is_none() {
+            self.misread.borrow_mut().insert(key.to_owned(), "a number is expected");
+        }
+        parsed
     }
 
     /// Returns the value of a key that is a non-negative integer.
     pub fn count(&self, key: &str) -> Option<u64> {
         let number = self.number(key)?;
+        if number.fract() != 0.0 {
+            self.misread.borrow_mut().insert(key.to_owned(), "a whole number is expected");
+        }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be a count")]
         (number >= 0.0 && number.fract() == 0.0 && number < 1e15).then_some(number as u64)
     }
@@ -101,6 +153,12 @@ impl Settings {
                 self.set(&key.replace('-', "_"), parsed(value));
                 continue;
             }
+            let name = name.replace('-', "_");
+            let is_alone = rest.peek().is_none_or(|next| next.starts_with("--"));
+            if let Some(switch) = name.strip_prefix("no_").filter(|_| is_alone && !PLAIN.contains(&&*name)) {
+                self.set(switch, Value::Bool(false));
+                continue;
+            }
             let mut values = Vec::new();
             while let Some(value) = rest.next_if(|value| !value.starts_with("--")) {
                 values.push(parsed(value));
@@ -110,7 +168,7 @@ impl Settings {
                 1 => values.remove(0),
                 _ => Value::Array(values),
             };
-            self.set(&name.replace('-', "_"), value);
+            self.set(&name, value);
         }
         Ok(())
     }
@@ -137,12 +195,67 @@ impl Settings {
 
     fn add_tree(&mut self, key: &str, value: Value) {
         match value {
-            // References that Hydra composes or computes at start are not settings.
             Value::Object(map) if !map.is_empty() => self.add_map(key, map),
-            Value::String(text) if text.starts_with("${") && text.ends_with('}') => {}
             _ if matches!(key.rsplit('.').next(), Some("_target_" | "defaults")) => {}
             value => self.set(key, value),
         }
+    }
+
+    /// Returns the keys whose values are computed at start.
+    pub(crate) fn computed(&self) -> Vec<String> {
+        let computed = self.entries.iter().filter(|(_, value)| is_computed(value));
+        computed.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Removes settings whose values are computed at start, from those with these keys.
+    pub(crate) fn remove_computed(&mut self, keys: &[String]) {
+        self.entries.retain(|(key, value)| !(is_computed(value) && keys.contains(key)));
+    }
+
+    /// Replaces references to other settings, `${key}` and `${oc.select:key,default}`, by their values, and
+    /// `${oc.env:NAME,default}` by the default.
+    pub(crate) fn resolve(&mut self) {
+        for _ in 0..MAX_REFERENCES {
+            let referenced = self.entries.iter().map(|(_, value)| self.referenced(value));
+            let values: Vec<Option<Value>> = referenced.collect();
+            if values.iter().all(Option::is_none) {
+                return;
+            }
+            for (entry, value) in self.entries.iter_mut().zip(values) {
+                if let Some(value) = value {
+                    entry.1 = value;
+                }
+            }
+        }
+    }
+
+    /// Returns the value to which a reference refers, if it is known.
+    fn referenced(&self, value: &Value) -> Option<Value> {
+        let reference = value.as_str()?.strip_prefix("${")?.strip_suffix('}')?;
+        let (key, default) = match reference.split_once(':') {
+            None => (reference, None),
+            Some(("oc.select", select)) => {
+                select.split_once(',').map_or((select, None), |(key, default)| (key, Some(default)))
+            }
+            Some(("oc.env", variable)) => ("", variable.split_once(',').map(|(_, default)| default)),
+            Some(_) => return None,
+        };
+        let known = self.entries.iter().find(|(name, value)| name == key && !is_computed(value));
+        known.map(|(_, value)| value.clone()).or_else(|| default.map(parsed))
+    }
+}
+
+/// Largest number of references from one setting to the next.
+const MAX_REFERENCES: usize = 4;
+/// Flags whose names begin with `no_` although they switch nothing off.
+const PLAIN: [&str; 2] = ["no_cuda", "no_auto_dataset_cache"];
+
+/// Whether a value is computed when the trainer starts, by Hydra or by a program.
+pub(crate) fn is_computed(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains("${"),
+        Value::Array(items) => items.iter().any(is_computed),
+        _ => false,
     }
 }
 
@@ -178,8 +291,8 @@ fn parsed(text: &str) -> Value {
         "None" | "null" | "" => return Value::Null,
         _ => {}
     }
-    if let Some(number) = number(trimmed) {
-        return number;
+    if let Some(value) = number(trimmed).or_else(|| tuple(trimmed)) {
+        return value;
     }
     let is_structured = trimmed.starts_with(['[', '{', '\'', '"']);
     let value = if is_structured { read_yaml(&spaced(trimmed)).ok() } else { None };
@@ -195,6 +308,12 @@ fn parsed(text: &str) -> Value {
         "false" => Value::Bool(false),
         _ => Value::String(trimmed.to_owned()),
     })
+}
+
+/// Parses a tuple of numbers as Python writes it, such as `(0.9, 0.95)`.
+fn tuple(text: &str) -> Option<Value> {
+    let items = text.strip_prefix('(')?.strip_suffix(')')?.split(',').map(str::trim);
+    items.filter(|item| !item.is_empty()).map(number).collect::<Option<Vec<_>>>().map(Value::Array)
 }
 
 /// Adds a space after each colon between a key and a value, which YAML requires and Hydra does not.
@@ -216,7 +335,8 @@ fn spaced(text: &str) -> String {
     spaced
 }
 
-fn number(text: &str) -> Option<Value> {
+/// Parses an integer or a finite number, as Python writes it.
+pub(crate) fn number(text: &str) -> Option<Value> {
     let is_number =
         text.starts_with(|first: char| first.is_ascii_digit() || matches!(first, '-' | '+' | '.'));
     if !is_number {
@@ -272,8 +392,10 @@ mod tests {
     fn a_settings_file_is_a_tree_of_keys_without_what_hydra_computes() {
         let mut settings = Settings::default();
         settings.add_yaml("a:\n  _target_: x.Y\n  b: ${oc.select:c,1}\n  n: [1, 2]\nd: {}\n").unwrap();
+        settings.resolve();
         let keys: Vec<_> = settings.iter().map(|(key, _)| key).collect();
-        assert_eq!(keys, ["a.n", "d"]);
+        assert_eq!(keys, ["a.b", "a.n", "d"]);
+        assert_eq!(settings.count("a.b"), Some(1));
         assert!(settings.add_yaml("[1]").is_err());
     }
 }

@@ -5,6 +5,7 @@
 
 mod arithmetic;
 mod condition;
+mod documents;
 mod expansion;
 pub(crate) mod limits;
 mod scope;
@@ -57,6 +58,8 @@ pub enum ShellError {
 pub struct Evaluation {
     /// Programs that the script starts, with their arguments.
     pub commands: Vec<Vec<String>>,
+    /// Texts of the files that the script writes from here-documents, by path.
+    pub files: BTreeMap<String, String>,
     /// Notes on what is unknown: variables without a value, the output of programs.
     pub notes: Vec<String>,
 }
@@ -88,7 +91,7 @@ pub(crate) fn evaluate_within(
             let evaluated = shell.run_text(script);
             *budget = shell.budget;
             evaluated?;
-            Ok(Evaluation { commands: shell.commands, notes: shell.scope.notes })
+            Ok(Evaluation { commands: shell.commands, files: shell.files, notes: shell.scope.notes })
         });
         let joined = evaluated.map_err(|error| ShellError::Thread(error.to_string()))?.join();
         joined.unwrap_or_else(|_| Err(ShellError::Thread("it panicked".to_owned())))
@@ -100,6 +103,7 @@ pub(crate) fn evaluate_within(
 struct Shell {
     scope: Scope,
     commands: Vec<Vec<String>>,
+    files: BTreeMap<String, String>,
     depth: usize,
     budget: Budget,
     /// Output of `echo`, collected during a command substitution; `None` outside of one.
@@ -239,6 +243,9 @@ impl Shell {
                 | CommandPrefixOrSuffixItem::ProcessSubstitution(..) => {}
             }
         }
+        if self.use_document(command, &words)? {
+            return Ok(true);
+        }
         self.start(words)
     }
 
@@ -255,6 +262,7 @@ impl Shell {
                 }
                 Ok(true)
             }
+            "eval" => self.run_text(&arguments.join(" ")),
             "shift" => {
                 let count = arguments.first().and_then(|count| count.parse().ok()).unwrap_or(1);
                 self.scope.shift(count);
@@ -270,13 +278,51 @@ impl Shell {
                     self.scope.replace_arguments(callers);
                     succeeded
                 }
-                None => {
-                    self.commands.push(words);
-                    Ok(false)
-                }
+                None => self.start_program(words),
             },
         }
     }
+
+    /// Records a program, or runs the text of `bash -c text`.
+    fn start_program(&mut self, words: Vec<String>) -> Result<bool, ShellError> {
+        match text_of_shell(&words) {
+            Some(text) => self.run_embedded(&words[0], text),
+            None => {
+                self.commands.push(words);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Runs a script within a script, for the command that has it. A text that is no script is noted.
+    fn run_embedded(&mut self, command: &str, text: &str) -> Result<bool, ShellError> {
+        self.budget.spend(text.len())?;
+        match self.run_text(text) {
+            Err(ShellError::Script(error)) => {
+                self.scope.note(format!("the script of `{command}` is left out: {error}"));
+                Ok(false)
+            }
+            succeeded => succeeded,
+        }
+    }
+}
+
+/// Names of shells that run a text.
+const SHELLS: [&str; 4] = ["bash", "sh", "zsh", "dash"];
+
+/// Whether a word is the name or path of a shell.
+fn is_shell(word: &str) -> bool {
+    word.rsplit('/').next().is_some_and(|name| SHELLS.contains(&name))
+}
+
+/// Returns the text that a command gives to a shell to run: `srun bash -lc text`.
+fn text_of_shell(words: &[String]) -> Option<&str> {
+    let options = &words[words.iter().position(|word| is_shell(word))? + 1..];
+    let is_option = |word: &&String| word.starts_with('-');
+    let num_options = options.iter().take_while(is_option).count();
+    let runs_text = |word: &String| !word.starts_with("--") && word.contains('c');
+    let has_text = options[..num_options].iter().any(runs_text);
+    options.get(num_options).filter(|_| has_text).map(String::as_str)
 }
 
 #[cfg(test)]
@@ -301,6 +347,39 @@ mod tests {
         assert!(refused("run a=1 99999999999>x").ends_with("got 99999999999"));
         assert!(refused("run ~+99999999999999999999").ends_with("got 99999999999999999999"));
         assert_eq!(commands("run 12345678901 2>x"), ["run|12345678901"]);
+    }
+
+    #[test]
+    fn maps_elements_and_parts_of_lists_are_those_of_bash() {
+        let script = "declare -A rate=([small]=1e-6 [big]=5e-7); size=big; rate[huge]=1e-7\n\
+                      list[0]=one; list[1]=two; list+=(three); list[1]+=s\n\
+                      run ${rate[$size]} ${rate[huge]} ${list[1]} ${list[-1]} ${list[@]:1} ${size:0:1} ${size: -2}";
+        assert_eq!(commands(script), ["run|5e-7|1e-7|twos|three|twos|three|b|ig"]);
+        let evaluation = evaluate("run \"${@:2}\"", &BTreeMap::new(), &["a", "b", "c"].map(str::to_owned));
+        assert_eq!(evaluation.unwrap().commands, [["run", "b", "c"]]);
+    }
+
+    #[test]
+    fn texts_that_a_shell_runs_are_scripts() {
+        let script = "run='train a=1'; eval \"$run b=2\"; srun -N 2 bash -lc 'train c=3 && other'; bash script.sh -c x";
+        assert_eq!(commands(script), ["train|a=1|b=2", "train|c=3", "bash|script.sh|-c|x"]);
+        assert!(matches!(evaluate("f() { eval f; }; f", &BTreeMap::new(), &[]), Err(ShellError::Endless)));
+        let comment = "x".repeat(1 << 19);
+        let times = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17";
+        let script = format!("for n in {times}; do\nbash <<EOF\n# {comment}\nEOF\ndone\n");
+        assert!(matches!(evaluate(&script, &BTreeMap::new(), &[]), Err(ShellError::Large(_))));
+    }
+
+    #[test]
+    fn here_documents_are_scripts_files_and_values() {
+        let script = "rate=2; cat > ./a.yaml <<EOF\nrate: ${rate}\nname: \"it's\"\nEOF\ncat <<'X' > b.yaml\nc: $rate\nX\n\
+                      read -r -d '' more <<'Y' || true\na=1\nY\nsbatch --nodes=2 <<Z\ntrain $rate $more\nZ\npython <<P\nprint()\nP\n";
+        let evaluation = evaluate(script, &BTreeMap::new(), &[]).unwrap();
+        let files: Vec<_> =
+            evaluation.files.iter().map(|(path, text)| (path.as_str(), text.trim_end())).collect();
+        assert_eq!(files, [("a.yaml", "rate: 2\nname: \"it's\""), ("b.yaml", "c: $rate")]);
+        assert_eq!(evaluation.commands, [&["train", "2", "a=1"][..], &["python"][..]]);
+        assert_eq!(evaluation.notes, ["the here-document of `python` is left out"]);
     }
 
     #[test]

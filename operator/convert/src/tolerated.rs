@@ -6,21 +6,19 @@
 mod batches;
 mod bounds;
 mod mesh;
+pub(crate) mod refused;
 mod roles;
-mod unused;
 
 use rlt_api::conflicts::{CONFLICTS, Fact, Facts};
 use rlt_api::spec::AlgorithmKind;
 
 use crate::draft::Draft;
 
-pub(crate) use unused::leave_out as leave_out_unused;
-
 /// A rule, which corrects one kind of setting in the finished draft.
 type Rule = fn(&mut Draft);
 
 /// All rules, in the order of application: budgets depend on the degrees of the mesh.
-const RULES: [Rule; 22] = [
+const RULES: [Rule; 23] = [
     clip_low,
     clip_high,
     dual_clip,
@@ -30,6 +28,7 @@ const RULES: [Rule; 22] = [
     bounds::temperature,
     bounds::top_k,
     bounds::grad_norm,
+    bounds::never,
     adapter_dropout,
     batches::groups,
     batches::updates,
@@ -216,11 +215,13 @@ mod tests {
 
     #[test]
     fn every_change_is_a_remark() {
-        let changes: [&[(&str, serde_json::Value)]; 15] = [
+        let changes: [&[(&str, serde_json::Value)]; 17] = [
             &[("algorithm.kl.placement", "None".into()), ("algorithm.referenceSync.everySteps", 8.into())],
             &[("rollout.temperature", 0.into())],
             &[("rollout.topK", (-1).into())],
             &[("training.maxGradNorm", 0.into())],
+            &[("training.evaluateEvery", (-1).into())],
+            &[("checkpoint.everySteps", (-1).into())],
             &[("algorithm.loss.clipLow", 10.into())],
             &[("algorithm.loss.dualClip", 1e4.into())],
             &[("training.schedule.minRatio", 0.1.into())],

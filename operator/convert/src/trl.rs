@@ -3,10 +3,12 @@
 mod loss;
 mod preference;
 mod rewards;
+mod sampled;
 mod schedule;
 
 use serde_json::{Value, json};
 
+use crate::adapter;
 use crate::draft::Draft;
 use crate::key::Table;
 use crate::launch::Launch;
@@ -80,11 +82,19 @@ pub(crate) fn convert(
     length(settings, updates, &mut draft);
     reference_sync(settings, updates, &mut draft);
     schedule::finish(settings, kind, updates, &mut draft);
-    evaluation(settings, &mut draft);
+    frequencies(settings, updates, &mut draft);
+    gradient_norm(settings, &mut draft);
     best(settings, kind, &mut draft);
     workers(launch, settings, &mut draft);
     trackers(settings, &mut draft);
     (draft, outcomes)
+}
+
+/// Sets the clip of gradients: TRL clips none without a positive norm.
+fn gradient_norm(settings: &Settings, draft: &mut Draft) {
+    if settings.is_null("max_grad_norm") {
+        draft.set("spec.training.maxGradNorm", 0.0);
+    }
 }
 
 fn trackers(settings: &Settings, draft: &mut Draft) {
@@ -98,7 +108,8 @@ fn trackers(settings: &Settings, draft: &mut Draft) {
 }
 
 fn model(settings: &Settings, draft: &mut Draft) {
-    match settings.text("model_name_or_path") {
+    // PPO's actor is a model that was trained on demonstrations.
+    match settings.text("sft_model_path").or_else(|| settings.text("model_name_or_path")) {
         Some(path) if is_hub_name(&path) || !path.contains('/') => {
             draft.set("spec.model.hub.repo", path);
             draft.set_some("spec.model.hub.revision", settings.text("model_revision"));
@@ -132,10 +143,7 @@ fn lora(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.model.lora.rank", settings.count("lora_r").unwrap_or(16));
     draft.set("spec.model.lora.alpha", settings.number("lora_alpha").unwrap_or(32.0));
     draft.set("spec.model.lora.dropout", settings.number("lora_dropout").unwrap_or(0.05));
-    let modules = settings.list("lora_target_modules");
-    if !modules.is_empty() {
-        draft.set("spec.model.lora.targetModules", modules);
-    }
+    adapter::target(settings.list("lora_target_modules"), draft);
     let parameters = settings.list("lora_target_parameters");
     draft.set_some("spec.model.lora.targetParameters", Some(parameters).filter(|names| !names.is_empty()));
     let saved = settings.list("lora_modules_to_save");
@@ -149,6 +157,11 @@ fn lora(settings: &Settings, draft: &mut Draft) {
 }
 
 fn datasets(settings: &Settings, draft: &mut Draft) {
+    for (name, value) in settings.below("chat_template_kwargs.") {
+        draft.set(&format!("spec.data.templateVariables.{name}"), value.clone());
+    }
+    let variables = settings.get("chat_template_kwargs").filter(|variables| **variables != json!({}));
+    draft.set_some("spec.data.templateVariables", variables.cloned());
     let Some(name) = settings.text("dataset_name") else {
         draft.remark("data", "dataset_name is not set: say `datasets` here.");
         return;
@@ -177,43 +190,70 @@ fn evaluates(settings: &Settings) -> bool {
 fn sequences(launch: &Launch, settings: &Settings) -> u64 {
     let of_device = settings.count("per_device_train_batch_size").unwrap_or(8);
     let accumulated = settings.count("gradient_accumulation_steps").unwrap_or(1).max(1);
-    of_device.saturating_mul(accumulated).saturating_mul(devices(launch))
+    of_device.saturating_mul(accumulated).saturating_mul(devices(launch, settings))
 }
 
-fn devices(launch: &Launch) -> u64 {
+fn devices(launch: &Launch, settings: &Settings) -> u64 {
     // accelerate's number of processes is that of all machines.
-    launch.processes.unwrap_or(1).max(1)
+    launch.processes.or_else(|| settings.count("num_processes")).unwrap_or(1).max(1)
 }
 
 /// Sets the fields of jobs that sample completions. Returns the number of updates per step.
 fn online(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -> u64 {
+    if matches!(kind, "PPO" | "OnlineDPO") {
+        return of_prompts(launch, settings, kind, draft);
+    }
     let group = settings.count("num_generations").unwrap_or(if kind == "RLOO" { 2 } else { 8 }).max(1);
     let per_update = (sequences(launch, settings) / group).max(1);
     let of_device = settings.count("per_device_train_batch_size").unwrap_or(8);
     let generated = settings
         .count("steps_per_generation")
-        .map(|steps| steps.saturating_mul(of_device).saturating_mul(devices(launch)))
+        .map(|steps| steps.saturating_mul(of_device).saturating_mul(devices(launch, settings)))
         .or_else(|| settings.count("generation_batch_size"));
     let per_step = generated.map_or(per_update, |sequences| (sequences / group).max(1));
     draft.set("spec.rollout.samplesPerPrompt", group);
     draft.set("spec.training.promptsPerStep", per_step);
     draft.set("spec.training.promptsPerUpdate", per_update.min(per_step));
-    // Earlier versions of TRL cut prompts to their last tokens.
-    if let Some(tokens) = settings.count("max_prompt_length") {
-        draft.set("spec.data.maxPromptTokens", tokens);
-        draft.set("spec.data.overlongPrompts", "TruncateLeft");
-    }
-    let completion = settings.count("max_completion_length").or_else(|| settings.count("max_new_tokens"));
-    draft.set("spec.rollout.maxCompletionTokens", completion.unwrap_or(512));
+    draft.set(
+        "spec.rollout.maxCompletionTokens",
+        settings.count("max_completion_length").or_else(|| settings.count("max_new_tokens")).unwrap_or(512),
+    );
     let rounds = settings.count("num_iterations").unwrap_or(1).max(1);
-    if matches!(kind, "GRPO" | "GSPO") {
+    if kind != "RLOO" {
         loss::finish(settings, launch.trainer.starts_with("gmpo"), draft);
-    } else if kind == "OnlineDPO" {
-        preference::online(settings, draft);
     }
     kl(settings, kind, draft);
+    sampled::finish(settings, kind, draft);
+    prompts(settings, draft);
     rewards::finish(settings, draft);
     per_step.div_ceil(per_update).saturating_mul(rounds)
+}
+
+/// Sets the fields of PPO and online DPO, whose batches count prompts. Returns the number of updates per
+/// step, as TRL counts them.
+fn of_prompts(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -> u64 {
+    let (samples, length) = if kind == "PPO" { (1, 53) } else { (2, 64) };
+    let per_update = sequences(launch, settings).max(1);
+    let parts = settings.count("num_mini_batches").filter(|_| kind == "PPO").unwrap_or(1).max(1);
+    draft.set("spec.rollout.samplesPerPrompt", samples);
+    draft.set("spec.training.promptsPerStep", per_update.saturating_mul(parts));
+    draft.set("spec.training.promptsPerUpdate", per_update);
+    let keys = ["max_new_tokens", "response_length", "max_completion_length"];
+    let given = keys.iter().find_map(|key| settings.count(key));
+    draft.set("spec.rollout.maxCompletionTokens", given.unwrap_or(length));
+    kl(settings, kind, draft);
+    sampled::finish(settings, kind, draft);
+    prompts(settings, draft);
+    rewards::finish(settings, draft);
+    1
+}
+
+/// Sets the longest prompt; TRL before 1.0 cut a longer one at its beginning.
+fn prompts(settings: &Settings, draft: &mut Draft) {
+    if let Some(length) = settings.count("max_prompt_length") {
+        draft.set("spec.data.maxPromptTokens", length);
+        draft.set("spec.data.overlongPrompts", "TruncateLeft");
+    }
 }
 
 fn kl(settings: &Settings, kind: &str, draft: &mut Draft) {
@@ -222,7 +262,8 @@ fn kl(settings: &Settings, kind: &str, draft: &mut Draft) {
         "OnlineDPO" => 0.1,
         _ => 0.0,
     };
-    let beta = settings.number("beta").or_else(|| settings.number("kl_coef")).unwrap_or(default);
+    let key = if kind == "PPO" { "kl_coef" } else { "beta" };
+    let beta = settings.number(key).unwrap_or(default);
     match kind {
         "OnlineDPO" => draft.set("spec.algorithm.preference.beta", beta),
         _ if beta == 0.0 => draft.set("spec.algorithm.kl.placement", "None"),
@@ -240,30 +281,16 @@ fn offline(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) 
     draft.set("spec.training.promptsPerStep", sequences(launch, settings));
     let max_length =
         settings.count("max_length").or_else(|| settings.count("max_seq_length")).unwrap_or(1024);
-    let prompt = settings.count("max_prompt_length").filter(|prompt| (1..max_length).contains(prompt));
-    let prompt_length = prompt.unwrap_or(max_length / 2);
-    draft.set("spec.data.maxPromptTokens", prompt_length);
-    draft.set("spec.rollout.maxCompletionTokens", max_length - prompt_length);
-    if prompt.is_none() {
-        draft.remark(
-            "data",
-            format!(
-                "max_length={max_length} holds prompt and completion: its halves are a guess, change them."
-            ),
-        );
-    }
-    if kind == "RewardModel" {
+    lengths(settings, max_length, draft);
+    if kind == "SFT" {
+        demonstrations(settings, draft);
+    } else if kind == "RewardModel" {
         let coefficient = settings.number("center_rewards_coefficient").unwrap_or(0.0);
         draft.set("spec.algorithm.rewardModel.centeringCoefficient", coefficient);
     } else if kind == "ProcessReward" {
         draft.set_some("spec.algorithm.processReward.stepSeparator", settings.text("step_separator"));
         if settings.is_true("train_on_last_step_only") {
             draft.set("spec.algorithm.processReward.lastStepOnly", true);
-        }
-    } else if kind == "SFT" {
-        if settings.text("loss_type").as_deref() == Some("dft") {
-            draft
-                .remark("algorithm", "loss_type=dft weighs tokens by their probability, which has no equal.");
         }
     } else {
         draft.set("spec.algorithm.preference.beta", settings.number("beta").unwrap_or(0.1));
@@ -272,10 +299,61 @@ fn offline(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) 
     1
 }
 
+/// Sets the lengths of prompt and completion, which share `max_length`.
+fn lengths(settings: &Settings, max_length: u64, draft: &mut Draft) {
+    let part = |key: &str| settings.count(key).filter(|tokens| (1..max_length).contains(tokens));
+    let (prompt, completion) = (part("max_prompt_length"), part("max_completion_length"));
+    let (longest_prompt, longest_completion) = match (prompt, completion) {
+        (Some(prompt), Some(completion)) => (prompt, completion),
+        (Some(prompt), None) => (prompt, max_length - prompt),
+        (None, Some(completion)) => (max_length - completion, completion),
+        (None, None) => {
+            let text = format!(
+                "max_length={max_length} holds prompt and completion: its halves are a guess, change them."
+            );
+            draft.remark("data", text);
+            (max_length / 2, max_length - max_length / 2)
+        }
+    };
+    draft.set("spec.data.maxPromptTokens", longest_prompt);
+    draft.set("spec.rollout.maxCompletionTokens", longest_completion);
+}
+
+/// Sets what supervised training learns. TRL learns completions of rows that have one, and all tokens of
+/// texts and conversations.
+fn demonstrations(settings: &Settings, draft: &mut Draft) {
+    let says = |key: &str| settings.get(key).map(crate::settings::is_true);
+    match (says("assistant_only_loss"), says("completion_only_loss")) {
+        (Some(true), _) => {}
+        (_, Some(false)) => draft.set("spec.data.trainOn", "Everything"),
+        _ => draft.remark(
+            "data",
+            "without assistant_only_loss, TRL learns all tokens of texts and conversations, here those of the \
+             assistant alone are learned: trainOn: Everything learns all.",
+        ),
+    }
+    match settings.text("loss_type").as_deref() {
+        None | Some("nll" | "chunked_nll") => {}
+        Some("dft") => {
+            draft
+                .remark("algorithm", "loss_type=dft weighs tokens by their probability, which has no equal.");
+        }
+        Some(other) => {
+            draft.remark(
+                "algorithm",
+                format!("loss_type={other} has no equal: SFT learns by the likelihood."),
+            );
+        }
+    }
+}
+
 /// Sets the length of the training. TRL counts updates; our steps have `updates` of them.
 fn length(settings: &Settings, updates: u64, draft: &mut Draft) {
-    match settings.count("max_steps").filter(|steps| *steps > 0) {
-        Some(steps) => draft.set("spec.training.steps", steps.div_ceil(updates)),
+    let steps = settings.count("max_steps").filter(|steps| *steps > 0).map(|steps| steps.div_ceil(updates));
+    let batch = draft.count("training.promptsPerStep").unwrap_or(1).max(1);
+    let episodes = settings.count("total_episodes").map(|episodes| episodes.div_ceil(batch));
+    match steps.or(episodes.filter(|_| draft.text("algorithm.kind").as_deref() == Some("PPO"))) {
+        Some(steps) => draft.set("spec.training.steps", steps),
         None => {
             let epochs = settings.number("num_train_epochs").unwrap_or(3.0);
             if epochs.fract() != 0.0 {
@@ -303,12 +381,27 @@ fn reference_sync(settings: &Settings, updates: u64, draft: &mut Draft) {
     }
 }
 
-fn evaluation(settings: &Settings, draft: &mut Draft) {
+/// Sets how often held-out rows are measured and checkpoints saved. TRL counts updates; our steps have
+/// `updates` of them.
+fn frequencies(settings: &Settings, updates: u64, draft: &mut Draft) {
+    let steps = |key: &str| settings.count(key).map(|every| every.div_ceil(updates));
+    let by_epoch = |key: &str| settings.text(key).is_some_and(|strategy| strategy == "epoch");
     if !evaluates(settings) {
         draft.set("spec.training.evaluateEvery", 0);
-        return;
+    } else if by_epoch("eval_strategy") || by_epoch("evaluation_strategy") {
+        draft.remark("training", "eval_strategy=epoch has no equal: say evaluateEvery in steps.");
+    } else {
+        let every = steps("eval_steps").or_else(|| steps("logging_steps"));
+        draft.set_some("spec.training.evaluateEvery", every);
     }
-    draft.set_some("spec.training.evaluateEvery", settings.count("eval_steps"));
+    match settings.text("save_strategy").as_deref() {
+        Some("no") => draft.set("spec.checkpoint.everySteps", 0),
+        Some("epoch" | "best") => {
+            let text = "save_strategy counts no steps, which has no equal: say everySteps in steps.";
+            draft.remark("checkpoint", text);
+        }
+        _ => draft.set_some("spec.checkpoint.everySteps", steps("save_steps")),
+    }
 }
 
 /// Keeps the checkpoint with the highest held-out reward; the lowest loss, TRL's default, is not supported.
@@ -337,10 +430,17 @@ fn best(settings: &Settings, kind: &str, draft: &mut Draft) {
 }
 
 fn workers(launch: &Launch, settings: &Settings, draft: &mut Draft) {
-    let (ranks, machines) = (devices(launch), launch.machines.unwrap_or(1).max(1));
+    let ranks = devices(launch, settings);
+    let machines = launch.machines.or_else(|| settings.count("num_machines")).unwrap_or(1).max(1);
+    if launch.processes.is_none() && settings.get("num_processes").is_none() {
+        draft.remark(
+            "training",
+            "the script does not say how many processes it starts: a batch is that of one device.",
+        );
+    }
     draft.set("spec.workers.count", machines);
     draft.set("spec.workers.ranksPerWorker", (ranks / machines).max(1));
-    let is_cpu = settings.is_true("use_cpu");
+    let is_cpu = settings.is_true("use_cpu") || settings.is_true("no_cuda");
     draft.set("spec.workers.device", if is_cpu { "Cpu" } else { "Cuda" });
     if ranks > 1 {
         draft.set("spec.workers.mesh.dpShard", ranks);

@@ -5,12 +5,13 @@ mod rewards;
 
 use serde_json::{Value, json};
 
+use crate::adapter;
 use crate::draft::Draft;
 use crate::key::Table;
 use crate::launch::Launch;
 use crate::outcome::Outcome;
 use crate::rewards::is_hub_name;
-use crate::settings::{Settings, is_true};
+use crate::settings::{Settings, is_computed, is_true};
 use crate::tracking::{self, RunNames};
 
 /// verl's defaults that differ from ours, or depend on other settings: they apply if a script omits the key.
@@ -86,6 +87,7 @@ pub(crate) fn convert(
     rollout(&settings, &mut draft);
     training(&settings, &mut draft);
     workers(&settings, &mut draft);
+    given.add_uses(&settings);
     (draft, outcomes)
 }
 
@@ -96,7 +98,7 @@ fn with_defaults(settings: &Settings) -> Settings {
     let _ = all.add_overrides(&defaults.collect::<Vec<_>>());
     settings
         .iter()
-        .filter(|(_, value)| !value.is_null())
+        .filter(|(_, value)| !value.is_null() && !is_computed(value))
         .for_each(|(key, value)| all.set(key, value.clone()));
     all
 }
@@ -157,10 +159,9 @@ fn lora(settings: &Settings, prefix: &str, rank: u64, draft: &mut Draft) {
         let names = settings.list(&format!("{prefix}{field}"));
         if names.is_empty() { settings.list(&format!("{prefix}lora.{field}")) } else { names }
     };
-    for (field, own) in [("target_modules", "targetModules"), ("exclude_modules", "excludeModules")] {
-        let names = Some(named(field)).filter(|names| !names.is_empty());
-        draft.set_some(&format!("spec.model.lora.{own}"), names);
-    }
+    adapter::target(named("target_modules"), draft);
+    let excluded = Some(named("exclude_modules")).filter(|names| !names.is_empty());
+    draft.set_some("spec.model.lora.excludeModules", excluded);
     let adapter_path = either("lora_adapter_path", "adapter_path");
     let continues = adapter_path.is_some();
     draft.set_some("spec.model.lora.adapterPath", adapter_path);
@@ -229,10 +230,9 @@ fn data(settings: &Settings, draft: &mut Draft) {
     {
         draft.set_some(&format!("spec.data.{field}"), settings.count(key).filter(|count| *count > 0));
     }
-    let prefix = "data.apply_chat_template_kwargs.";
-    let variables = settings.iter().filter_map(|(key, value)| Some((key.strip_prefix(prefix)?, value)));
-    variables
-        .for_each(|(name, value)| draft.set(&format!("spec.data.templateVariables.{name}"), value.clone()));
+    for (name, value) in settings.below("data.apply_chat_template_kwargs.") {
+        draft.set(&format!("spec.data.templateVariables.{name}"), value.clone());
+    }
 }
 
 fn rollout(settings: &Settings, draft: &mut Draft) {
@@ -270,6 +270,11 @@ fn training(settings: &Settings, draft: &mut Draft) {
     }
     length(settings, draft);
     warmup(settings, "actor_rollout_ref.actor.optim", draft);
+    frequencies(settings, draft);
+}
+
+/// Sets how often held-out prompts are sampled and checkpoints saved; in verl, -1 means never.
+fn frequencies(settings: &Settings, draft: &mut Draft) {
     let frequency =
         |key: &str| settings.number(key).map(|steps| steps.max(0.0)).map(|steps| json!(whole(steps)));
     draft.set_some("spec.training.evaluateEvery", frequency("trainer.test_freq"));
@@ -329,8 +334,9 @@ fn workers(settings: &Settings, draft: &mut Draft) {
         mesh(draft, "referenceSp", sp("ref").unwrap_or(logprobs), logprobs);
     }
     if settings.text("algorithm.adv_estimator").as_deref() == Some("gae") {
-        let critic = settings.count("critic.ulysses_sequence_parallel_size");
-        mesh(draft, "criticSp", critic.unwrap_or(actor), actor);
+        let of_critic = |prefix: &str| settings.count(&format!("{prefix}.ulysses_sequence_parallel_size"));
+        let (older, newer) = (of_critic("critic"), of_critic("critic.fsdp"));
+        mesh(draft, "criticSp", older.or(newer).unwrap_or(actor), actor);
     }
     mesh(
         draft,
@@ -378,7 +384,13 @@ fn finish_sft(launch: &Launch, settings: &Settings, draft: &mut Draft) {
         draft.set("spec.training.epochs", SFT_EPOCHS);
     }
     warmup(settings, "optim", draft);
-    let (nodes, gpus) = (launch.machines.unwrap_or(1), launch.processes.unwrap_or(1));
+    draft.set("spec.training.evaluateEvery", 0);
+    frequencies(settings, draft);
+    if settings.text("data.truncation").is_some_and(|side| side != "error") {
+        draft.remark("data", "data.truncation has no equal with SFT: rows are not cut.");
+    }
+    let nodes = launch.machines.or_else(|| settings.count("trainer.nnodes")).unwrap_or(1);
+    let gpus = launch.processes.or_else(|| settings.count("trainer.n_gpus_per_node")).unwrap_or(1);
     draft.set("spec.workers.count", nodes);
     draft.set("spec.workers.ranksPerWorker", gpus);
     draft.set("spec.workers.device", "Cuda");

@@ -357,6 +357,9 @@ fn the_losses_of_cpo_kto_and_online_dpo_are_those_of_trl() {
         ("cpo", alpha_po, "loss", json!("AlphaPo")),
         ("cpo", alpha_po, "alphaPoAlpha", json!(0.3)),
         ("cpo", alpha_po, "sftWeight", json!(0.0)),
+        ("cpo", "--loss_type alphapo", "loss", Value::Null),
+        ("cpo", "--loss_type simpo --alpha 0.3", "loss", json!("AlphaPo")),
+        ("cpo", "--loss_type simpo --alpha 0.3", "sftWeight", json!(1.0)),
         ("kto", "--loss_type apo_zero_unpaired", "referencePoint", json!(false)),
         ("online_dpo", "--loss_type ipo --reward_model_path org/rm", "loss", json!("Ipo")),
     ] {
@@ -431,21 +434,25 @@ fn a_reference_that_nothing_reads_is_not_moved() {
 }
 
 #[test]
-fn parameters_of_other_losses_are_left_out_with_a_remark() {
-    for (settings, left_out) in [
-        ("--loss_type ipo --label_smoothing 0.1", "labelSmoothing 0.1 is left out"),
-        ("--loss_type hinge --discopop_tau 0.1", "discopopTau 0.1 is left out"),
+fn parameters_of_other_losses_are_left_out_and_named_once() {
+    for (settings, setting, field) in [
+        ("--loss_type ipo --label_smoothing 0.1", "label_smoothing=0.1", "labelSmoothing"),
+        ("--loss_type hinge --discopop_tau 0.1", "discopop_tau=0.1", "discopopTau"),
         (
             "--f_divergence_type js_divergence --f_alpha_divergence_coef 0.5",
-            "divergenceAlpha 0.5 is left out",
+            "f_alpha_divergence_coef=0.5",
+            "divergenceAlpha",
         ),
     ] {
-        let (_, comments) = trl("dpo", settings);
-        assert!(comments.contains(&format!("algorithm.preference.{left_out}")), "{settings}: {comments}");
+        let (spec, comments) = trl("dpo", settings);
+        assert!(spec["algorithm"]["preference"][field].is_null(), "{settings}");
+        let named = format!("{setting} has no equal: algorithm.preference.{field} refuses it");
+        assert_eq!(comments.matches(&named).count(), 1, "{settings}: {comments}");
+        assert_eq!(comments.matches(setting).count(), 1, "{settings}: {comments}");
     }
     let (spec, comments) = trl("dpo", "--f_divergence_type alpha_divergence --f_alpha_divergence_coef 0.5");
     assert_eq!(spec["algorithm"]["preference"]["divergenceAlpha"], 0.5);
-    assert!(!comments.contains("left out"), "{comments}");
+    assert!(!comments.contains("divergence"), "{comments}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod algorithms;
 mod mutated;
+mod named;
 mod servers;
 
 use std::collections::BTreeMap;
@@ -334,7 +335,8 @@ fn every_setting_of_the_projects_own_configurations_is_known() {
     let lists = [
         ("verl-0.10-main_ppo.keys", Project::Verl, "main_ppo"),
         ("verl-0.10-sft_trainer.keys", Project::Verl, "sft_trainer"),
-        ("trl-1.10.keys", Project::Trl, "grpo"),
+        ("verl-0.9-engines.keys", Project::Verl, "main_ppo"),
+        ("trl-1.16.keys", Project::Trl, "grpo"),
         ("open-instruct-2026-08.keys", Project::OpenInstruct, "grpo_fast"),
     ];
     for (list, project, trainer) in lists {

@@ -152,3 +152,15 @@ fn convert_writes_a_manifest_and_lists_settings_without_equivalent() {
     assert!(fs::read_to_string(server).unwrap().contains("\"mine.py\""));
     rlctl(&["convert", "--", "a=1"]).expect(1, &["--from"]);
 }
+
+#[test]
+fn convert_reads_the_settings_file_that_flags_name() {
+    let place = Place::new();
+    let [settings, manifest] = ["own.yaml", "pairs.yaml"].map(|name| place.file(name));
+    fs::write(&settings, "beta: 0.3\n").unwrap();
+    let [settings, output] = [&settings, &manifest].map(|path| path.to_str().unwrap());
+    let options = ["convert", "--from", "trl", "--trainer", "dpo", "-o", output, "--", "--config", settings];
+    let flags = ["--model_name_or_path", "org/base", "--dataset_name", "org/pairs"];
+    rlctl(&[&options[..], &flags].concat()).expect(0, &["3 settings"]);
+    assert!(fs::read_to_string(&manifest).unwrap().contains("beta: 0.3"));
+}

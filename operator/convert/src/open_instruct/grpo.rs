@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::rewards;
 use crate::draft::Draft;
-use crate::settings::Settings;
+use crate::settings::{Settings, is_true};
 
 /// Sets the fields of jobs that sample completions, for `grpo_fast` and its variants.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
@@ -45,6 +45,9 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.algorithm.advantage.normalizeByStd", divides);
     if settings.is_true("active_sampling") {
         draft.set("spec.algorithm.dynamicSampling.metric", "Score");
+    } else if settings.get("filter_zero_std_samples").is_none_or(is_true) {
+        let text = "open-instruct leaves groups of equal rewards out of an update: here they stay, with advantage 0.";
+        draft.remark("algorithm", text);
     }
     rewards::finish(settings, draft);
 }
@@ -56,7 +59,13 @@ fn aggregation(settings: &Settings, draft: &mut Draft) {
             draft.set("spec.algorithm.loss.aggregation", "SequenceMeanTokenSumNorm");
             draft.set("spec.algorithm.loss.normalizationTokens", json!(tokens.round()));
         }
-        Err(_) => draft.set("spec.algorithm.loss.aggregation", "TokenMean"),
+        Err(_) => {
+            if denominator != "token" {
+                let text = format!("loss_denominator={denominator} has no equal: TokenMean is set.");
+                draft.remark("algorithm", text);
+            }
+            draft.set("spec.algorithm.loss.aggregation", "TokenMean");
+        }
     }
 }
 

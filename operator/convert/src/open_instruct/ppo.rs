@@ -42,7 +42,7 @@ fn advantage(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.algorithm.critic.valueClip", number("cliprange_value", 0.2));
     // The critic has the actor's learning rate; its loss has the factor vf_coef, which changes no step of
     // AdamW.
-    draft.set("spec.algorithm.critic.learningRate", number("learning_rate", 2e-5));
+    draft.set("spec.algorithm.critic.learningRate", number("learning_rate", super::defaults::LEARNING_RATE));
     if settings.is_true("whiten_rewards") {
         draft.remark("algorithm", "whiten_rewards has no equal: advantages are whitened, rewards are not.");
     }

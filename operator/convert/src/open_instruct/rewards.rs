@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::draft::Draft;
 use crate::rewards;
-use crate::settings::Settings;
+use crate::settings::{Settings, is_true};
 
 /// Part of a data set's name, open-instruct's verifier, our kind, and the difference between them.
 ///
@@ -28,7 +28,9 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     let weight = settings.number("verification_reward").unwrap_or(10.0);
     let names = names_of_data(settings);
     let found: Vec<_> = VERIFIERS.iter().filter(|(part, ..)| names.contains(part)).collect();
+    let is_verified = settings.get("apply_verifiable_reward").is_none_or(is_true);
     let mut functions: Vec<Value> = match found.as_slice() {
+        _ if !is_verified => Vec::new(),
         [] => {
             draft.remark(
                 "rewards",
@@ -61,14 +63,18 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
         functions.push(format(settings));
     }
     functions.extend(reward_model(settings));
-    draft.set("spec.rewards.functions", functions);
+    if functions.is_empty() {
+        draft.remark("rewards", "the script applies no reward: say `functions` here.");
+    } else {
+        draft.set("spec.rewards.functions", functions);
+    }
     draft.set("spec.data.dataSourceKey", "dataset");
 }
 
 /// Returns the names of all training data sets, in lower case, with `gsm8k` for GSM8K's other names.
 fn names_of_data(settings: &Settings) -> String {
     let lists = ["dataset_mixer_list", "dataset_mixer"].map(|list| settings.list(list).join(" "));
-    let keys = settings.iter().filter(|(key, _)| key.starts_with("dataset_mixer.")).map(|(key, _)| key);
+    let keys = settings.below("dataset_mixer.").into_iter().map(|(name, _)| name);
     let names = lists.join(" ") + " " + &keys.collect::<Vec<_>>().join(" ");
     GSM8K_NAMES.iter().fold(names.to_ascii_lowercase(), |names, other| names.replace(other, "gsm8k"))
 }

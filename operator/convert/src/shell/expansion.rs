@@ -1,5 +1,7 @@
 //! Expansion of words: quotes, parameters, substitutions, and word splitting.
 
+use std::ops::Range;
+
 use brush_parser::ast::{Assignment, AssignmentName, AssignmentValue};
 use brush_parser::word::{
     Parameter, ParameterExpr, ParameterTestType, SpecialParameter, SubstringMatchKind, WordPiece,
@@ -206,6 +208,10 @@ impl Shell {
                     Expanded::Many(elements) => elements.len().to_string(),
                 }))
             }
+            ParameterExpr::Substring { parameter, indirect: false, offset, length } => {
+                let length = length.as_ref().map(|length| length.value.as_str());
+                self.substring(parameter, offset.value.trim(), length)
+            }
             _ => self.transform(expression),
         }
     }
@@ -295,9 +301,8 @@ impl Shell {
                 self.scope.variables.get(name).map(|variable| Expanded::One(variable.scalar().to_owned()))
             }
             Parameter::NamedWithIndex { name, index } => {
-                let index = index.parse::<usize>().ok()?;
-                let elements = self.scope.variables.get(name)?.elements();
-                elements.get(index).cloned().map(Expanded::One)
+                let key = self.text(index).ok()?;
+                self.scope.variables.get(name)?.element(&key).map(Expanded::One)
             }
             Parameter::NamedWithAllIndices { name, .. } => {
                 Some(Expanded::Many(self.scope.variables.get(name).map_or_else(Vec::new, Variable::elements)))
@@ -318,9 +323,11 @@ impl Shell {
     }
 
     pub(super) fn assign(&mut self, assignment: &Assignment) -> Result<(), ShellError> {
-        let AssignmentName::VariableName(name) = &assignment.name else {
-            self.scope.note("an element of an array is not assigned".to_owned());
-            return Ok(());
+        let name = match &assignment.name {
+            AssignmentName::VariableName(name) => name,
+            AssignmentName::ArrayElementName(name, index) => {
+                return self.assign_element(name, index, assignment);
+            }
         };
         let before = self.scope.variables.get(name).filter(|_| assignment.append).cloned();
         self.budget.spend(before.as_ref().map_or(0, Variable::num_bytes))?;
@@ -332,16 +339,81 @@ impl Shell {
                 )
             }
             AssignmentValue::Array(values) => {
-                let mut elements = before.map_or_else(Vec::new, |before| before.elements());
-                for (_, value) in values {
+                let mut variable = before.unwrap_or_else(|| Variable::Array(Vec::new()));
+                for (key, value) in values {
+                    if let Some(key) = key {
+                        self.budget.spend(variable.num_bytes())?;
+                        let (key, value) = (self.text(&key.value)?, self.text(&value.value)?);
+                        variable.set_element(&key, value);
+                        continue;
+                    }
+                    let mut elements = variable.elements();
                     elements.extend(self.fields(&value.value)?);
+                    variable = Variable::Array(elements);
                 }
-                Variable::Array(elements)
+                variable
             }
         };
         self.scope.variables.insert(name.clone(), variable);
         Ok(())
     }
+
+    /// Assigns one element of an array or of a map.
+    fn assign_element(&mut self, name: &str, key: &str, assignment: &Assignment) -> Result<(), ShellError> {
+        let AssignmentValue::Scalar(word) = &assignment.value else {
+            self.scope.note("a list is not assigned to an element of an array".to_owned());
+            return Ok(());
+        };
+        let (key, value) = (self.text(key)?, self.text(&word.value)?);
+        let known = self.scope.variables.get(name).cloned();
+        let mut variable = known.unwrap_or_else(|| Variable::Array(Vec::new()));
+        self.budget.spend(variable.num_bytes())?;
+        let before = variable.element(&key).filter(|_| assignment.append).unwrap_or_default();
+        variable.set_element(&key, before + &value);
+        self.scope.variables.insert(name.to_owned(), variable);
+        Ok(())
+    }
+
+    /// Expands `${name:offset:length}` of a text or of the elements of an array.
+    fn substring(
+        &mut self,
+        parameter: &Parameter,
+        offset: &str,
+        length: Option<&str>,
+    ) -> Result<Expanded, ShellError> {
+        let begin = self.compute(offset)?;
+        let length = length.map(|length| self.compute(length)).transpose()?;
+        // The first argument of a script has the offset 1.
+        let is_arguments =
+            matches!(parameter, Parameter::Special(SpecialParameter::AllPositionalParameters { .. }));
+        let begin = if is_arguments && begin > 0 { begin - 1 } else { begin };
+        Ok(match self.known(parameter) {
+            Expanded::One(text) => {
+                let letters: Vec<char> = text.chars().collect();
+                Expanded::One(letters[range(begin, length, letters.len())].iter().collect())
+            }
+            Expanded::Many(elements) => {
+                Expanded::Many(elements[range(begin, length, elements.len())].to_vec())
+            }
+        })
+    }
+}
+
+/// Returns the items that an offset and a length select of `count`; negative ones count from the end.
+fn range(begin: i64, length: Option<i64>, count: usize) -> Range<usize> {
+    let total = i64::try_from(count).unwrap_or(i64::MAX);
+    let from = |index: i64| {
+        let index = if index < 0 { total.saturating_add(index) } else { index };
+        index.clamp(0, total)
+    };
+    let begin = from(begin);
+    let end = match length {
+        None => total,
+        Some(length) if length < 0 => from(length),
+        Some(length) => begin.saturating_add(length).min(total),
+    };
+    let index = |index: i64| usize::try_from(index).unwrap_or(0);
+    index(begin)..index(end.max(begin))
 }
 
 fn name_of(parameter: &Parameter) -> String {

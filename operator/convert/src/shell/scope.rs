@@ -12,14 +12,22 @@ const MAX_NOTES: usize = 200;
 pub(super) enum Variable {
     Scalar(String),
     Array(Vec<String>),
+    /// An associative array, as pairs of key and value in the order of their assignment.
+    Map(Vec<(String, String)>),
 }
 
+/// Largest number of elements of an array to which one element is assigned.
+const MAX_ELEMENTS: usize = 4096;
+
 impl Variable {
-    /// Value of `$name`; for an array its first element.
+    /// Value of `$name`; for an array its first element, for a map that of the key 0.
     pub(super) fn scalar(&self) -> &str {
         match self {
             Self::Scalar(value) => value,
             Self::Array(values) => values.first().map_or("", String::as_str),
+            Self::Map(pairs) => {
+                pairs.iter().find(|(key, _)| key == "0").map_or("", |(_, value)| value.as_str())
+            }
         }
     }
 
@@ -28,6 +36,47 @@ impl Variable {
         match self {
             Self::Scalar(value) => value.len(),
             Self::Array(values) => values.iter().map(|value| value.len() + size_of::<String>()).sum(),
+            Self::Map(pairs) => {
+                pairs.iter().map(|(key, value)| key.len() + value.len() + size_of::<(String, String)>()).sum()
+            }
+        }
+    }
+
+    /// Value of `${name[key]}`; a negative index counts from the end.
+    pub(super) fn element(&self, key: &str) -> Option<String> {
+        if let Self::Map(pairs) = self {
+            return pairs.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone());
+        }
+        let elements = self.elements();
+        let index = key.trim().parse::<isize>().ok()?;
+        let index = if index < 0 { elements.len().checked_add_signed(index)? } else { index.unsigned_abs() };
+        elements.get(index).cloned()
+    }
+
+    /// Assigns `name[key]`. An array to which a key is assigned that is no index becomes a map.
+    pub(super) fn set_element(&mut self, key: &str, value: String) {
+        if let Self::Map(pairs) = self {
+            match pairs.iter_mut().find(|(name, _)| name == key) {
+                Some(pair) => pair.1 = value,
+                None => pairs.push((key.to_owned(), value)),
+            }
+            return;
+        }
+        let mut elements = self.elements();
+        match key.trim().parse::<usize>().ok().filter(|index| *index < MAX_ELEMENTS) {
+            Some(index) => {
+                if elements.len() <= index {
+                    elements.resize(index + 1, String::new());
+                }
+                elements[index] = value;
+                *self = Self::Array(elements);
+            }
+            None => {
+                let elements = elements.into_iter().enumerate();
+                let mut pairs: Vec<_> = elements.map(|(index, value)| (index.to_string(), value)).collect();
+                pairs.push((key.to_owned(), value));
+                *self = Self::Map(pairs);
+            }
         }
     }
 
@@ -36,6 +85,7 @@ impl Variable {
         match self {
             Self::Scalar(value) => vec![value.clone()],
             Self::Array(values) => values.clone(),
+            Self::Map(pairs) => pairs.iter().map(|(_, value)| value.clone()).collect(),
         }
     }
 }

@@ -37,3 +37,13 @@ pub(super) fn grad_norm(draft: &mut Draft) {
         format!("a gradient norm of {given} is no bound: maxGradNorm is {MAX_GRAD_NORM}, the largest one.");
     draft.remark("training", text);
 }
+
+/// Replaces a frequency of -1, by which open-instruct never measures or saves.
+pub(super) fn never(draft: &mut Draft) {
+    for (section, field) in [("training", "evaluateEvery"), ("checkpoint", "everySteps")] {
+        let path = format!("{section}.{field}");
+        let Some(given) = draft.number(&path).filter(|given| *given < 0.0) else { continue };
+        draft.set(&path, 0);
+        draft.remark(section, format!("a frequency of {given} means never, which {field} 0 does here."));
+    }
+}

@@ -67,11 +67,13 @@ fn cpo(settings: &Settings, draft: &mut Draft) {
 
 /// Sets the loss of KTO: without its reference point it is TRL's `apo_zero_unpaired`.
 fn kto(settings: &Settings, draft: &mut Draft) {
-    match settings.text("loss_type").as_deref() {
-        None | Some("kto") => {}
-        Some("apo_zero_unpaired") => draft.set("spec.algorithm.preference.referencePoint", false),
-        Some(other) => {
-            draft.remark("algorithm", format!("loss_type={other} has no equal: that of KTO is set."))
+    for loss in settings.list("loss_type") {
+        match loss.as_str() {
+            "kto" => {}
+            "apo_zero_unpaired" => draft.set("spec.algorithm.preference.referencePoint", false),
+            other => {
+                draft.remark("algorithm", format!("loss_type={other} has no equal: that of KTO is set."))
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::draft::Draft;
 use crate::rewards::{is_hub_name, model, python, server};
-use crate::settings::Settings;
+use crate::settings::{Settings, number};
 
 /// Sets the section `rewards`.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
@@ -22,7 +22,7 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
         // Every name has a weight, also the penalty, which is no function here.
         let weight = weights.next();
         if name == OVERLONG {
-            overlong(weight.and_then(Value::as_f64).unwrap_or(1.0), draft);
+            overlong(weight.map(unquoted).and_then(|weight| weight.as_f64()).unwrap_or(1.0), draft);
         } else {
             functions.push(weighted(function(&name, draft), weight));
         }
@@ -36,9 +36,15 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
 
 fn weighted(mut function: Value, weight: Option<&Value>) -> Value {
     if let Some(weight) = weight {
-        function["weight"] = weight.clone();
+        function["weight"] = unquoted(weight);
     }
     function
+}
+
+/// Returns the number that a text contains, as in a quoted YAML value, and any other value as it is.
+fn unquoted(value: &Value) -> Value {
+    let parsed = value.as_str().and_then(|text| number(text.trim()));
+    parsed.unwrap_or_else(|| value.clone())
 }
 
 /// TRL's penalty of long completions, which its scripts configure for 1280 tokens.
@@ -102,7 +108,7 @@ fn function(name: &str, draft: &mut Draft) -> Value {
     }
     // A trainer in Python loads a reward model by the name of its repository.
     if is_hub_name(name) {
-        return Some(model(name));
+        return model(name);
     }
     let (module, short) = name.rsplit_once('.').unwrap_or(("rewards", name));
     python(name, module, short, draft)

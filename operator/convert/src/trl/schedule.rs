@@ -5,11 +5,17 @@ use serde_json::json;
 use crate::draft::Draft;
 use crate::settings::Settings;
 
+/// TRL's learning rate of PPO.
+pub(super) const PPO_RATE: f64 = 3e-6;
+
 /// Sets AdamW and its schedule, by TRL's defaults.
 pub(super) fn finish(settings: &Settings, kind: &str, updates: u64, draft: &mut Draft) {
     let rate = match kind {
         "SFT" => 2e-5,
         "RewardModel" => 1e-4,
+        "ProcessReward" => 1e-5,
+        "OnlineDPO" => 5e-7,
+        "PPO" => PPO_RATE,
         _ => 1e-6,
     };
     draft.set("spec.training.optimizer.learningRate", settings.number("learning_rate").unwrap_or(rate));

@@ -68,23 +68,23 @@ const ACTOR: &str = "actor_rollout_ref.actor";
 /// Sets the section `algorithm`. `given` are the script's settings; `settings` also has verl's defaults.
 pub(super) fn finish(settings: &Settings, given: &Settings, draft: &mut Draft) {
     let named = settings.text("algorithm.adv_estimator").unwrap_or_default();
-    let Some((_, kind, estimator)) = ESTIMATORS.iter().find(|(theirs, ..)| *theirs == named) else {
+    let found = ESTIMATORS.iter().find(|(theirs, ..)| *theirs == named);
+    if found.is_none() {
         let known: Vec<_> = ESTIMATORS.iter().map(|(theirs, ..)| *theirs).collect();
         let known = known.join(", ");
         draft.remark("algorithm", format!("algorithm.adv_estimator={named} has no equal: {known} have one."));
-        draft.set("spec.algorithm.kind", "GRPO");
-        return;
-    };
-    draft.set("spec.algorithm.kind", *kind);
-    draft.set("spec.algorithm.advantage.estimator", *estimator);
-    if matches!(*estimator, "Grpo" | "GrpoPassk") {
+    }
+    let (kind, estimator) = found.map_or(("GRPO", "Grpo"), |(_, kind, estimator)| (*kind, *estimator));
+    draft.set("spec.algorithm.kind", kind);
+    draft.set("spec.algorithm.advantage.estimator", estimator);
+    if matches!(estimator, "Grpo" | "GrpoPassk") {
         let divides = settings.is_true("algorithm.norm_adv_by_std_in_grpo");
         draft.set("spec.algorithm.advantage.normalizeByStd", divides);
     }
-    if matches!(*estimator, "ReinforcePlusPlus" | "Gae") {
+    if matches!(estimator, "ReinforcePlusPlus" | "Gae") {
         draft.set_some("spec.algorithm.advantage.gamma", settings.number("algorithm.gamma"));
     }
-    if *estimator == "Gae" {
+    if estimator == "Gae" {
         draft.set_some("spec.algorithm.advantage.lambda", settings.number("algorithm.lam"));
         critic(settings, draft);
     }
@@ -110,7 +110,37 @@ fn reweighting(settings: &Settings, draft: &mut Draft) {
     }
 }
 
+/// Settings of verl's critic that are the actor's here, each with the actor's setting and its default.
+const SHARED: [(&str, &str, &str); 8] = [
+    ("critic.model.path", "actor_rollout_ref.model.path", ""),
+    ("critic.ppo_epochs", "actor_rollout_ref.actor.ppo_epochs", "1"),
+    ("critic.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", "256"),
+    ("critic.loss_agg_mode", "actor_rollout_ref.actor.loss_agg_mode", "token-mean"),
+    ("critic.loss_scale_factor", "actor_rollout_ref.actor.loss_scale_factor", ""),
+    ("critic.grad_clip", "actor_rollout_ref.actor.grad_clip", "1.0"),
+    ("critic.optim.weight_decay", "actor_rollout_ref.actor.optim.weight_decay", "0.01"),
+    ("critic.optim.betas", "actor_rollout_ref.actor.optim.betas", "[0.9,0.999]"),
+];
+
+/// Adds a remark for each setting of the critic that differs from the actor's.
+fn shared_with_actor(settings: &Settings, draft: &mut Draft) {
+    let is_equal = |one: &str, other: &str| {
+        one == other || one.parse::<f64>().ok().is_some_and(|one| other.parse::<f64>() == Ok(one))
+    };
+    for (key, actors, default) in SHARED {
+        let Some(given) = settings.text(key) else { continue };
+        let actor = settings.text(actors).unwrap_or_else(|| default.to_owned());
+        if !is_equal(&given, &actor) {
+            draft.remark(
+                "algorithm",
+                format!("{key}={given} has no equal: the critic has the actor's {actors}."),
+            );
+        }
+    }
+}
+
 fn critic(settings: &Settings, draft: &mut Draft) {
+    shared_with_actor(settings, draft);
     draft.set_some("spec.algorithm.critic.learningRate", settings.number("critic.optim.lr"));
     draft.set_some("spec.algorithm.critic.valueClip", settings.number("critic.cliprange_value"));
     // verl first trains the actor in step W, so the critic learns alone in W - 1 steps.

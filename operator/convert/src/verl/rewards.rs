@@ -94,7 +94,16 @@ const BOXED_THOUGHT: &str = r"(?s)<think>.*</think>.*\\boxed\{.*\}.*";
 
 /// Sets the section `rewards`.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
-    let functions = match (own_function(settings), reward_model(settings), sandbox(settings)) {
+    let (own, judge, sandbox) = (own_function(settings), reward_model(settings), sandbox(settings));
+    if own.is_some() && judge.is_some() {
+        let text = "the script has a function of its own and a reward model: the function alone is set.";
+        draft.remark("rewards", text);
+    }
+    if sandbox.is_some() && (own.is_some() || judge.is_some()) {
+        let text = "the script names a sandbox for code besides another reward, which alone is set.";
+        draft.remark("rewards", text);
+    }
+    let functions = match (own, judge, sandbox) {
         (Some((path, function)), ..) => {
             vec![python(&format!("{path}:{function}"), &path, &function, draft)]
         }
@@ -203,4 +212,11 @@ fn overlong(settings: &Settings, draft: &mut Draft) {
         "spec.rewards.overlong.penaltyFactor",
         settings.number(&format!("{prefix}.penalty_factor")),
     );
+    let limits = ["reward.reward_kwargs.max_resp_len", "reward_model.reward_kwargs.max_resp_len"];
+    let limit = limits.iter().find_map(|key| settings.count(key));
+    let longest = settings.count("data.max_response_length");
+    if let Some(limit) = limit.filter(|limit| Some(*limit) != longest) {
+        let text = format!("max_resp_len={limit} has no equal: the penalty ends at maxCompletionTokens.");
+        draft.remark("rewards", text);
+    }
 }
