@@ -25,6 +25,7 @@ use crate::resolved::ResolvedSpec;
 use crate::rules;
 use crate::spec::{Device, RLTrainingJobSpec, RunPolicySpec, WorkersSpec};
 use crate::variables;
+use crate::warnings::Warning;
 use schema::Checker;
 use source::Source;
 

@@ -16,7 +16,7 @@ use super::{Helm, objects, of_kind};
 const OPERATOR: &str = "rl-operator";
 /// Namespace of the jobs.
 const TEAM: &str = "default";
-/// Another namespace.
+/// Namespace of another team.
 const OTHER_TEAM: &str = "team-b";
 /// Port of the status channel.
 const CHANNEL: u16 = 9443;

@@ -84,8 +84,8 @@ impl SimulatedNetwork {
         &self.ends.iter().find(|end| end.name == name).unwrap().address
     }
 
-    /// Names of the other ends with which a connection is allowed. `connection` gets the address of `name` and
-    /// that of the other end.
+    /// Names of the other ends with which a connection is allowed. `connection` gets the address of `name`
+    /// and that of the other end.
     fn allowed(&self, name: &str, connection: impl Fn(&str, &str) -> Value) -> BTreeSet<&'static str> {
         let address = self.address(name);
         let others: Vec<_> = self.ends.iter().filter(|end| end.address != address).collect();

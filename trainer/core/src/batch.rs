@@ -249,8 +249,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::fixtures::{prompt, reward, rollout};
     use crate::types::Reward;
+    use crate::types::fixtures::{prompt, reward, rollout};
 
     fn batch(masked: &[RewardStatus]) -> Batch {
         let prompt = prompt(&[7, 8]);

@@ -13,8 +13,6 @@ pub mod dapo;
 pub mod digest;
 pub mod engine;
 pub mod expert_rows;
-#[cfg(test)]
-mod fixtures;
 pub mod held_out;
 pub mod images;
 pub mod importance;

@@ -29,8 +29,8 @@ pub fn summarize(metrics: &mut Metrics, name: &str, values: impl IntoIterator<It
 
 /// Computes the metrics of rewards, lengths and endings of a step's rollouts: `critic/score`,
 /// `critic/rewards`, `response_length`, `prompt_length`, `train/frac_reward_zero_std`,
-/// `reward/<function>/mean`, `reward/error_ratio`, `reward/num_<status>`. Samples of the `masked` statuses have
-/// no advantage, so they do not count in `train/frac_reward_zero_std`.
+/// `reward/<function>/mean`, `reward/error_ratio`, `reward/num_<status>`. Samples of the `masked` statuses
+/// have no advantage, so they do not count in `train/frac_reward_zero_std`.
 pub fn rollout_metrics(groups: &[RolloutGroup], masked: &[RewardStatus]) -> Metrics {
     let mut metrics = Metrics::new();
     let rollouts: Vec<_> = groups.iter().flat_map(|group| &group.rollouts).collect();

@@ -94,9 +94,9 @@ pub fn best_and_worst(groups: &[RolloutGroup]) -> Vec<RolloutGroup> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{prompt, reward, rollout};
     use crate::packing::PromptGroup;
     use crate::types::RewardStatus;
+    use crate::types::fixtures::{prompt, reward, rollout};
 
     fn example(tokens: &[TokenId], completions: &[&[TokenId]]) -> Arc<PreferenceExample> {
         Arc::new(PreferenceExample {

@@ -5,6 +5,9 @@
 //! ```
 //! These types only hold data: they have no arithmetic, tensors or I/O.
 
+#[cfg(test)]
+pub(crate) mod fixtures;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

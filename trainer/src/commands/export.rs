@@ -191,7 +191,7 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
 /// it to the device, and this process has another one.
 fn trained_spec(spec: &ResolvedSpec, checkpoint: &Checkpoint) -> ResolvedSpec {
     let mut spec = spec.clone();
-    let of_manifest = || spec.training.precision.on(spec.workers.device.without_machine());
+    let of_manifest = || spec.training.precision.on(spec.workers.device);
     spec.training.precision = state::precision_of(checkpoint).unwrap_or_else(of_manifest);
     spec
 }

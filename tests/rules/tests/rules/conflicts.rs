@@ -10,14 +10,15 @@ use rlt_rules::rust_sources;
 const TABLE: &str = "crds/src/conflicts";
 /// Files of the table that have texts of errors.
 const TEXTS: [&str; 2] = ["crds/src/conflicts/rows.rs", "crds/src/conflicts/validation.rs"];
-/// Code that reads the device of a manifest: it chooses the device, or plans a job whose device is replaced.
+/// Code that reads the device of a manifest: it chooses the device, plans a job whose device is replaced, or
+/// exports a checkpoint of an earlier release, which records no compute dtype.
 const DEVICE_READERS: [&str; 6] = [
     "crds/src/plan.rs",
     "crds/src/plan/",
     "crds/src/validate.rs",
     "operator/cli/src/plan/",
+    "trainer/src/commands/export.rs",
     "trainer/src/run/setup/device.rs",
-    "trainer/src/run/setup/model.rs",
 ];
 /// Checks of a model, which get the chosen device.
 const CHECKS: &str = "crds/src/plan/model_check.rs";

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::types::{Completion, FinishReason, Prompt, Reward, RewardStatus, Rollout, TokenId};
+use super::{Completion, FinishReason, Prompt, Reward, RewardStatus, Rollout, TokenId};
 
 /// Returns a prompt of these tokens.
 pub(crate) fn prompt(tokens: &[TokenId]) -> Arc<Prompt> {
