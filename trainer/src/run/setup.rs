@@ -73,7 +73,7 @@ pub fn setup(
     let context = StepContext::new(spec.training.seed, stop);
     let saver = saver(&spec, &identity, &folder, &ranks, &context)?;
     let num_steps = inputs.datasets.num_steps(&spec);
-    let source = inputs.model.origin(&spec, &reward_folders, inputs.located.commits());
+    let source = inputs.model.origin(&spec, &reward_folders, inputs.downloaded.commits());
     let setup = RoleSetup { spec: &spec, folder: &folder, ranks: &ranks, meshes: &meshes, context: &context };
     let roles = Roles {
         rollout: setup.rollout(inputs.tokenizer, device, external)?,

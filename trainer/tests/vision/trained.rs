@@ -107,7 +107,7 @@ fn rollout_and_reference_have_the_towers_of_their_versions() {
         let scores = actor.score_with(&reference, &fixture.batch(), usize::MAX).unwrap();
         let error = largest(&scores.logprobs, &fixture.logprobs());
         assert!(error <= TOLERANCE, "{name}: the reference differs by {error:.1e}");
-        reference.follow(&actor, 1.0).unwrap();
+        reference.sync(&actor, 1.0).unwrap();
         let scores = actor.score_with(&reference, &fixture.batch(), usize::MAX).unwrap();
         let own = actor.score(&fixture.batch(), Adapter::On, usize::MAX).unwrap();
         let error = largest(&scores.logprobs, &own.logprobs);
@@ -134,7 +134,7 @@ fn two_ranks_with_shards_train_and_sample_with_the_tower_of_one() {
             let scores = actor.score_with(&reference, &fixture.batch(), usize::MAX).unwrap();
             let error = largest(&scores.logprobs, &fixture.logprobs());
             assert!(error <= TOLERANCE, "{name}: the reference differs by {error:.1e}");
-            reference.follow(&actor, 1.0).unwrap();
+            reference.sync(&actor, 1.0).unwrap();
             let scores = actor.score_with(&reference, &fixture.batch(), usize::MAX).unwrap();
             let error = largest(&scores.logprobs, &stepped.1);
             assert!(error <= 1e-5, "{name}: the reference that follows differs by {error:.1e}");

@@ -146,7 +146,7 @@ impl ModelConfig {
 
     /// Number of elements that one layer's cache keeps for a token.
     pub fn cached_numbers(&self) -> usize {
-        self.latent.as_ref().map_or(2 * self.num_kv_heads * self.head_dim, LatentAttention::cached)
+        self.latent.as_ref().map_or(2 * self.num_kv_heads * self.head_dim, LatentAttention::kv_cache_width)
     }
 
     /// Reads `rope_interleave`: whether the rotary embedding pairs adjacent dimensions.

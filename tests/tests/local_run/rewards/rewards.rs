@@ -51,7 +51,7 @@ fn a_hanging_reward_function_masks_its_samples_and_the_run_continues() {
         // On a busy machine the other function may be late, too.
         let late: Vec<_> = completions.iter().filter(|c| c["reward_status"] == "timeout").collect();
         assert!(late.iter().all(|completion| completion["reward"] == 0.0), "{late:?}");
-        let hung = |completion: &&Value| {
+        let hung = |completion: &Value| {
             let message = completion["reward_message"].as_str().unwrap();
             message.contains("endless: no answer within")
         };
