@@ -53,7 +53,8 @@ impl Variable {
         elements.get(index).cloned()
     }
 
-    /// Assigns `name[key]`. An array to which a key is assigned that is no index becomes a map.
+    /// Assigns `name[key]`, an element of a map. An array to which a key is assigned that is no index becomes
+    /// a map.
     pub(super) fn set_element(&mut self, key: &str, value: String) {
         if let Self::Map(pairs) = self {
             match pairs.iter_mut().find(|(name, _)| name == key) {
