@@ -41,7 +41,7 @@ fn rows_are_shown_as_the_training_will_see_them_and_what_is_wrong_by_its_reason(
             "ground truth \"2\"\n  | 1+1=\n",
             "row 2: left out: ",
             "tokens, at most 6",
-            "row 3: wrong: judge ",
+            "row 3: wrong: failed to judge ",
             "rows.jsonl row 3 with reward function \"right\"",
             "row 4: wrong: tokenize",
             "4 rows: 1 kept, 0 cut, 1 left out, 2 wrong",
