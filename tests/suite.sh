@@ -11,7 +11,7 @@ export RUSTC_WORKSPACE_WRAPPER=clippy-driver
 export CLIPPY_ARGS="-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
 WORKSPACE=(--workspace --features rlt-api/kube --locked)
 # Packages that link libtorch, or whose tests start programs that do.
-WITH_LIBTORCH=(rlt-trainer rlt-storage rlt-torch rlt-devices rlt-prepare rlt-tests rlt-cluster expert-iteration)
+WITH_LIBTORCH=(rlt-trainer rlt-data rlt-storage rlt-torch rlt-devices rlt-prepare rlt-tests rlt-cluster expert-iteration)
 durations=()
 
 stage() { # NAME COMMAND..: ends the run if the command fails

@@ -8,10 +8,8 @@
 //! code; unsafe code is in `rlt-torch`.
 
 pub mod commands;
-pub mod data;
 pub mod model;
 pub mod observe;
-mod panics;
 pub mod parallel;
 pub mod recipes;
 pub mod roles;

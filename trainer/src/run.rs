@@ -1,6 +1,6 @@
 //! A run: everything around the algorithm, such as folder, checkpoints, trackers, stop requests and progress.
 //!
-//! Every rank has one, with [`crate::roles::Roles`] and [`crate::data::Pipeline`], all built by
+//! Every rank has one, with [`crate::roles::Roles`] and [`rlt_data::Pipeline`], all built by
 //! [`crate::run::setup`]. The training loop is in `train`.
 
 pub(crate) mod best;

@@ -2,6 +2,8 @@
 //! servers. Control sequences in it could move the cursor, rename the window or hide text, so they are shown
 //! as escapes and not executed.
 
+pub mod panics;
+
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};

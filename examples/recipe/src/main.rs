@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use rlt_api::resolved::ResolvedSpec;
-use rlt_trainer::data::Pipeline;
+use rlt_data::Pipeline;
 use rlt_trainer::recipes::{self, Recipe, Recipes};
 use rlt_trainer::roles::{Roles, StepError};
 

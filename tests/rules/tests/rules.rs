@@ -7,6 +7,8 @@
 mod conflicts;
 #[path = "rules/cycles.rs"]
 mod cycles;
+#[path = "rules/dependencies.rs"]
+mod dependencies;
 #[path = "rules/doc_comments.rs"]
 mod doc_comments;
 #[path = "rules/docs.rs"]

@@ -9,11 +9,11 @@ use rlt_api::resolved::{ModelSource, ResolvedSpec};
 use rlt_api::spec::{DataSpec, DatasetSpec};
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
+use rlt_data::preview::{Preview, RowOutcome, demonstrations, preferences, prompts, shown};
+use rlt_data::tokenizer::Tokenizer;
+use rlt_data::{Demonstration, RowLocation, Split};
 
 use crate::commands::worker::read_manifest;
-use crate::data::preview::{Preview, RowOutcome, demonstrations, preferences, prompts, shown};
-use crate::data::tokenizer::Tokenizer;
-use crate::data::{Demonstration, RowLocation, Split};
 use crate::model::read_config;
 use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;

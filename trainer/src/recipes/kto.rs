@@ -1,9 +1,9 @@
 //! KTO (arXiv 2402.01306): completions that are each desirable or not.
 
 use rlt_core::metrics::Metrics;
+use rlt_data::Pipeline;
 
 use super::{LabelLoss, Recipe};
-use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// The recipe of KTO. One step: measure the reference point on mismatched completions, score the completions,

@@ -1,7 +1,8 @@
 //! Online DPO (arXiv 2402.04792): the best and the worst completion of each rollout group form a pair.
 
+use rlt_data::Pipeline;
+
 use super::{GroupSampling, PairLoss, Recipe};
-use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 use rlt_core::preferences::best_and_worst;
 use serde_json::Value;

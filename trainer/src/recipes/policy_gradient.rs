@@ -3,9 +3,9 @@
 //! A group of completions is sampled for each prompt, and each is compared with the others of its group.
 
 use rlt_api::resolved::{self, ResolvedSpec};
+use rlt_data::Pipeline;
 
 use super::{Estimator, GroupSampling, PolicyFiltration, Recipe, RolloutCorrection};
-use crate::data::Pipeline;
 use crate::roles::objective::objective;
 use crate::roles::{Roles, StepError};
 

@@ -1,9 +1,9 @@
 //! PPO (arXiv 1707.06347): advantages by generalized advantage estimation (GAE) over the values of a critic.
 
 use rlt_api::resolved::{self, ResolvedSpec};
+use rlt_data::Pipeline;
 
 use super::{PolicyGradient, Recipe};
-use crate::data::Pipeline;
 use crate::roles::objective::objective;
 use crate::roles::{Roles, StepError};
 

@@ -2,10 +2,10 @@
 
 use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;
+use rlt_data::Pipeline;
 use serde_json::Value;
 
 use super::{PairLoss, Recipe};
-use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// The recipe of DPO. One step: score the pairs of a data set under the reference and the actor, compute the

@@ -6,9 +6,9 @@ use rlt_core::batch::Batch;
 use rlt_core::labelled::JudgedSteps;
 use rlt_core::metrics::Metrics;
 use rlt_core::preferences::PreferenceExample;
+use rlt_data::Pipeline;
 
 use super::Recipe;
-use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// Training of a process reward model with a head of two outputs. One step: classify the steps of a data

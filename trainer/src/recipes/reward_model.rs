@@ -6,9 +6,9 @@ use rlt_core::batch::Batch;
 use rlt_core::labelled::ScoredPairs;
 use rlt_core::metrics::Metrics;
 use rlt_core::preferences::PreferenceExample;
+use rlt_data::Pipeline;
 
 use super::Recipe;
-use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// Training of a reward model with a head of one output. One step: score the pairs of a data set, compute the

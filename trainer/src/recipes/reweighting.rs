@@ -6,8 +6,8 @@ use rlt_api::spec::{ReweightingMethod, ReweightingSpec};
 use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;
 use rlt_core::reweighting::{Reweighting, resample};
+use rlt_data::seeds::SeedUse;
 
-use crate::data::seeds::SeedUse;
 use crate::roles::Roles;
 
 /// Default exponent of [`ReweightingMethod::Pow`], that of verl's `weight_pow`.

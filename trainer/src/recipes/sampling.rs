@@ -6,8 +6,8 @@ use rlt_api::spec::{DynamicSamplingMetric, DynamicSamplingSpec};
 use rlt_core::dapo::keeps_group;
 use rlt_core::metrics::Metrics;
 use rlt_core::types::{RewardStatus, RolloutGroup};
+use rlt_data::Pipeline;
 
-use crate::data::Pipeline;
 use crate::roles::rollout::SamplingCost;
 use crate::roles::{Roles, StepError};
 

@@ -1,9 +1,9 @@
 //! Supervised fine-tuning: raises the likelihood of demonstrated tokens.
 
 use rlt_core::batch::Batch;
+use rlt_data::Pipeline;
 
 use super::Recipe;
-use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// Supervised fine-tuning (SFT) on the mean negative log-likelihood of demonstrations, with one update per

@@ -1,8 +1,8 @@
 //! Errors that end a step.
 
 use rlt_api::ExitCode;
+use rlt_data::DataError;
 
-use crate::data::DataError;
 use crate::parallel::RankError;
 use crate::roles::actor::ActorError;
 use crate::roles::critic::{CriticError, CriticSetupError};

@@ -1,12 +1,12 @@
 //! Errors that end a run, and their exit codes.
 
 use rlt_api::{ExitCode, Problem};
+use rlt_data::tokenizer::TokenizerError;
+use rlt_data::{DataError, LoaderError};
 use rlt_hub::HubError;
 use rlt_storage::checkpoint::{CheckpointError, CopyError};
 use rlt_storage::run_folder::RunFolderError;
 
-use crate::data::tokenizer::TokenizerError;
-use crate::data::{DataError, LoaderError};
 use crate::model::{LoraError, ModelError};
 use crate::parallel::RankError;
 use crate::roles::StepError;

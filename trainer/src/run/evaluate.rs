@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use rlt_core::held_out::held_out_metrics;
 use rlt_core::metrics::Metrics;
+use rlt_data::Pipeline;
 
-use crate::data::Pipeline;
 use crate::observe::tracking::Stage;
 use crate::roles::step_context::StepPosition;
 use crate::roles::{Roles, StepError};

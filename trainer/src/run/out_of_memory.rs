@@ -6,8 +6,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use rlt_terminal::panics;
+
 use crate::observe::phases;
-use crate::panics;
 use crate::run::device_failure::DeviceFailed;
 use crate::run::error::TrainError;
 

@@ -1,9 +1,9 @@
 //! The interface between recipe and run: one training step on roles and data.
 
 use rlt_core::metrics::Metrics;
+use rlt_data::Pipeline;
 use serde_json::Value;
 
-use crate::data::Pipeline;
 use crate::roles::{Roles, StepError};
 
 /// A training algorithm, step by step. The run calls [`Self::step`] until the training is over. It also

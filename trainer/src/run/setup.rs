@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
 use rlt_api::resolved::ResolvedSpec;
+use rlt_data::{Pipeline, TrainingRows};
 use rlt_storage::checkpoint::{CheckpointStore, RunIdentity};
 use rlt_storage::run_folder::RunFolder;
 
-use crate::data::{Pipeline, TrainingRows};
 use crate::observe::stop::StopRequest;
 use crate::parallel::Ranks;
 use crate::roles::Roles;

@@ -8,11 +8,11 @@
 use std::time::Instant;
 
 use rlt_api::spec::{CheckpointSpec, Precision};
+use rlt_data::{DataPosition, LoaderState, Pipeline};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointShard, RunIdentity};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::data::{DataPosition, LoaderState, Pipeline};
 use crate::model::NamedTensors;
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;

@@ -6,9 +6,9 @@
 //! Steps are implemented by recipes ([`crate::recipes`]); the checkpointed state is in [`crate::run::state`].
 
 use rlt_core::metrics::Metrics;
+use rlt_data::Pipeline;
 use rlt_torch::collectives::Traffic;
 
-use crate::data::Pipeline;
 use crate::observe::phases::gib;
 use crate::observe::stop::{Outcome, StopReason};
 use crate::observe::tracking::{RunEnd, Stage};

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 
 /// Folders of the code that reads fields.
-const READERS: [&str; 4] = ["trainer/src", "trainer/hub/src", "operator", "crds/src/plan"];
+const READERS: [&str; 5] =
+    ["trainer/src", "trainer/data/src", "trainer/hub/src", "operator", "crds/src/plan"];
 
 /// Sections that configure the training. Users have to read all of their fields, so the number is bounded.
 const TRAINERS: [&str; 8] =

@@ -130,7 +130,7 @@ fn a_conversation_outside_of_the_alphabet_is_named_by_file_and_number() {
 
 #[test]
 fn parquet_in_the_columns_of_verl_is_trained_and_evaluated_on() {
-    let fixture = rlt_tests::workspace_root().join("trainer/tests/fixtures/data/sums.parquet");
+    let fixture = rlt_tests::workspace_root().join("trainer/data/tests/fixtures/data/sums.parquet");
     let place = Place::new();
     let manifest = tiny_with(json!({
         "model": { "chatTemplate": "{% for message in messages %}{{ message.content }}{% endfor %}" },
@@ -148,7 +148,7 @@ fn parquet_in_the_columns_of_verl_is_trained_and_evaluated_on() {
 
 #[test]
 fn a_truncated_parquet_file_is_named() {
-    let fixture = rlt_tests::workspace_root().join("trainer/tests/fixtures/data/sums.parquet");
+    let fixture = rlt_tests::workspace_root().join("trainer/data/tests/fixtures/data/sums.parquet");
     let place = Place::new();
     let path = place.file("rows.parquet");
     let whole = fs::read(fixture).unwrap();

@@ -47,9 +47,10 @@ mod tests {
 
     #[test]
     fn every_field_of_the_fixtures_that_transformers_wrote_is_known() {
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let fixtures = ["tests/fixtures", "data/tests/fixtures"].map(|name| files_below(&folder.join(name)));
         let mut num_files = 0;
-        for path in files_below(&fixtures) {
+        for path in fixtures.into_iter().flatten() {
             let is_named = |file: &&ModelFile| path.file_name().is_some_and(|name| name == file.name());
             let Some(file) = ModelFile::ALL.iter().find(is_named) else { continue };
             num_files += 1;

@@ -7,9 +7,9 @@ use rlt_core::batch::Batch;
 use rlt_core::importance::mismatch_metrics;
 use rlt_core::loss::Objective;
 use rlt_core::schedule::Schedule;
+use rlt_data::seeds::SeedUse;
 
 use super::Actor;
-use crate::data::seeds::SeedUse;
 use crate::model::{Adapter, Decoder, ModelError, Weights};
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;

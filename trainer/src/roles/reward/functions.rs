@@ -5,9 +5,9 @@ use std::sync::Arc;
 use rlt_api::spec::{RewardFunctionSpec, RewardKind, RewardsSpec};
 use rlt_core::reward::{Clip, Combiner, Given, Overlong, RewardError, RewardFunction};
 use rlt_core::types::Prompt;
+use rlt_data::{Dataset, RowLocation};
 
 use super::external::ExternalError;
-use crate::data::{Dataset, RowLocation};
 
 /// Named, weighted reward functions, and the rule that combines their values.
 #[derive(Clone, Default)]

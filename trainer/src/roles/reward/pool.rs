@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use rlt_core::reward::combine::parts_by_name;
 use rlt_core::reward::{Sample, Verdict, Verdicts, WeightedPart};
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus};
+use rlt_terminal::panics;
 
 use super::RewardFunctions;
-use crate::panics;
 
 /// Maximum number of threads that may hang at the same time before no more threads are started.
 const MAX_ABANDONED: usize = 64;

@@ -11,11 +11,11 @@ use rlt_core::reward::{
     RewardError, RewardFunction, Sample, Verdicts,
 };
 use rlt_core::types::{Completion, FinishReason, Prompt, Reward, RewardStatus};
+use rlt_data::tokenizer::Tokenizer;
+use rlt_data::{Dataset, Split};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::data::tokenizer::Tokenizer;
-use crate::data::{Dataset, Split};
 
 /// How long a test waits for another thread.
 const PATIENCE: Duration = Duration::from_secs(100);

@@ -13,10 +13,10 @@ use rlt_core::metrics::Metrics;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::tensor_parallel::SampleAssignment;
 use rlt_core::types::{Completion, Prompt};
+use rlt_data::seeds::SeedUse;
+use rlt_data::tokenizer::Tokenizer;
 
 use super::{Engine, EngineError, Request, RolloutProgress, RolloutStats, routes};
-use crate::data::seeds::SeedUse;
-use crate::data::tokenizer::Tokenizer;
 use crate::observe::phases::{gib, memory};
 use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;

@@ -10,16 +10,16 @@ use rlt_channel::ModelCommit;
 use rlt_core::metrics::Metrics;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
+use rlt_data::seeds::{SeedUse, seed};
+use rlt_data::tokenizer::Tokenizer;
+use rlt_data::{
+    CheckItem, DataError, Dataset, DatasetCounts, Demonstration, Pipeline, PreferenceFormat,
+    PreferenceLimits, PreferenceRows, Split, StepFormat, StreamOptions, TrainingRows,
+};
 use rlt_storage::run_folder::{DATA_RECORD, RunFolder};
 use serde::{Deserialize, Serialize};
 
 use super::hub_models;
-use crate::data::seeds::{SeedUse, seed};
-use crate::data::tokenizer::Tokenizer;
-use crate::data::{
-    CheckItem, DataError, Dataset, DatasetCounts, Demonstration, Pipeline, PreferenceFormat,
-    PreferenceLimits, PreferenceRows, Split, StepFormat, StreamOptions, TrainingRows,
-};
 use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;
 

@@ -9,13 +9,13 @@ use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
 use rlt_api::spec::{HubSpec, Precision, VisionTraining};
 use rlt_channel::ModelCommit;
+use rlt_data::seeds::{SeedUse, seed};
+use rlt_data::tokenizer::Tokenizer;
 use rlt_storage::run_folder::RunFolder;
 use tch::{Device, Kind};
 
 use super::hub_models::{self, RepoCommit};
 use super::{PassRanks, optimizer_options};
-use crate::data::seeds::{SeedUse, seed};
-use crate::data::tokenizer::Tokenizer;
 use crate::model::{Decoder, LoadOptions, OutputHead, Weights};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{Actor, ActorOptions};

@@ -7,13 +7,13 @@ use rlt_api::resolved::{Kl, ResolvedColdStart, ResolvedSchedule, ResolvedSpec};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
 use rlt_core::types::RewardStatus;
+use rlt_data::seeds::{SeedUse, seed};
+use rlt_data::tokenizer::Tokenizer;
 use rlt_storage::run_folder::RunFolder;
 use tch::Device;
 
 use super::model::{self, RoleMeshes};
 use super::optimizer_options;
-use crate::data::seeds::{SeedUse, seed};
-use crate::data::tokenizer::Tokenizer;
 use crate::parallel::Ranks;
 use crate::roles::actor::{Actor, ActorRole};
 use crate::roles::critic::{CriticOptions, CriticPlan, CriticRole};

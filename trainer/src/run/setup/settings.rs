@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use rlt_api::resolved::{ModelSource, ResolvedOptimizer, ResolvedSpec, TokenizerSource};
+use rlt_data::tokenizer::{ConversationDefaults, Tokenizer};
 use tch::Kind;
 
-use crate::data::tokenizer::{ConversationDefaults, Tokenizer};
 use crate::roles::optim::AdamWOptions;
 use crate::run::error::TrainError;
 

@@ -2,10 +2,9 @@
 
 use rlt_api::spec::{RewardModelInput, StepAggregation, StepRewardSpec};
 use rlt_core::types::{Completion, FinishReason, Prompt, TokenId};
+use rlt_data::steps::encode_steps;
+use rlt_data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
 use serde_json::{Value, json};
-
-use crate::data::steps::encode_steps;
-use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
 
 /// Builder of a reward model's inputs.
 #[derive(Clone, Debug)]

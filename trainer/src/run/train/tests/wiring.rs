@@ -13,11 +13,11 @@ use rlt_core::rows::Rows;
 use rlt_core::schedule::{Decay, Schedule};
 use rlt_core::types::{RewardStatus, TokenId};
 use rlt_core::whiten::masked_whiten;
+use rlt_data::seeds::SeedUse;
 use rlt_tests::{choices, tiny_job_with};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::data::seeds::SeedUse;
 use crate::recipes::{Estimator, PolicyFiltration, RolloutCorrection};
 use crate::roles::objective::{objective, preference_objective};
 use crate::roles::reference::kl_controller;

@@ -1,0 +1,213 @@
+//! Dependencies of the workspace's packages: a source of the package names each of them, and packages of the
+//! workspace depend on packages below them alone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use regex::Regex;
+use rlt_rules::workspace_root;
+
+/// The packages from the bottom up, each with the packages of the workspace on which it depends outside of
+/// tests. A package depends only on packages in rows above its own.
+const PACKAGES: [(&str, &[&str]); 27] = [
+    ("rlt-algorithms", &[]),
+    ("rlt-channel", &[]),
+    ("rlt-files", &[]),
+    ("rlt-sandbox", &[]),
+    ("rlt-template", &[]),
+    ("rlt-terminal", &[]),
+    ("rlt-torch", &[]),
+    ("rlt-traces", &[]),
+    ("rlt-core", &["rlt-algorithms"]),
+    ("rlt-tracking", &["rlt-algorithms", "rlt-files"]),
+    ("rlt-api", &["rlt-algorithms", "rlt-template"]),
+    ("rlt-convert", &["rlt-api"]),
+    ("rlt-objects", &["rlt-api", "rlt-channel", "rlt-traces"]),
+    ("rlt-operator", &["rlt-api", "rlt-channel", "rlt-objects", "rlt-traces"]),
+    (
+        "rlctl",
+        &[
+            "rlt-api",
+            "rlt-channel",
+            "rlt-convert",
+            "rlt-files",
+            "rlt-objects",
+            "rlt-terminal",
+            "rlt-tracking",
+        ],
+    ),
+    ("rlt-hub", &["rlt-api", "rlt-files", "rlt-tracking"]),
+    ("rlt-data", &["rlt-api", "rlt-core", "rlt-files", "rlt-template", "rlt-terminal"]),
+    ("rlt-storage", &["rlt-api", "rlt-channel", "rlt-core", "rlt-files", "rlt-torch", "rlt-tracking"]),
+    (
+        "rlt-trainer",
+        &[
+            "rlt-api",
+            "rlt-channel",
+            "rlt-core",
+            "rlt-data",
+            "rlt-files",
+            "rlt-hub",
+            "rlt-sandbox",
+            "rlt-storage",
+            "rlt-template",
+            "rlt-terminal",
+            "rlt-torch",
+            "rlt-traces",
+            "rlt-tracking",
+        ],
+    ),
+    ("expert-iteration", &["rlt-api", "rlt-data", "rlt-trainer"]),
+    ("rlt-devices", &[]),
+    ("rlt-mutations", &[]),
+    ("rlt-rules", &[]),
+    ("rlt-skipped", &[]),
+    ("rlt-cluster", &["rlt-skipped"]),
+    ("rlt-tests", &["rlt-rules", "rlt-skipped"]),
+    ("rlt-prepare", &["rlt-cluster", "rlt-devices", "rlt-tests"]),
+];
+
+/// Tables of a manifest, and the folders and files whose code names the dependencies in them.
+const TABLES: [(&str, &[&str]); 3] = [
+    ("dependencies", &["src"]),
+    ("dev-dependencies", &["src", "tests", "benches", "examples"]),
+    ("build-dependencies", &["build.rs"]),
+];
+
+/// Dependencies that no source names, by package, each with its reason.
+const UNNAMED: [(&str, &str, &str); 1] =
+    [("rlt-api", "k8s-openapi", "the derive of `kube` writes code that names it")];
+
+/// A package of the workspace.
+struct Package {
+    folder: PathBuf,
+    manifest: toml::Table,
+}
+
+impl Package {
+    fn name(&self) -> &str {
+        self.manifest["package"]["name"].as_str().unwrap()
+    }
+
+    /// Names of the dependencies in a table of the manifest, in order.
+    fn dependencies(&self, table: &str) -> Vec<&str> {
+        let listed = self.manifest.get(table).and_then(toml::Value::as_table);
+        let mut names: Vec<&str> =
+            listed.into_iter().flat_map(|listed| listed.keys()).map(String::as_str).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Code of the package in these folders and files, with the files that it names by `#[path]`.
+    fn code(&self, places: &[&str]) -> String {
+        let mut code = String::new();
+        for file in places.iter().flat_map(|place| rust_files(&self.folder.join(place))) {
+            let text = fs::read_to_string(&file).unwrap();
+            for named in PATH.captures_iter(&text) {
+                code += &fs::read_to_string(file.with_file_name(&named[1])).unwrap_or_default();
+            }
+            code += &text;
+        }
+        code.lines().filter_map(|line| line.split("//").next()).collect::<Vec<_>>().join("\n")
+    }
+}
+
+static PATH: LazyLock<Regex> = LazyLock::new(|| Regex::new(r#"#\[path = "([^"]+)"\]"#).unwrap());
+
+fn read_manifest(folder: &Path) -> toml::Table {
+    fs::read_to_string(folder.join("Cargo.toml")).unwrap().parse().unwrap()
+}
+
+fn packages() -> Vec<Package> {
+    let root = workspace_root();
+    let workspace = read_manifest(&root);
+    let members = workspace["workspace"]["members"].as_array().unwrap();
+    let folders = members.iter().map(|member| root.join(member.as_str().unwrap()));
+    folders.map(|folder| Package { manifest: read_manifest(&folder), folder }).collect()
+}
+
+/// The file itself, or all Rust files below a folder; none if there is nothing.
+fn rust_files(path: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(path) else {
+        return path.is_file().then(|| path.to_path_buf()).into_iter().collect();
+    };
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let is_source = |path: &PathBuf| path.is_dir() || path.extension().is_some_and(|ending| ending == "rs");
+    paths.filter(is_source).flat_map(|path| rust_files(&path)).collect()
+}
+
+/// Whether code names a dependency in a path or an import.
+fn is_named(dependency: &str, code: &str) -> bool {
+    let name = dependency.replace('-', "_");
+    Regex::new(&format!(r"\b{name}::|\buse {name}\b")).unwrap().is_match(code)
+}
+
+fn is_listed(package: &str, dependency: &str) -> bool {
+    UNNAMED.iter().any(|(of, name, _)| (*of, *name) == (package, dependency))
+}
+
+#[test]
+fn a_source_names_every_dependency_of_its_package() {
+    let mut wrong = Vec::new();
+    for package in packages() {
+        for (table, places) in TABLES {
+            let code = package.code(places);
+            for dependency in package.dependencies(table) {
+                let found = is_named(dependency, &code);
+                if found == is_listed(package.name(), dependency) {
+                    let is = if found {
+                        "a source names it, so it needs no exception"
+                    } else {
+                        "no source names it"
+                    };
+                    wrong.push(format!("{}, {table}.{dependency}: {is}", package.name()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    for (package, dependency, reason) in UNNAMED {
+        let is_declared = |of: &Package| {
+            of.name() == package
+                && TABLES.iter().any(|(table, _)| of.dependencies(table).contains(&dependency))
+        };
+        assert!(packages().iter().any(is_declared), "{package} does not depend on {dependency}: {reason}");
+    }
+}
+
+#[test]
+fn packages_depend_on_packages_below_them() {
+    let packages = packages();
+    let mut wrong = Vec::new();
+    for (row, (name, expected)) in PACKAGES.iter().enumerate() {
+        let Some(package) = packages.iter().find(|package| package.name() == *name) else {
+            wrong.push(format!("the workspace has no package {name}"));
+            continue;
+        };
+        let mut declared = package.dependencies("dependencies");
+        declared.retain(|dependency| packages.iter().any(|other| other.name() == *dependency));
+        if declared != *expected {
+            wrong.push(format!("{name} depends on {declared:?}, expected {expected:?}"));
+        }
+        for dependency in *expected {
+            if !PACKAGES[..row].iter().any(|(below, _)| below == dependency) {
+                wrong.push(format!("{name} depends on {dependency}, which has no row above it"));
+            }
+        }
+    }
+    for package in &packages {
+        if !PACKAGES.iter().any(|(name, _)| *name == package.name()) {
+            wrong.push(format!("{} has no row", package.name()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_dependency_is_named_by_a_path_or_an_import_and_not_by_a_longer_word() {
+    assert!(is_named("serde-saphyr", "let value = serde_saphyr::from_str(text);"));
+    assert!(is_named("tch", "use tch::{Kind, Tensor};") && is_named("wat", "use wat as text;"));
+    assert!(!is_named("tch", "let patch = patch::apply();") && !is_named("half", "let half = 1;"));
+    assert!(!is_named("serde", "use serde_json::Value;"));
+}

@@ -1,8 +1,0 @@
-//! An item that was read from a row.
-
-/// Item after the length limit was applied.
-pub(in crate::data) enum Fitted<T> {
-    Whole(T),
-    Truncated(T),
-    TooLong,
-}
