@@ -1,5 +1,5 @@
-//! The pages of `docs/` and of the root: their links, anchors, paths and commands exist, and the site's table
-//! of contents has every page. Needs no mdBook.
+//! The pages of `docs/`, of the root and of the chart: their links, anchors, paths and commands exist, and the
+//! site's table of contents has every page. Needs no mdBook.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,8 +8,9 @@ use std::path::{Component, Path, PathBuf};
 use regex::Regex;
 use rlt_rules::workspace_root;
 
-/// Documentation in the root; the changelog names old paths, so only its links are checked.
-const ROOT_PAGES: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
+/// Documentation outside of `docs/`; the changelog names old paths, so only its links are checked.
+const OTHER_PAGES: [&str; 5] =
+    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "charts/rl-operator/README.md"];
 /// Pages of the site that are a file of the root. Links that they have would lead elsewhere from `docs/`.
 const INCLUDED: [(&str, &str); 2] =
     [("docs/architecture.md", "ARCHITECTURE.md"), ("docs/contributing.md", "CONTRIBUTING.md")];
@@ -19,7 +20,7 @@ fn pages() -> BTreeMap<String, String> {
     let root = workspace_root();
     let files = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().file_name());
     let names = files.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".md"));
-    let paths = names.map(|name| format!("docs/{name}")).chain(ROOT_PAGES.map(str::to_owned));
+    let paths = names.map(|name| format!("docs/{name}")).chain(OTHER_PAGES.map(str::to_owned));
     paths.map(|path| (path.clone(), fs::read_to_string(root.join(&path)).unwrap())).collect()
 }
 
