@@ -1,5 +1,5 @@
-//! The pages of `docs/`, of the root and of the chart: their links, anchors, paths and commands exist, and the
-//! site's table of contents has every page. Needs no mdBook.
+//! The pages of `docs/`, of the root and of the chart: their links, anchors, paths and commands exist, and
+//! the site's table of contents has every page. Needs no mdBook.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
