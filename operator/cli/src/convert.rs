@@ -73,7 +73,10 @@ fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String
     let num_launches = launches.len();
     let index = args.launch.wrapping_sub(1);
     let Some(launch) = launches.into_iter().nth(index) else {
-        bail!("--launch {}: the file starts {num_launches} trainers", args.launch);
+        bail!(
+            "--launch: expected 1 to {num_launches}, the trainers that the file starts, got {}",
+            args.launch
+        );
     };
     if num_launches > 1 {
         notes.push(format!(
