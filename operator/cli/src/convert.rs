@@ -104,7 +104,7 @@ fn named(args: &ConvertArgs, settings: &[String]) -> anyhow::Result<Launch> {
         Some(SourceProject::Verl) => (Project::Verl, "main_ppo"),
         Some(SourceProject::Trl) => (Project::Trl, "grpo"),
         Some(SourceProject::OpenInstruct) => (Project::OpenInstruct, "grpo_fast"),
-        None => bail!("settings without a script: say whose they are by --from verl, trl or open-instruct"),
+        None => bail!("--from: expected verl, trl or open-instruct for settings without a script, got none"),
     };
     Ok(Launch::new(project, args.trainer.as_deref().unwrap_or(default), settings))
 }
