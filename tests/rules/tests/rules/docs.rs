@@ -167,6 +167,18 @@ fn every_source_path_that_a_page_names_exists() {
 }
 
 #[test]
+fn the_page_of_examples_has_every_manifest_of_examples() {
+    let pages = pages();
+    let is_example = |path: &String| path.starts_with("examples/") && path.ends_with(".yaml");
+    let manifests: Vec<String> = checkout().into_iter().filter(is_example).collect();
+    assert!(manifests.len() > 20, "examples are found: {}", manifests.len());
+    let linked = links(&pages["docs/examples.md"]);
+    let is_missing = |path: &&String| !linked.contains(&format!("../{path}"));
+    let missing: Vec<&String> = manifests.iter().filter(is_missing).collect();
+    assert!(missing.is_empty(), "docs/examples.md has no link to {missing:?}");
+}
+
+#[test]
 fn every_make_target_that_a_page_names_exists() {
     let makefile = fs::read_to_string(workspace_root().join("Makefile")).unwrap();
     let is_target = |name: &str| makefile.lines().any(|line| line.starts_with(&format!("{name}:")));
