@@ -196,6 +196,26 @@ fn every_make_target_that_a_page_names_exists() {
     assert!(num_named > 10, "targets are found: {num_named}");
 }
 
+#[test]
+fn the_page_of_operations_has_every_metric_and_alert_of_the_operator() {
+    let pages = pages();
+    let page = &pages["docs/operations.md"];
+    let read = |path: &str| fs::read_to_string(workspace_root().join(path)).unwrap();
+    let metrics = |text: &str| {
+        let quoted = text.split('`').filter(|name| name.starts_with("rlt_operator_"));
+        quoted.map(str::to_owned).collect::<BTreeSet<String>>()
+    };
+    let documented = metrics(&read("operator/src/metrics.rs"));
+    assert!(documented.len() > 8, "metrics are found: {documented:?}");
+    assert_eq!(metrics(page), documented);
+    let alerts = read("charts/rl-operator/files/alerts.yaml");
+    let alerts: Vec<&str> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(!alerts.is_empty());
+    for alert in alerts {
+        assert!(page.contains(&format!("| `{alert}` |")), "docs/operations.md has no row of {alert}");
+    }
+}
+
 /// Pictures are read by browsers as images of their own: without a size they have none.
 #[test]
 fn every_picture_is_used_and_has_a_size_and_colours_for_dark_pages() {
