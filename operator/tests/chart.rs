@@ -1,4 +1,5 @@
-//! The chart: generated files are current, Helm renders the checked-in base, and every name in it exists.
+//! The chart: generated files and README are current, Helm renders the checked-in base, and every name in it
+//! exists.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -12,6 +13,8 @@ mod network;
 mod olm;
 #[path = "chart/simulated_network.rs"]
 mod simulated_network;
+#[path = "chart/values.rs"]
+mod values;
 
 use std::path::{Path, PathBuf};
 

@@ -37,7 +37,7 @@ Exit codes:
    1 failed                                78 the job cannot work here
    2 wrong command line or manifest        79 no readable checkpoint
   75 input or output failed, may pass      80 stopped after a checkpoint
-  76 another worker is gone";
+  76 another worker is gone                81 a GPU failed";
 
 /// Maximum length of a termination message that Kubernetes keeps, in bytes.
 const MAX_LAST_WORDS_BYTES: usize = 4096;
@@ -198,5 +198,17 @@ fn leave_last_words(error: &anyhow::Error) {
             "failed to write the last error to `{}`: {error}",
             std::path::Path::new(&path).display()
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_explains_every_exit_code() {
+        for exit in ExitCode::ALL {
+            assert!(EXIT_CODES.contains(&format!("{:>4} ", exit.code())), "{exit:?}");
+        }
     }
 }

@@ -38,7 +38,7 @@ Exit codes:
    1 failed                                78 the job cannot work here
    2 wrong command line or manifest        79 no readable checkpoint
   75 input or output failed, may pass      80 stopped after a checkpoint
-  76 another worker is gone";
+  76 another worker is gone                81 a GPU failed";
 
 /// Run, plan and validate RLTrainingJob manifests, and inspect jobs on a cluster.
 #[derive(Debug, Parser)]
@@ -138,10 +138,10 @@ pub(crate) struct PlanArgs {
     /// Path of the trainer that measures.
     #[arg(long, value_name = "PATH", env = "RLT_TRAINER")]
     pub(crate) trainer: Option<PathBuf>,
-    /// Mean length of prompts in tokens, for predicted times.
+    /// Mean length of prompts in tokens, at least 1, for predicted times.
     #[arg(long, value_name = "TOKENS", requires = "machine")]
     pub(crate) prompt_tokens: Option<u32>,
-    /// Mean length of completions in tokens, for predicted times.
+    /// Mean length of completions in tokens, at least 1, for predicted times.
     #[arg(long, value_name = "TOKENS", requires = "machine")]
     pub(crate) completion_tokens: Option<u32>,
     /// Run folder whose lengths of sequences are used for predicted times, which are compared with the run's.
@@ -165,8 +165,8 @@ pub(crate) struct DataArgs {
     /// Manifest of the job; - for standard input.
     #[arg(long = "file", short, value_name = "MANIFEST")]
     pub(crate) file: PathBuf,
-    /// Number of rows to show, from the first.
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    /// Number of rows to show, from the first: 1 to 100000.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) rows: u32,
     /// Show held-out rows instead of training rows.
     #[arg(long)]
@@ -230,6 +230,20 @@ impl DocumentFormat {
         match self {
             Self::Text => rlt_terminal::text(),
             Self::Json | Self::Yaml => rlt_terminal::document(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rlt_api::ExitCode;
+
+    use super::EXAMPLES;
+
+    #[test]
+    fn the_help_explains_every_exit_code() {
+        for exit in ExitCode::ALL {
+            assert!(EXAMPLES.contains(&format!("{:>4} ", exit.code())), "{exit:?}");
         }
     }
 }

@@ -73,7 +73,10 @@ fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String
     let num_launches = launches.len();
     let index = args.launch.wrapping_sub(1);
     let Some(launch) = launches.into_iter().nth(index) else {
-        bail!("--launch {}: the file starts {num_launches} trainers", args.launch);
+        bail!(
+            "--launch: expected 1 to {num_launches}, the trainers that the file starts, got {}",
+            args.launch
+        );
     };
     if num_launches > 1 {
         notes.push(format!(
@@ -101,7 +104,7 @@ fn named(args: &ConvertArgs, settings: &[String]) -> anyhow::Result<Launch> {
         Some(SourceProject::Verl) => (Project::Verl, "main_ppo"),
         Some(SourceProject::Trl) => (Project::Trl, "grpo"),
         Some(SourceProject::OpenInstruct) => (Project::OpenInstruct, "grpo_fast"),
-        None => bail!("settings without a script: say whose they are by --from verl, trl or open-instruct"),
+        None => bail!("--from: expected verl, trl or open-instruct for settings without a script, got none"),
     };
     Ok(Launch::new(project, args.trainer.as_deref().unwrap_or(default), settings))
 }

@@ -81,6 +81,14 @@ fn help_shows_commands_examples_and_exit_codes() {
 }
 
 #[test]
+fn a_number_of_rows_out_of_its_range_is_refused_with_the_range() {
+    let refused = rlctl(&["data", "-f", ARITHMETIC, "--rows", "0"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let error = stderr(&refused);
+    assert!(error.contains("--rows") && error.contains("0 is not in 1..=100000"), "{error}");
+}
+
+#[test]
 fn as_a_kubectl_plug_in_it_shows_that_name() {
     let folder = tempfile::tempdir().unwrap();
     let called = |name: &str, args: &[&str]| {

@@ -43,7 +43,7 @@ pub struct Args {
     /// Defaults for the pods of all jobs: YAML with a part of `spec.workers`.
     #[arg(long, env = "RLT_POD_DEFAULTS", value_name = "YAML", value_parser = defaults)]
     pub pod_defaults: Option<Defaults>,
-    /// Maximum number of jobs that are reconciled at the same time; most of them wait for the rate limit.
+    /// Maximum number of jobs that are reconciled at the same time, at least 1; most wait for the rate limit.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     pub concurrency: u16,
     /// Node conditions that report a problem, separated by commas: TYPE, or TYPE=STATUS where the status is

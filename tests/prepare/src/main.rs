@@ -21,7 +21,25 @@ const TASKS: [Task; 5] = [
     ("images", images),
 ];
 
+const USAGE: &str = "\
+Make what tests need and must not download or compile themselves. What is there already is kept.
+
+Usage: rlt-prepare
+
+It makes programs of clusters, Python packages, the Python of the sandbox, emulated devices and images, and prints how
+many seconds each took.
+
+Exit codes:
+   0 all of them are there
+   1 one of them cannot be made
+   2 an argument was given";
+
 fn main() -> ExitCode {
+    if let Some(argument) = std::env::args().nth(1) {
+        println!("{USAGE}");
+        let is_question = ["-h", "--help"].contains(&argument.as_str());
+        return if is_question { ExitCode::SUCCESS } else { ExitCode::from(2) };
+    }
     let mut is_whole = true;
     for (name, make) in TASKS {
         let started = Instant::now();

@@ -12,3 +12,14 @@ fn a_second_preparation_finds_everything_there() {
     assert!(output.status.success(), "{text}");
     assert!(!text.contains("building"), "{text}");
 }
+
+#[test]
+fn an_argument_is_answered_with_the_usage_and_makes_nothing() {
+    for (argument, code) in [("--help", 0), ("images", 2)] {
+        let output = Command::new(env!("CARGO_BIN_EXE_rlt-prepare")).arg(argument).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(code), "{argument}: {text}");
+        assert!(text.contains("Usage: rlt-prepare\n"), "{argument}: {text}");
+        assert!(!text.contains("prepare: "), "{argument}: {text}");
+    }
+}

@@ -21,6 +21,8 @@ mod examples;
 mod files;
 #[path = "rules/http.rs"]
 mod http;
+#[path = "rules/pictures.rs"]
+mod pictures;
 #[path = "rules/promises.rs"]
 mod promises;
 #[path = "rules/supply.rs"]

@@ -28,7 +28,7 @@ pub struct DataArgs {
     /// Manifest of the job; - for standard input
     #[arg(long, value_name = "FILE")]
     pub manifest: PathBuf,
-    /// Number of rows to show, from the first
+    /// Number of rows to show, from the first: 1 to 100000
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub rows: u32,
     /// Show held-out rows instead of training rows

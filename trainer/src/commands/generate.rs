@@ -39,28 +39,29 @@ pub struct GenerateArgs {
     /// File of completions to write
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Maximum length of a completion in tokens
+    /// Maximum length of a completion in tokens, at least 1
     #[arg(long, value_name = "N")]
     pub max_new_tokens: NonZeroUsize,
-    /// Sampling temperature; 0 takes the most probable token
+    /// Sampling temperature, at least 0; 0 takes the most probable token
     #[arg(long, default_value_t = 1.0)]
     pub temperature: f64,
-    /// Nucleus sampling: probability that the most probable tokens to draw from reach together
+    /// Nucleus sampling: probability that the most probable tokens to draw from reach together, above 0 and
+    /// at most 1
     #[arg(long, default_value_t = 1.0)]
     pub top_p: f64,
-    /// Number of most probable tokens to draw from; 0 for all
+    /// Number of most probable tokens to draw from; 0 means all
     #[arg(long, default_value_t = 0)]
     pub top_k: usize,
-    /// Minimum probability of a token, relative to that of the most probable one
+    /// Minimum probability of a token relative to that of the most probable one, from 0 to 1
     #[arg(long, default_value_t = 0.0)]
     pub min_p: f64,
-    /// Penalty on tokens that have already appeared; above 1 discourages them
+    /// Penalty on tokens that have already appeared, above 0; values above 1 discourage them
     #[arg(long, default_value_t = 1.0)]
     pub repetition_penalty: f64,
     /// Random seed: the same seed gives the same completions
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Number of completions of each prompt
+    /// Number of completions of each prompt, at least 1
     #[arg(long, default_value = "1")]
     pub n: NonZeroUsize,
     /// Stop string, which ends a completion and is cut off; may be repeated
@@ -72,7 +73,7 @@ pub struct GenerateArgs {
     /// Continue past the model's end-of-sequence tokens
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Maximum number of sequences that are decoded at the same time
+    /// Maximum number of sequences that are decoded at the same time, at least 1
     #[arg(long, value_name = "N", default_value = "64")]
     pub max_concurrent: NonZeroUsize,
     /// Decode on a GPU without CUDA graphs

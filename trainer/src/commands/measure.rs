@@ -38,7 +38,7 @@ pub struct MeasureArgs {
     /// Device to measure.
     #[arg(long, value_enum, default_value_t = MeasuredDevice::Cpu)]
     pub device: MeasuredDevice,
-    /// Number of CPU threads; by default one per core.
+    /// Number of CPU threads, at least 1; by default one per core.
     #[arg(long)]
     pub threads: Option<usize>,
 }

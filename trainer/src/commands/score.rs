@@ -31,7 +31,7 @@ pub struct ScoreArgs {
     /// Model that scores.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Temperature by which logits are divided before the softmax
+    /// Temperature by which logits are divided before the softmax, above 0
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = positive)]
     pub temperature: f64,
     /// File of JSON lines to read, each with "id" and either "tokens" or "text"

@@ -36,10 +36,10 @@ const SETUP_GRACE: Duration = Duration::from_secs(3);
 /// Runs a manifest in this process.
 #[derive(Args, Clone, Debug)]
 pub struct WorkerArgs {
-    /// RLTrainingJob manifest; - for standard input
+    /// Manifest of the job; - for standard input
     #[arg(long, value_name = "FILE")]
     pub manifest: PathBuf,
-    /// Run folder; by default `runs/<metadata.name>`.
+    /// Run folder; by default runs/ and the job's name.
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
     /// Remove the files of an earlier run in the folder and start over.

@@ -25,7 +25,8 @@ pub(crate) struct ConvertArgs {
     /// Project of the settings, if there is no script.
     #[arg(long, value_enum)]
     pub(crate) from: Option<SourceProject>,
-    /// Trainer of the project, if there is no script: main_ppo, sft_trainer, grpo, dpo, grpo_fast, ..
+    /// Trainer of the project, if there is no script: main_ppo, sft_trainer, grpo, dpo, grpo_fast, ..; by
+    /// default main_ppo for verl, grpo for trl and grpo_fast for open-instruct.
     #[arg(long, value_name = "NAME")]
     pub(crate) trainer: Option<String>,
     /// Variable in the script's environment; may be repeated.

@@ -32,10 +32,10 @@ pub struct ProcessArgs {
     /// Host by which ranks reach this process where no Service leads to it.
     #[arg(long, value_name = "HOST", conflicts_with = "channel_service")]
     pub channel_host: Option<String>,
-    /// Sustained rate of calls to the API server, per second.
+    /// Sustained rate of calls to the API server, per second: 1 to 100000.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub calls_per_second: u32,
-    /// Maximum burst of calls to the API server.
+    /// Maximum number of calls to the API server at once after a pause: 1 to 100000.
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub call_burst: u32,
 }

@@ -1,5 +1,5 @@
-//! The pages of `docs/` and of the root: their links, anchors, paths and commands exist, and the site's table
-//! of contents has every page. Needs no mdBook.
+//! The pages of `docs/`, of the root and of the chart: their links, anchors, paths and commands exist, and
+//! the site's table of contents has every page. Needs no mdBook.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,8 +8,9 @@ use std::path::{Component, Path, PathBuf};
 use regex::Regex;
 use rlt_rules::workspace_root;
 
-/// Documentation in the root; the changelog names old paths, so only its links are checked.
-const ROOT_PAGES: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
+/// Documentation outside of `docs/`; the changelog names old paths, so only its links are checked.
+const OTHER_PAGES: [&str; 5] =
+    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "charts/rl-operator/README.md"];
 /// Pages of the site that are a file of the root. Links that they have would lead elsewhere from `docs/`.
 const INCLUDED: [(&str, &str); 2] =
     [("docs/architecture.md", "ARCHITECTURE.md"), ("docs/contributing.md", "CONTRIBUTING.md")];
@@ -19,7 +20,7 @@ fn pages() -> BTreeMap<String, String> {
     let root = workspace_root();
     let files = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().file_name());
     let names = files.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".md"));
-    let paths = names.map(|name| format!("docs/{name}")).chain(ROOT_PAGES.map(str::to_owned));
+    let paths = names.map(|name| format!("docs/{name}")).chain(OTHER_PAGES.map(str::to_owned));
     paths.map(|path| (path.clone(), fs::read_to_string(root.join(&path)).unwrap())).collect()
 }
 
@@ -166,6 +167,18 @@ fn every_source_path_that_a_page_names_exists() {
 }
 
 #[test]
+fn the_page_of_examples_has_every_manifest_of_examples() {
+    let pages = pages();
+    let is_example = |path: &String| path.starts_with("examples/") && path.ends_with(".yaml");
+    let manifests: Vec<String> = checkout().into_iter().filter(is_example).collect();
+    assert!(manifests.len() > 20, "examples are found: {}", manifests.len());
+    let linked = links(&pages["docs/examples.md"]);
+    let is_missing = |path: &&String| !linked.contains(&format!("../{path}"));
+    let missing: Vec<&String> = manifests.iter().filter(is_missing).collect();
+    assert!(missing.is_empty(), "docs/examples.md has no link to {missing:?}");
+}
+
+#[test]
 fn every_make_target_that_a_page_names_exists() {
     let makefile = fs::read_to_string(workspace_root().join("Makefile")).unwrap();
     let is_target = |name: &str| makefile.lines().any(|line| line.starts_with(&format!("{name}:")));
@@ -181,6 +194,26 @@ fn every_make_target_that_a_page_names_exists() {
         }
     }
     assert!(num_named > 10, "targets are found: {num_named}");
+}
+
+#[test]
+fn the_page_of_operations_has_every_metric_and_alert_of_the_operator() {
+    let pages = pages();
+    let page = &pages["docs/operations.md"];
+    let read = |path: &str| fs::read_to_string(workspace_root().join(path)).unwrap();
+    let metrics = |text: &str| {
+        let quoted = text.split('`').filter(|name| name.starts_with("rlt_operator_"));
+        quoted.map(str::to_owned).collect::<BTreeSet<String>>()
+    };
+    let documented = metrics(&read("operator/src/metrics.rs"));
+    assert!(documented.len() > 8, "metrics are found: {documented:?}");
+    assert_eq!(metrics(page), documented);
+    let alerts = read("charts/rl-operator/files/alerts.yaml");
+    let alerts: Vec<&str> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(!alerts.is_empty());
+    for alert in alerts {
+        assert!(page.contains(&format!("| `{alert}` |")), "docs/operations.md has no row of {alert}");
+    }
 }
 
 /// Pictures are read by browsers as images of their own: without a size they have none.
