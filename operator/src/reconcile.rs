@@ -276,7 +276,7 @@ async fn report(
         StatusWritten::Yes => {
             context.metrics.status_written(&before.status, &decision.status, Timestamp::now());
             follow::end_attempt(job, &before.status, &decision.status);
-            publish(context, job, &before.status, decision);
+            publish(context, job, before.published(job), decision);
             decision.requeue_after
         }
         StatusWritten::NothingNew => decision.requeue_after,

@@ -44,6 +44,15 @@ impl Current {
             None => version(&self.resource_version) > version(job.resource_version()),
         }
     }
+
+    /// Returns the last status about which Events were published: that of the reflector store while this one
+    /// waits to be written.
+    pub fn published<'a>(&'a self, job: &'a Job) -> &'a RLTrainingJobStatus {
+        match (self.deferred_since, &job.status) {
+            (Some(_), Ok(stored)) => stored,
+            _ => &self.status,
+        }
+    }
 }
 
 impl Written {

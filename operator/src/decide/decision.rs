@@ -27,7 +27,7 @@ pub struct Decision {
     pub status: RLTrainingJobStatus,
     /// The job's state.
     pub state: JobState,
-    /// Warnings at the start of the job.
+    /// Warnings of the specification during the first attempt, for the Events about its start.
     pub warnings: Vec<Warning>,
     /// The reason why applying the decision failed; `None` before it was applied.
     pub apply_failure: Option<ApplyFailure>,

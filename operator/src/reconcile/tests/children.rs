@@ -6,16 +6,6 @@ use rlt_objects::prepare::Prepared;
 
 use super::*;
 
-/// The job with these fields of its workers.
-fn with_workers(workers: Value) -> Job {
-    let mut job = job(&json!({"observedGeneration": -1}));
-    let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
-    let fields = spec["workers"].as_object_mut().unwrap();
-    fields.extend(workers.as_object().unwrap().clone());
-    job.spec = spec.to_string();
-    job
-}
-
 /// The claim of a job as the operator would make it.
 fn claim_of(job: &Job, context: &Context) -> k8s_openapi::api::core::v1::PersistentVolumeClaim {
     let prepared = Prepared::new(job).unwrap();
