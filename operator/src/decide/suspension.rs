@@ -40,16 +40,22 @@ pub(super) fn wait_for_queue(mut reconcile: Reconcile<'_>, hold: JobState) -> De
 /// Deletes the pods of a job that gives its place back. Those of a failed attempt have lost their peer and
 /// cannot save a checkpoint.
 fn give_place_back(reconcile: Reconcile<'_>, held: JobState) -> Decision {
-    let grace_seconds = deletion::survivors_grace(&reconcile.status);
+    let grace_seconds = deletion::survivors_grace(&reconcile.status, reconcile.attempt());
     pause(reconcile, held, grace_seconds)
 }
 
-/// Deletes all pods, by default with their own grace period, in which they save a checkpoint. `held` is the
-/// state once no pod is left.
+/// Ends the attempt in the status, and then deletes all pods, by default with their own grace period, in
+/// which they save a checkpoint. `held` is the state once no pod is left. Pods that were deleted before the
+/// status was written would count as a failure of the attempt, if the job is resumed while no operator runs.
 fn pause(mut reconcile: Reconcile<'_>, held: JobState, grace_seconds: Option<u32>) -> Decision {
+    let has_pods = reconcile.pods.all().next().is_some();
+    if has_pods && reconcile.status.active_since.is_some() {
+        deactivate(&mut reconcile);
+        return reconcile.write_first(JobState::Suspending);
+    }
     deactivate(&mut reconcile);
     reconcile.delete = deletion::deletions(&reconcile, reconcile.pods.all(), grace_seconds);
-    if reconcile.pods.all().next().is_none() {
+    if !has_pods {
         return reconcile.decide(held, None);
     }
     let state = deletion::stuck(&reconcile).unwrap_or(JobState::Suspending);
