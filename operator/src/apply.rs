@@ -27,7 +27,7 @@ use rlt_objects::worker::Worker;
 pub use error::ApplyError;
 pub use manifest::read_manifest;
 pub use nodes::{read_node_labels, read_nodes};
-pub use status::{StatusWritten, write_status};
+pub use status::{StatusWritten, confirm, write_status};
 
 use crate::client::Limiter;
 use crate::decide::{self, Decision};

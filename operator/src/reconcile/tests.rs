@@ -3,6 +3,7 @@
 
 mod children;
 mod events;
+mod outdated;
 mod specification;
 
 use std::sync::{Mutex, PoisonError};
