@@ -91,7 +91,8 @@ pub async fn apply(
     if !decision.needs_children {
         return objects.change_claim(decision.status.completion_time.is_none()).await;
     }
-    objects.apply_prerequisites().await?;
+    let starts_ranks = !decision.start.is_empty() || !decision.assign.is_empty();
+    objects.apply_prerequisites(starts_ranks).await?;
     let pods = async {
         if decision.start.is_empty() {
             return Ok(());
