@@ -66,10 +66,13 @@ pub fn decide(input: &ReconcileInput<'_>) -> Decision {
         suspension::begin(reconcile)
     } else {
         match attempt_state(&reconcile) {
-            AttemptState::Failed(failure) => {
-                let failure = evacuation::attribute(&reconcile, failure);
-                retries::answer(reconcile, failure)
-            }
+            AttemptState::Failed(failure) => match spares::reports_due(&reconcile) {
+                Some(wait) => reconcile.keep(wait),
+                None => {
+                    let failure = evacuation::attribute(&reconcile, failure);
+                    retries::answer(reconcile, failure)
+                }
+            },
             AttemptState::CauseUnknown(wait) => reconcile.keep(wait),
             AttemptState::Stopping { cause, message, wait } => {
                 reconcile.decide(JobState::Stopping(cause, message), Some(wait))

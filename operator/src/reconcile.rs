@@ -258,6 +258,7 @@ fn reconcile_input<'a>(
         nodes: &observed.nodes,
         node_labels: None,
         report: observed.report.as_ref(),
+        launchers_due: observed.launchers_due,
         queueing: &observed.queueing,
         now,
     }
