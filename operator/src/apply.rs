@@ -27,7 +27,7 @@ use rlt_objects::worker::Worker;
 pub use error::ApplyError;
 pub use manifest::read_manifest;
 pub use nodes::{read_node_labels, read_nodes};
-pub use status::{StatusWritten, write_status};
+pub use status::{StatusWritten, confirm, write_status};
 
 use crate::client::Limiter;
 use crate::decide::{self, Decision};
@@ -91,7 +91,8 @@ pub async fn apply(
     if !decision.needs_children {
         return objects.change_claim(decision.status.completion_time.is_none()).await;
     }
-    objects.apply_prerequisites().await?;
+    let starts_ranks = !decision.start.is_empty() || !decision.assign.is_empty();
+    objects.apply_prerequisites(starts_ranks).await?;
     let pods = async {
         if decision.start.is_empty() {
             return Ok(());

@@ -5,8 +5,9 @@
 //! finished? -> complete? -> past its deadline? -> suspended? -> not admitted? -> attempt failed?
 //!           -> create missing pods
 //! ```
-//! A new attempt, and the end of a job, are written to the status first; pods follow in the next reconcile.
-//! An operator that crashes in between never leaves pods of two attempts running.
+//! A new attempt, a suspension, and the end of a job are written to the status first; pods follow in the next
+//! reconcile. An operator that crashes in between never leaves pods of two attempts running, and takes no pod
+//! that it deleted itself for one that was lost.
 
 mod attempt;
 mod attempt_end;
@@ -65,10 +66,13 @@ pub fn decide(input: &ReconcileInput<'_>) -> Decision {
         suspension::begin(reconcile)
     } else {
         match attempt_state(&reconcile) {
-            AttemptState::Failed(failure) => {
-                let failure = evacuation::attribute(&reconcile, failure);
-                retries::answer(reconcile, failure)
-            }
+            AttemptState::Failed(failure) => match spares::reports_due(&reconcile) {
+                Some(wait) => reconcile.keep(wait),
+                None => {
+                    let failure = evacuation::attribute(&reconcile, failure);
+                    retries::answer(reconcile, failure)
+                }
+            },
             AttemptState::CauseUnknown(wait) => reconcile.keep(wait),
             AttemptState::Stopping { cause, message, wait } => {
                 reconcile.decide(JobState::Stopping(cause, message), Some(wait))

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::stream::{self, BoxStream, StreamExt as _};
 use kube::runtime::reflector::ObjectRef;
@@ -25,6 +26,8 @@ pub struct Observed {
     pub nodes: NodeStates,
     /// Last report of the job's trainer; `None` without one.
     pub report: Option<Report>,
+    /// Time that launchers have left to report to this operator; `None` once it is over.
+    pub launchers_due: Option<Duration>,
     /// State of the job in its queue.
     pub queueing: Queueing,
 }
@@ -42,6 +45,12 @@ pub trait Reports: Send + Sync + std::fmt::Debug {
     /// Returns the last reports of the launchers of a job's pods, by the UID of the pod.
     fn launchers(&self, _job: &JobKey) -> BTreeMap<Arc<str>, Launcher> {
         BTreeMap::new()
+    }
+
+    /// Returns the time that launchers have left to report to this operator after a change of the leader;
+    /// `None` once it is over.
+    fn launchers_due(&self) -> Option<Duration> {
+        None
     }
 
     /// Tells the launchers of a job that no attempt follows.
@@ -89,6 +98,7 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
         nodes: context.index.nodes.of(&workers),
         workers,
         report: context.reports.latest(&key),
+        launchers_due: context.reports.launchers_due(),
         queueing: Queueing {
             queue: queue::asked_for(job).map(str::to_owned),
             prebuilt: queue::label(job, queue::PREBUILT_LABEL).map(str::to_owned),

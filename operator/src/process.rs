@@ -151,11 +151,13 @@ impl Process {
         let Some(channel) = self.channel.clone() else { return };
         let reviewer = TokenReviewer(self.client.clone());
         let (reports, metrics) = (self.reports.clone(), self.metrics.clone());
-        let service = ChannelService::new(reviewer, workers, reports, channel.keys.clone(), metrics);
+        reports.expect_launchers();
+        let service = ChannelService::new(reviewer, workers, reports.clone(), channel.keys.clone(), metrics);
         let (client, args, leadership) = (self.client.clone(), args.clone(), self.leadership());
         tokio::spawn(async move {
             let mut leadership = leadership;
             while leadership.wait_for(|leads| *leads).await.is_ok() {
+                reports.lead();
                 let served = channel.serve(&client, &args, service.clone(), leadership.clone()).await;
                 if let Err(error) = served {
                     tracing::warn!(

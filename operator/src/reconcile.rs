@@ -91,6 +91,9 @@ async fn reconcile_observed(
         tracing::debug!(job = job.name(), %stop, "reconcile stopped: the next leader does it");
         return applied.map(|()| Action::await_change());
     }
+    if applied.as_ref().is_err_and(ApplyError::is_outdated) {
+        return applied.map(|()| Action::await_change());
+    }
     let wait = report(context, job, &observed, &decision).await?;
     requeue(context, job, &decision, applied, wait)
 }
@@ -119,9 +122,26 @@ async fn decide_and_apply(
     if decision.status.completion_time.is_some() {
         context.reports.end_launchers(&job.key());
     }
-    let applied = apply_decision(context, &input, observed, &decision).await;
+    let applied = match confirm(context, job, observed, &decision).await {
+        Ok(()) => apply_decision(context, &input, observed, &decision).await,
+        Err(error) => Err(error),
+    };
     let applied = ApplyError::first_of([applied, nodes_read]);
     (with_failure(context, job, decision, &applied, now), applied)
+}
+
+/// Confirms that a job was decided about in its newest version, before pods or its place in a queue are
+/// changed.
+async fn confirm(
+    context: &Context,
+    job: &Job,
+    observed: &mut Observed,
+    decision: &Decision,
+) -> Result<(), ApplyError> {
+    if !decision.changes_objects() {
+        return Ok(());
+    }
+    Box::pin(apply::confirm(&context.client, &context.written, job, &mut observed.current)).await
 }
 
 /// Reads nodes that are not in the cache, before their pods are taken for lost. A node that cannot be read
@@ -238,6 +258,7 @@ fn reconcile_input<'a>(
         nodes: &observed.nodes,
         node_labels: None,
         report: observed.report.as_ref(),
+        launchers_due: observed.launchers_due,
         queueing: &observed.queueing,
         now,
     }
@@ -276,7 +297,7 @@ async fn report(
         StatusWritten::Yes => {
             context.metrics.status_written(&before.status, &decision.status, Timestamp::now());
             follow::end_attempt(job, &before.status, &decision.status);
-            publish(context, job, &before.status, decision);
+            publish(context, job, before.published(job), decision);
             decision.requeue_after
         }
         StatusWritten::NothingNew => decision.requeue_after,

@@ -82,6 +82,7 @@ impl Life {
             nodes: &NodeStates::new(),
             node_labels: None,
             report,
+            launchers_due: None,
             queueing: &self.queueing,
             now: now(),
         })

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use futures::future::{join, join_all};
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client, Resource};
@@ -46,7 +46,8 @@ impl<'a> JobChildren<'a> {
     /// Applies the children that must exist before pods: without their ServiceAccount pods are refused, pods
     /// of an isolated job must not run without its NetworkPolicy, pods must not find the manifest or the
     /// address of an earlier attempt, and they would wait for ever for a claim that they cannot mount.
-    pub(super) async fn apply_prerequisites(&self) -> Result<(), ApplyError> {
+    /// `starts_ranks` says whether ranks are about to read the manifest.
+    pub(super) async fn apply_prerequisites(&self, starts_ranks: bool) -> Result<(), ApplyError> {
         if self.is_isolated() {
             self.apply_network_policy().await?;
         }
@@ -54,8 +55,10 @@ impl<'a> JobChildren<'a> {
         let account = build::service_account(self.input);
         let digest = build::content_digest(&account).map(str::to_owned);
         self.ensure(Child::ServiceAccount.into(), digest, || Some(account)).await?;
-        if self.is_known(Child::ConfigMap) {
-            self.apply_config_map().await?;
+        match self.is_known(Child::ConfigMap) {
+            true if starts_ranks => Box::pin(self.restore_config_map()).await?,
+            true => self.apply_config_map().await?,
+            false => {}
         }
         for (group, first) in &self.groups {
             if first.is_none() && self.known.contains_key(&id(Child::Endpoint, group)) {
@@ -158,11 +161,44 @@ impl<'a> JobChildren<'a> {
         {
             return Ok(());
         }
-        let config_map = build::config_map(self.input)
-            .map_err(|source| ApplyError::Manifest { name: self.job.name().to_owned(), source })?;
-        let digest = build::content_digest(&config_map).unwrap_or_default().to_owned();
-        self.ensure(Child::ConfigMap.into(), Some(made.get_or_init(|| digest).clone()), || Some(config_map))
-            .await
+        let config_map = self.config_map()?;
+        let digest = self.manifest_digest(&config_map);
+        self.ensure(Child::ConfigMap.into(), Some(digest), || Some(config_map)).await
+    }
+
+    /// Writes the ConfigMap again if it does not have the data of the job, before ranks read it. An edit of
+    /// the data leaves the digest in its annotation as it is, so the watch does not show it.
+    async fn restore_config_map(&self) -> Result<(), ApplyError> {
+        let wanted = self.config_map()?;
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), self.job.namespace());
+        let name = build::config_map_name(self.job.name());
+        let found = api.get_opt(&name).await;
+        let found = found.map_err(|source| ApplyError::Call { act: "read", name, source })?;
+        let is_ours =
+            |found: &ConfigMap| worker::owner(&found.metadata).is_some_and(|owner| owner == self.job.key());
+        match found.filter(is_ours) {
+            Some(found) if holds(&found, &wanted) => {}
+            Some(_) => {
+                let (namespace, job) = (self.job.namespace(), self.job.name());
+                tracing::warn!(namespace, job, "the ConfigMap has other data than the job; writing it again");
+                Box::pin(self.take_over_and_change(&wanted)).await?;
+            }
+            None => Box::pin(self.make(&wanted)).await?,
+        }
+        let digest = Some(self.manifest_digest(&wanted));
+        self.index.enter(&self.job.key(), ChildEntry { id: Child::ConfigMap.into(), digest });
+        Ok(())
+    }
+
+    fn config_map(&self) -> Result<ConfigMap, ApplyError> {
+        build::config_map(self.input)
+            .map_err(|source| ApplyError::Manifest { name: self.job.name().to_owned(), source })
+    }
+
+    /// Returns the digest of the ConfigMap, which is then known without building that again.
+    fn manifest_digest(&self, config_map: &ConfigMap) -> String {
+        let digest = || build::content_digest(config_map).unwrap_or_default().to_owned();
+        self.input.prepared.manifest_digest.get_or_init(digest).clone()
     }
 
     async fn apply_endpoint(&self, group: &WorkerGroup, first: Option<&Worker>) -> Result<(), ApplyError> {
@@ -312,6 +348,14 @@ enum Created {
 /// Returns the identifier of a child of a group of workers.
 fn id(child: Child, group: &WorkerGroup) -> ChildId {
     ChildId { child, group: group.name.as_str().into() }
+}
+
+/// Whether a ConfigMap has the digest and all data of the wanted one.
+fn holds(found: &ConfigMap, wanted: &ConfigMap) -> bool {
+    let data = found.data.as_ref();
+    let has = |key: &String, text: &String| data.is_some_and(|data| data.get(key) == Some(text));
+    build::content_digest(found) == build::content_digest(wanted)
+        && wanted.data.iter().flatten().all(|(key, text)| has(key, text))
 }
 
 /// Whether the operator made the object and no existing job owns it.

@@ -33,6 +33,8 @@ pub enum ApplyError {
     Manifest { name: String, source: ObjectError },
     #[error("failed to write the status of `{name}` as JSON")]
     Json { name: String, source: serde_json::Error },
+    #[error("the API server has a newer version of `{name}` than the watch has shown")]
+    Outdated { name: String },
     #[error(transparent)]
     Closed(#[from] Closed),
 }
@@ -40,7 +42,16 @@ pub enum ApplyError {
 impl ApplyError {
     /// Whether the job changed in between: it is reconciled again at once.
     pub fn is_conflict(&self) -> bool {
-        matches!(self, Self::Call { source: kube::Error::Api(status), .. } if status.is_conflict())
+        match self {
+            Self::Outdated { .. } => true,
+            Self::Call { source: kube::Error::Api(status), .. } => status.is_conflict(),
+            _ => false,
+        }
+    }
+
+    /// Whether nothing was changed, because an outdated version of the job was decided from.
+    pub fn is_outdated(&self) -> bool {
+        matches!(self, Self::Outdated { .. })
     }
 
     /// An object with the name of a child, but of another owner.
@@ -64,7 +75,7 @@ impl ApplyError {
     /// Returns what the status says after `num_in_a_row` failures, `None` for a first transient one.
     pub fn failure(&self, num_in_a_row: u32) -> Option<ApplyFailure> {
         let (reason, needs_action) = match self {
-            Self::Closed(_) => return None,
+            Self::Closed(_) | Self::Outdated { .. } => return None,
             Self::Refused { .. } => (Reason::WorkersRefused, true),
             Self::Unfit { .. } => (Reason::ObjectRefused, true),
             Self::Occupied { is_going, .. } => (Reason::NameConflict, !is_going),

@@ -9,7 +9,7 @@ use rlt_api::status::{ConditionType, RLTrainingJobStatus};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
 use rlt_objects::seen::SeenMetadata;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::ApplyError;
@@ -70,35 +70,65 @@ pub async fn write_status(
         return Ok(StatusWritten::Later(wait));
     }
     let status = RLTrainingJobStatus { writes: before.status.writes + 1, ..status.clone() };
-    let name = job.name();
-    let patch = json!({
-        "apiVersion": rlt_api::API_VERSION,
-        "kind": rlt_api::KIND,
-        "metadata": {"name": name, "uid": job.uid(), "resourceVersion": before.resource_version},
-        "status": status,
-    });
     let is_news_only = pace.is_some() || is_first(before, &status);
     let importance = if is_news_only { Importance::Notice } else { Importance::Status };
-    let taken = Box::pin(write(client, job, &Patch::Apply(&patch), importance)).await;
-    let resource_version = taken.map_err(|source| ApplyError::Call {
-        act: "write the status of",
-        name: name.to_owned(),
-        source,
-    })?;
+    let taken = Box::pin(write(client, job, &before.resource_version, &status, importance)).await;
+    // The status may be written although the call failed.
+    let taken = taken.inspect_err(|_| written.doubt(job.uid()));
+    let resource_version = taken.map_err(|source| not_written(job, source))?;
     written.note(job.uid(), Current { status, resource_version, deferred_since: None });
     Ok(StatusWritten::Yes)
 }
 
-/// Writes the status, and returns the job's new resource version.
+/// Confirms that no newer version of a job exists than the one that is decided from, by writing its unchanged
+/// status under its resource version. One call for each job and process is enough, and one after each write
+/// whose outcome is not known. A job whose first attempt has not begun has no earlier status.
+///
+/// # Errors
+/// [`ApplyError::Outdated`] if there is a newer version, and any other error of the call.
+pub async fn confirm(
+    client: &Client,
+    written: &Written,
+    job: &Job,
+    current: &mut Current,
+) -> Result<(), ApplyError> {
+    let is_new = current.deferred_since.is_some() || current.status.attempt.is_none();
+    if is_new || written.is_confirmed(job.uid()) {
+        return Ok(());
+    }
+    let taken = write(client, job, &current.resource_version, &current.status, Importance::Status).await;
+    match taken.map_err(|source| not_written(job, source)) {
+        Ok(resource_version) => {
+            current.resource_version = resource_version;
+            written.confirm(job.uid());
+            Ok(())
+        }
+        Err(error) if error.is_conflict() => Err(ApplyError::Outdated { name: job.name().to_owned() }),
+        Err(error) => Err(error),
+    }
+}
+
+fn not_written(job: &Job, source: kube::Error) -> ApplyError {
+    ApplyError::Call { act: "write the status of", name: job.name().to_owned(), source }
+}
+
+/// Writes a status under a resource version of the job, and returns the new one.
 async fn write(
     client: &Client,
     job: &Job,
-    patch: &Patch<&Value>,
+    resource_version: &str,
+    status: &RLTrainingJobStatus,
     importance: Importance,
 ) -> Result<String, kube::Error> {
+    let patch = json!({
+        "apiVersion": rlt_api::API_VERSION,
+        "kind": rlt_api::KIND,
+        "metadata": {"name": job.name(), "uid": job.uid(), "resourceVersion": resource_version},
+        "status": status,
+    });
     let request = Request::new(Job::url_path(&(), Some(job.namespace())));
     let params = PatchParams::apply(labels::STATUS_MANAGER).force();
-    let request = request.patch_subresource("status", job.name(), &params, patch);
+    let request = request.patch_subresource("status", job.name(), &params, &Patch::Apply(&patch));
     let mut request = request.map_err(kube::Error::BuildRequest)?;
     request.extensions_mut().insert(importance);
     let taken: SeenMetadata<Job> = client.request(request).await?;
@@ -161,6 +191,7 @@ mod tests {
     use super::*;
     use http::{Request, Response};
     use kube::client::Body;
+    use serde_json::Value;
 
     fn job(status: &Value) -> Value {
         json!({
@@ -212,6 +243,27 @@ mod tests {
 
         written.defer("c", starting.clone(), Instant::now() - FIRST_STATUS_WAIT);
         assert_eq!(write(&starting).await, StatusWritten::Yes);
+        assert_eq!(num_writes.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn the_version_of_a_job_is_confirmed_once_and_again_after_a_write_without_an_answer() {
+        let (client, num_writes) = server();
+        let written = Written::default();
+        let settled = serde_json::to_value(status(Reason::Settled)).unwrap();
+        let seen: Job = serde_json::from_value(job(&settled)).unwrap();
+        let mut current = written.current(&seen).unwrap();
+        for _ in 0..2 {
+            confirm(&client, &written, &seen, &mut current).await.unwrap();
+        }
+        assert_eq!(num_writes.load(Ordering::SeqCst), 1);
+        let broken = tower::service_fn(|_: Request<Body>| async {
+            Ok::<_, tower::BoxError>(Response::builder().status(500).body(Body::empty()).unwrap())
+        });
+        let broken = Client::new(broken, "b");
+        let lost = write_status(&broken, &written, &seen, &current, &status(Reason::Restarting)).await;
+        assert!(lost.is_err());
+        confirm(&client, &written, &seen, &mut current).await.unwrap();
         assert_eq!(num_writes.load(Ordering::SeqCst), 2);
     }
 

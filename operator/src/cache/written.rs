@@ -34,6 +34,8 @@ struct Entry {
     written_at: Option<Instant>,
     /// Time since which a change that is not urgent waits to be written.
     held_since: Option<Instant>,
+    /// Whether the API server has accepted a write under the newest resource version that is known.
+    is_confirmed: bool,
 }
 
 impl Current {
@@ -42,6 +44,15 @@ impl Current {
         match self.deferred_since {
             Some(_) => job.status.as_ref().is_ok_and(|status| status.conditions.is_empty()),
             None => version(&self.resource_version) > version(job.resource_version()),
+        }
+    }
+
+    /// Returns the last status about which Events were published: that of the reflector store while this one
+    /// waits to be written.
+    pub fn published<'a>(&'a self, job: &'a Job) -> &'a RLTrainingJobStatus {
+        match (self.deferred_since, &job.status) {
+            (Some(_), Ok(stored)) => stored,
+            _ => &self.status,
         }
     }
 }
@@ -68,8 +79,27 @@ impl Written {
 
     /// Records a status that was written.
     pub fn note(&self, uid: &str, current: Current) {
-        let entry = Entry { ahead: Some(current.into()), written_at: Some(Instant::now()), held_since: None };
+        let (ahead, written_at) = (Some(current.into()), Some(Instant::now()));
+        let entry = Entry { ahead, written_at, held_since: None, is_confirmed: true };
         self.lock().insert(uid.to_owned(), entry);
+    }
+
+    /// Whether this process knows the newest status of a job. The watch of a process that becomes the leader
+    /// may be behind the writes of the one before.
+    pub fn is_confirmed(&self, uid: &str) -> bool {
+        self.lock().get(uid).is_some_and(|entry| entry.is_confirmed)
+    }
+
+    /// Records that this process knows the newest status of a job.
+    pub fn confirm(&self, uid: &str) {
+        self.lock().entry(uid.to_owned()).or_default().is_confirmed = true;
+    }
+
+    /// Records that a status was perhaps written.
+    pub fn doubt(&self, uid: &str) {
+        if let Some(entry) = self.lock().get_mut(uid) {
+            entry.is_confirmed = false;
+        }
     }
 
     /// Records a first status that is yet to be written.

@@ -4,7 +4,7 @@ use super::{Decision, JobState, Reconcile, clock, deadlines, deletion, evacuatio
 
 /// Deletes the pods of earlier attempts and creates those that are missing.
 pub(super) fn run(mut reconcile: Reconcile<'_>) -> Decision {
-    let grace = deletion::survivors_grace(&reconcile.status);
+    let grace = deletion::survivors_grace(&reconcile.status, reconcile.attempt().saturating_sub(1));
     let earlier = spares::surplus_of_earlier(&reconcile);
     reconcile.delete = deletion::deletions(&reconcile, earlier.into_iter(), grace);
     reconcile.delete.extend(evacuation::deletions(&reconcile));

@@ -27,7 +27,7 @@ pub struct Decision {
     pub status: RLTrainingJobStatus,
     /// The job's state.
     pub state: JobState,
-    /// Warnings at the start of the job.
+    /// Warnings of the specification during the first attempt, for the Events about its start.
     pub warnings: Vec<Warning>,
     /// The reason why applying the decision failed; `None` before it was applied.
     pub apply_failure: Option<ApplyFailure>,
@@ -36,6 +36,12 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// Whether objects besides the job's children and its status are changed.
+    pub fn changes_objects(&self) -> bool {
+        let changes_pods = !self.delete.is_empty() || !self.assign.is_empty() || !self.start.is_empty();
+        changes_pods || self.queue.is_some() || self.delete_job
+    }
+
     /// Returns the time after which the job is reconciled again: `wait`, or less if the decision says so.
     pub fn sooner(&self, wait: Duration) -> Duration {
         self.requeue_after.map_or(wait, |own| own.min(wait))

@@ -54,12 +54,12 @@ pub(super) fn time_left(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Du
     clock::until(worker.leaves_by, reconcile.input.now)
 }
 
-/// Grace period of the remaining pods of a failed attempt. `None`, their own grace period, after a deletion
-/// by others: they may still be saving a checkpoint.
-pub(super) fn survivors_grace(status: &RLTrainingJobStatus) -> Option<u32> {
+/// Grace period of the remaining pods of `attempt`, if it has failed. `None`, their own grace period, after a
+/// suspension and a deletion by others: they may still be saving a checkpoint.
+pub(super) fn survivors_grace(status: &RLTrainingJobStatus, attempt: u32) -> Option<u32> {
+    let failure = status.last_failure.as_ref().filter(|failure| failure.attempt == attempt)?;
     let stopped = i32::from(ExitCode::Preempted.code());
-    let exit_code = status.last_failure.as_ref().and_then(|failure| failure.exit_code);
-    (exit_code != Some(stopped)).then_some(SURVIVORS_GRACE_SECONDS)
+    (failure.exit_code != Some(stopped)).then_some(SURVIVORS_GRACE_SECONDS)
 }
 
 /// Returns a stuck state for a pod whose grace period is over and whose node does not answer: only an

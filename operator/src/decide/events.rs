@@ -18,9 +18,11 @@ pub struct JobEvent {
 }
 
 impl Decision {
-    /// Returns the Events about the change from an earlier status to this one.
+    /// Returns the Events about the change from an earlier status to this one. `before` is the last status
+    /// about which Events were published.
     pub fn events(&self, before: &RLTrainingJobStatus) -> Vec<JobEvent> {
-        let warnings = self.warnings.iter().map(of_warning);
+        let begins = before.attempt.is_none() && self.status.attempt.is_some();
+        let warnings = self.warnings.iter().filter(|_| begins).map(of_warning);
         warnings.chain(between(before, &self.status, &self.state, self.apply_failure.as_ref())).collect()
     }
 }
@@ -45,7 +47,7 @@ fn between(
         let is_warning = !matches!(failure.cause, FailureCause::Disrupted | FailureCause::NodeTerminating);
         events.push(JobEvent { is_warning, reason: Reason::Failure(failure.cause), message });
     }
-    if before.attempt == after.attempt {
+    if before.attempt.is_none() || before.attempt == after.attempt {
         events.extend(restarts(before, after));
     }
     let warning = |status: &RLTrainingJobStatus| status.progress.as_ref()?.warning.clone();

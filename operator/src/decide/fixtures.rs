@@ -81,6 +81,7 @@ pub(crate) fn input<'a>(
         nodes: &NO_NODES,
         node_labels: None,
         report: None,
+        launchers_due: None,
         queueing: &NO_QUEUE,
         now: now(),
     }

@@ -46,6 +46,40 @@ proptest! {
 }
 
 #[test]
+fn a_suspension_that_no_operator_ended_is_no_failure() {
+    for num_calls in 0..=NUM_WORKERS as usize {
+        let mut world = World::new(false);
+        world.settle();
+        (0..NUM_WORKERS).for_each(|idx| world.happen(&ModelEvent::PodStarts(idx)));
+        world.settle();
+        world.happen(&ModelEvent::SetSuspend(true));
+        world.happen(&ModelEvent::OperatorCrashes(num_calls));
+        world.happen(&ModelEvent::SetSuspend(false));
+        (0..NUM_WORKERS).for_each(|idx| world.happen(&ModelEvent::PodGone(idx)));
+        world.settle();
+        assert!(world.status.failures_by_cause.is_empty(), "after {num_calls} calls: {:#?}", world.status);
+        world.end_well();
+    }
+}
+
+#[test]
+fn a_suspension_before_the_first_status_is_no_failure() {
+    for num_pods in 1..=NUM_WORKERS as usize {
+        let mut world = World::new(false);
+        world.happen(&ModelEvent::OperatorCrashes(num_pods));
+        assert_eq!((world.pods.len(), world.num_writes), (num_pods, 0));
+        (0..NUM_WORKERS).for_each(|idx| world.happen(&ModelEvent::PodStarts(idx)));
+        world.happen(&ModelEvent::SetSuspend(true));
+        world.settle();
+        world.happen(&ModelEvent::SetSuspend(false));
+        (0..NUM_WORKERS).for_each(|idx| world.happen(&ModelEvent::ProcessExits(idx, 80)));
+        world.settle();
+        assert!(world.status.failures_by_cause.is_empty(), "{num_pods} pods: {:#?}", world.status);
+        world.end_well();
+    }
+}
+
+#[test]
 fn restarts_in_place_of_a_held_job_count_although_it_is_resumed_before_it_is_released() {
     let mut world = World::new(false);
     world.settle();

@@ -168,6 +168,11 @@ mod tests {
         RLTrainingJobStatus { attempt_running_time: None, ..running() }
     }
 
+    /// The status of a job whose attempt has ended without a failure.
+    fn stopping() -> RLTrainingJobStatus {
+        RLTrainingJobStatus { active_since: None, ..running() }
+    }
+
     fn runs(idx: u32) -> Worker {
         Worker { phase: WorkerPhase::Running, is_ready: true, ..worker(idx, 1) }
     }
@@ -204,6 +209,9 @@ mod tests {
     #[test]
     fn an_eviction_stops_all_workers_and_gives_the_place_back_only_when_none_is_left() {
         let decision = decided(&asked(Some(evicted())), json!({}), &running(), vec![runs(0), runs(1)]);
+        assert_eq!((decision.delete.len(), decision.queue.clone()), (0, None), "the status is written first");
+        assert_eq!(decision.requeue_after, Some(Duration::ZERO));
+        let decision = decided(&asked(Some(evicted())), json!({}), &decision.status, vec![runs(0), runs(1)]);
         assert_eq!((decision.delete.len(), decision.queue.clone()), (2, None));
         assert!(
             decision.delete.iter().all(|deletion| deletion.grace_seconds.is_none()),
@@ -211,7 +219,7 @@ mod tests {
         );
         assert_eq!(condition(&decision, ConditionType::Reconciling), (ConditionStatus::True, "Suspending"));
         let leaving = Worker { is_deleting: true, ..runs(1) };
-        let decision = decided(&asked(Some(evicted())), json!({}), &running(), vec![leaving]);
+        let decision = decided(&asked(Some(evicted())), json!({}), &stopping(), vec![leaving]);
         assert_eq!((decision.delete.len(), decision.queue), (0, None));
         let decision = decided(&asked(Some(evicted())), json!({}), &running(), vec![]);
         assert_eq!(decision.queue, Some(WorkloadAction::Release(Arc::new(evicted()))));
@@ -235,7 +243,7 @@ mod tests {
                 &[(node.clone(), state)].into(),
                 &asked(Some(evicted())),
                 json!({}),
-                &running(),
+                &stopping(),
                 vec![worker],
             )
         };

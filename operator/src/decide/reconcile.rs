@@ -37,6 +37,9 @@ pub struct ReconcileInput<'a> {
     pub node_labels: Option<&'a NodeLabels>,
     /// The trainer's last report.
     pub report: Option<&'a Report>,
+    /// Time that launchers of pods have left to report to this operator for the first time; `None` once it is
+    /// over. A new leader has heard none.
+    pub launchers_due: Option<Duration>,
     /// The job's queue and Workload.
     pub queueing: &'a Queueing,
     /// Time of the reconcile.

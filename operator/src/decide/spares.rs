@@ -15,6 +15,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rlt_api::FailureCause;
 use rlt_api::plan::{SPARE_GROUP, TRAINER_GROUP, WorkerGroup};
@@ -91,11 +92,24 @@ fn may_stay(reconcile: &Reconcile<'_>, worker: &Worker, failure: &Failure) -> bo
 }
 
 fn is_usable(reconcile: &Reconcile<'_>, worker: &Worker) -> bool {
-    let is_well = !matches!(
+    is_well(reconcile, worker) && worker.launcher.is_some()
+}
+
+fn is_well(reconcile: &Reconcile<'_>, worker: &Worker) -> bool {
+    let is_impaired = matches!(
         deletion::node_state(reconcile, worker),
         Some(NodeState::Lost | NodeState::Silent | NodeState::Impaired(_))
     );
-    worker.phase == WorkerPhase::Running && !worker.is_deleting && worker.launcher.is_some() && is_well
+    worker.phase == WorkerPhase::Running && !worker.is_deleting && !is_impaired
+}
+
+/// Returns how long the answer to a failed attempt waits for launchers that have not reported to this
+/// operator: their pods would not be used for the next attempt.
+pub(super) fn reports_due(reconcile: &Reconcile<'_>) -> Option<Duration> {
+    group(reconcile)?;
+    let is_unheard = |worker: &Worker| is_well(reconcile, worker) && worker.launcher.is_none();
+    let mut workers = reconcile.pods.present().chain(reconcile.pods.spares.iter().copied());
+    reconcile.input.launchers_due.filter(|_| workers.any(is_unheard))
 }
 
 /// Returns the usable spares, those that have loaded everything first.

@@ -38,7 +38,7 @@ impl<'a> Reconcile<'a> {
         }
         self.status.queue.clone_from(&self.input.queueing.queue);
         conditions::write(&mut self.status, &state, None, self.input.now);
-        let warnings = self.warnings_at_start();
+        let warnings = self.warnings_of_first_attempt();
         Decision {
             queue: queue::action(&self, &state),
             delete: self.delete,
@@ -54,10 +54,11 @@ impl<'a> Reconcile<'a> {
         }
     }
 
-    /// Returns the warnings if this is the first status with an attempt, else none.
-    fn warnings_at_start(&self) -> Vec<Warning> {
-        match (self.input.status.attempt, self.status.attempt) {
-            (None, Some(_)) => self.input.prepared.job.warnings(),
+    /// Returns the warnings of the specification during the first attempt, else none. The first status may be
+    /// deferred; a later decision then publishes them.
+    fn warnings_of_first_attempt(&self) -> Vec<Warning> {
+        match self.status.attempt {
+            Some(1) => self.input.prepared.job.warnings(),
             _ => Vec::new(),
         }
     }

@@ -40,21 +40,39 @@ pub(super) fn wait_for_queue(mut reconcile: Reconcile<'_>, hold: JobState) -> De
 /// Deletes the pods of a job that gives its place back. Those of a failed attempt have lost their peer and
 /// cannot save a checkpoint.
 fn give_place_back(reconcile: Reconcile<'_>, held: JobState) -> Decision {
-    let grace_seconds = deletion::survivors_grace(&reconcile.status);
+    let grace_seconds = deletion::survivors_grace(&reconcile.status, reconcile.attempt());
     pause(reconcile, held, grace_seconds)
 }
 
-/// Deletes all pods, by default with their own grace period, in which they save a checkpoint. `held` is the
-/// state once no pod is left.
+/// Ends the attempt in the status, and then deletes all pods, by default with their own grace period, in
+/// which they save a checkpoint. `held` is the state once no pod is left. Pods that were deleted before the
+/// status was written would count as a failure of the attempt, if the job is resumed while no operator runs.
 fn pause(mut reconcile: Reconcile<'_>, held: JobState, grace_seconds: Option<u32>) -> Decision {
+    let has_pods = reconcile.pods.all().next().is_some();
+    let is_unwritten = record_first_attempt(&mut reconcile) || reconcile.status.active_since.is_some();
     deactivate(&mut reconcile);
+    if has_pods && is_unwritten {
+        return reconcile.write_first(JobState::Suspending);
+    }
     reconcile.delete = deletion::deletions(&reconcile, reconcile.pods.all(), grace_seconds);
-    if reconcile.pods.all().next().is_none() {
+    if !has_pods {
         return reconcile.decide(held, None);
     }
     let state = deletion::stuck(&reconcile).unwrap_or(JobState::Suspending);
     let requeue_after = deletion::next(&reconcile);
     reconcile.decide(state, requeue_after)
+}
+
+/// Records the first attempt of a job whose pods were made by an operator that ended before it wrote the
+/// status. Otherwise the job would begin that attempt when it is resumed, with pods that are being deleted.
+/// Returns whether there is such an attempt.
+fn record_first_attempt(reconcile: &mut Reconcile<'_>) -> bool {
+    let is_unwritten = reconcile.status.attempt.is_none() && reconcile.pods.all().next().is_some();
+    if is_unwritten {
+        reconcile.status.attempt = Some(1);
+        reconcile.status.start_time = Some(clock::rfc3339(reconcile.input.now));
+    }
+    is_unwritten
 }
 
 /// Stops the clock of the job's active time.

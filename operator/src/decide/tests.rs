@@ -368,7 +368,10 @@ fn the_next_attempt_takes_a_place_only_once_it_is_empty() {
 #[test]
 fn suspension_stops_the_clock_and_resumption_is_a_new_attempt() {
     let policy = json!({"suspend": true, "activeDeadlineSeconds": 100});
-    let stopping = decided(policy.clone(), &running(1, 40), vec![runs(0), runs(1)]);
+    let written = decided(policy.clone(), &running(1, 40), vec![runs(0), runs(1)]);
+    assert_eq!((written.delete.len(), written.requeue_after), (0, Some(Duration::ZERO)));
+    assert_eq!((written.status.active_seconds, &written.status.active_since), (Some(40), &None));
+    let stopping = decided(policy.clone(), &written.status, vec![runs(0), runs(1)]);
     assert_eq!(stopping.state, JobState::Suspending);
     assert_eq!(stopping.delete.len(), 2);
     assert!(stopping.delete.iter().all(|deletion| deletion.grace_seconds.is_none()), "time for a checkpoint");
@@ -382,6 +385,16 @@ fn suspension_stops_the_clock_and_resumption_is_a_new_attempt() {
     let started = decided(json!({"activeDeadlineSeconds": 100}), &resumed.status, Vec::new());
     assert_eq!(indices(&started.start), [0, 1]);
     assert_eq!(started.requeue_after, Some(Duration::from_secs(60)), "the deadline excludes the pause");
+}
+
+#[test]
+fn workers_of_a_suspended_attempt_keep_their_time_for_a_checkpoint_though_the_next_one_begins() {
+    let suspended = RLTrainingJobStatus { active_since: None, ..running(1, 40) };
+    let resumed = decided(json!({}), &suspended, vec![runs(0), runs(1)]);
+    assert_eq!((resumed.status.attempt, resumed.status.last_failure.clone()), (Some(2), None));
+    let stopping = decided(json!({}), &resumed.status, vec![runs(0), runs(1)]);
+    let graces: Vec<_> = stopping.delete.iter().map(|deletion| deletion.grace_seconds).collect();
+    assert_eq!(graces, [None, None]);
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Newest report of each launcher whose pod may be assigned to another attempt, by job and pod.
 //!
-//! A launcher without a recent report counts as unknown, and its pod is not used.
+//! A launcher without a recent report counts as unknown, and its pod is not used. A process that begins to
+//! lead has no reports; launchers have `KNOWN_FOR` to report to it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rlt_objects::worker::{JobKey, Launcher};
@@ -16,6 +18,10 @@ const KNOWN_FOR: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct Launchers {
     jobs: Mutex<HashMap<JobKey, OfJob>>,
+    /// Whether launchers can report to this process when it leads.
+    are_expected: AtomicBool,
+    /// Time at which this process began to lead.
+    led_since: OnceLock<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -64,6 +70,27 @@ impl Launchers {
         }
     }
 
+    /// Records that launchers can report to this process when it leads.
+    pub(super) fn expect_reports(&self) {
+        self.are_expected.store(true, Ordering::Relaxed);
+    }
+
+    /// Records that this process leads; later calls change nothing.
+    pub(super) fn lead(&self, now: Instant) {
+        let _ = self.led_since.set(now);
+    }
+
+    /// Returns the time that launchers have left to report to this process, which may have begun to lead
+    /// just now; `None` once it is over, and where none can report.
+    pub(super) fn due(&self, now: Instant) -> Option<Duration> {
+        if !self.are_expected.load(Ordering::Relaxed) {
+            return None;
+        }
+        let led_for = self.led_since.get().map(|since| now.saturating_duration_since(*since));
+        let left = KNOWN_FOR.saturating_sub(led_for.unwrap_or_default());
+        (!left.is_zero()).then_some(left)
+    }
+
     pub(super) fn forget(&self, job: &JobKey) {
         self.lock().remove(job);
     }
@@ -97,6 +124,18 @@ mod tests {
         assert_eq!(known(start), ["a".into(), "b".into()]);
         assert_eq!(known(start + KNOWN_FOR), ["b".into()]);
         assert_eq!(known(start + 2 * KNOWN_FOR), [] as [Arc<str>; 0]);
+    }
+
+    #[test]
+    fn launchers_have_time_to_report_to_a_process_that_begins_to_lead() {
+        let (launchers, start) = (Launchers::default(), Instant::now());
+        assert_eq!(launchers.due(start), None, "without a channel none reports");
+        launchers.expect_reports();
+        assert_eq!(launchers.due(start), Some(KNOWN_FOR), "it does not lead yet");
+        launchers.lead(start);
+        launchers.lead(start + KNOWN_FOR);
+        assert_eq!(launchers.due(start + KNOWN_FOR / 2), Some(KNOWN_FOR / 2));
+        assert_eq!(launchers.due(start + KNOWN_FOR), None);
     }
 
     #[test]

@@ -120,6 +120,22 @@ impl Reports {
         self.shared.launchers.of(job, Instant::now())
     }
 
+    /// Records that launchers can report to this process when it leads.
+    pub fn expect_launchers(&self) {
+        self.shared.launchers.expect_reports();
+    }
+
+    /// Records that this process leads, so that launchers report to it from now on.
+    pub fn lead(&self) {
+        self.shared.launchers.lead(Instant::now());
+    }
+
+    /// Returns the time that launchers have left to report to this process after a change of the leader;
+    /// `None` once it is over.
+    pub fn launchers_due(&self) -> Option<Duration> {
+        self.shared.launchers.due(Instant::now())
+    }
+
     /// Tells the launchers of a job that no attempt follows.
     pub fn end_launchers(&self, job: &JobKey) {
         self.shared.launchers.end(job);

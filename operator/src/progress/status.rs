@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
@@ -34,6 +35,10 @@ impl observe::Reports for Reports {
 
     fn launchers(&self, job: &JobKey) -> BTreeMap<Arc<str>, Launcher> {
         Reports::launchers(self, job)
+    }
+
+    fn launchers_due(&self) -> Option<Duration> {
+        Reports::launchers_due(self)
     }
 
     fn end_launchers(&self, job: &JobKey) {

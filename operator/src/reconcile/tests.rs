@@ -2,6 +2,8 @@
 //! fields are kept.
 
 mod children;
+mod events;
+mod outdated;
 mod specification;
 
 use std::sync::{Mutex, PoisonError};
@@ -142,6 +144,16 @@ fn job(status: &Value) -> Job {
     });
     manifest["status"] = status.clone();
     serde_json::from_value(manifest).unwrap()
+}
+
+/// A new job with these fields of its workers.
+fn with_workers(workers: Value) -> Job {
+    let mut job = job(&json!({"observedGeneration": -1}));
+    let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
+    let fields = spec["workers"].as_object_mut().unwrap();
+    fields.extend(workers.as_object().unwrap().clone());
+    job.spec = spec.to_string();
+    job
 }
 
 fn key() -> JobKey {

@@ -3,10 +3,11 @@
 //! Failures are counted by cause in the status, so that the counts survive a restart of the operator. A new
 //! checkpoint resets the counts, because the job makes progress.
 
+use rlt_api::plan::SHORT_ATTEMPT;
 use rlt_api::status::{FailureStatus, RLTrainingJobStatus};
 use rlt_api::{Budget, FailureCause};
 
-use super::super::Reconcile;
+use super::super::{Reconcile, clock};
 use super::failure::Failure;
 use super::failure_policy::MatchedRule;
 
@@ -92,8 +93,22 @@ fn shortened(message: &str) -> String {
     message[..message.floor_char_boundary(MAX_MESSAGE_BYTES)].to_owned()
 }
 
+/// Number of retries beyond the budget of an attempt that may have saved a checkpoint of which no operator
+/// heard: 1 if its processes ended some time after its start, and it has reported nothing to this operator.
+/// The next attempt reports all checkpoints at its start. If there is no new one, its failure ends the job.
+pub(super) fn unheard_retries(reconcile: &Reconcile<'_>) -> u32 {
+    let status = &reconcile.status;
+    let is_heard = reconcile.input.report.is_some_and(|report| report.attempt == reconcile.attempt());
+    let has_exited = status.last_failure.as_ref().is_some_and(|failure| failure.exit_code.is_some());
+    let began = reconcile.time(status.attempt_start_time.as_deref()).unwrap_or(reconcile.input.now);
+    let is_short = clock::seconds_between(began, reconcile.input.now) < SHORT_ATTEMPT.as_secs();
+    // A job of which nothing was ever heard cannot report.
+    u32::from(status.progress.is_some() && !is_heard && has_exited && !is_short)
+}
+
 /// Returns the reason why the cause has no retry left; `None` if it has one. The failure is already counted.
-pub(super) fn used_up(reconcile: &Reconcile<'_>, cause: FailureCause) -> Option<String> {
+/// A new checkpoint refills a budget, so `unheard` retries are added to one that is not 0.
+pub(super) fn used_up(reconcile: &Reconcile<'_>, cause: FailureCause, unheard: u32) -> Option<String> {
     let retries = &reconcile.input.prepared.job.spec().run_policy.retries;
     match cause.budget(retries) {
         Budget::Unlimited => None,
@@ -102,7 +117,8 @@ pub(super) fn used_up(reconcile: &Reconcile<'_>, cause: FailureCause) -> Option<
             let same = |other: &FailureCause| matches!(other.budget(retries), Budget::Limited { field: other, .. } if other == field);
             let counts = reconcile.status.retries_used.iter();
             let count: u32 = counts.filter(|(other, _)| same(other)).map(|(_, count)| count).sum();
-            (count > limit).then(|| format!("spec.runPolicy.retries.{field} of {limit} used up"))
+            let is_used_up = count > limit.saturating_add(unheard.min(limit));
+            is_used_up.then(|| format!("spec.runPolicy.retries.{field} of {limit} used up"))
         }
     }
 }

@@ -60,7 +60,8 @@ impl MatchedRule<'_> {
     }
 
     /// Returns the reason why the job ends; `None` where it continues. The failure is already counted.
-    pub(in crate::decide) fn forbids(&self, status: &RLTrainingJobStatus) -> Option<String> {
+    /// `unheard` restarts are added to `maxRestarts`, unless that is 0.
+    pub(in crate::decide) fn forbids(&self, status: &RLTrainingJobStatus, unheard: u32) -> Option<String> {
         let (title, limit) = (self.title(), self.policy.max_restarts);
         let by_rule = format!("by spec.runPolicy.failurePolicy, {title}");
         let used = status.policy_restarts_used.unwrap_or(0);
@@ -68,7 +69,8 @@ impl MatchedRule<'_> {
             FailureAction::Ignore => None,
             FailureAction::FailJob => Some(by_rule),
             FailureAction::Restart => {
-                (used > limit).then(|| format!("{by_rule}, of whose maxRestarts of {limit} none is left"))
+                let is_used_up = used > limit.saturating_add(unheard.min(limit));
+                is_used_up.then(|| format!("{by_rule}, of whose maxRestarts of {limit} none is left"))
             }
         }
     }

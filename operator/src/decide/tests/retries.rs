@@ -4,6 +4,17 @@ use rlt_api::status::CheckpointStatus;
 
 use super::*;
 
+fn checkpoint(step: u64) -> CheckpointStatus {
+    CheckpointStatus {
+        step,
+        path: String::new(),
+        digest: String::new(),
+        world_size: None,
+        latest: true,
+        time: ago(9),
+    }
+}
+
 #[test]
 fn budgets_are_counted_by_cause() {
     let mut status = running(1, 90);
@@ -36,14 +47,6 @@ fn attempts_that_fail_at_their_start_are_retried_with_growing_delays() {
 
 #[test]
 fn a_failure_after_a_new_checkpoint_is_counted_anew_and_one_at_the_same_place_is_not() {
-    let checkpoint = |step| CheckpointStatus {
-        step,
-        path: String::new(),
-        digest: String::new(),
-        world_size: None,
-        latest: true,
-        time: ago(9),
-    };
     let report = |step| Report {
         attempt: 1,
         progress: None,
@@ -61,6 +64,50 @@ fn a_failure_after_a_new_checkpoint_is_counted_anew_and_one_at_the_same_place_is
         let same = reported(json!({}), &status, crash(), Some(&report(step)));
         assert_eq!(condition(&same, ConditionType::Failed), (ConditionStatus::True, "Signalled"));
     }
+}
+
+#[test]
+fn an_attempt_that_was_not_heard_ends_no_job_because_it_may_have_saved_a_checkpoint() {
+    let rules = json!({"failurePolicy": {
+        "maxRestarts": 3, "rules": [{"action": "Restart", "onCauses": ["Signalled"]}],
+    }});
+    for policy in [json!({}), rules] {
+        let mut status = running(4, 90);
+        status.progress = Some(Progress { step: 9, ..Progress::default() });
+        status.retries_used = [(FailureCause::Signalled, 3)].into();
+        status.policy_restarts_used = Some(3);
+        status.retries_since_step = Some(20);
+        let crash = |attempt| vec![Worker { attempt, ..failed(0, 139, 10) }, Worker { attempt, ..runs(1) }];
+        let decide_about = |status: &RLTrainingJobStatus, attempt, step: Option<u64>| {
+            let checkpoints = step.map(|step| vec![checkpoint(step)]);
+            let report = Report { attempt, checkpoints, ..Report::default() };
+            reported(policy.clone(), status, crash(attempt), step.map(|_| &report))
+        };
+        let failed = (ConditionStatus::True, "Signalled");
+        let heard = decide_about(&status, 4, Some(20));
+        assert_eq!(condition(&heard, ConditionType::Failed), failed);
+        let short = RLTrainingJobStatus { attempt_start_time: Some(ago(30)), ..status.clone() };
+        assert_eq!(condition(&decide_about(&short, 4, None), ConditionType::Failed), failed);
+
+        let unheard = decide_about(&status, 4, None).status;
+        assert_eq!((unheard.attempt, unheard.completion_time.clone()), (Some(5), None));
+        let next = RLTrainingJobStatus { attempt_start_time: Some(ago(90)), ..unheard };
+        let resumed = decide_about(&next, 5, Some(40)).status;
+        assert_eq!((resumed.attempt, resumed.checkpoints[0].step), (Some(6), 40));
+        assert_eq!(resumed.retries_since_step, Some(40), "the budget is refilled");
+        for step in [Some(20), None] {
+            let same = decide_about(&next, 5, step);
+            assert_eq!(condition(&same, ConditionType::Failed), failed, "{step:?}");
+        }
+    }
+    let mut never = running(1, 90);
+    never.progress = Some(Progress::default());
+    let error = decided(json!({}), &never, vec![failed(0, 1, 10), runs(1)]);
+    assert_eq!(
+        condition(&error, ConditionType::Failed).0,
+        ConditionStatus::True,
+        "a budget of 0 has no refill"
+    );
 }
 
 #[test]

@@ -225,6 +225,31 @@ fn a_spare_without_a_node_gives_way_to_workers_and_all_spares_end_with_the_job()
     assert_eq!(deleted(&settled), ["quickstart-spare-0"], "a pod that waits ends by itself");
 }
 
+#[test]
+fn spares_are_kept_until_launchers_could_report_to_a_new_leader() {
+    let led = |due: Option<u64>, num_spares: u32, workers: Vec<Worker>| {
+        let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
+        let prepared = match num_spares {
+            0 => prepared(2, json!({})),
+            num_spares => with_spares(prepared(2, json!({})), num_spares),
+        };
+        let (launchers_due, status) = (due.map(Duration::from_secs), running(1, 60));
+        decide(&ReconcileInput { launchers_due, ..input(&prepared, &status, &workers) })
+    };
+    let unheard = |worker: Worker| Worker { launcher: None, ..worker };
+    let silent = || vec![failed(0, 137, 9), unheard(runs(1)), unheard(spare(0))];
+    let waits = led(Some(20), 1, silent());
+    assert_eq!((waits.status.attempt, waits.requeue_after), (Some(1), Some(Duration::from_secs(20))));
+    assert!(waits.delete.is_empty() && waits.start.is_empty() && waits.status.last_failure.is_none());
+    let heard = vec![failed(0, 137, 9), waiting(1, 76), spare(0)];
+    let next = led(Some(20), 1, heard);
+    assert_eq!((next.status.attempt, next.status.attempt_in_place), (Some(2), true));
+    let given_up = led(None, 1, silent());
+    assert_eq!((given_up.status.attempt, given_up.status.attempt_in_place), (Some(2), false));
+    let without_spares = led(Some(20), 0, vec![failed(0, 137, 9), unheard(runs(1))]);
+    assert_eq!(without_spares.status.attempt, Some(2), "no launcher is waited for");
+}
+
 fn promoted_spare(worker: u32, pod: &str) -> rlt_api::status::PromotedSpareStatus {
     rlt_api::status::PromotedSpareStatus { worker, pod: pod.to_owned() }
 }

@@ -6,16 +6,6 @@ use rlt_objects::prepare::Prepared;
 
 use super::*;
 
-/// The job with these fields of its workers.
-fn with_workers(workers: Value) -> Job {
-    let mut job = job(&json!({"observedGeneration": -1}));
-    let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
-    let fields = spec["workers"].as_object_mut().unwrap();
-    fields.extend(workers.as_object().unwrap().clone());
-    job.spec = spec.to_string();
-    job
-}
-
 /// The claim of a job as the operator would make it.
 fn claim_of(job: &Job, context: &Context) -> k8s_openapi::api::core::v1::PersistentVolumeClaim {
     let prepared = Prepared::new(job).unwrap();
@@ -154,4 +144,44 @@ async fn a_replaced_authority_of_the_channel_is_written_into_the_config_map_of_a
     let written: Vec<_> =
         calls.iter().filter_map(|(.., sent)| sent["data"][environment::CA_KEY].as_str()).collect();
     assert_eq!(written, ["first", "second"]);
+}
+
+/// The ConfigMap of the job as the operator makes it.
+async fn made_config_map() -> Value {
+    let server = Server::new(Box::new(|_, _| None));
+    reconcile(Arc::new(with_workers(json!({}))), context(&server).into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let made =
+        calls.iter().find(|(method, path, _)| *method == Method::POST && path.ends_with("/configmaps"));
+    made.unwrap().2.clone()
+}
+
+#[tokio::test]
+async fn an_edited_manifest_is_put_right_before_the_pods_of_an_attempt_are_made() {
+    let untouched = made_config_map().await;
+    let digest = untouched["metadata"]["annotations"][labels::CONTENT_DIGEST].as_str().map(str::to_owned);
+    let manifest = untouched["data"][build::MANIFEST_KEY].clone();
+    let mut edited = untouched.clone();
+    edited["data"][build::MANIFEST_KEY] = json!("edited");
+    let mut emptied = untouched.clone();
+    emptied["data"] = json!({});
+    for (found, num_patches) in [(untouched, 0), (edited, 1), (emptied, 1)] {
+        let server = Server::new(Box::new(move |method, path| {
+            let is_read = *method == Method::GET && path.ends_with("/configmaps/quickstart-manifest");
+            is_read.then(|| (200, found.clone()))
+        }));
+        let context = context(&server);
+        let entry = ChildEntry { id: Child::ConfigMap.into(), digest: digest.clone() };
+        context.index.enter(&key(), entry);
+        reconcile(Arc::new(job(&begun())), context.into()).await.unwrap();
+        let calls = server.calls.lock().unwrap();
+        let first_pod =
+            calls.iter().position(|(method, path, _)| *method == Method::POST && path.ends_with("/pods"));
+        let before = &calls[..first_pod.expect("pods are made")];
+        let patches = before.iter().filter(|(method, path, _)| {
+            *method == Method::PATCH && path.ends_with("/configmaps/quickstart-manifest")
+        });
+        let sent: Vec<_> = patches.map(|(.., sent)| &sent["data"][build::MANIFEST_KEY]).collect();
+        assert_eq!(sent, vec![&manifest; num_patches]);
+    }
 }

@@ -83,10 +83,13 @@ async fn a_running_job_that_would_be_refused_continues_and_says_so() {
 
 #[tokio::test]
 async fn a_running_job_that_would_be_refused_can_be_suspended() {
-    let (status, manifest) = began(json!({}));
-    let (server, done) = reconciled(with_config_map(200, &manifest), not_allowed(true, &status)).await;
-    done.unwrap();
-    assert_eq!(num_deleted_pods(&server), 2);
+    for (active_since, num_deleted) in [(json!("2026-01-01T00:00:00Z"), 0), (json!(null), 2)] {
+        let (status, manifest) = began(json!({"activeSince": active_since}));
+        let (server, done) = reconciled(with_config_map(200, &manifest), not_allowed(true, &status)).await;
+        done.unwrap();
+        assert_eq!(server.status().expect("a status is written").active_since, None);
+        assert_eq!(num_deleted_pods(&server), num_deleted, "the status is written first");
+    }
 }
 
 /// A job of an earlier release with a mirror that this one refuses, and its manifest. Its status has no
