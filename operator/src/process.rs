@@ -284,6 +284,7 @@ fn candidate(args: &ProcessArgs, name: &str) -> Candidate {
         namespace: args.namespace.clone(),
         name: name.to_owned(),
         identity: format!("{pod}_{unique}"),
+        service: args.channel_service.clone(),
         timing: Timing::default(),
     }
 }
@@ -309,6 +310,7 @@ mod tests {
             namespace: "a".into(),
             name: "b".into(),
             identity: "c".into(),
+            service: None,
             timing: Timing::default(),
         };
         let campaign = || Ok(Election::start(Client::new(server, "a"), candidate, Term::default()));

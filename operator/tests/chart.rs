@@ -17,7 +17,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser as _;
 use helm::Helm;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rlt_objects::args::Args;
+use rlt_objects::release_metadata;
 use serde_json::{Value, json};
 
 fn root() -> PathBuf {
@@ -58,6 +60,22 @@ fn the_plain_bundle_is_what_helm_renders() {
     }
     let present = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(present == rendered, "charts/kustomize/rl-operator.yaml is old: run `make generate`");
+}
+
+#[test]
+fn what_the_operator_may_create_again_has_the_labels_of_the_channels_service() {
+    let Some(helm) = Helm::find() else { return };
+    let rendered = objects(&helm.template(&["--namespace", "rl-operator"]).unwrap());
+    let metadata = |kind: &str, name: &str| -> ObjectMeta {
+        let named = of_kind(&rendered, kind).into_iter().find(|object| object["metadata"]["name"] == name);
+        serde_json::from_value(named.unwrap()["metadata"].clone()).unwrap()
+    };
+    let service = metadata("Service", "rl-operator-channel");
+    for (kind, name) in [("Lease", "rl-operator"), ("Secret", "rl-operator-channel")] {
+        let again = release_metadata::copy_from(&service, name);
+        let of_chart = metadata(kind, name);
+        assert_eq!((again.labels, again.annotations), (of_chart.labels, of_chart.annotations), "{kind}");
+    }
 }
 
 #[test]

@@ -6,11 +6,14 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{ObjectMeta, PostParams};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::watch_object;
 use kube::{Api, ResourceExt as _};
+use rlt_objects::labels::OPERATOR;
+use rlt_objects::release_metadata;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -149,13 +152,29 @@ impl Elector {
     }
 
     async fn create(&mut self) {
+        let metadata = self.metadata().await;
         let started = Instant::now();
-        let metadata = ObjectMeta { name: Some(self.candidate.name.clone()), ..ObjectMeta::default() };
         let lease = self.held(Lease { metadata, spec: None }, true);
-        match self.call(self.api.create(&PostParams::default(), &lease)).await {
+        match self.call(self.api.create(&params(), &lease)).await {
             Ok(lease) => self.lead(lease, started),
             Err(_) => self.back_off().await,
         }
+    }
+
+    /// Returns the metadata of a new Lease. Without an answer about the Service the Lease belongs to no
+    /// release, which prevents no leadership.
+    async fn metadata(&self) -> ObjectMeta {
+        let service = self.service().await.unwrap_or_default();
+        release_metadata::copy_from(&service, &self.candidate.name)
+    }
+
+    /// Returns the metadata of the Service of the same release.
+    async fn service(&self) -> Option<ObjectMeta> {
+        let name = self.candidate.service.as_ref()?;
+        let client = self.api.clone().into_client();
+        let services = Api::<Service>::namespaced(client, &self.candidate.namespace);
+        let found = self.call(services.get_metadata_opt(name)).await;
+        Some(found.ok()??.metadata)
     }
 
     async fn take_over(&mut self, lease: Lease) {
@@ -247,8 +266,10 @@ impl Elector {
         released.map(drop).map_err(|source| LeaseError::NotRenewed { seconds: 0.0, source })
     }
 
-    /// Returns the Lease as held by this candidate.
+    /// Returns the Lease as held by this candidate, with labels and annotations that nobody owns if the
+    /// operator created it.
     fn held(&self, mut lease: Lease, is_new: bool) -> Lease {
+        release_metadata::disown(&mut lease.metadata);
         let now = MicroTime(Timestamp::now());
         let spec: &mut LeaseSpec = lease.spec.get_or_insert_default();
         if is_new {
@@ -270,7 +291,7 @@ impl Elector {
     }
 
     async fn replace(&self, lease: &Lease) -> Result<Lease, Option<kube::Error>> {
-        self.call(self.api.replace(&self.candidate.name, &PostParams::default(), lease)).await
+        self.call(self.api.replace(&self.candidate.name, &params(), lease)).await
     }
 
     /// Makes a call with a timeout, which for a leader ends with its term; the error `None` is a timeout.
@@ -283,6 +304,10 @@ impl Elector {
         let answered = timeout_at(limit, call).await;
         answered.map_err(|_| None)?.map_err(Some)
     }
+}
+
+fn params() -> PostParams {
+    PostParams { field_manager: Some(OPERATOR.into()), ..PostParams::default() }
 }
 
 fn holder(lease: &Lease) -> &str {

@@ -63,6 +63,7 @@ fn candidate(identity: &str) -> Candidate {
         namespace: "rl".into(),
         name: "rl-operator".into(),
         identity: identity.into(),
+        service: None,
         timing: Timing::default(),
     }
 }

@@ -1,14 +1,15 @@
 //! Secret with the channel's certificates, shared by all replicas: created if missing, renewed if it expires
-//! soon. The first writer wins.
+//! soon. The first writer wins. A Secret that was deleted is created again with the metadata of the release.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Secret, Service};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
-use rlt_objects::labels::{MANAGED_BY, OPERATOR};
+use rlt_objects::labels::OPERATOR;
+use rlt_objects::release_metadata;
 
 use super::certificates::{CertificateError, Certificates};
 
@@ -30,7 +31,7 @@ pub enum SecretError {
 }
 
 /// Returns certificates for the host `names`: from the Secret if they are valid, otherwise newly made and
-/// stored there.
+/// stored there. The Service of the same name, if there is one, says to which release the Secret belongs.
 ///
 /// # Errors
 /// [`SecretError`].
@@ -43,17 +44,21 @@ pub async fn certificates(
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
     let place = || (namespace.to_owned(), name.to_owned());
     for _ in 0..MAX_RACES {
-        let secret = api.get_opt(name).await.map_err(|source| {
+        let mut secret = api.get_opt(name).await.map_err(|source| {
             let (namespace, name) = place();
             SecretError::Read { namespace, name, source }
         })?;
         let present = secret.as_ref().and_then(read);
         let current = Certificates::current(present.as_ref(), names, Timestamp::now())?;
-        if present.as_ref() == Some(&current) {
+        let is_disowned =
+            secret.as_mut().is_some_and(|secret| release_metadata::disown(&mut secret.metadata));
+        if present.as_ref() == Some(&current) && !is_disowned {
             return Ok(current);
         }
         match write(&api, name, secret, &current).await {
-            Ok(()) => return Ok(current),
+            // The operator owns the metadata of a Secret that it created: the next turn gives it up.
+            Ok(Written::Created) => {}
+            Ok(Written::Replaced) => return Ok(current),
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {}
             Err(source) => {
                 let (namespace, name) = place();
@@ -72,24 +77,43 @@ fn read(secret: &Secret) -> Option<Certificates> {
     Certificates::from_data(&data)
 }
 
+/// The outcome of a write of the Secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    Created,
+    Replaced,
+}
+
 /// Creates the Secret, or replaces exactly the version that was read.
 async fn write(
     api: &Api<Secret>,
     name: &str,
     read: Option<Secret>,
     certificates: &Certificates,
-) -> Result<(), kube::Error> {
+) -> Result<Written, kube::Error> {
     let data = certificates.to_data().into_iter().map(|(key, text)| (key, ByteString(text.into_bytes())));
     let data = Some(data.collect());
     let params = PostParams { field_manager: Some(OPERATOR.into()), ..PostParams::default() };
     match read {
-        Some(secret) => api.replace(name, &params, &Secret { data, ..secret }).await?,
-        None => {
-            let labels = [(MANAGED_BY.to_owned(), OPERATOR.to_owned())].into();
-            let metadata =
-                ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() };
-            api.create(&params, &Secret { metadata, data, ..Secret::default() }).await?
+        Some(secret) => {
+            api.replace(name, &params, &Secret { data, ..secret }).await?;
+            Ok(Written::Replaced)
         }
-    };
-    Ok(())
+        None => {
+            let metadata = metadata(api, name).await;
+            api.create(&params, &Secret { metadata, data, ..Secret::default() }).await?;
+            Ok(Written::Created)
+        }
+    }
+}
+
+/// Returns the metadata of a new Secret: that of the release to which the Service of its name belongs.
+/// Failures to read the Service are logged, and do not prevent the channel.
+async fn metadata(api: &Api<Secret>, name: &str) -> ObjectMeta {
+    let services = Api::<Service>::namespaced(api.clone().into_client(), api.namespace().unwrap_or_default());
+    let found = services.get_metadata_opt(name).await;
+    let found = found
+        .inspect_err(|error| tracing::warn!(service = name, %error, "the channel's Service cannot be read"));
+    let service = found.ok().flatten().map(|service| service.metadata).unwrap_or_default();
+    release_metadata::copy_from(&service, name)
 }
