@@ -78,6 +78,37 @@ async fn the_policy_of_an_isolated_job_is_made_once_and_before_its_first_pod() {
     assert!(policies[0] < pods[0], "{made:?}");
 }
 
+/// Bodies of the deletions of a policy whose owner has the UID `owner_uid`, in a job that wants none.
+async fn policy_deletions(owner_uid: &str) -> Vec<Value> {
+    let owner = json!({
+        "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "quickstart", "uid": owner_uid,
+    });
+    let found = json!({
+        "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+        "metadata": {
+            "name": "quickstart-trainer", "namespace": "default", "uid": "policy", "ownerReferences": [owner],
+        },
+    });
+    let server = Server::new(Box::new(move |method, path| match *method {
+        _ if !path.contains("/networkpolicies/") => None,
+        Method::GET => Some((200, found.clone())),
+        _ => Some((200, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))),
+    }));
+    let context = context(&server);
+    context.index.enter(&key(), ChildEntry { id: Child::NetworkPolicy.into(), digest: None });
+    reconcile(Arc::new(with_workers(json!({"network": "Open"}))), context.into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let deletions = calls.iter().filter(|(method, ..)| *method == Method::DELETE);
+    deletions.map(|(.., sent)| sent.clone()).collect()
+}
+
+#[tokio::test]
+async fn a_policy_is_deleted_by_its_uid_and_one_of_another_job_stays() {
+    let [deletion] = policy_deletions("u").await.try_into().unwrap();
+    assert_eq!(deletion["preconditions"]["uid"], "policy");
+    assert!(policy_deletions("of a newer job").await.is_empty());
+}
+
 #[tokio::test]
 async fn a_claim_that_is_to_be_retained_is_released_at_once_also_while_the_job_is_suspended() {
     let storage = |retain: bool| json!({"count": 1, "storage": {"size": "1Gi", "retain": retain}});
