@@ -8,7 +8,7 @@ use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, T
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -16,7 +16,7 @@ use rlt_cluster::{Cluster, Fault, Faults, Options, Shared};
 use rlt_operator::client::{ApiLayer, CallRate, Limiter};
 use rlt_operator::lease::{Candidate, Election, LeaseError, Term, Timing};
 use rlt_operator::metrics::Metrics;
-use rlt_operator::progress::{Reviewer as _, TokenReviewer, announce, certificates};
+use rlt_operator::progress::{CachedCertificates, Reviewer as _, TokenReviewer, announce, certificates};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -189,7 +189,7 @@ async fn a_pod_is_believed_by_a_token_for_the_channel_that_is_bound_to_it_and_en
     ] {
         assert_eq!(reviewer.review(&wrong).await.unwrap(), None);
     }
-    let at_once = kube::api::DeleteParams::default().grace_period(0);
+    let at_once = DeleteParams::default().grace_period(0);
     pods.delete("adding-trainer-0", &at_once).await.unwrap();
     // The API server itself remembers a good token for ten seconds.
     let deadline = Instant::now() + TIMEOUT;
@@ -205,14 +205,24 @@ async fn replicas_that_start_together_share_one_authority_and_its_secret_can_be_
     let namespace = cluster.namespace("secret").await.unwrap();
     let client = cluster.client().await.unwrap();
     let names = vec!["rl-operator-channel.rl.svc".to_owned()];
-    let get = || certificates(&client, &namespace, "rl-operator-channel", &names);
-    let (one, two, three) = tokio::join!(get(), get(), get());
+    let name = "rl-operator-channel";
+    let [first, second, third, late] = std::array::from_fn(|_| CachedCertificates::default());
+    let get = |cached| certificates(&client, &namespace, name, &names, cached);
+    let (one, two, three) = tokio::join!(get(&first), get(&second), get(&third));
     let one = one.unwrap();
     assert_eq!((&two.unwrap(), &three.unwrap()), (&one, &one));
     let secrets = Api::<Secret>::namespaced(client.clone(), &namespace);
-    let damaged = json!({ "data": { "ca.key": null } });
-    secrets.patch("rl-operator-channel", &Default::default(), &Patch::Merge(damaged)).await.unwrap();
-    assert_ne!(get().await.unwrap().authority(), one.authority());
+    // A replica that has read it restores it, whether it is damaged or gone.
+    let damaged = Patch::Merge(json!({ "data": { "ca.key": null } }));
+    secrets.patch(name, &PatchParams::default(), &damaged).await.unwrap();
+    assert_eq!(get(&second).await.unwrap(), one);
+    secrets.delete(name, &DeleteParams::default()).await.unwrap();
+    assert_eq!(get(&third).await.unwrap(), one);
+    // A replica that has not read it makes another one, which all take.
+    secrets.patch(name, &PatchParams::default(), &damaged).await.unwrap();
+    let new = get(&late).await.unwrap();
+    assert_ne!(new.authority(), one.authority());
+    assert_eq!(get(&first).await.unwrap(), new);
 }
 
 /// Labels and annotations that Helm gives each object of a release of this version.
@@ -251,7 +261,8 @@ async fn a_secret_and_a_lease_that_are_created_again_belong_to_the_release_and_t
     let services = Api::<Service>::namespaced(client.clone(), &namespace);
     services.create(&PostParams::default(), &serde_json::from_value(service).unwrap()).await.unwrap();
 
-    certificates(&client, &namespace, channel, &["host".to_owned()]).await.unwrap();
+    let cached = CachedCertificates::default();
+    certificates(&client, &namespace, channel, &["host".to_owned()], &cached).await.unwrap();
     let candidate = Candidate { service: Some(channel.into()), ..candidate(&namespace, "leader", NO_EXPIRY) };
     let leader = Election::start(client.clone(), candidate, Term::default());
     until("it leads", leader.leadership()).await;
