@@ -4,14 +4,15 @@
 use std::collections::BTreeMap;
 
 use kube::api::{DeleteParams, ListParams};
-use kube::core::DynamicObject;
+use kube::core::{ApiResource, DynamicObject};
 use kube::{Api, Client};
 use rlt_api::plan::WorkerGroup;
 use rlt_objects::build::{self, BuildInput, Flavors, Gang, Placement};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
 use rlt_objects::queue::Workload;
-use rlt_objects::served;
+use rlt_objects::seen::SeenPod;
+use rlt_objects::served::{self, Served};
 use rlt_objects::worker;
 use rlt_objects::worker_id::{GroupName, WorkerId};
 
@@ -32,9 +33,11 @@ pub(super) async fn prepare(
     start: &[WorkerId],
 ) -> Result<BTreeMap<GroupName, Placement>, ApplyError> {
     let groups = || input.prepared.plan.worker_groups.iter();
+    let mut gangs = BTreeMap::new();
     for group in groups().filter(|group| start.iter().any(|id| *id.group == *group.name)) {
-        if let Some(gang) = build::gang(input, group, cluster.served) {
+        if let Some(gang) = gang_of_attempt(client, index, input, group, cluster.served, attempt).await? {
             ensure(client, index, input, group, gang, attempt).await?;
+            gangs.insert(group.name.as_str(), gang);
         }
     }
     let queueing = cluster.queueing;
@@ -46,10 +49,44 @@ pub(super) async fn prepare(
     };
     let admission = admitted.map(|workload| (workload, &flavors));
     let placement = |group: &WorkerGroup| {
-        let gang = build::gang(input, group, cluster.served);
+        let gang = gangs.get(group.name.as_str()).copied();
         Placement::new(input, group, attempt, gang, admission)
     };
     Ok(groups().map(|group| (group.name.as_str().into(), placement(group))).collect())
+}
+
+/// Returns the gang that new workers of a group join: that of the attempt's existing pods, if there are any,
+/// else that of their scheduler. A PodGroup waits for all workers, so one that became possible after the
+/// first pods were created would hold the others back for ever.
+async fn gang_of_attempt(
+    client: &Client,
+    index: &Index,
+    input: &BuildInput<'_>,
+    group: &WorkerGroup,
+    served: Served,
+    attempt: u32,
+) -> Result<Option<Gang>, ApplyError> {
+    let Some(gang) = build::gang(input, group, served) else { return Ok(None) };
+    let (job, id) = (input.job.key(), pod_group_id(group));
+    let workers = index.workers(&job);
+    let is_created = index.children(&job).get(&id) == Some(&Some(created_for(gang, attempt)));
+    let has_earlier = workers.iter().any(|worker| worker.attempt < attempt && !worker.is_spare());
+    if is_created && has_earlier {
+        // The names of earlier pods become free one by one, and each would cost some calls.
+        return Ok(Some(gang));
+    }
+    // The field of Kubernetes' own PodGroup is newer than the types here.
+    let kind = ApiResource::erase::<SeenPod>(&());
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), input.job.namespace(), &kind);
+    for worker in workers.iter().filter(|worker| worker.attempt == attempt && *worker.group == *group.name) {
+        let failed = |source| ApplyError::Call { act: "read pod", name: worker.name.to_string(), source };
+        if let Some(pod) = api.get_opt(&worker.name).await.map_err(failed)? {
+            // Its PodGroup is not watched, and may have been deleted since: it is created again then.
+            index.remove(&job, &ChildEntry { id, digest: None });
+            return Ok(build::gang_of(&pod, &build::pod_group_name(group, attempt), served));
+        }
+    }
+    Ok(Some(gang))
 }
 
 /// Creates the PodGroup of a group of workers in an attempt, and deletes those of earlier attempts.
@@ -62,8 +99,8 @@ async fn ensure(
     attempt: u32,
 ) -> Result<(), ApplyError> {
     let job = input.job;
-    let id = ChildId { child: Child::PodGroup, group: group.name.as_str().into() };
-    let made_for = Some(attempt.to_string());
+    let id = pod_group_id(group);
+    let made_for = Some(created_for(gang, attempt));
     if index.children(&job.key()).get(&id) == Some(&made_for) {
         return Ok(());
     }
@@ -89,6 +126,15 @@ async fn ensure(
     }
     index.enter(&job.key(), ChildEntry { id, digest: made_for });
     Ok(())
+}
+
+fn pod_group_id(group: &WorkerGroup) -> ChildId {
+    ChildId { child: Child::PodGroup, group: group.name.as_str().into() }
+}
+
+/// Returns the digest of a PodGroup in the index.
+fn created_for(gang: Gang, attempt: u32) -> String {
+    format!("{attempt} {gang:?}")
 }
 
 /// Checks that an existing PodGroup belongs to the job. Another owner's has other counts, and may be deleted

@@ -1,4 +1,5 @@
-//! Proves which objects of a job are made before its pods, and how a claim that exists is changed.
+//! Proves which objects of a job are made before its pods, how a claim that exists is changed, and which
+//! PodGroup a worker joins.
 
 use rlt_channel::environment;
 use rlt_objects::build::{self, Authority, ChannelAccess};
@@ -185,4 +186,43 @@ async fn a_replaced_authority_of_the_channel_is_written_into_the_config_map_of_a
     let written: Vec<_> =
         calls.iter().filter_map(|(.., sent)| sent["data"][environment::CA_KEY].as_str()).collect();
     assert_eq!(written, ["first", "second"]);
+}
+
+/// The group in the pod of a second worker, and whether a PodGroup was created, on a cluster with Kubernetes'
+/// own PodGroups. `of_first` is the group of the first worker.
+async fn second_worker(of_first: &Value) -> (Value, bool) {
+    let metadata = json!({"name": "quickstart-trainer-0", "namespace": "default", "uid": "0-1"});
+    let first = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"schedulingGroup": of_first},
+    });
+    let version = json!({"groupVersion": "scheduling.k8s.io/v1alpha2", "version": "v1alpha2"});
+    let group = json!({"name": "scheduling.k8s.io", "versions": [version]});
+    let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]});
+    let server = Server::new(Box::new(move |method, path| match path {
+        "/apis" => Some((200, served.clone())),
+        _ if *method == Method::GET && path.ends_with("/pods/quickstart-trainer-0") => {
+            Some((200, first.clone()))
+        }
+        _ => None,
+    }));
+    let context = context(&server);
+    context.discovery.refresh(&context.client).await;
+    context.index.enter(&key(), fixtures::worker(0, 1));
+    // This process has created the PodGroup, which may have been deleted since.
+    let digest = Some(r#"1 Native("v1alpha2")"#.to_owned());
+    context.index.enter(&key(), ChildEntry { id: Child::PodGroup.into(), digest });
+    reconcile(Arc::new(job(&begun())), context.into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let pods = calls.iter().filter(|(method, path, _)| *method == Method::POST && path.ends_with("/pods"));
+    let [pod]: [&Value; 1] = pods.map(|(.., sent)| sent).collect::<Vec<_>>().try_into().unwrap();
+    let group = pod["spec"]["schedulingGroup"].clone();
+    drop(calls);
+    (group, server.made("/podgroups"))
+}
+
+#[tokio::test]
+async fn a_worker_that_follows_others_joins_their_pod_group_and_none_that_became_possible_later() {
+    let group = json!({"podGroupName": "quickstart-trainer-1"});
+    assert_eq!(second_worker(&group).await, (group.clone(), true));
+    assert_eq!(second_worker(&Value::Null).await, (Value::Null, false));
 }
