@@ -110,6 +110,45 @@ async fn a_policy_is_deleted_by_its_uid_and_one_of_another_job_stays() {
     assert!(policy_deletions("of a newer job").await.is_empty());
 }
 
+/// The group in the pod of a second worker, and whether a PodGroup was created, on a cluster with Kubernetes'
+/// own PodGroups. `of_first` is the group of the first worker.
+async fn second_worker(of_first: &Value) -> (Value, bool) {
+    let metadata = json!({"name": "quickstart-trainer-0", "namespace": "default", "uid": "0-1"});
+    let first = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"schedulingGroup": of_first},
+    });
+    let version = json!({"groupVersion": "scheduling.k8s.io/v1alpha2", "version": "v1alpha2"});
+    let group = json!({"name": "scheduling.k8s.io", "versions": [version]});
+    let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]});
+    let server = Server::new(Box::new(move |method, path| match path {
+        "/apis" => Some((200, served.clone())),
+        _ if *method == Method::GET && path.ends_with("/pods/quickstart-trainer-0") => {
+            Some((200, first.clone()))
+        }
+        _ => None,
+    }));
+    let context = context(&server);
+    context.discovery.refresh(&context.client).await;
+    context.index.enter(&key(), fixtures::worker(0, 1));
+    // This process has created the PodGroup, which may have been deleted since.
+    let digest = Some(r#"1 Native("v1alpha2")"#.to_owned());
+    context.index.enter(&key(), ChildEntry { id: Child::PodGroup.into(), digest });
+    reconcile(Arc::new(job(&begun())), context.into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let pods = calls.iter().filter(|(method, path, _)| *method == Method::POST && path.ends_with("/pods"));
+    let [pod]: [&Value; 1] = pods.map(|(.., sent)| sent).collect::<Vec<_>>().try_into().unwrap();
+    let group = pod["spec"]["schedulingGroup"].clone();
+    drop(calls);
+    (group, server.made("/podgroups"))
+}
+
+#[tokio::test]
+async fn a_worker_that_follows_others_joins_their_pod_group_and_none_that_became_possible_later() {
+    let group = json!({"podGroupName": "quickstart-trainer-1"});
+    assert_eq!(second_worker(&group).await, (group.clone(), true));
+    assert_eq!(second_worker(&Value::Null).await, (Value::Null, false));
+}
+
 #[tokio::test]
 async fn a_claim_that_is_to_be_retained_is_released_at_once_also_while_the_job_is_suspended() {
     let storage = |retain: bool| json!({"count": 1, "storage": {"size": "1Gi", "retain": retain}});
@@ -186,43 +225,4 @@ async fn a_replaced_authority_of_the_channel_is_written_into_the_config_map_of_a
     let written: Vec<_> =
         calls.iter().filter_map(|(.., sent)| sent["data"][environment::CA_KEY].as_str()).collect();
     assert_eq!(written, ["first", "second"]);
-}
-
-/// The group in the pod of a second worker, and whether a PodGroup was created, on a cluster with Kubernetes'
-/// own PodGroups. `of_first` is the group of the first worker.
-async fn second_worker(of_first: &Value) -> (Value, bool) {
-    let metadata = json!({"name": "quickstart-trainer-0", "namespace": "default", "uid": "0-1"});
-    let first = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"schedulingGroup": of_first},
-    });
-    let version = json!({"groupVersion": "scheduling.k8s.io/v1alpha2", "version": "v1alpha2"});
-    let group = json!({"name": "scheduling.k8s.io", "versions": [version]});
-    let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]});
-    let server = Server::new(Box::new(move |method, path| match path {
-        "/apis" => Some((200, served.clone())),
-        _ if *method == Method::GET && path.ends_with("/pods/quickstart-trainer-0") => {
-            Some((200, first.clone()))
-        }
-        _ => None,
-    }));
-    let context = context(&server);
-    context.discovery.refresh(&context.client).await;
-    context.index.enter(&key(), fixtures::worker(0, 1));
-    // This process has created the PodGroup, which may have been deleted since.
-    let digest = Some(r#"1 Native("v1alpha2")"#.to_owned());
-    context.index.enter(&key(), ChildEntry { id: Child::PodGroup.into(), digest });
-    reconcile(Arc::new(job(&begun())), context.into()).await.unwrap();
-    let calls = server.calls.lock().unwrap();
-    let pods = calls.iter().filter(|(method, path, _)| *method == Method::POST && path.ends_with("/pods"));
-    let [pod]: [&Value; 1] = pods.map(|(.., sent)| sent).collect::<Vec<_>>().try_into().unwrap();
-    let group = pod["spec"]["schedulingGroup"].clone();
-    drop(calls);
-    (group, server.made("/podgroups"))
-}
-
-#[tokio::test]
-async fn a_worker_that_follows_others_joins_their_pod_group_and_none_that_became_possible_later() {
-    let group = json!({"podGroupName": "quickstart-trainer-1"});
-    assert_eq!(second_worker(&group).await, (group.clone(), true));
-    assert_eq!(second_worker(&Value::Null).await, (Value::Null, false));
 }
