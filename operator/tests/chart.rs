@@ -13,6 +13,7 @@ mod olm;
 #[path = "chart/simulated_network.rs"]
 mod simulated_network;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::Parser as _;
@@ -76,6 +77,25 @@ fn what_the_operator_may_create_again_has_the_labels_of_the_channels_service() {
         let of_chart = metadata(kind, name);
         assert_eq!((again.labels, again.annotations), (of_chart.labels, of_chart.annotations), "{kind}");
     }
+}
+
+#[test]
+fn two_releases_share_no_object_but_the_definition() {
+    let Some(helm) = Helm::find() else { return };
+    let names = |release: &str| -> BTreeSet<String> {
+        let namespaces = format!("namespaces={{team,of-{release}}}");
+        let rendered = helm.template_of(release, &["--namespace", "operators", "--set", &namespaces]);
+        let name = |object: &Value| {
+            let text = |field: &Value| field.as_str().unwrap_or_default().to_owned();
+            let metadata = &object["metadata"];
+            [text(&object["kind"]), text(&metadata["namespace"]), text(&metadata["name"])].join("/")
+        };
+        objects(&rendered.unwrap()).iter().map(name).collect()
+    };
+    let (first, second) = (names("rl-operator"), names("other"));
+    assert!(first.len() > 15, "{first:?}");
+    let shared: Vec<_> = first.intersection(&second).collect();
+    assert_eq!(shared, ["CustomResourceDefinition//rltrainingjobs.rltraining.dev"]);
 }
 
 #[test]
