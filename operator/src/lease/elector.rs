@@ -25,8 +25,8 @@ use crate::backoff;
 enum Standing {
     /// No Lease was observed yet.
     Unknown { since: Instant },
-    /// There is no Lease.
-    Absent,
+    /// There is no Lease. The holder of one that was deleted may lead until `not_before`.
+    Absent { not_before: Instant },
     /// Another process or none holds the Lease, which has not changed since it was observed.
     Standby { lease: Box<Lease>, seen_at: Instant },
     /// This candidate holds the Lease; the last renewal began at `renewed_at`.
@@ -92,12 +92,25 @@ impl Elector {
                     return Err(LeaseError::TakenOver { holder: holder(&lease).to_owned() });
                 }
             }
-            (_, None) => self.standing = Standing::Absent,
+            (_, None) => self.standing = self.absent(),
             (Standing::Standby { lease: known, .. }, Some(lease))
                 if known.resource_version() == lease.resource_version() => {}
             (_, Some(lease)) => self.see(lease),
         }
         Ok(())
+    }
+
+    /// Returns the state without a Lease. The holder of one that was deleted notices it at its next renewal,
+    /// and until then counts as present, like that of a Lease that is not renewed.
+    fn absent(&self) -> Standing {
+        let not_before = match &self.standing {
+            Standing::Absent { not_before } => *not_before,
+            Standing::Standby { lease, seen_at } if !is_free(lease, &self.candidate) => {
+                *seen_at + self.patience(lease)
+            }
+            Standing::Unknown { .. } | Standing::Standby { .. } | Standing::Leader { .. } => Instant::now(),
+        };
+        Standing::Absent { not_before }
     }
 
     fn see(&mut self, lease: Lease) {
@@ -108,7 +121,7 @@ impl Elector {
     fn due(&self) -> Instant {
         let due = match &self.standing {
             Standing::Unknown { since } => *since + self.candidate.timing.valid_for,
-            Standing::Absent => Instant::now(),
+            Standing::Absent { not_before } => *not_before,
             Standing::Standby { lease, .. } if is_free(lease, &self.candidate) => Instant::now(),
             Standing::Standby { lease, seen_at } => *seen_at + self.patience(lease),
             Standing::Leader { due, .. } => return *due,
@@ -126,7 +139,7 @@ impl Elector {
     async fn act(&mut self) -> Result<(), LeaseError> {
         match &self.standing {
             Standing::Unknown { .. } => self.read().await,
-            Standing::Absent => self.create().await,
+            Standing::Absent { .. } => self.create().await,
             Standing::Standby { lease, .. } => {
                 let lease = lease.clone();
                 self.take_over(*lease).await;
@@ -140,7 +153,7 @@ impl Elector {
     async fn read(&mut self) {
         match self.call(self.api.get_opt(&self.candidate.name)).await {
             Ok(Some(lease)) => self.see(lease),
-            Ok(None) => self.standing = Standing::Absent,
+            Ok(None) => self.standing = self.absent(),
             Err(error) => {
                 tracing::warn!(
                     error = error.as_ref().map(tracing::field::display),
