@@ -70,6 +70,7 @@ pub async fn certificates(
 ) -> Result<Certificates, SecretError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
     let place = || (namespace.to_owned(), name.to_owned());
+    let mut was_disowned = false;
     for _ in 0..MAX_TURNS {
         let mut secret = api.get_opt(name).await.map_err(|source| {
             let (namespace, name) = place();
@@ -78,15 +79,14 @@ pub async fn certificates(
         let stored = secret.as_ref().and_then(read);
         let present = stored.clone().or_else(|| cached.get());
         let current = Certificates::current(present.as_ref(), names, Timestamp::now())?;
-        let is_disowned =
-            secret.as_mut().is_some_and(|secret| release_metadata::disown(&mut secret.metadata));
-        if stored.as_ref() == Some(&current) && !is_disowned {
+        let is_owner = secret.as_mut().is_some_and(|secret| release_metadata::disown(&mut secret.metadata));
+        if stored.as_ref() == Some(&current) && (was_disowned || !is_owner) {
             cached.replace(&current);
             return Ok(current);
         }
         match write(&api, name, secret, &current).await {
             // The next turn reads what is stored, and gives up the metadata of a Secret that was created.
-            Ok(()) => {}
+            Ok(()) => was_disowned |= is_owner,
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {}
             Err(source) => {
                 let (namespace, name) = place();
