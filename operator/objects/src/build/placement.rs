@@ -180,7 +180,8 @@ impl Placement {
     }
 }
 
-/// Returns the gang in which an existing pod belongs to the PodGroup `name`, of those that the cluster serves.
+/// Returns the gang, of those that the cluster serves, in which an existing pod belongs to the PodGroup
+/// `name`.
 pub fn gang_of(pod: &DynamicObject, name: &str, served: Served) -> Option<Gang> {
     let is_named = |entries: Option<&BTreeMap<String, String>>, key: &str| {
         entries.and_then(|entries| entries.get(key)).is_some_and(|group| group == name)
