@@ -83,9 +83,9 @@ mod tests {
 
     #[test]
     fn metadata_is_disowned_once_and_other_fields_and_managers_stay() {
-        let entry = |manager: &str, fields: Value| {
+        let entry = |owner: &str, fields: Value| {
             json!({
-                "manager": manager, "operation": "Update", "apiVersion": "v1",
+                "manager": owner, "operation": "Update", "apiVersion": "v1",
                 "fieldsType": "FieldsV1", "fieldsV1": fields,
             })
         };
