@@ -2,6 +2,7 @@
 //! its pods.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use kube::api::{DeleteParams, ListParams};
 use kube::core::{ApiResource, DynamicObject};
@@ -13,7 +14,7 @@ use rlt_objects::labels;
 use rlt_objects::queue::Workload;
 use rlt_objects::seen::SeenPod;
 use rlt_objects::served::{self, Served};
-use rlt_objects::worker;
+use rlt_objects::worker::{self, Worker};
 use rlt_objects::worker_id::{GroupName, WorkerId};
 
 use super::{ApplyError, ClusterState, creation, error};
@@ -104,13 +105,14 @@ async fn ensure(
     if index.children(&job.key()).get(&id) == Some(&made_for) {
         return Ok(());
     }
+    let is_joined = has_workers(&index.workers(&job.key()), group, attempt);
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), job.namespace(), &build::pod_group_kind(gang));
     let group = build::pod_group(input, group, gang, attempt);
     let name = group.metadata.name.clone().unwrap_or_default();
     match api.create(&creation(), &group).await {
         Ok(_) => {}
-        Err(error) if error::exists(&error) => check_owner(&api, input.job, &name).await?,
+        Err(error) if error::exists(&error) => check_owner(&api, input.job, &name, is_joined).await?,
         Err(error) => {
             return Err(match error::refusal(&error) {
                 Some(why) => ApplyError::Refused { message: format!("pod group {name}: {why}") },
@@ -137,14 +139,24 @@ fn created_for(gang: Gang, attempt: u32) -> String {
     format!("{attempt} {gang:?}")
 }
 
+/// Whether the attempt has pods of a group of workers.
+fn has_workers(workers: &[Arc<Worker>], group: &WorkerGroup, attempt: u32) -> bool {
+    workers.iter().any(|worker| worker.attempt == attempt && *worker.group == *group.name)
+}
+
 /// Checks that an existing PodGroup belongs to the job. Another owner's has other counts, and may be deleted
-/// with the job's pods.
-async fn check_owner(api: &Api<DynamicObject>, job: &Job, name: &str) -> Result<(), ApplyError> {
+/// with the job's pods. One of the job that is being deleted stays as long as pods that have joined it.
+async fn check_owner(
+    api: &Api<DynamicObject>,
+    job: &Job,
+    name: &str,
+    is_joined: bool,
+) -> Result<(), ApplyError> {
     let found = api.get_metadata(name).await;
     let failed = |source| ApplyError::Call { act: "read pod group", name: name.to_owned(), source };
     let found = found.map_err(failed)?.metadata;
     let is_own = worker::owner(&found).is_some_and(|owner| owner == job.key());
-    if is_own && found.deletion_timestamp.is_none() {
+    if is_own && (is_joined || found.deletion_timestamp.is_none()) {
         return Ok(());
     }
     Err(ApplyError::occupied(job, &found))

@@ -110,8 +110,8 @@ async fn a_policy_is_deleted_by_its_uid_and_one_of_another_job_stays() {
     assert!(policy_deletions("of a newer job").await.is_empty());
 }
 
-/// The group in the pod of a second worker, and whether a PodGroup was created, on a cluster with Kubernetes'
-/// own PodGroups. `of_first` is the group of the first worker.
+/// The group in the pod of a second worker, and whether it was to be created again, on a cluster with
+/// Kubernetes' own PodGroups. `of_first` is the group of the first worker.
 async fn second_worker(of_first: &Value) -> (Value, bool) {
     let metadata = json!({"name": "quickstart-trainer-0", "namespace": "default", "uid": "0-1"});
     let first = json!({
@@ -120,8 +120,19 @@ async fn second_worker(of_first: &Value) -> (Value, bool) {
     let version = json!({"groupVersion": "scheduling.k8s.io/v1alpha2", "version": "v1alpha2"});
     let group = json!({"name": "scheduling.k8s.io", "versions": [version]});
     let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]});
+    let owner =
+        json!({"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "quickstart", "uid": "u"});
+    // Somebody has deleted the PodGroup, and a finalizer holds it while it has pods.
+    let metadata = json!({
+        "name": "quickstart-trainer-1", "namespace": "default", "uid": "g",
+        "deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [owner],
+    });
+    let going =
+        json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata});
     let server = Server::new(Box::new(move |method, path| match path {
         "/apis" => Some((200, served.clone())),
+        _ if path.ends_with("/podgroups") => Some(refusal(409, "AlreadyExists", "it is there")),
+        _ if path.ends_with("/podgroups/quickstart-trainer-1") => Some((200, going.clone())),
         _ if *method == Method::GET && path.ends_with("/pods/quickstart-trainer-0") => {
             Some((200, first.clone()))
         }
