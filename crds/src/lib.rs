@@ -46,7 +46,9 @@ pub use reason::Reason;
 pub use reference::reference_markdown;
 #[cfg(feature = "kube")]
 pub use spec::RLTrainingJob;
-pub use validate::{Problem, ValidatedJob, check_schema, read_accepted, validate, validate_with};
+pub use validate::{
+    Problem, ValidatedJob, check_schema, read_accepted, read_known_fields, validate, validate_with,
+};
 pub use variables::is_secret_name;
 pub use warnings::Warning;
 pub use yaml::read_yaml;

@@ -150,12 +150,26 @@ pub fn validate(yaml: &str) -> Result<ValidatedJob, Vec<Problem>> {
 /// # Errors
 /// What this release cannot read.
 pub fn read_accepted(yaml: &str) -> Result<ValidatedJob, Box<Problem>> {
+    read(yaml, |spec| spec)
+}
+
+/// Reads a manifest as [`read_accepted`] does, without the fields that only a later release knows: a job that
+/// has begun continues after a rollback.
+///
+/// # Errors
+/// Those of [`read_accepted`].
+pub fn read_known_fields(yaml: &str) -> Result<ValidatedJob, Box<Problem>> {
+    read(yaml, |spec| schema::known_fields(&spec))
+}
+
+/// Reads a manifest whose specification `prepare` changes first.
+fn read(yaml: &str, prepare: impl FnOnce(Value) -> Value) -> Result<ValidatedJob, Box<Problem>> {
     let source = Source::parse(yaml)?;
     let field = |name: &str| source.value.get(name).cloned().unwrap_or_default();
     let cannot_read = |field: &str, error| Box::new(Problem::new(field, format!("cannot be read: {error}")));
     let metadata = serde_json::from_value::<Metadata>(field("metadata"))
         .map_err(|error| cannot_read("metadata", error))?;
-    let spec = serde_json::from_value::<RLTrainingJobSpec>(field("spec"))
+    let spec = serde_json::from_value::<RLTrainingJobSpec>(prepare(field("spec")))
         .map_err(|error| cannot_read("spec", error))?;
     let spec = ResolvedSpec::resolve(&spec);
     let spec = spec.ok_or_else(|| Box::new(Problem::new("spec", "cannot be resolved by this release")))?;

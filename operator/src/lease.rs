@@ -55,6 +55,8 @@ pub struct Candidate {
     pub name: String,
     /// Identity of the holder; two processes that run at the same time must never share it.
     pub identity: String,
+    /// Service of the same release, whose labels and annotations a new Lease gets; `None` without a release.
+    pub service: Option<String>,
     /// Timing of the leader election.
     pub timing: Timing,
 }

@@ -135,7 +135,13 @@ pub const PERMISSIONS: &[Permission] = &[
             "keep the status channel's authority, shared by replicas",
         )
     },
-    permission(Reach::Own, "", "services", &["get"], "let the status channel's endpoint go with its Service"),
+    permission(
+        Reach::Own,
+        "",
+        "services",
+        &["get"],
+        "let the status channel's endpoint go with its Service, and give a Lease or Secret its release again",
+    ),
     permission(
         Reach::Own,
         "discovery.k8s.io",

@@ -14,8 +14,8 @@ use crate::health::{self, Health, ListenError};
 use crate::lease::{Candidate, Election, LeaseError, Term, Timing};
 use crate::metrics::Metrics;
 use crate::progress::{
-    self, Certificates, ChannelService, EndpointError, RendezvousKeys, Reports, SecretError, ServeError,
-    TokenReviewer, Workers,
+    self, CachedCertificates, Certificates, ChannelService, EndpointError, RendezvousKeys, Reports,
+    SecretError, ServeError, TokenReviewer, Workers,
 };
 
 /// Wait between two tries to serve the channel.
@@ -48,6 +48,8 @@ pub struct Channel {
     pub authority: Authority,
     /// Keys of the rendezvous of attempts, derived from the authority.
     keys: RendezvousKeys,
+    /// Certificates of the Secret, for the case that it is lost.
+    cached: CachedCertificates,
     /// Notified when the authority was replaced.
     renewed: watch::Sender<()>,
     host: String,
@@ -222,6 +224,7 @@ impl Channel {
             address: format!("https://{host}:{port}"),
             authority: Authority::default(),
             keys: RendezvousKeys::default(),
+            cached: CachedCertificates::default(),
             renewed: watch::Sender::default(),
             host,
             secret,
@@ -239,7 +242,8 @@ impl Channel {
     }
 
     async fn certificates(&self, client: &Client, namespace: &str) -> Result<Certificates, SecretError> {
-        progress::certificates(client, namespace, &self.secret, std::slice::from_ref(&self.host)).await
+        let names = std::slice::from_ref(&self.host);
+        progress::certificates(client, namespace, &self.secret, names, &self.cached).await
     }
 
     /// Serves until leading is over or the certificate is to be renewed.
@@ -286,6 +290,7 @@ fn candidate(args: &ProcessArgs, name: &str) -> Candidate {
         namespace: args.namespace.clone(),
         name: name.to_owned(),
         identity: format!("{pod}_{unique}"),
+        service: args.channel_service.clone(),
         timing: Timing::default(),
     }
 }
@@ -311,6 +316,7 @@ mod tests {
             namespace: "a".into(),
             name: "b".into(),
             identity: "c".into(),
+            service: None,
             timing: Timing::default(),
         };
         let campaign = || Ok(Election::start(Client::new(server, "a"), candidate, Term::default()));

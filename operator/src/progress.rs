@@ -39,7 +39,7 @@ pub use endpoint::{EndpointError, announce};
 pub use identity::{Authenticator, PodIdentity, ReviewError, Reviewer, TokenReviewer};
 pub use keys::RendezvousKeys;
 pub use reports::{JobReport, Reports};
-pub use secret::{SecretError, certificates};
+pub use secret::{CachedCertificates, SecretError, certificates};
 pub use server::{ServeError, serve};
 pub use service::{ChannelService, FollowingPod, ReportingWorker, UnknownWorker, Workers};
 pub(crate) use shares::Limits;

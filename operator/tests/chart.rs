@@ -16,11 +16,14 @@ mod simulated_network;
 #[path = "chart/values.rs"]
 mod values;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::Parser as _;
 use helm::Helm;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rlt_objects::args::Args;
+use rlt_objects::release_metadata;
 use serde_json::{Value, json};
 
 fn root() -> PathBuf {
@@ -61,6 +64,41 @@ fn the_plain_bundle_is_what_helm_renders() {
     }
     let present = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(present == rendered, "charts/kustomize/rl-operator.yaml is old: run `make generate`");
+}
+
+#[test]
+fn what_the_operator_may_create_again_has_the_labels_of_the_channels_service() {
+    let Some(helm) = Helm::find() else { return };
+    let rendered = objects(&helm.template(&["--namespace", "rl-operator"]).unwrap());
+    let metadata = |kind: &str, name: &str| -> ObjectMeta {
+        let named = of_kind(&rendered, kind).into_iter().find(|object| object["metadata"]["name"] == name);
+        serde_json::from_value(named.unwrap()["metadata"].clone()).unwrap()
+    };
+    let service = metadata("Service", "rl-operator-channel");
+    for (kind, name) in [("Lease", "rl-operator"), ("Secret", "rl-operator-channel")] {
+        let again = release_metadata::copy_from(&service, name);
+        let of_chart = metadata(kind, name);
+        assert_eq!((again.labels, again.annotations), (of_chart.labels, of_chart.annotations), "{kind}");
+    }
+}
+
+#[test]
+fn two_releases_share_no_object_but_the_definition() {
+    let Some(helm) = Helm::find() else { return };
+    let names = |release: &str| -> BTreeSet<String> {
+        let namespaces = format!("namespaces={{team,of-{release}}}");
+        let rendered = helm.template_of(release, &["--namespace", "operators", "--set", &namespaces]);
+        let name = |object: &Value| {
+            let text = |field: &Value| field.as_str().unwrap_or_default().to_owned();
+            let metadata = &object["metadata"];
+            [text(&object["kind"]), text(&metadata["namespace"]), text(&metadata["name"])].join("/")
+        };
+        objects(&rendered.unwrap()).iter().map(name).collect()
+    };
+    let (first, second) = (names("rl-operator"), names("other"));
+    assert!(first.len() > 15, "{first:?}");
+    let shared: Vec<_> = first.intersection(&second).collect();
+    assert_eq!(shared, ["CustomResourceDefinition//rltrainingjobs.rltraining.dev"]);
 }
 
 #[test]

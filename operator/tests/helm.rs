@@ -122,6 +122,12 @@ fn the_chart_is_installed_upgraded_and_uninstalled_without_leftovers() {
 
     ranks_are_restarted_in_place(&cluster);
 
+    // The operator creates both again, and they are upgraded and uninstalled with the release.
+    let of_operator = ["secret/rl-operator-channel", "lease/rl-operator", "-n", RELEASE];
+    kubectl(&cluster, &[&["delete"], &of_operator[..]].concat());
+    let get = [&["get", "--ignore-not-found", "-o", "name"], &of_operator[..]].concat();
+    eventually("both are there again", || kubectl(&cluster, &get).lines().count() == 2);
+
     apply(&cluster, &manifest("long", 40, ENDLESS));
     wait_for(&cluster, "Progressing", "long");
     upgrade(&cluster, ",replicas=1,logLevel=debug");

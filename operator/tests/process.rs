@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{Api, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -16,8 +16,8 @@ use rlt_cluster::{Cluster, Fault, Faults, Options, Shared};
 use rlt_operator::client::{ApiLayer, CallRate, Limiter};
 use rlt_operator::lease::{Candidate, Election, LeaseError, Term, Timing};
 use rlt_operator::metrics::Metrics;
-use rlt_operator::progress::{Reviewer as _, TokenReviewer, announce, certificates};
-use serde_json::json;
+use rlt_operator::progress::{CachedCertificates, Reviewer as _, TokenReviewer, announce, certificates};
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 static CLUSTER: Shared = Shared::new(|| Options::control_plane().without_scheduler());
@@ -35,7 +35,13 @@ const NO_EXPIRY: Timing = Timing {
 };
 
 fn candidate(namespace: &str, identity: &str, timing: Timing) -> Candidate {
-    Candidate { namespace: namespace.into(), name: "rl-operator".into(), identity: identity.into(), timing }
+    Candidate {
+        namespace: namespace.into(),
+        name: "rl-operator".into(),
+        identity: identity.into(),
+        service: None,
+        timing,
+    }
 }
 
 async fn until(what: &str, mut leadership: watch::Receiver<bool>) {
@@ -86,7 +92,7 @@ async fn a_standby_leads_after_a_handover_and_after_a_lease_has_expired() {
     // The next holder is a process that never runs.
     drop(second);
     let dead = json!({ "spec": { "holderIdentity": "dead", "leaseDurationSeconds": 1 } });
-    leases.patch("rl-operator", &Default::default(), &kube::api::Patch::Merge(dead)).await.unwrap();
+    leases.patch("rl-operator", &Default::default(), &Patch::Merge(dead)).await.unwrap();
     let timing = Timing { valid_for: Duration::from_secs(2), ..NO_EXPIRY };
     let started = Instant::now();
     let third = Election::start(client, candidate(&namespace, "third", timing), Term::default());
@@ -138,7 +144,7 @@ async fn a_leader_whose_lease_is_taken_ends() {
     until("it leads", leader.leadership()).await;
     let leases = Api::<Lease>::namespaced(client, &namespace);
     let patch = json!({ "spec": { "holderIdentity": "thief", "leaseTransitions": 99 } });
-    leases.patch("rl-operator", &Default::default(), &kube::api::Patch::Merge(patch)).await.unwrap();
+    leases.patch("rl-operator", &Default::default(), &Patch::Merge(patch)).await.unwrap();
     let error = tokio::time::timeout(TIMEOUT, leader.lost()).await.expect("its leadership ends");
     assert!(matches!(&error, LeaseError::TakenOver { holder } if holder == "thief"), "{error}");
 }
@@ -183,7 +189,7 @@ async fn a_pod_is_believed_by_a_token_for_the_channel_that_is_bound_to_it_and_en
     ] {
         assert_eq!(reviewer.review(&wrong).await.unwrap(), None);
     }
-    let at_once = kube::api::DeleteParams::default().grace_period(0);
+    let at_once = DeleteParams::default().grace_period(0);
     pods.delete("adding-trainer-0", &at_once).await.unwrap();
     // The API server itself remembers a good token for ten seconds.
     let deadline = Instant::now() + TIMEOUT;
@@ -199,17 +205,85 @@ async fn replicas_that_start_together_share_one_authority_and_its_secret_can_be_
     let namespace = cluster.namespace("secret").await.unwrap();
     let client = cluster.client().await.unwrap();
     let names = vec!["rl-operator-channel.rl.svc".to_owned()];
-    let get = || certificates(&client, &namespace, "rl-operator-channel", &names);
-    let (one, two, three) = tokio::join!(get(), get(), get());
+    let name = "rl-operator-channel";
+    let [first, second, third, late] = std::array::from_fn(|_| CachedCertificates::default());
+    let get = |cached| certificates(&client, &namespace, name, &names, cached);
+    let (one, two, three) = tokio::join!(get(&first), get(&second), get(&third));
     let one = one.unwrap();
     assert_eq!((&two.unwrap(), &three.unwrap()), (&one, &one));
-    let secrets = Api::<k8s_openapi::api::core::v1::Secret>::namespaced(client.clone(), &namespace);
-    let damaged = json!({ "data": { "ca.key": null } });
-    secrets
-        .patch("rl-operator-channel", &Default::default(), &kube::api::Patch::Merge(damaged))
-        .await
-        .unwrap();
-    assert_ne!(get().await.unwrap().authority(), one.authority());
+    let secrets = Api::<Secret>::namespaced(client.clone(), &namespace);
+    // A replica that has read it restores it, whether it is damaged or gone.
+    let damaged = Patch::Merge(json!({ "data": { "ca.key": null } }));
+    secrets.patch(name, &PatchParams::default(), &damaged).await.unwrap();
+    assert_eq!(get(&second).await.unwrap(), one);
+    secrets.delete(name, &DeleteParams::default()).await.unwrap();
+    assert_eq!(get(&third).await.unwrap(), one);
+    // A replica that has not read it makes another one, which all take.
+    secrets.patch(name, &PatchParams::default(), &damaged).await.unwrap();
+    let new = get(&late).await.unwrap();
+    assert_ne!(new.authority(), one.authority());
+    assert_eq!(get(&first).await.unwrap(), new);
+}
+
+/// Labels and annotations that Helm gives each object of a release of this version.
+fn of_release(version: &str) -> Value {
+    json!({
+        "labels": {
+            "app.kubernetes.io/name": "rl-operator",
+            "app.kubernetes.io/instance": "rl-operator",
+            "app.kubernetes.io/version": version,
+            "app.kubernetes.io/managed-by": "Helm",
+            "helm.sh/chart": format!("rl-operator-{version}"),
+        },
+        "annotations": {
+            "meta.helm.sh/release-name": "rl-operator",
+            "meta.helm.sh/release-namespace": "rl-operator",
+        },
+    })
+}
+
+/// An object of a release of this version.
+fn released(kind: [&str; 2], name: &str, version: &str) -> Value {
+    let [api_version, kind] = kind;
+    let mut object = json!({ "apiVersion": api_version, "kind": kind, "metadata": of_release(version) });
+    object["metadata"]["name"] = name.into();
+    object
+}
+
+#[tokio::test]
+async fn a_secret_and_a_lease_that_are_created_again_belong_to_the_release_and_to_its_next_version() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let namespace = cluster.namespace("again").await.unwrap();
+    let client = cluster.client().await.unwrap();
+    let (channel, lease) = ("rl-operator-channel", "rl-operator");
+    let mut service = released(["v1", "Service"], channel, "0.1.0");
+    service["spec"] = json!({ "ports": [{ "name": "channel", "port": 9443 }] });
+    let services = Api::<Service>::namespaced(client.clone(), &namespace);
+    services.create(&PostParams::default(), &serde_json::from_value(service).unwrap()).await.unwrap();
+
+    let cached = CachedCertificates::default();
+    certificates(&client, &namespace, channel, &["host".to_owned()], &cached).await.unwrap();
+    let candidate = Candidate { service: Some(channel.into()), ..candidate(&namespace, "leader", NO_EXPIRY) };
+    let leader = Election::start(client.clone(), candidate, Term::default());
+    until("it leads", leader.leadership()).await;
+    let leases = Api::<Lease>::namespaced(client.clone(), &namespace);
+    wait_for_renewals(&leases, 1).await;
+    let secrets = Api::<Secret>::namespaced(client, &namespace);
+    let created = [secrets.get(channel).await.unwrap().metadata, leases.get(lease).await.unwrap().metadata];
+    for metadata in created {
+        let found = json!({ "labels": metadata.labels, "annotations": metadata.annotations });
+        assert_eq!(found, of_release("0.1.0"), "{:?}", metadata.name);
+    }
+
+    // As `helm upgrade` does, which overrides no other owner of a field.
+    let helm = PatchParams::apply("helm");
+    let next = released(["v1", "Secret"], channel, "0.2.0");
+    let secret = secrets.patch(channel, &helm, &Patch::Apply(next)).await.unwrap();
+    assert!(secret.data.is_some_and(|data| data.contains_key("ca.key")), "the authority stays");
+    let next = released(["coordination.k8s.io/v1", "Lease"], lease, "0.2.0");
+    leases.patch(lease, &helm, &Patch::Apply(next)).await.unwrap();
+    wait_for_renewals(&leases, 1).await;
+    assert!(*leader.leadership().borrow());
 }
 
 #[tokio::test]

@@ -235,6 +235,31 @@ impl Checker {
     }
 }
 
+/// Returns `spec` without the fields that this release does not know. Values of the others are not checked.
+pub(super) fn known_fields(spec: &Value) -> Value {
+    prune(&SPEC_SCHEMA, spec)
+}
+
+fn prune(schema: &Value, value: &Value) -> Value {
+    let keeps_all = schema["x-kubernetes-preserve-unknown-fields"] == true;
+    match value {
+        Value::Object(fields) if schema["properties"].is_object() && !keeps_all => {
+            let known = |(name, value): (&String, &Value)| {
+                Some((name.clone(), prune(schema["properties"].get(name)?, value)))
+            };
+            fields.iter().filter_map(known).collect::<Map<_, _>>().into()
+        }
+        Value::Object(entries) if schema["additionalProperties"].is_object() => {
+            let pruned = |(key, value): (&String, &Value)| {
+                (key.clone(), prune(&schema["additionalProperties"], value))
+            };
+            entries.iter().map(pruned).collect::<Map<_, _>>().into()
+        }
+        Value::Array(items) => items.iter().map(|item| prune(&schema["items"], item)).collect(),
+        other => other.clone(),
+    }
+}
+
 /// A value as a problem shows it: not whole sections, and the beginning of a long text.
 fn shown(value: &Value) -> Option<Value> {
     match value {

@@ -28,7 +28,7 @@ pub use input::{
 pub use manifest::{MANIFEST_KEY, config_map, content_digest};
 pub use network::{endpoint, endpoint_digest, service, service_account};
 pub use network_policy::network_policy;
-pub use placement::{Flavor, Flavors, Placement, PlacementConflict};
+pub use placement::{Flavor, Flavors, Placement, PlacementConflict, gang_of};
 pub use pod::{allow_restarts, pod};
 pub use pod_group::{Gang, gang, pod_group, pod_group_kind, pod_group_name};
 pub(crate) use text_digest::digest;

@@ -20,6 +20,11 @@ const TRACKING: [&str; 4] = [
     "helm.toolkit.fluxcd.io/name",
 ];
 
+/// Fields of a status with values that only a later release may know, such as a cause. Decisions can be made
+/// without such a value, and not without any other field.
+const OPEN_FIELDS: [&str; 7] =
+    ["phase", "conditions", "failuresByCause", "retriesUsed", "restartsInPlace", "evacuation", "lastFailure"];
+
 /// An RLTrainingJob as the API server sends it.
 #[derive(Clone, Debug, Deserialize, Resource)]
 #[resource(inherit = "RLTrainingJob")]
@@ -30,7 +35,7 @@ pub struct Job {
     /// Specification as JSON text, which takes a tenth of the memory of its parsed form.
     #[serde(default, deserialize_with = "as_text")]
     pub spec: String,
-    /// Status, or the error in reading it.
+    /// Status without the entries that only a later release knows, or the error in reading it.
     #[serde(default = "no_status", deserialize_with = "read_status")]
     pub status: Result<RLTrainingJobStatus, String>,
 }
@@ -50,9 +55,34 @@ fn read_status<'de, D: Deserializer<'de>>(
 ) -> Result<Result<RLTrainingJobStatus, String>, D::Error> {
     let value = Option::<Value>::deserialize(deserializer)?;
     Ok(match value {
-        Some(value) => serde_json::from_value(value).map_err(|error| error.to_string()),
+        Some(value) => parse_status(value),
         None => no_status(),
     })
+}
+
+/// Parses a status, after a rollback without the entries that only the later release knows.
+fn parse_status(mut status: Value) -> Result<RLTrainingJobStatus, String> {
+    RLTrainingJobStatus::deserialize(&status).or_else(|error| {
+        remove_unreadable(&mut status);
+        RLTrainingJobStatus::deserialize(&status).map_err(|_| error.to_string())
+    })
+}
+
+/// Removes the entries of [`OPEN_FIELDS`] that cannot be read.
+fn remove_unreadable(status: &mut Value) {
+    let Some(status) = status.as_object_mut() else { return };
+    for field in OPEN_FIELDS {
+        let is_readable = |value: &Value| RLTrainingJobStatus::deserialize(&json!({field: value})).is_ok();
+        let Some(value) = status.get_mut(field).filter(|value| !is_readable(value)) else { continue };
+        match value {
+            Value::Array(entries) => entries.retain(|entry| is_readable(&json!([entry]))),
+            Value::Object(entries) => entries.retain(|name, entry| is_readable(&json!({name: entry}))),
+            _ => {}
+        }
+        if !is_readable(value) {
+            status.remove(field);
+        }
+    }
 }
 
 impl Job {
@@ -134,5 +164,55 @@ impl Job {
         format!(
             r#"{{"apiVersion":"{version}","kind":"{kind}","metadata":{{"name":{name},"namespace":{namespace}}},"spec":{spec}}}"#
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use rlt_api::FailureCause;
+    use rlt_api::status::ConditionType;
+
+    use super::*;
+
+    fn read(status: Value) -> Result<RLTrainingJobStatus, String> {
+        let job: Job = serde_json::from_value(json!({"metadata": {"name": "a"}, "status": status})).unwrap();
+        job.status
+    }
+
+    fn condition(type_: &str) -> Value {
+        json!({"type": type_, "status": "True", "lastTransitionTime": "t", "reason": "r", "message": ""})
+    }
+
+    #[test]
+    fn a_status_of_a_later_release_is_read_without_the_entries_that_only_that_release_knows() {
+        let failure = |cause: &str| {
+            let time = "2026-01-01T00:00:00Z";
+            json!({"attempt": 2, "cause": cause, "message": "m", "advice": "a", "time": time})
+        };
+        let later = json!({
+            "attempt": 3, "phase": "Draining", "aLaterField": {"any": "value"}, "retriesSinceStep": 20,
+            "conditions": [condition("PodsReady"), condition("Drained")],
+            "failuresByCause": {"PeerLost": 2, "Drained": 1}, "retriesUsed": {"Drained": 1},
+            "lastFailure": failure("Drained"),
+        });
+        let status = read(later).unwrap();
+        assert_eq!((status.attempt, status.retries_since_step, status.phase), (Some(3), Some(20), None));
+        let types: Vec<_> = status.conditions.iter().map(|condition| condition.type_).collect();
+        assert_eq!(types, [ConditionType::PodsReady]);
+        assert_eq!(status.failures_by_cause, BTreeMap::from([(FailureCause::PeerLost, 2)]));
+        assert!(status.retries_used.is_empty() && status.last_failure.is_none());
+
+        let known = json!({"phase": "Draining", "lastFailure": failure("PeerLost")});
+        let failure = read(known).unwrap().last_failure;
+        assert_eq!(failure.map(|failure| failure.cause), Some(FailureCause::PeerLost));
+    }
+
+    #[test]
+    fn a_status_whose_counters_cannot_be_read_is_an_error() {
+        assert!(read(json!({"attempt": "three", "phase": "Draining"})).is_err());
+        assert!(read(json!("later")).is_err());
+        assert_eq!(read(Value::Null), Ok(RLTrainingJobStatus::default()));
     }
 }

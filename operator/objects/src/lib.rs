@@ -17,6 +17,7 @@ pub mod pod_template;
 pub mod prepare;
 pub mod privileges;
 pub mod queue;
+pub mod release_metadata;
 pub mod seen;
 pub mod served;
 pub mod worker;

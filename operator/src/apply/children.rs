@@ -7,6 +7,7 @@ use futures::future::{join, join_all};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client, Resource};
 use rlt_api::plan::WorkerGroup;
@@ -18,7 +19,7 @@ use rlt_objects::worker::{self, Worker};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{ApplyError, claim, creation, error, owned_fields};
+use super::{ApplyError, claim, creation, error, exactly, owned_fields};
 use crate::index::{Child, ChildEntry, ChildId, Children, Index};
 
 /// The children of a job, observed and desired.
@@ -213,23 +214,32 @@ impl<'a> JobChildren<'a> {
         self.ensure(Child::NetworkPolicy.into(), digest, || Some(policy)).await
     }
 
-    /// Deletes a NetworkPolicy that is no longer desired: it would still block traffic.
+    /// Deletes the job's NetworkPolicy that is no longer desired: it would still block traffic. An object of
+    /// another owner, which has taken its name since, stays.
     async fn remove_policy(&self) -> Result<(), ApplyError> {
         if !self.is_known(Child::NetworkPolicy) {
             return Ok(());
         }
         let api: Api<NetworkPolicy> = Api::namespaced(self.client.clone(), self.job.namespace());
         let name = build::workers_name(self.job.name());
-        match Box::pin(api.delete(&name, &DeleteParams::default())).await {
-            Err(error) if !error::is_done(&error) => {
-                Err(ApplyError::Call { act: "delete network policy", name, source: error })
-            }
-            _ => {
-                let entry = ChildEntry { id: Child::NetworkPolicy.into(), digest: None };
-                self.index.remove(&self.job.key(), &entry);
-                Ok(())
+        let failed = |act| {
+            let name = name.clone();
+            move |source| ApplyError::Call { act, name, source }
+        };
+        let found = Box::pin(api.get_metadata_opt(&name)).await.map_err(failed("read network policy"))?;
+        let is_own =
+            |metadata: &ObjectMeta| worker::owner(metadata).is_some_and(|owner| owner == self.job.key());
+        let own = found.map(|found| found.metadata).filter(is_own);
+        if let Some(uid) = own.and_then(|metadata| metadata.uid) {
+            let params = exactly(&uid, DeleteParams::default());
+            match Box::pin(api.delete(&name, &params)).await {
+                Err(error) if !error::is_done(&error) => return Err(failed("delete network policy")(error)),
+                _ => {}
             }
         }
+        let entry = ChildEntry { id: Child::NetworkPolicy.into(), digest: None };
+        self.index.remove(&self.job.key(), &entry);
+        Ok(())
     }
 
     async fn ensure<K>(
@@ -359,7 +369,7 @@ fn holds(found: &ConfigMap, wanted: &ConfigMap) -> bool {
 }
 
 /// Whether the operator made the object and no existing job owns it.
-fn is_free(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> bool {
+fn is_free(metadata: &ObjectMeta) -> bool {
     let label = metadata.labels.as_ref().and_then(|labels| labels.get(labels::MANAGED_BY));
     label.is_some_and(|by| by == labels::OPERATOR)
         && metadata.owner_references.iter().flatten().next().is_none()

@@ -2,17 +2,19 @@
 //! its pods.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use kube::api::{DeleteParams, ListParams};
-use kube::core::DynamicObject;
+use kube::core::{ApiResource, DynamicObject};
 use kube::{Api, Client};
 use rlt_api::plan::WorkerGroup;
 use rlt_objects::build::{self, BuildInput, Flavors, Gang, Placement};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
 use rlt_objects::queue::Workload;
-use rlt_objects::served;
-use rlt_objects::worker;
+use rlt_objects::seen::SeenPod;
+use rlt_objects::served::{self, Served};
+use rlt_objects::worker::{self, Worker};
 use rlt_objects::worker_id::{GroupName, WorkerId};
 
 use super::{ApplyError, ClusterState, creation, error};
@@ -32,9 +34,11 @@ pub(super) async fn prepare(
     start: &[WorkerId],
 ) -> Result<BTreeMap<GroupName, Placement>, ApplyError> {
     let groups = || input.prepared.plan.worker_groups.iter();
+    let mut gangs = BTreeMap::new();
     for group in groups().filter(|group| start.iter().any(|id| *id.group == *group.name)) {
-        if let Some(gang) = build::gang(input, group, cluster.served) {
+        if let Some(gang) = gang_of_attempt(client, index, input, group, cluster.served, attempt).await? {
             ensure(client, index, input, group, gang, attempt).await?;
+            gangs.insert(group.name.as_str(), gang);
         }
     }
     let queueing = cluster.queueing;
@@ -46,10 +50,44 @@ pub(super) async fn prepare(
     };
     let admission = admitted.map(|workload| (workload, &flavors));
     let placement = |group: &WorkerGroup| {
-        let gang = build::gang(input, group, cluster.served);
+        let gang = gangs.get(group.name.as_str()).copied();
         Placement::new(input, group, attempt, gang, admission)
     };
     Ok(groups().map(|group| (group.name.as_str().into(), placement(group))).collect())
+}
+
+/// Returns the gang that new workers of a group join: that of the attempt's existing pods, if there are any,
+/// else that of their scheduler. A PodGroup waits for all workers, so one that became possible after the
+/// first pods were created would hold the others back for ever.
+async fn gang_of_attempt(
+    client: &Client,
+    index: &Index,
+    input: &BuildInput<'_>,
+    group: &WorkerGroup,
+    served: Served,
+    attempt: u32,
+) -> Result<Option<Gang>, ApplyError> {
+    let Some(gang) = build::gang(input, group, served) else { return Ok(None) };
+    let (job, id) = (input.job.key(), pod_group_id(group));
+    let workers = index.workers(&job);
+    let is_created = index.children(&job).get(&id) == Some(&Some(created_for(gang, attempt)));
+    let has_earlier = workers.iter().any(|worker| worker.attempt < attempt && !worker.is_spare());
+    if is_created && has_earlier {
+        // The names of earlier pods become free one by one, and each would cost some calls.
+        return Ok(Some(gang));
+    }
+    // The field of Kubernetes' own PodGroup is newer than the types here.
+    let kind = ApiResource::erase::<SeenPod>(&());
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), input.job.namespace(), &kind);
+    for worker in workers.iter().filter(|worker| worker.attempt == attempt && *worker.group == *group.name) {
+        let failed = |source| ApplyError::Call { act: "read pod", name: worker.name.to_string(), source };
+        if let Some(pod) = api.get_opt(&worker.name).await.map_err(failed)? {
+            // Its PodGroup is not watched, and may have been deleted since: it is created again then.
+            index.remove(&job, &ChildEntry { id, digest: None });
+            return Ok(build::gang_of(&pod, &build::pod_group_name(group, attempt), served));
+        }
+    }
+    Ok(Some(gang))
 }
 
 /// Creates the PodGroup of a group of workers in an attempt, and deletes those of earlier attempts.
@@ -62,18 +100,19 @@ async fn ensure(
     attempt: u32,
 ) -> Result<(), ApplyError> {
     let job = input.job;
-    let id = ChildId { child: Child::PodGroup, group: group.name.as_str().into() };
-    let made_for = Some(attempt.to_string());
+    let id = pod_group_id(group);
+    let made_for = Some(created_for(gang, attempt));
     if index.children(&job.key()).get(&id) == Some(&made_for) {
         return Ok(());
     }
+    let is_joined = has_workers(&index.workers(&job.key()), group, attempt);
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), job.namespace(), &build::pod_group_kind(gang));
     let group = build::pod_group(input, group, gang, attempt);
     let name = group.metadata.name.clone().unwrap_or_default();
     match api.create(&creation(), &group).await {
         Ok(_) => {}
-        Err(error) if error::exists(&error) => check_owner(&api, input.job, &name).await?,
+        Err(error) if error::exists(&error) => check_owner(&api, input.job, &name, is_joined).await?,
         Err(error) => {
             return Err(match error::refusal(&error) {
                 Some(why) => ApplyError::Refused { message: format!("pod group {name}: {why}") },
@@ -91,14 +130,33 @@ async fn ensure(
     Ok(())
 }
 
+fn pod_group_id(group: &WorkerGroup) -> ChildId {
+    ChildId { child: Child::PodGroup, group: group.name.as_str().into() }
+}
+
+/// Returns the digest of a PodGroup in the index.
+fn created_for(gang: Gang, attempt: u32) -> String {
+    format!("{attempt} {gang:?}")
+}
+
+/// Whether the attempt has pods of a group of workers.
+fn has_workers(workers: &[Arc<Worker>], group: &WorkerGroup, attempt: u32) -> bool {
+    workers.iter().any(|worker| worker.attempt == attempt && *worker.group == *group.name)
+}
+
 /// Checks that an existing PodGroup belongs to the job. Another owner's has other counts, and may be deleted
-/// with the job's pods.
-async fn check_owner(api: &Api<DynamicObject>, job: &Job, name: &str) -> Result<(), ApplyError> {
+/// with the job's pods. One of the job that is being deleted stays as long as pods that have joined it.
+async fn check_owner(
+    api: &Api<DynamicObject>,
+    job: &Job,
+    name: &str,
+    is_joined: bool,
+) -> Result<(), ApplyError> {
     let found = api.get_metadata(name).await;
     let failed = |source| ApplyError::Call { act: "read pod group", name: name.to_owned(), source };
     let found = found.map_err(failed)?.metadata;
     let is_own = worker::owner(&found).is_some_and(|owner| owner == job.key());
-    if is_own && found.deletion_timestamp.is_none() {
+    if is_own && (is_joined || found.deletion_timestamp.is_none()) {
         return Ok(());
     }
     Err(ApplyError::occupied(job, &found))

@@ -278,6 +278,18 @@ mod tests {
     }
 
     #[test]
+    fn a_job_whose_workload_somebody_deletes_stops_and_asks_again_once_no_worker_is_left() {
+        let queue = |workers: Vec<Worker>| {
+            let decision = decided(&asked(None), json!({}), &running(), workers);
+            assert!(decision.start.is_empty(), "{decision:?}");
+            decision.queue
+        };
+        assert_eq!(queue(vec![runs(0), runs(1)]), None);
+        assert_eq!(queue(vec![Worker { is_deleting: true, ..runs(1) }]), None);
+        assert_eq!(queue(vec![]), Some(WorkloadAction::Create));
+    }
+
+    #[test]
     fn a_suspended_job_and_one_without_a_queue_release_their_workload() {
         let suspend = json!({"suspend": true});
         let queueing = asked(Some(admitted()));

@@ -6,11 +6,14 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{ObjectMeta, PostParams};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::watch_object;
 use kube::{Api, ResourceExt as _};
+use rlt_objects::labels::OPERATOR;
+use rlt_objects::release_metadata;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -22,8 +25,8 @@ use crate::backoff;
 enum Standing {
     /// No Lease was observed yet.
     Unknown { since: Instant },
-    /// There is no Lease.
-    Absent,
+    /// There is no Lease. The holder of one that was deleted may lead until `not_before`.
+    Absent { not_before: Instant },
     /// Another process or none holds the Lease, which has not changed since it was observed.
     Standby { lease: Box<Lease>, seen_at: Instant },
     /// This candidate holds the Lease; the last renewal began at `renewed_at`.
@@ -89,12 +92,25 @@ impl Elector {
                     return Err(LeaseError::TakenOver { holder: holder(&lease).to_owned() });
                 }
             }
-            (_, None) => self.standing = Standing::Absent,
+            (_, None) => self.standing = self.absent(),
             (Standing::Standby { lease: known, .. }, Some(lease))
                 if known.resource_version() == lease.resource_version() => {}
             (_, Some(lease)) => self.see(lease),
         }
         Ok(())
+    }
+
+    /// Returns the state without a Lease. The holder of one that was deleted notices it at its next renewal,
+    /// and until then counts as present, like that of a Lease that is not renewed.
+    fn absent(&self) -> Standing {
+        let not_before = match &self.standing {
+            Standing::Absent { not_before } => *not_before,
+            Standing::Standby { lease, seen_at } if !is_free(lease, &self.candidate) => {
+                *seen_at + self.patience(lease)
+            }
+            Standing::Unknown { .. } | Standing::Standby { .. } | Standing::Leader { .. } => Instant::now(),
+        };
+        Standing::Absent { not_before }
     }
 
     fn see(&mut self, lease: Lease) {
@@ -105,7 +121,7 @@ impl Elector {
     fn due(&self) -> Instant {
         let due = match &self.standing {
             Standing::Unknown { since } => *since + self.candidate.timing.valid_for,
-            Standing::Absent => Instant::now(),
+            Standing::Absent { not_before } => *not_before,
             Standing::Standby { lease, .. } if is_free(lease, &self.candidate) => Instant::now(),
             Standing::Standby { lease, seen_at } => *seen_at + self.patience(lease),
             Standing::Leader { due, .. } => return *due,
@@ -123,7 +139,7 @@ impl Elector {
     async fn act(&mut self) -> Result<(), LeaseError> {
         match &self.standing {
             Standing::Unknown { .. } => self.read().await,
-            Standing::Absent => self.create().await,
+            Standing::Absent { .. } => self.create().await,
             Standing::Standby { lease, .. } => {
                 let lease = lease.clone();
                 self.take_over(*lease).await;
@@ -137,7 +153,7 @@ impl Elector {
     async fn read(&mut self) {
         match self.call(self.api.get_opt(&self.candidate.name)).await {
             Ok(Some(lease)) => self.see(lease),
-            Ok(None) => self.standing = Standing::Absent,
+            Ok(None) => self.standing = self.absent(),
             Err(error) => {
                 tracing::warn!(
                     error = error.as_ref().map(tracing::field::display),
@@ -149,13 +165,29 @@ impl Elector {
     }
 
     async fn create(&mut self) {
+        let metadata = self.metadata().await;
         let started = Instant::now();
-        let metadata = ObjectMeta { name: Some(self.candidate.name.clone()), ..ObjectMeta::default() };
         let lease = self.held(Lease { metadata, spec: None }, true);
-        match self.call(self.api.create(&PostParams::default(), &lease)).await {
+        match self.call(self.api.create(&params(), &lease)).await {
             Ok(lease) => self.lead(lease, started),
             Err(_) => self.back_off().await,
         }
+    }
+
+    /// Returns the metadata of a new Lease. Without an answer about the Service the Lease belongs to no
+    /// release, which prevents no leadership.
+    async fn metadata(&self) -> ObjectMeta {
+        let service = self.service().await.unwrap_or_default();
+        release_metadata::copy_from(&service, &self.candidate.name)
+    }
+
+    /// Returns the metadata of the Service of the same release.
+    async fn service(&self) -> Option<ObjectMeta> {
+        let name = self.candidate.service.as_ref()?;
+        let client = self.api.clone().into_client();
+        let services = Api::<Service>::namespaced(client, &self.candidate.namespace);
+        let found = self.call(services.get_metadata_opt(name)).await;
+        Some(found.ok()??.metadata)
     }
 
     async fn take_over(&mut self, lease: Lease) {
@@ -247,8 +279,10 @@ impl Elector {
         released.map(drop).map_err(|source| LeaseError::NotRenewed { seconds: 0.0, source })
     }
 
-    /// Returns the Lease as held by this candidate.
+    /// Returns the Lease as held by this candidate, with labels and annotations that nobody owns if the
+    /// operator created it.
     fn held(&self, mut lease: Lease, is_new: bool) -> Lease {
+        release_metadata::disown(&mut lease.metadata);
         let now = MicroTime(Timestamp::now());
         let spec: &mut LeaseSpec = lease.spec.get_or_insert_default();
         if is_new {
@@ -270,7 +304,7 @@ impl Elector {
     }
 
     async fn replace(&self, lease: &Lease) -> Result<Lease, Option<kube::Error>> {
-        self.call(self.api.replace(&self.candidate.name, &PostParams::default(), lease)).await
+        self.call(self.api.replace(&self.candidate.name, &params(), lease)).await
     }
 
     /// Makes a call with a timeout, which for a leader ends with its term; the error `None` is a timeout.
@@ -283,6 +317,10 @@ impl Elector {
         let answered = timeout_at(limit, call).await;
         answered.map_err(|_| None)?.map_err(Some)
     }
+}
+
+fn params() -> PostParams {
+    PostParams { field_manager: Some(OPERATOR.into()), ..PostParams::default() }
 }
 
 fn holder(lease: &Lease) -> &str {

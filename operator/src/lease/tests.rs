@@ -63,6 +63,7 @@ fn candidate(identity: &str) -> Candidate {
         namespace: "rl".into(),
         name: "rl-operator".into(),
         identity: identity.into(),
+        service: None,
         timing: Timing::default(),
     }
 }
@@ -198,4 +199,24 @@ async fn a_leader_that_cannot_renew_stops_before_a_standby_leads() {
         "{stopped:?}, {taken_over:?}"
     );
     assert!(taken_over <= valid_for + SLACK, "{taken_over:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_respects_the_holder_of_a_deleted_lease_until_its_term_is_over() {
+    let (server, faults) = (ApiServer::new(), Faults::default());
+    let mut leader = election(&server, "leader", &faults);
+    leads(&leader).await;
+    let started = Instant::now();
+    let standby = election(&server, "standby", &faults);
+    let Timing { valid_for, renew_every, .. } = Timing::default();
+    tokio::time::sleep(renew_every / 2).await;
+    server.delete();
+    let leadership = leader.leadership();
+    let error = leader.lost().await;
+    assert!(matches!(error, LeaseError::TakenOver { .. }), "{error}");
+    assert!(started.elapsed() <= renew_every + SLACK, "it ends at its next renewal");
+    assert!(!*leadership.borrow() && !is_leading(&standby));
+    leads(&standby).await;
+    let taken_over = started.elapsed();
+    assert!(taken_over >= valid_for - SLACK && taken_over <= valid_for + SLACK, "{taken_over:?}");
 }

@@ -1,19 +1,23 @@
 //! Secret with the channel's certificates, shared by all replicas: created if missing, renewed if it expires
-//! soon. The first writer wins.
+//! soon. The first writer wins. A Secret that was deleted is created again, with the metadata of the release
+//! and, if this process has read it before, with the same certificates.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Secret, Service};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
-use rlt_objects::labels::{MANAGED_BY, OPERATOR};
+use rlt_objects::labels::OPERATOR;
+use rlt_objects::release_metadata;
 
 use super::certificates::{CertificateError, Certificates};
 
-/// Number of conflicts with other replicas before giving up.
-const MAX_RACES: usize = 5;
+/// Number of reads before giving up, each after a write of this or another replica.
+const MAX_TURNS: usize = 6;
 
 /// The certificates could not be read or stored.
 #[derive(Debug, thiserror::Error)]
@@ -23,14 +27,37 @@ pub enum SecretError {
     Read { namespace: String, name: String, source: kube::Error },
     #[error("failed to write Secret {namespace}/{name}")]
     Write { namespace: String, name: String, source: kube::Error },
-    #[error("Secret {namespace}/{name} was changed by others {MAX_RACES} times in a row")]
+    #[error("Secret {namespace}/{name} was changed by others {MAX_TURNS} times in a row")]
     Raced { namespace: String, name: String },
     #[error(transparent)]
     Certificates(#[from] CertificateError),
 }
 
-/// Returns certificates for the host `names`: from the Secret if they are valid, otherwise newly made and
-/// stored there.
+/// Certificates that this process has read from the Secret. It restores a lost Secret with them: pods go on
+/// trusting the authority, and all pods of an attempt get one key. Clones share them; the debug output does
+/// not show them.
+#[derive(Clone, Default)]
+pub struct CachedCertificates(Arc<Mutex<Option<Certificates>>>);
+
+impl CachedCertificates {
+    fn get(&self) -> Option<Certificates> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn replace(&self, certificates: &Certificates) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(certificates.clone());
+    }
+}
+
+impl fmt::Debug for CachedCertificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CachedCertificates(..)")
+    }
+}
+
+/// Returns certificates for the host `names`: from the Secret if they are valid, otherwise the `cached` or
+/// newly made ones, which are stored there. The Service of the same name, if there is one, says to which
+/// release the Secret belongs.
 ///
 /// # Errors
 /// [`SecretError`].
@@ -39,21 +66,27 @@ pub async fn certificates(
     namespace: &str,
     name: &str,
     names: &[String],
+    cached: &CachedCertificates,
 ) -> Result<Certificates, SecretError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
     let place = || (namespace.to_owned(), name.to_owned());
-    for _ in 0..MAX_RACES {
-        let secret = api.get_opt(name).await.map_err(|source| {
+    let mut was_disowned = false;
+    for _ in 0..MAX_TURNS {
+        let mut secret = api.get_opt(name).await.map_err(|source| {
             let (namespace, name) = place();
             SecretError::Read { namespace, name, source }
         })?;
-        let present = secret.as_ref().and_then(read);
+        let stored = secret.as_ref().and_then(read);
+        let present = stored.clone().or_else(|| cached.get());
         let current = Certificates::current(present.as_ref(), names, Timestamp::now())?;
-        if present.as_ref() == Some(&current) {
+        let is_owner = secret.as_mut().is_some_and(|secret| release_metadata::disown(&mut secret.metadata));
+        if stored.as_ref() == Some(&current) && (was_disowned || !is_owner) {
+            cached.replace(&current);
             return Ok(current);
         }
         match write(&api, name, secret, &current).await {
-            Ok(()) => return Ok(current),
+            // The next turn reads what is stored, and gives up the metadata of a Secret that was created.
+            Ok(()) => was_disowned |= is_owner,
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {}
             Err(source) => {
                 let (namespace, name) = place();
@@ -85,11 +118,20 @@ async fn write(
     match read {
         Some(secret) => api.replace(name, &params, &Secret { data, ..secret }).await?,
         None => {
-            let labels = [(MANAGED_BY.to_owned(), OPERATOR.to_owned())].into();
-            let metadata =
-                ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() };
+            let metadata = metadata(api, name).await;
             api.create(&params, &Secret { metadata, data, ..Secret::default() }).await?
         }
     };
     Ok(())
+}
+
+/// Returns the metadata of a new Secret: that of the release to which the Service of its name belongs.
+/// Failures to read the Service are logged, and do not prevent the channel.
+async fn metadata(api: &Api<Secret>, name: &str) -> ObjectMeta {
+    let services = Api::<Service>::namespaced(api.clone().into_client(), api.namespace().unwrap_or_default());
+    let found = services.get_metadata_opt(name).await;
+    let found = found
+        .inspect_err(|error| tracing::warn!(service = name, %error, "the channel's Service cannot be read"));
+    let service = found.ok().flatten().map(|service| service.metadata).unwrap_or_default();
+    release_metadata::copy_from(&service, name)
 }

@@ -27,7 +27,12 @@ impl Helm {
 
     /// The manifests of the release `rl-operator`, or helm's error.
     pub(crate) fn template(&self, arguments: &[&str]) -> Result<String, String> {
-        let base = ["template", "rl-operator", "charts/rl-operator", "--kube-version", "1.36.0"];
+        self.template_of("rl-operator", arguments)
+    }
+
+    /// The manifests of a release, or helm's error.
+    pub(crate) fn template_of(&self, release: &str, arguments: &[&str]) -> Result<String, String> {
+        let base = ["template", release, "charts/rl-operator", "--kube-version", "1.36.0"];
         self.run(&[&base, arguments].concat())
     }
 }

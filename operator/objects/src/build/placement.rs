@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{
     Affinity, Pod, PodAffinity, PodAffinityTerm, PodSchedulingGate, Toleration, WeightedPodAffinityTerm,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use kube::core::DynamicObject;
 use rlt_api::plan::WorkerGroup;
 use serde::Deserialize;
 use serde_json::json;
@@ -13,6 +14,7 @@ use serde_json::json;
 use super::{BuildInput, Gang, pod_group_name};
 use crate::labels;
 use crate::queue::Workload;
+use crate::served::Served;
 
 /// Annotation with the name of a pod's group, for Volcano's scheduler.
 const VOLCANO_ANNOTATION: &str = "scheduling.k8s.io/group-name";
@@ -176,6 +178,19 @@ impl Placement {
         value["spec"]["schedulingGroup"] = json!({"podGroupName": group});
         serde_json::to_vec(&value)
     }
+}
+
+/// Returns the gang, of those that the cluster serves, in which an existing pod belongs to the PodGroup
+/// `name`.
+pub fn gang_of(pod: &DynamicObject, name: &str, served: Served) -> Option<Gang> {
+    let is_named = |entries: Option<&BTreeMap<String, String>>, key: &str| {
+        entries.and_then(|entries| entries.get(key)).is_some_and(|group| group == name)
+    };
+    let native = pod.data["spec"]["schedulingGroup"]["podGroupName"] == name;
+    let volcano = served.has_volcano && is_named(pod.metadata.annotations.as_ref(), VOLCANO_ANNOTATION);
+    let coscheduling = served.has_coscheduling && is_named(pod.metadata.labels.as_ref(), COSCHEDULING_LABEL);
+    let native = served.native_groups.filter(|_| native).map(Gang::Native);
+    native.or(volcano.then_some(Gang::Volcano)).or(coscheduling.then_some(Gang::Coscheduling))
 }
 
 /// Appends affinities to those of the pod's template.

@@ -59,7 +59,9 @@ impl Prepared {
     ) -> Option<Self> {
         let began = match recorded {
             Some(recorded) if digest([manifest]) == recorded.manifest_digest => {
-                rlt_api::read_accepted(manifest).ok()?
+                // After a rollback a later release has written it.
+                let read = rlt_api::read_accepted(manifest);
+                read.or_else(|_| rlt_api::read_known_fields(manifest)).ok()?
             }
             Some(_) => return None,
             None => unrecorded(job, manifest, pods)?,
@@ -280,6 +282,21 @@ mod tests {
         assert_eq!(read.job.spec().training, began.job.spec().training);
         assert_eq!(read.job.spec().workers, workers);
         assert_ne!(present.accepted.training_digest, began.accepted.training_digest);
+    }
+
+    #[test]
+    fn a_manifest_of_a_later_release_is_read_without_the_fields_that_only_that_release_knows() {
+        let began = Prepared::new(&with(job(&json!({})), "training", json!({"steps": 7}))).unwrap();
+        let mut later: Value = serde_saphyr::from_str(&manifest(&began)).unwrap();
+        later["spec"]["aLaterSection"] = json!({"on": true});
+        later["spec"]["training"]["aLaterField"] = json!([{"any": 1}]);
+        let text = later.to_string();
+        assert!(rlt_api::read_accepted(&text).is_err());
+        let digest_of_later = digest([text.as_str()]);
+        let recorded = AcceptedStatus { manifest_digest: digest_of_later, ..began.accepted.clone() };
+        let read = began_with(&job(&json!({})), &text, Some(&recorded)).unwrap();
+        assert_eq!(read.job.spec().training, began.job.spec().training);
+        assert!(began_with(&job(&json!({})), &text, Some(&began.accepted)).is_none(), "by its record alone");
     }
 
     #[test]

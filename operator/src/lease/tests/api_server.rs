@@ -16,13 +16,18 @@ use super::status;
 /// An API server in memory that stores one Lease. Clones share the Lease.
 #[derive(Clone)]
 pub(super) struct ApiServer {
-    /// Every version of the Lease, in order; the first one has the resource version 1.
+    /// Every version of the Lease, in order; the first one has the resource version 1. A deletion is null.
     versions: watch::Sender<Vec<Value>>,
 }
 
 impl ApiServer {
     pub(super) fn new() -> Self {
         Self { versions: watch::Sender::new(Vec::new()) }
+    }
+
+    /// Deletes the Lease, which exists.
+    pub(super) fn delete(&self) {
+        self.versions.send_modify(|versions| versions.push(Value::Null));
     }
 
     /// Returns a client whose calls pass through `faults`, and a counter of its calls other than watches.
@@ -62,12 +67,19 @@ impl ApiServer {
         let Ok(versions) = versions.wait_for(|versions| versions.len() > version).await else {
             return Vec::new();
         };
-        let event = |object| json!({"type": "MODIFIED", "object": object}).to_string() + "\n";
-        versions[version..].iter().map(event).collect::<String>().into_bytes()
+        let event = |idx: usize| {
+            let (kind, mut object) = match &versions[idx] {
+                Value::Null => ("DELETED", versions[idx - 1].clone()),
+                lease => ("MODIFIED", lease.clone()),
+            };
+            object["metadata"]["resourceVersion"] = (idx + 1).to_string().into();
+            json!({"type": kind, "object": object}).to_string() + "\n"
+        };
+        (version..versions.len()).map(event).collect::<String>().into_bytes()
     }
 
     fn answer(&self, method: &Method, path: &str, sent: Value) -> (u16, Value) {
-        let current = self.versions.borrow().last().cloned();
+        let current = self.versions.borrow().last().cloned().filter(|lease| !lease.is_null());
         match (method, current) {
             (&Method::GET, lease) if path.ends_with("/leases") => {
                 let version = self.versions.borrow().len().to_string();

@@ -1,4 +1,5 @@
-//! Proves which objects of a job are made before its pods, and how a claim that exists is changed.
+//! Proves which objects of a job are made before its pods, how a claim that exists is changed, and which
+//! PodGroup a worker joins.
 
 use rlt_channel::environment;
 use rlt_objects::build::{self, Authority, ChannelAccess};
@@ -66,6 +67,87 @@ async fn the_policy_of_an_isolated_job_is_made_once_and_before_its_first_pod() {
     let (policies, pods) = (places("/networkpolicies"), places("/pods"));
     assert_eq!((policies.len(), pods.len()), (1, 2));
     assert!(policies[0] < pods[0], "{made:?}");
+}
+
+/// Bodies of the deletions of a policy whose owner has the UID `owner_uid`, in a job that wants none.
+async fn policy_deletions(owner_uid: &str) -> Vec<Value> {
+    let owner = json!({
+        "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "quickstart", "uid": owner_uid,
+    });
+    let found = json!({
+        "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+        "metadata": {
+            "name": "quickstart-trainer", "namespace": "default", "uid": "policy", "ownerReferences": [owner],
+        },
+    });
+    let server = Server::new(Box::new(move |method, path| match *method {
+        _ if !path.contains("/networkpolicies/") => None,
+        Method::GET => Some((200, found.clone())),
+        _ => Some((200, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))),
+    }));
+    let context = context(&server);
+    context.index.enter(&key(), ChildEntry { id: Child::NetworkPolicy.into(), digest: None });
+    reconcile(Arc::new(with_workers(json!({"network": "Open"}))), context.into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let deletions = calls.iter().filter(|(method, ..)| *method == Method::DELETE);
+    deletions.map(|(.., sent)| sent.clone()).collect()
+}
+
+#[tokio::test]
+async fn a_policy_is_deleted_by_its_uid_and_one_of_another_job_stays() {
+    let [deletion] = policy_deletions("u").await.try_into().unwrap();
+    assert_eq!(deletion["preconditions"]["uid"], "policy");
+    assert!(policy_deletions("of a newer job").await.is_empty());
+}
+
+/// The group in the pod of a second worker, and whether it was to be created again, on a cluster with
+/// Kubernetes' own PodGroups. `of_first` is the group of the first worker.
+async fn second_worker(of_first: &Value) -> (Value, bool) {
+    let metadata = json!({"name": "quickstart-trainer-0", "namespace": "default", "uid": "0-1"});
+    let first = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"schedulingGroup": of_first},
+    });
+    let version = json!({"groupVersion": "scheduling.k8s.io/v1alpha2", "version": "v1alpha2"});
+    let group = json!({"name": "scheduling.k8s.io", "versions": [version]});
+    let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]});
+    let owner =
+        json!({"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "quickstart", "uid": "u"});
+    // Somebody has deleted the PodGroup, and a finalizer holds it while it has pods.
+    let metadata = json!({
+        "name": "quickstart-trainer-1", "namespace": "default", "uid": "g",
+        "deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [owner],
+    });
+    let going =
+        json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata});
+    let server = Server::new(Box::new(move |method, path| match path {
+        "/apis" => Some((200, served.clone())),
+        _ if path.ends_with("/podgroups") => Some(refusal(409, "AlreadyExists", "it is there")),
+        _ if path.ends_with("/podgroups/quickstart-trainer-1") => Some((200, going.clone())),
+        _ if *method == Method::GET && path.ends_with("/pods/quickstart-trainer-0") => {
+            Some((200, first.clone()))
+        }
+        _ => None,
+    }));
+    let context = context(&server);
+    context.discovery.refresh(&context.client).await;
+    context.index.enter(&key(), fixtures::worker(0, 1));
+    // This process has created the PodGroup, which may have been deleted since.
+    let digest = Some(r#"1 Native("v1alpha2")"#.to_owned());
+    context.index.enter(&key(), ChildEntry { id: Child::PodGroup.into(), digest });
+    reconcile(Arc::new(job(&begun())), context.into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let pods = calls.iter().filter(|(method, path, _)| *method == Method::POST && path.ends_with("/pods"));
+    let [pod]: [&Value; 1] = pods.map(|(.., sent)| sent).collect::<Vec<_>>().try_into().unwrap();
+    let group = pod["spec"]["schedulingGroup"].clone();
+    drop(calls);
+    (group, server.made("/podgroups"))
+}
+
+#[tokio::test]
+async fn a_worker_that_follows_others_joins_their_pod_group_and_none_that_became_possible_later() {
+    let group = json!({"podGroupName": "quickstart-trainer-1"});
+    assert_eq!(second_worker(&group).await, (group.clone(), true));
+    assert_eq!(second_worker(&Value::Null).await, (Value::Null, false));
 }
 
 #[tokio::test]
