@@ -33,7 +33,7 @@ mod warnings;
 
 pub use conflicts::support_markdown;
 #[cfg(feature = "kube")]
-pub use crd::{custom_resource_definition, definition_yaml};
+pub use crd::{custom_resource_definition, definition_yaml, spec_schema_json};
 pub use defaults::{Defaults, MergedSpec, Origin, merge};
 use documents::{manifest, overlay, quantity, yaml};
 pub use exit_code::{ExitCode, TERMINATION_MESSAGE_VARIABLE};

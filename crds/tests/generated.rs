@@ -1,8 +1,9 @@
 //! The generated files are up to date, and fit the limits of the API server.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const MANIFEST: &str = include_str!("../manifests/rltrainingjobs.yaml");
+const SPEC_SCHEMA: &str = include_str!("../src/validate/spec_schema.json");
 const REFERENCE: &str = include_str!("../../docs/reference.md");
 const SUPPORT: &str = include_str!("../../docs/support.md");
 const REMEDY: &str = "stale: run `cargo run -p rlt-api --features kube --bin crdgen`";
@@ -14,6 +15,61 @@ fn the_committed_definition_is_the_generated_one() {
         rlt_api::definition_yaml(&definition).unwrap() == MANIFEST,
         "crds/manifests/rltrainingjobs.yaml is {REMEDY}"
     );
+}
+
+/// A schema that was not generated again would accept what the API server refuses, or the reverse.
+#[test]
+fn the_committed_schema_of_manifests_is_the_generated_one() {
+    let definition = rlt_api::custom_resource_definition().unwrap();
+    assert!(
+        rlt_api::spec_schema_json(&definition).unwrap() == SPEC_SCHEMA,
+        "crds/src/validate/spec_schema.json is {REMEDY}"
+    );
+}
+
+/// The check of a manifest reads no key that its schema leaves out.
+#[test]
+fn the_schema_of_manifests_finds_the_problems_that_the_definition_finds() {
+    fn compare(path: &str, full: &Value, checked: &Value) -> usize {
+        let long = "x".repeat(full["maxLength"].as_u64().unwrap_or(9) as usize + 1);
+        let num_entries = full["maxProperties"].as_u64().unwrap_or(0) + 1;
+        let entries: Value = (0..num_entries).map(|idx| (format!("unknown{idx}"), json!("x"))).collect();
+        let values = [
+            json!(null),
+            json!(true),
+            json!(-1),
+            json!(i64::MAX),
+            json!(-1e12),
+            json!(1e-12),
+            json!(1e13),
+            json!(""),
+            json!("x"),
+            json!(long),
+            json!([]),
+            Value::from(vec!["x"; 1000]),
+            json!({}),
+            entries,
+        ];
+        let problems = |schema: &Value, value: &Value| -> Vec<_> {
+            rlt_api::check_schema(path, schema, value).iter().map(ToString::to_string).collect()
+        };
+        for value in &values {
+            assert_eq!(problems(checked, value), problems(full, value), "{path}");
+        }
+        let fields = full["properties"].as_object().into_iter().flatten();
+        let below: usize = fields
+            .map(|(name, field)| compare(&format!("{path}.{name}"), field, &checked["properties"][name]))
+            .sum();
+        let inner =
+            ["items", "additionalProperties"].into_iter().filter_map(|key| Some((key, full.get(key)?)));
+        let inner: usize =
+            inner.map(|(key, schema)| compare(&format!("{path}[]"), schema, &checked[key])).sum();
+        1 + below + inner
+    }
+    let definition: Value = serde_saphyr::from_str(MANIFEST).unwrap();
+    let full = definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap();
+    let num_fields = compare("spec", full, &serde_json::from_str(SPEC_SCHEMA).unwrap());
+    assert!(num_fields > 400, "{num_fields} fields were compared");
 }
 
 #[test]

@@ -101,11 +101,15 @@ async fn page(port: u16, path: &str) -> Option<String> {
 fn installed(options: &Options) -> Option<Cluster> {
     let cluster = own_cluster(options)?;
     kubectl(&cluster, &["apply", "-k", "charts/kustomize"]);
+    wait_for_definition(&cluster);
+    Some(cluster)
+}
+
+fn wait_for_definition(cluster: &Cluster) {
     kubectl(
-        &cluster,
+        cluster,
         &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=300s"],
     );
-    Some(cluster)
 }
 
 #[tokio::test]
@@ -338,30 +342,31 @@ async fn a_job_that_is_made_again_takes_over_the_claim_that_the_one_before_left(
     );
 }
 
+/// One cluster for all that is applied while no operator runs.
 #[tokio::test]
-async fn applying_the_bundle_twice_changes_nothing() {
+async fn an_api_server_takes_the_bundle_its_overlays_and_all_examples() {
     let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
+    applying_the_bundle_twice_changes_nothing(&cluster);
+    wait_for_definition(&cluster);
+    overlays::every_overlay_is_accepted_by_the_api_server_and_is_documented(&cluster);
+    applying_any_example_twice_says_unchanged(&cluster);
+}
+
+fn applying_the_bundle_twice_changes_nothing(cluster: &Cluster) {
     for flags in [&[][..], &["--server-side", "--force-conflicts"][..]] {
         let apply = [&["apply", "-k", "charts/kustomize", "-o", "name"], flags].concat();
-        let names = kubectl(&cluster, &apply);
+        let names = kubectl(cluster, &apply);
         let names: Vec<_> = names.lines().collect();
         assert!(names.len() > 10, "{names:?}");
         // The second one, after either kind of apply has found the objects of the other.
-        kubectl(&cluster, &apply);
-        let before = versions(&cluster, &names);
-        kubectl(&cluster, &apply);
-        assert_eq!(versions(&cluster, &names), before, "{flags:?}");
+        kubectl(cluster, &apply);
+        let before = versions(cluster, &names);
+        kubectl(cluster, &apply);
+        assert_eq!(versions(cluster, &names), before, "{flags:?}");
     }
 }
 
-#[tokio::test]
-async fn applying_any_example_twice_says_unchanged() {
-    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
-    kubectl(&cluster, &["apply", "-f", "crds/manifests/rltrainingjobs.yaml"]);
-    kubectl(
-        &cluster,
-        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=300s"],
-    );
+fn applying_any_example_twice_says_unchanged(cluster: &Cluster) {
     let folders = std::fs::read_dir(root().join("examples")).unwrap();
     // A workflow of Argo's makes its job itself.
     let jobs = folders.map(|folder| folder.unwrap().path().join("job.yaml"));
@@ -369,8 +374,8 @@ async fn applying_any_example_twice_says_unchanged() {
     assert!(examples.len() >= 9, "{examples:?}");
     for example in examples {
         let apply = ["apply", "-f", example.to_str().unwrap()];
-        assert!(kubectl(&cluster, &apply).ends_with(" created\n"));
-        let again = kubectl(&cluster, &apply);
+        assert!(kubectl(cluster, &apply).ends_with(" created\n"));
+        let again = kubectl(cluster, &apply);
         assert!(again.ends_with(" unchanged\n"), "{}: {again}", example.display());
     }
 }
@@ -399,10 +404,7 @@ fn install_for(cluster: &Cluster, namespaces: &[String]) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bundle).unwrap();
     kubectl(cluster, &["apply", "-f", file.path().to_str().unwrap()]);
-    kubectl(
-        cluster,
-        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=300s"],
-    );
+    wait_for_definition(cluster);
 }
 
 #[tokio::test]

@@ -89,6 +89,7 @@ enum Command {
 /// [`crate::recipes::of`] unless a crate brings its own.
 pub fn main(choose: ChooseRecipes) -> ProcessExitCode {
     rlt_terminal::escape_panics();
+    rlt_torch::skip_destructors_at_exit();
     // Invalid arguments end the process here, with code 2 and the usage.
     let cli = Cli::parse();
     let traces = start_logging(matches!(cli.command, Command::Launch(_) | Command::Worker(_)));

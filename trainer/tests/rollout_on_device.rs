@@ -63,6 +63,8 @@ fn run_again(name: &str, report: Option<&Path>, variables: &[(&str, String)]) {
 
 /// Whether this process has the device.
 fn is_inside() -> bool {
+    // Before CUDA is loaded, so that the counts of devices are still written at the end.
+    rlt_torch::skip_destructors_at_exit();
     let inside = std::env::var_os(INSIDE).is_some();
     if inside {
         assert_eq!(rlt_torch::missing_cuda().unwrap(), None);

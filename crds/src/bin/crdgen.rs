@@ -1,5 +1,5 @@
-//! Writes the CustomResourceDefinition and the field reference from the types, and the page of conflicts from
-//! their table.
+//! Writes the CustomResourceDefinition, the schema that manifests are checked by and the field reference from the
+//! types, and the page of conflicts from their table.
 
 use std::fs;
 use std::path::Path;
@@ -8,6 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let definition = rlt_api::custom_resource_definition()?;
     fs::write(package.join("manifests/rltrainingjobs.yaml"), rlt_api::definition_yaml(&definition)?)?;
+    fs::write(package.join("src/validate/spec_schema.json"), rlt_api::spec_schema_json(&definition)?)?;
     let docs = package.join("../docs");
     fs::create_dir_all(&docs)?;
     fs::write(docs.join("reference.md"), rlt_api::reference_markdown(&definition))?;

@@ -1,8 +1,9 @@
 //! Validation of single fields: a value against the schema that the API server enforces.
 //!
 //! The schema is the one of `manifests/rltrainingjobs.yaml`, so a field's type, bounds and choices are
-//! written once, at its type. Besides problems, checking gives a repaired value in which wrong fields are
-//! left out or replaced, so that rules between the other fields can still be tried.
+//! written once, at its type. `spec_schema.json` has the part of it that is checked here. Besides problems,
+//! checking gives a repaired value in which wrong fields are left out or replaced, so that rules between the
+//! other fields can still be tried.
 
 use std::sync::LazyLock;
 
@@ -11,12 +12,8 @@ use serde_json::{Map, Value};
 use super::problem::Problem;
 
 /// The schema of `spec`; null if the embedded file cannot be read, which a test rules out.
-static SPEC_SCHEMA: LazyLock<Value> = LazyLock::new(|| {
-    let definition: Value =
-        serde_saphyr::from_str(include_str!("../../manifests/rltrainingjobs.yaml")).unwrap_or_default();
-    let spec = definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec");
-    spec.cloned().unwrap_or_default()
-});
+static SPEC_SCHEMA: LazyLock<Value> =
+    LazyLock::new(|| serde_json::from_str(include_str!("spec_schema.json")).unwrap_or_default());
 
 /// Least similarity of a name to be proposed instead of an unknown one (Jaro-Winkler, 1 for equal).
 const MIN_SIMILARITY: f64 = 0.8;

@@ -5,7 +5,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use rlt_api::status::{ConditionStatus, ConditionType};
-use rlt_cluster::{FakeNodes, Fault, Faults, Options, Shared};
+use rlt_cluster::{Cluster, FakeNodes, Fault, Faults, Options, Shared};
 use serde_json::{Value, json};
 
 use crate::TIMEOUT;
@@ -199,9 +199,17 @@ fn kind_alone() -> Value {
     })
 }
 
+/// The cluster of the second part has Kueue's kind from the first one, which needs a cluster without it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_later_installed_kueue_is_discovered_and_jobs_without_a_queue_do_not_wait() {
+async fn a_later_installed_kueue_is_discovered_and_a_failed_discovery_stops_no_worker() {
     let Some(cluster) = LATER.get() else { return };
+    a_later_installed_kueue_is_discovered_and_jobs_without_a_queue_do_not_wait(cluster).await;
+    neither_a_failed_discovery_nor_a_workload_that_cannot_be_read_stops_workers(cluster).await;
+}
+
+async fn a_later_installed_kueue_is_discovered_and_jobs_without_a_queue_do_not_wait(
+    cluster: &'static Cluster,
+) {
     let test = TestNamespace::on(cluster, "later").await;
     let _operator = test.operator().await;
     test.post_queued("waits", 1, &[]).await;
@@ -227,12 +235,10 @@ async fn a_later_installed_kueue_is_discovered_and_jobs_without_a_queue_do_not_w
     test.worker("waits", 2).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn neither_a_failed_discovery_nor_a_workload_that_cannot_be_read_stops_workers() {
-    static ALONE: Shared = Shared::new(|| Options::control_plane().without_scheduler());
-    let Some(cluster) = ALONE.get() else { return };
+async fn neither_a_failed_discovery_nor_a_workload_that_cannot_be_read_stops_workers(
+    cluster: &'static Cluster,
+) {
     let test = TestNamespace::on(cluster, "unknown").await;
-    test.create(&[kind_alone()]);
     let has_kueue = async || {
         let groups = test.client.list_api_groups().await.unwrap().groups;
         groups.iter().any(|group| group.name == "kueue.x-k8s.io")

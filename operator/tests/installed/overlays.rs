@@ -37,26 +37,25 @@ fn arguments(objects: &[Value]) -> Args {
     Args::try_parse_from(["rlt-operator".to_owned()].into_iter().chain(given)).unwrap()
 }
 
-#[tokio::test]
-async fn every_overlay_is_accepted_by_the_api_server_and_is_documented() {
-    let Some(cluster) = installed(&Options::control_plane().without_scheduler()) else { return };
+/// Applies each overlay on trial to a cluster that has the bundle, and reads what the overlays set.
+pub(super) fn every_overlay_is_accepted_by_the_api_server_and_is_documented(cluster: &Cluster) {
     for overlay in std::fs::read_dir(root().join("charts/overlays")).unwrap() {
         let folder = overlay.unwrap().path();
         let folder = folder.to_str().unwrap();
-        kubectl(&cluster, &["apply", "--server-side", "--force-conflicts", "--dry-run=server", "-k", folder]);
+        kubectl(cluster, &["apply", "--server-side", "--force-conflicts", "--dry-run=server", "-k", folder]);
     }
-    let rdma = arguments(&rendered(&cluster, "rdma")).pods();
+    let rdma = arguments(&rendered(cluster, "rdma")).pods();
     assert_eq!(rdma.privileges.allow, [Privilege::HostNetwork]);
     assert_eq!(
         (rdma.privileges.namespaces, rdma.privileges.capabilities),
         (vec!["team-a".to_owned()], vec!["IPC_LOCK".to_owned()])
     );
     assert!(rdma.defaults.workers().contains_key("tolerations"));
-    let own = rendered(&cluster, "own-registry");
+    let own = rendered(cluster, "own-registry");
     assert_eq!(arguments(&own).trainer_image, "registry.example.com/rlt-trainer:0.1.0");
     let pod = &of_kind(&own, "Deployment")[0]["spec"]["template"]["spec"];
     assert_eq!(pod["containers"][0]["image"], "registry.example.com/rlt-operator:0.1.0");
-    let small = rendered(&cluster, "small");
+    let small = rendered(cluster, "small");
     assert_eq!(of_kind(&small, "Deployment")[0]["spec"]["replicas"], 1);
     assert!(of_kind(&small, "PodDisruptionBudget").is_empty());
 }

@@ -14,9 +14,11 @@
 #include <dlfcn.h>
 #include <malloc.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -24,6 +26,9 @@
 #include "c_api.h"
 
 using at::Tensor;
+
+// Writes the profile of an instrumented build, which otherwise has no such function.
+extern "C" __attribute__((weak)) int __llvm_profile_write_file(void);
 
 namespace rlt {
 namespace {
@@ -167,6 +172,14 @@ void empty_device_caches() {
   } catch (const std::exception&) {}
 }
 
+// Ends the process with its exit code. libtorch's destructors are registered when it is loaded, and so would run after
+// this.
+void end_at_once(int code, void*) {
+  if (__llvm_profile_write_file != nullptr) __llvm_profile_write_file();
+  std::fflush(nullptr);
+  _exit(code);
+}
+
 }  // namespace
 }  // namespace rlt
 
@@ -306,6 +319,10 @@ char* rlt_peak_cuda_bytes(int64_t index, int64_t* allocated, int64_t* reserved) 
 char* rlt_reset_peak_cuda_bytes(int64_t index) {
   return rlt::guarded([&] { c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(index)); });
 }
+
+// Lets the process end, at its exit, without what was registered before. It is out of memory if that fails, and ends
+// as before.
+void rlt_skip_destructors() { on_exit(rlt::end_at_once, nullptr); }
 
 // Lets the calling thread take signals, or none of them any more; 0, or the number of the error.
 int rlt_take_signals(const int* signals, size_t n, bool takes) {

@@ -339,6 +339,7 @@ unsafe extern "C" {
     pub(crate) fn rlt_exchange_stream(device: i64, id: i64, before: *mut i64) -> Outcome;
     pub(crate) fn rlt_reuse_large_buffers();
     pub(crate) fn rlt_release_free_memory();
+    pub(crate) fn rlt_skip_destructors();
     pub(crate) fn rlt_take_signals(signals: *const c_int, n: usize, takes: bool) -> c_int;
     pub(crate) fn rlt_peak_cuda_bytes(index: i64, allocated: *mut i64, reserved: *mut i64) -> Outcome;
     pub(crate) fn rlt_reset_peak_cuda_bytes(index: i64) -> Outcome;

@@ -56,11 +56,13 @@ pub use precision::{
     MatmulPrecision, cpu_has_amx, cuda_multiplies_in_tf32, is_deterministic, kernel_isa, set_deterministic,
     set_float32_matmul_precision, set_num_threads,
 };
+pub use process_end::skip_destructors_at_exit;
 pub use profiler::Profile;
 pub use quantized::{NESTED_BLOCK, NestedScales, QuantFormat, QuantLayout, QuantizedMatrix, dynamic_map};
 pub use region::{TensorFile, WeightArena};
 use services::{
-    flat, host_callbacks, memory, offload, precision, profiler, region, signals, tensor_data, upload,
+    flat, host_callbacks, memory, offload, precision, process_end, profiler, region, signals, tensor_data,
+    upload,
 };
 pub use signals::{SIGNALS_THREAD, take_signals_apart};
 pub use tensor_data::{

@@ -5,6 +5,7 @@ pub(super) mod host_callbacks;
 pub(super) mod memory;
 pub(super) mod offload;
 pub(super) mod precision;
+pub(super) mod process_end;
 pub(super) mod profiler;
 pub(super) mod region;
 pub(super) mod signals;

@@ -26,6 +26,8 @@ pub(crate) fn again(test: &str, variables: &[(String, String)]) -> Command {
 
 /// Whether this is the process in which the body of `test` runs.
 pub(crate) fn is_inside(test: &str) -> bool {
+    // Before CUDA is loaded, so that the counts of devices are still written at the end.
+    rlt_torch::skip_destructors_at_exit();
     env::var(CHILD).is_ok_and(|name| name == test)
 }
 
