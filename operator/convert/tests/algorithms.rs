@@ -492,6 +492,27 @@ fn configurations_of_trl_in_python_are_launches() {
     assert!(launches_of_python("print(1)", &[]).is_err());
 }
 
+/// verl's two supervised trainers have optimizers with different defaults.
+#[test]
+fn the_optimizers_of_both_supervised_trainers_of_verl_have_their_defaults() {
+    let training = |trainer: &str, further: &str| {
+        let settings = format!("model.path=org/base data.train_files=/data/a.parquet {further}");
+        read(&converted(Project::Verl, trainer, &settings)).0["training"].clone()
+    };
+    let older = training("fsdp_sft_trainer", "");
+    let schedule = json!({"kind": "Cosine", "warmupRatio": 0.1});
+    assert_eq!((&older["optimizer"]["betas"], &older["schedule"]), (&json!([0.9, 0.95]), &schedule));
+    assert_eq!(older["optimizer"]["learningRate"].as_f64(), Some(1e-5));
+    let given =
+        "optim.lr=1e-4 optim.betas=[0.9,0.98] optim.lr_scheduler=constant optim.lr_warmup_steps_ratio=0.2";
+    let older = training("fsdp_sft_trainer", given);
+    let schedule = json!({"kind": "Constant", "warmupRatio": 0.2});
+    assert_eq!((&older["optimizer"]["betas"], &older["schedule"]), (&json!([0.9, 0.98]), &schedule));
+    let newer = training("sft_trainer", "");
+    assert_eq!(newer["optimizer"]["learningRate"].as_f64(), Some(1e-3));
+    assert!(newer["optimizer"]["betas"].is_null() && newer["schedule"].is_null(), "{newer}");
+}
+
 #[test]
 fn ppo_of_open_instruct_is_ppo() {
     let settings = "--dataset_mixer {\"org/RLVR-GSM\":1.0} --dataset_train_splits train --local_rollout_batch_size 4 \
