@@ -106,6 +106,34 @@ fn a_cosine_with_a_minimum_has_the_minimum_that_is_given() {
     assert!(spec["training"]["schedule"]["minRatio"].is_null());
 }
 
+/// Both bounds of verl have a default of their own.
+#[test]
+fn one_clip_of_verl_counts_for_the_bounds_that_are_null() {
+    let clips = |settings: &[&str]| {
+        let settings: Vec<_> = settings.iter().map(|one| format!("actor_rollout_ref.actor.{one}")).collect();
+        let (spec, comments) = verl(&settings.join(" "));
+        let loss = &spec["algorithm"]["loss"];
+        let is_said = comments.contains("has no effect in verl beside the defaults");
+        (loss["clipLow"].as_f64(), loss["clipHigh"].as_f64(), is_said)
+    };
+    assert_eq!(clips(&[]), (Some(0.2), Some(0.2), false));
+    assert_eq!(clips(&["clip_ratio=0.3"]), (Some(0.2), Some(0.2), true));
+    assert_eq!(clips(&["clip_ratio=0.3", "clip_ratio_high=0.28"]), (Some(0.2), Some(0.28), true));
+    let null = ["clip_ratio=0.3", "clip_ratio_low=null", "clip_ratio_high=null"];
+    assert_eq!(clips(&null), (Some(0.3), Some(0.3), false));
+    assert_eq!(clips(&["clip_ratio_low=0.1", "clip_ratio_high=0.4"]), (Some(0.1), Some(0.4), false));
+}
+
+#[test]
+fn held_out_rows_that_verl_judges_otherwise_are_said() {
+    let said = |file: &str| {
+        let (_, comments) = verl(&format!("data.val_files={file}"));
+        comments.contains("here those of the training files judge them")
+    };
+    assert!(said("/data/aime-2024.parquet") && said("/data/math500/test.parquet"));
+    assert!(!said("/data/gsm8k/test.parquet") && !said("/data/mine.parquet"));
+}
+
 #[test]
 fn an_aggregation_that_verl_passes_over_is_said() {
     for (mode, policy) in [("gspo", "Gspo"), ("sapo", "Sapo"), ("geo_mean", "GeoMean")] {
