@@ -73,6 +73,25 @@ fn clips_of_other_losses_of_trl_are_distances_from_one() {
     assert!(spec["algorithm"]["loss"]["dualClip"].is_null() && comments.contains("delta=4"), "{comments}");
 }
 
+/// TRL's default loss sums the ratios of sequences over their tokens, of which TRL itself warns.
+#[test]
+fn a_loss_of_trl_that_weighs_sequences_by_their_length_is_said() {
+    let level = "--importance_sampling_level sequence";
+    for (loss, words) in [
+        ("", "loss_type=dapo weighs the ratios of sequences by their length"),
+        ("--loss_type bnpo", "loss_type=bnpo weighs the ratios of sequences by their length"),
+        ("--loss_type dr_grpo", "loss_type=dr_grpo weighs the ratios of sequences by their length"),
+        ("--loss_type cispo", "loss_type=cispo with ratios of sequences has no equal"),
+    ] {
+        let (spec, comments) = trl("grpo", &format!("{level} {loss}"));
+        assert_eq!(spec["algorithm"]["loss"]["policy"], "Gspo", "{loss}");
+        assert_eq!(spec["algorithm"]["loss"]["aggregation"], "SequenceMeanTokenMean", "{loss}");
+        assert!(comments.contains(words), "{loss}: {comments}");
+    }
+    assert!(!trl("grpo", &format!("{level} --loss_type grpo")).1.contains("of sequences"));
+    assert!(!trl("grpo", "").1.contains("of sequences"));
+}
+
 #[test]
 fn cispo_of_open_instruct_has_no_lower_clip() {
     let data = "--dataset_mixer_list org/math 1.0 --loss_fn cispo --clip_lower 0.2 --clip_higher 4";
