@@ -257,6 +257,23 @@ fn the_optimizer_of_each_trainer_of_open_instruct_has_its_defaults() {
     assert_eq!(optimizer("grpo_fast", &one_group).2, Some(0.01));
 }
 
+/// open-instruct rewards a format as such only where a script says that it is added.
+#[test]
+fn a_format_that_is_a_condition_of_the_reward_is_said() {
+    let rewards = |settings: &str| {
+        let (spec, comments) = converted(Project::OpenInstruct, "grpo_fast", settings);
+        let functions = spec["rewards"]["functions"].as_array().unwrap().clone();
+        let format = functions.into_iter().find(|function| function["kind"] == "Format");
+        (format.is_some(), comments.contains("is a condition of the verifier's reward"))
+    };
+    assert_eq!(rewards("--apply_r1_style_format_reward True"), (true, true));
+    let added = "--apply_r1_style_format_reward True --additive_format_reward True";
+    assert_eq!(rewards(added), (true, false));
+    assert_eq!(rewards("--additive_format_reward True"), (false, false));
+    let alone = "--apply_r1_style_format_reward True --apply_verifiable_reward False";
+    assert_eq!(rewards(alone), (true, false));
+}
+
 #[test]
 fn everything_else_is_converted_with_an_estimator_that_is_not_known() {
     let settings = "algorithm.adv_estimator=mine actor_rollout_ref.actor.use_kl_loss=True \
