@@ -258,11 +258,28 @@ fn offline(launch: &Launch, settings: &Settings, defaults: &Defaults, draft: &mu
     draft.set("spec.training.evaluateEvery", 0);
 }
 
+/// Sets the fields of AdamW. Where `set_weight_decay_on_bias_and_norm` is false, open-instruct passes no
+/// weight decay on.
+fn optimizer(settings: &Settings, defaults: &Defaults, draft: &mut Draft) {
+    if settings.get("learning_rate").is_none() {
+        draft.set("spec.training.optimizer.learningRate", defaults.learning_rate);
+    }
+    draft.set_some("spec.training.optimizer.betas", defaults.betas.map(|betas| json!(betas)));
+    let groups = "set_weight_decay_on_bias_and_norm";
+    let is_left_to_torch = settings.get(groups).is_some() && !settings.is_true(groups);
+    let decay = settings.number("weight_decay").unwrap_or(defaults.weight_decay);
+    let decay = if is_left_to_torch { defaults::TORCH_WEIGHT_DECAY } else { decay };
+    draft.set("spec.training.optimizer.weightDecay", decay);
+    if settings.get("eps").is_none() && defaults.epsilon != defaults::EPSILON {
+        let (theirs, ours) = (defaults.epsilon, defaults::EPSILON);
+        let text = format!("eps={theirs:e}, the default there, has no equal: AdamW's epsilon is {ours:e}.");
+        draft.remark("training", text);
+    }
+}
+
 /// Sets the optimizer and its schedule.
 fn schedule(settings: &Settings, defaults: &Defaults, draft: &mut Draft) {
-    if settings.get("learning_rate").is_none() {
-        draft.set("spec.training.optimizer.learningRate", defaults::LEARNING_RATE);
-    }
+    optimizer(settings, defaults, draft);
     let norms = ["max_grad_norm", "clip_grad_norm"];
     if !defaults.clips && norms.iter().all(|key| settings.get(key).is_none()) {
         draft.set("spec.training.maxGradNorm", 0.0);
@@ -277,7 +294,6 @@ fn schedule(settings: &Settings, defaults: &Defaults, draft: &mut Draft) {
         }
     };
     draft.set("spec.training.schedule.kind", kind);
-    draft.set("spec.training.optimizer.weightDecay", settings.number("weight_decay").unwrap_or(0.0));
     let steps = settings.count("warm_up_steps").filter(|steps| *steps > 0);
     let by_default = Some(defaults.warmup_ratio).filter(|_| steps.is_none());
     let ratio = settings.number("warmup_ratio").or(by_default).filter(|ratio| *ratio > 0.0);

@@ -335,7 +335,8 @@ fn spaced(text: &str) -> String {
     spaced
 }
 
-/// Parses an integer or a finite number, as Python writes it.
+/// Parses an integer or a finite number, as Python writes it. An integer beyond 64 bits, such as the name of
+/// a run, is none: a float would have other digits.
 pub(crate) fn number(text: &str) -> Option<Value> {
     let is_number =
         text.starts_with(|first: char| first.is_ascii_digit() || matches!(first, '-' | '+' | '.'));
@@ -344,7 +345,10 @@ pub(crate) fn number(text: &str) -> Option<Value> {
     }
     let plain = text.replace('_', "");
     let whole = plain.parse::<i64>().ok().map(Value::from);
-    whole.or_else(|| plain.parse::<f64>().ok().filter(|number| number.is_finite()).map(Value::from))
+    let whole = whole.or_else(|| plain.parse::<u64>().ok().map(Value::from));
+    let is_whole = plain.trim_start_matches(['-', '+']).bytes().all(|letter| letter.is_ascii_digit());
+    let number = || plain.parse::<f64>().ok().filter(|number| number.is_finite() && !is_whole);
+    whole.or_else(|| number().map(Value::from))
 }
 
 #[cfg(test)]
@@ -386,6 +390,18 @@ mod tests {
         assert_eq!(settings.get("beta"), Some(&json!(0.0)));
         assert_eq!(settings.number("offset"), Some(-1.0));
         assert!(settings.add_flags(&words("stray")).is_err());
+    }
+
+    #[test]
+    fn integers_beyond_64_bits_stay_texts() {
+        assert_eq!(number("18446744073709551615"), Some(json!(u64::MAX)));
+        assert_eq!(number("-9223372036854775808"), Some(json!(i64::MIN)));
+        assert_eq!((number("1_000"), number("1e30")), (Some(json!(1000)), Some(json!(1e30))));
+        let digits = "123456789012345678901234567890";
+        let mut settings = Settings::default();
+        settings.add_flags(&words(&format!("--run_name {digits} --offset -{digits}"))).unwrap();
+        assert_eq!(settings.text("run_name").as_deref(), Some(digits));
+        assert_eq!((settings.number("offset"), settings.count("run_name")), (None, None));
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod condition;
 mod documents;
 mod expansion;
 pub(crate) mod limits;
+mod nesting;
 mod scope;
 
 use std::collections::BTreeMap;
@@ -42,9 +43,36 @@ pub enum ShellError {
     /// The script, or what its variables expand to, is too long.
     #[error("a script and what it expands to may have at most {0} bytes")]
     Large(usize),
-    /// Brackets, conditions or compound commands are nested too deeply.
-    #[error("more than {0} brackets or compound commands within each other, or too many conditions")]
-    Nested(usize),
+    /// Brackets, substitutions or compound commands are nested too deeply for the grammar's parser.
+    #[error("line {line}: {depth} levels of {kind} within each other, at most {allowed} are read")]
+    Nested {
+        /// Kind of what is nested.
+        kind: &'static str,
+        /// Line of the script, counted from 1, in which the deepest level begins.
+        line: usize,
+        /// Number of levels.
+        depth: usize,
+        /// Largest number of levels that are read.
+        allowed: usize,
+    },
+    /// An expression or a pattern that the script computes is nested too deeply.
+    #[error("{depth} levels of {kind} within each other, at most {allowed} are read")]
+    Complex {
+        /// Kind of what is nested.
+        kind: &'static str,
+        /// Number of levels.
+        depth: usize,
+        /// Largest number of levels that are read.
+        allowed: usize,
+    },
+    /// There are too many conditions.
+    #[error("{count} `&&`, `||` and `!`, at most {allowed} are read")]
+    Conditions {
+        /// Number of operators.
+        count: usize,
+        /// Largest number of operators that are read.
+        allowed: usize,
+    },
     /// The thread that evaluates the script could not be started, or panicked.
     #[error("no thread to evaluate the script: {0}")]
     Thread(String),
@@ -113,6 +141,7 @@ struct Shell {
 impl Shell {
     fn run_text(&mut self, text: &str) -> Result<bool, ShellError> {
         limits::check(text)?;
+        nesting::check_script(text)?;
         let options = ParserOptions::default();
         let mut parser = Parser::new(Cursor::new(text), &options, &SourceInfo::default());
         let program = parser.parse_program()?;

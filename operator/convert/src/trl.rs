@@ -36,6 +36,11 @@ const KINDS: [(&str, &str); 15] = [
     ("sft", "SFT"),
 ];
 
+/// TRL's coefficient of the loss that balances the routers of a mixture of experts.
+const ROUTER_AUX_LOSS_COEF: f64 = 0.001;
+/// Parts of the names of mixtures of experts, in lower case; others state the size of what is active.
+const EXPERTS: [&str; 5] = ["moe", "mixtral", "gpt-oss", "deepseek-v2", "deepseek-v3"];
+
 /// Prefixes of settings with the section to which they belong; all others belong to `training`.
 const HOMES: [(&str, &str); 16] = [
     ("model_", "model"),
@@ -82,12 +87,33 @@ pub(crate) fn convert(
     length(settings, updates, &mut draft);
     reference_sync(settings, updates, &mut draft);
     schedule::finish(settings, kind, updates, &mut draft);
+    router(settings, kind, &mut draft);
     frequencies(settings, updates, &mut draft);
     gradient_norm(settings, &mut draft);
     best(settings, kind, &mut draft);
     workers(launch, settings, &mut draft);
     trackers(settings, &mut draft);
     (draft, outcomes)
+}
+
+/// Sets the loss of the routers, which TRL adds by default. A model without experts, which a script shows by
+/// its name alone, must not have one here.
+fn router(settings: &Settings, kind: &str, draft: &mut Draft) {
+    let has_default = matches!(kind, "SFT" | "GRPO" | "GSPO" | "RLOO" | "DPO" | "KTO");
+    let model = draft.text("model.hub.repo").or_else(|| draft.text("model.path")).unwrap_or_default();
+    if has_default && settings.get("router_aux_loss_coef").is_none() && has_experts(&model) {
+        draft.set("spec.training.routerAuxLossCoef", ROUTER_AUX_LOSS_COEF);
+    }
+}
+
+/// Whether the name of a model is that of a mixture of experts, such as `Qwen3-30B-A3B`.
+fn has_experts(model: &str) -> bool {
+    let model = model.to_ascii_lowercase();
+    let is_active_size = |word: &str| {
+        let size = word.strip_prefix('a').and_then(|rest| rest.strip_suffix('b'));
+        size.is_some_and(|size| !size.is_empty() && size.bytes().all(|letter| letter.is_ascii_digit()))
+    };
+    EXPERTS.iter().any(|name| model.contains(name)) || model.split(['-', '/']).any(is_active_size)
 }
 
 /// Sets the clip of gradients: TRL clips none without a positive norm.

@@ -46,6 +46,12 @@ const DEFAULTS: [(&str, &str); 26] = [
 
 /// Default learning rate of verl's supervised trainer.
 const SFT_LEARNING_RATE: f64 = 1e-3;
+/// Default learning rate of `fsdp_sft_trainer`, the supervised trainer of verl's earlier versions.
+const FSDP_SFT_LEARNING_RATE: f64 = 1e-5;
+/// Default decay rates of AdamW in `fsdp_sft_trainer`.
+const FSDP_SFT_BETAS: [f64; 2] = [0.9, 0.95];
+/// Default fraction of the steps in which the learning rate of `fsdp_sft_trainer` rises.
+const FSDP_SFT_WARMUP_RATIO: f64 = 0.1;
 const SFT_EPOCHS: u64 = 4;
 
 /// Prefixes of settings with the section to which they belong; all others belong to `training`.
@@ -353,14 +359,27 @@ fn mesh(draft: &mut Draft, axis: &str, degree: u64, default: u64) {
     }
 }
 
+/// Sets the defaults of `fsdp_sft_trainer` in which it differs from its successor.
+fn fsdp_sft_defaults(settings: &Settings, draft: &mut Draft) {
+    let is_open = |names: &[&str]| names.iter().all(|name| settings.get(&format!("optim.{name}")).is_none());
+    if is_open(&["betas"]) {
+        draft.set("spec.training.optimizer.betas", json!(FSDP_SFT_BETAS));
+    }
+    if is_open(&["lr_warmup_steps", "lr_warmup_steps_ratio"]) {
+        draft.set("spec.training.schedule.warmupRatio", FSDP_SFT_WARMUP_RATIO);
+    }
+    if is_open(&["lr_scheduler", "lr_scheduler_type", "warmup_style", "lr_decay_style"]) {
+        draft.set("spec.training.schedule.kind", "Cosine");
+    }
+}
+
 fn finish_sft(launch: &Launch, settings: &Settings, draft: &mut Draft) {
     let has_model_path = settings.get("model.path").is_some();
     model(settings, if has_model_path { "model.path" } else { "model.partial_pretrain" }, draft);
     draft.set("spec.algorithm.kind", "SFT");
-    draft.set(
-        "spec.training.optimizer.learningRate",
-        settings.number("optim.lr").unwrap_or(SFT_LEARNING_RATE),
-    );
+    let is_fsdp = launch.trainer.contains("fsdp_sft");
+    let rate = if is_fsdp { FSDP_SFT_LEARNING_RATE } else { SFT_LEARNING_RATE };
+    draft.set("spec.training.optimizer.learningRate", settings.number("optim.lr").unwrap_or(rate));
     data(settings, draft);
     draft.remove("spec.data.overlongPrompts");
     if let Some(length) = settings.count("data.max_length") {
@@ -384,6 +403,9 @@ fn finish_sft(launch: &Launch, settings: &Settings, draft: &mut Draft) {
         draft.set("spec.training.epochs", SFT_EPOCHS);
     }
     warmup(settings, "optim", draft);
+    if is_fsdp {
+        fsdp_sft_defaults(settings, draft);
+    }
     draft.set("spec.training.evaluateEvery", 0);
     frequencies(settings, draft);
     if settings.text("data.truncation").is_some_and(|side| side != "error") {

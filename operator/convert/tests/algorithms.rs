@@ -73,6 +73,25 @@ fn clips_of_other_losses_of_trl_are_distances_from_one() {
     assert!(spec["algorithm"]["loss"]["dualClip"].is_null() && comments.contains("delta=4"), "{comments}");
 }
 
+/// TRL's default loss sums the ratios of sequences over their tokens, of which TRL itself warns.
+#[test]
+fn a_loss_of_trl_that_weighs_sequences_by_their_length_is_said() {
+    let level = "--importance_sampling_level sequence";
+    for (loss, words) in [
+        ("", "loss_type=dapo weighs the ratios of sequences by their length"),
+        ("--loss_type bnpo", "loss_type=bnpo weighs the ratios of sequences by their length"),
+        ("--loss_type dr_grpo", "loss_type=dr_grpo weighs the ratios of sequences by their length"),
+        ("--loss_type cispo", "loss_type=cispo with ratios of sequences has no equal"),
+    ] {
+        let (spec, comments) = trl("grpo", &format!("{level} {loss}"));
+        assert_eq!(spec["algorithm"]["loss"]["policy"], "Gspo", "{loss}");
+        assert_eq!(spec["algorithm"]["loss"]["aggregation"], "SequenceMeanTokenMean", "{loss}");
+        assert!(comments.contains(words), "{loss}: {comments}");
+    }
+    assert!(!trl("grpo", &format!("{level} --loss_type grpo")).1.contains("of sequences"));
+    assert!(!trl("grpo", "").1.contains("of sequences"));
+}
+
 #[test]
 fn cispo_of_open_instruct_has_no_lower_clip() {
     let data = "--dataset_mixer_list org/math 1.0 --loss_fn cispo --clip_lower 0.2 --clip_higher 4";
@@ -104,6 +123,34 @@ fn a_cosine_with_a_minimum_has_the_minimum_that_is_given() {
     assert!(ratio.is_none() && comments.contains("falls to 0"), "{comments}");
     let (spec, _) = trl("sft", "--lr_scheduler_type cosine");
     assert!(spec["training"]["schedule"]["minRatio"].is_null());
+}
+
+/// Both bounds of verl have a default of their own.
+#[test]
+fn one_clip_of_verl_counts_for_the_bounds_that_are_null() {
+    let clips = |settings: &[&str]| {
+        let settings: Vec<_> = settings.iter().map(|one| format!("actor_rollout_ref.actor.{one}")).collect();
+        let (spec, comments) = verl(&settings.join(" "));
+        let loss = &spec["algorithm"]["loss"];
+        let is_said = comments.contains("has no effect in verl beside the defaults");
+        (loss["clipLow"].as_f64(), loss["clipHigh"].as_f64(), is_said)
+    };
+    assert_eq!(clips(&[]), (Some(0.2), Some(0.2), false));
+    assert_eq!(clips(&["clip_ratio=0.3"]), (Some(0.2), Some(0.2), true));
+    assert_eq!(clips(&["clip_ratio=0.3", "clip_ratio_high=0.28"]), (Some(0.2), Some(0.28), true));
+    let null = ["clip_ratio=0.3", "clip_ratio_low=null", "clip_ratio_high=null"];
+    assert_eq!(clips(&null), (Some(0.3), Some(0.3), false));
+    assert_eq!(clips(&["clip_ratio_low=0.1", "clip_ratio_high=0.4"]), (Some(0.1), Some(0.4), false));
+}
+
+#[test]
+fn held_out_rows_that_verl_judges_otherwise_are_said() {
+    let said = |file: &str| {
+        let (_, comments) = verl(&format!("data.val_files={file}"));
+        comments.contains("here those of the training files judge them")
+    };
+    assert!(said("/data/aime-2024.parquet") && said("/data/math500/test.parquet"));
+    assert!(!said("/data/gsm8k/test.parquet") && !said("/data/mine.parquet"));
 }
 
 #[test]
@@ -490,6 +537,27 @@ fn configurations_of_trl_in_python_are_launches() {
     assert_eq!(spec["data"]["datasets"][0]["hub"], json!({"repo": "org/data", "split": "train"}));
     assert!(comments.contains("brevity is Python"), "{comments}");
     assert!(launches_of_python("print(1)", &[]).is_err());
+}
+
+/// verl's two supervised trainers have optimizers with different defaults.
+#[test]
+fn the_optimizers_of_both_supervised_trainers_of_verl_have_their_defaults() {
+    let training = |trainer: &str, further: &str| {
+        let settings = format!("model.path=org/base data.train_files=/data/a.parquet {further}");
+        read(&converted(Project::Verl, trainer, &settings)).0["training"].clone()
+    };
+    let older = training("fsdp_sft_trainer", "");
+    let schedule = json!({"kind": "Cosine", "warmupRatio": 0.1});
+    assert_eq!((&older["optimizer"]["betas"], &older["schedule"]), (&json!([0.9, 0.95]), &schedule));
+    assert_eq!(older["optimizer"]["learningRate"].as_f64(), Some(1e-5));
+    let given =
+        "optim.lr=1e-4 optim.betas=[0.9,0.98] optim.lr_scheduler=constant optim.lr_warmup_steps_ratio=0.2";
+    let older = training("fsdp_sft_trainer", given);
+    let schedule = json!({"kind": "Constant", "warmupRatio": 0.2});
+    assert_eq!((&older["optimizer"]["betas"], &older["schedule"]), (&json!([0.9, 0.98]), &schedule));
+    let newer = training("sft_trainer", "");
+    assert_eq!(newer["optimizer"]["learningRate"].as_f64(), Some(1e-3));
+    assert!(newer["optimizer"]["betas"].is_null() && newer["schedule"].is_null(), "{newer}");
 }
 
 #[test]

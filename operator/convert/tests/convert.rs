@@ -269,6 +269,26 @@ fn a_base_in_few_bits_is_that_of_trl() {
     assert!(quantization("--bnb_4bit_quant_type fp4").is_null());
 }
 
+/// TRL balances the routers of every mixture of experts, a manifest those of which it says so.
+#[test]
+fn routers_are_balanced_as_by_the_default_of_trl() {
+    let coefficient = |trainer: &str, model: &str, further: &str| {
+        let settings = format!("--model_name_or_path {model} --dataset_name org/data {further}");
+        let words: Vec<_> = settings.split_whitespace().map(str::to_owned).collect();
+        let conversion = convert(&Launch::new(Project::Trl, trainer, &words), &[], "test").unwrap();
+        let manifest: serde_json::Value = serde_saphyr::from_str(&conversion.manifest).unwrap();
+        manifest["spec"]["training"]["routerAuxLossCoef"].as_f64()
+    };
+    for model in ["Qwen/Qwen3-30B-A3B-Instruct-2507", "mistralai/Mixtral-8x7B-v0.1", "allenai/OLMoE-1B-7B"] {
+        assert_eq!(coefficient("grpo", model, ""), Some(0.001), "{model}");
+    }
+    assert_eq!(coefficient("sft", "Qwen/Qwen3-30B-A3B", "--router_aux_loss_coef 0.01"), Some(0.01));
+    for model in ["Qwen/Qwen3-8B", "org/base", "org/ab-lab"] {
+        assert_eq!(coefficient("dpo", model, ""), None, "{model}");
+    }
+    assert_eq!(coefficient("orpo", "Qwen/Qwen3-30B-A3B", ""), None);
+}
+
 #[test]
 fn weights_that_another_trainer_cuts_are_cut_here() {
     let base = "model.path=org/base data.train_files=/data/a.parquet engine.tensor_model_parallel_size=2";

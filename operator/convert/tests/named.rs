@@ -223,10 +223,55 @@ fn defaults_of_open_instruct_are_stated() {
     };
     assert_eq!(fields("finetune", ""), [Some(2e-5), Some(0.03), Some(1e6), Some(2.0), Some(8.0)]);
     assert_eq!(fields("dpo_tune_cache", ""), [Some(2e-5), Some(0.1), Some(1e6), Some(1.0), Some(8.0)]);
+    assert_eq!(fields("olmo_core_finetune", ""), [Some(8e-5), Some(0.03), Some(1e6), Some(3.0), Some(8.0)]);
     assert_eq!(fields("reward_modeling", ""), [Some(2e-5), None, Some(1e6), Some(1.0), Some(8.0)]);
     assert_eq!(fields("grpo_fast", ""), [Some(2e-5), None, None, None, Some(16.0)]);
     let given = "--learning_rate 1e-6 --warmup_ratio 0.2 --max_grad_norm 0.5 --num_epochs 3";
     assert_eq!(fields("dpo", given), [Some(1e-6), Some(0.2), Some(0.5), Some(3.0), Some(8.0)]);
+}
+
+/// PyTorch's AdamW decays weights by 0.01 unless a trainer says otherwise, which the older ones do not.
+#[test]
+fn the_optimizer_of_each_trainer_of_open_instruct_has_its_defaults() {
+    let optimizer = |trainer: &str, further: &str| {
+        let (spec, comments) = converted(Project::OpenInstruct, trainer, further);
+        let optimizer = &spec["training"]["optimizer"];
+        let numbers = |values: &Vec<Value>| -> Vec<f64> { values.iter().filter_map(Value::as_f64).collect() };
+        let betas = optimizer["betas"].as_array().map(numbers);
+        let (rate, decay) = (optimizer["learningRate"].as_f64(), optimizer["weightDecay"].as_f64());
+        (rate, betas, decay, comments.contains("AdamW's epsilon is 1e-8"))
+    };
+    for trainer in ["grpo_fast", "grpo", "dpo", "dpo_tune_cache", "finetune"] {
+        assert_eq!(optimizer(trainer, ""), (Some(2e-5), None, Some(0.0), false), "{trainer}");
+    }
+    let later = optimizer("olmo_core_finetune", "");
+    assert_eq!(later, (Some(8e-5), Some(vec![0.9, 0.95]), Some(0.0), false));
+    assert_eq!(optimizer("reward_modeling", ""), (Some(2e-5), None, Some(0.01), true));
+    assert_eq!(optimizer("reward_modeling", "--eps 1e-6"), (Some(2e-5), None, Some(0.01), true));
+    assert_eq!(optimizer("reward_modeling", "--eps 1e-8"), (Some(2e-5), None, Some(0.01), false));
+    assert_eq!(optimizer("ppo_vllm_thread_ray_gtrl", ""), (Some(2e-5), None, Some(0.01), false));
+    let given = "--weight_decay 0.1 --learning_rate 1e-6";
+    assert_eq!(optimizer("olmo_core_finetune", given).2, Some(0.1));
+    assert_eq!(optimizer("grpo_fast", given), (Some(1e-6), None, Some(0.1), false));
+    let one_group = format!("{given} --set_weight_decay_on_bias_and_norm False");
+    assert_eq!(optimizer("grpo_fast", &one_group).2, Some(0.01));
+}
+
+/// open-instruct rewards a format as such only where a script says that it is added.
+#[test]
+fn a_format_that_is_a_condition_of_the_reward_is_said() {
+    let rewards = |settings: &str| {
+        let (spec, comments) = converted(Project::OpenInstruct, "grpo_fast", settings);
+        let functions = spec["rewards"]["functions"].as_array().unwrap().clone();
+        let format = functions.into_iter().find(|function| function["kind"] == "Format");
+        (format.is_some(), comments.contains("is a condition of the verifier's reward"))
+    };
+    assert_eq!(rewards("--apply_r1_style_format_reward True"), (true, true));
+    let added = "--apply_r1_style_format_reward True --additive_format_reward True";
+    assert_eq!(rewards(added), (true, false));
+    assert_eq!(rewards("--additive_format_reward True"), (false, false));
+    let alone = "--apply_r1_style_format_reward True --apply_verifiable_reward False";
+    assert_eq!(rewards(alone), (true, false));
 }
 
 #[test]

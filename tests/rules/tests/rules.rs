@@ -5,6 +5,8 @@
 
 #[path = "rules/conflicts.rs"]
 mod conflicts;
+#[path = "rules/converted_scripts.rs"]
+mod converted_scripts;
 #[path = "rules/cycles.rs"]
 mod cycles;
 #[path = "rules/dependencies.rs"]

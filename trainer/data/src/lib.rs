@@ -42,7 +42,7 @@ use rlt_core::types::Prompt;
 use crate::tokenizer::Tokenizer;
 
 pub use error::{DataError, RowLocation};
-use files::{jsonl, parquet, sets};
+use files::{integers, jsonl, parquet, sets};
 pub use loader::{
     DemonstrationLoader, Loader, LoaderError, LoaderState, PreferenceLoader, PromptLoader, StreamOptions,
 };

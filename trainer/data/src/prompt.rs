@@ -7,6 +7,7 @@ use rlt_core::images::PromptImage;
 use rlt_core::types::{Prompt, TokenId};
 use serde_json::{Value, json};
 
+use super::integers::LargeIntegers;
 use super::rows::Row;
 use super::{DataError, Fitted, images};
 use crate::tokenizer::{ChatRequest, RenderedChat, Tokenizer, TokenizerError};
@@ -257,7 +258,11 @@ fn tools(row: &Row) -> Result<Option<Vec<Value>>, DataError> {
         None => Ok(None),
         Some(Value::Array(tools)) => Ok(Some(tools.clone())),
         Some(text @ Value::String(json)) => {
-            serde_json::from_str(json).map(Some).map_err(|_| row.wrong_type("tools", text, expected))
+            let tools: Vec<Value> =
+                serde_json::from_str(json).map_err(|_| row.wrong_type("tools", text, expected))?;
+            let large = LargeIntegers::of(json);
+            tools.iter().try_for_each(|tool| large.check(&row.location, "tools", tool))?;
+            Ok(Some(tools))
         }
         Some(other) => Err(row.wrong_type("tools", other, expected)),
     }

@@ -56,9 +56,17 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
             functions
         }
     };
-    if settings.is_true("apply_r1_style_format_reward")
-        || settings.is_true("add_r1_style_format_reward")
-        || settings.is_true("additive_format_reward")
+    let is_condition = settings.is_true("apply_r1_style_format_reward")
+        && is_verified
+        && !settings.is_true("additive_format_reward");
+    if is_condition {
+        draft.remark(
+            "rewards",
+            "without additive_format_reward, the format there earns nothing and is a condition of the verifier's reward, \
+             which has no equal: here both are added.",
+        );
+    }
+    if ["apply_r1_style_format_reward", "add_r1_style_format_reward"].iter().any(|key| settings.is_true(key))
     {
         functions.push(format(settings));
     }
@@ -79,8 +87,9 @@ fn names_of_data(settings: &Settings) -> String {
     GSM8K_NAMES.iter().fold(names.to_ascii_lowercase(), |names, other| names.replace(other, "gsm8k"))
 }
 
+/// Makes the function of the format, which text may follow, as `re.match` looks at the beginning alone.
 fn format(settings: &Settings) -> Value {
-    let pattern = r"(?s)^.*?</think>\s*<answer>.*?</answer>$";
+    let pattern = r"(?s).*?</think>\s*<answer>.*?</answer>.*";
     let mut function = json!({"name": "format", "kind": "Format", "pattern": pattern});
     if let Some(weight) = settings.number("r1_style_format_reward") {
         function["weight"] = weight.into();

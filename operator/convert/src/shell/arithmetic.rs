@@ -2,7 +2,7 @@
 
 use brush_parser::ast::{ArithmeticExpr, ArithmeticTarget, BinaryOperator, UnaryOperator};
 
-use super::{Shell, ShellError, limits};
+use super::{Shell, ShellError, limits, nesting};
 
 impl Shell {
     /// Computes the value of an expression; a text that is not a number counts as 0, as in bash.
@@ -12,6 +12,7 @@ impl Shell {
             return Err(ShellError::Large(limits::MAX_EXPRESSION_BYTES));
         }
         limits::check(&expanded)?;
+        nesting::check_expression(&expanded)?;
         let Ok(tree) = brush_parser::arithmetic::parse(&expanded) else {
             self.scope.note(format!("`{expanded}` is no expression of numbers"));
             return Ok(0);

@@ -5,7 +5,10 @@ use brush_parser::ast::{BinaryPredicate, ExtendedTestExpr, TestExpr, UnaryPredic
 use brush_parser::test_command;
 use fancy_regex::Regex;
 
-use super::{Shell, ShellError, limits};
+use super::{Shell, ShellError, limits, nesting};
+
+/// Largest number of words of a condition `[ ]` that is evaluated.
+const MAX_OPERANDS: usize = 32;
 
 /// A shell pattern; `None` if the regex engine does not support it, which matches nothing.
 pub(super) struct Pattern(Option<Regex>);
@@ -13,6 +16,7 @@ pub(super) struct Pattern(Option<Regex>);
 impl Pattern {
     pub(super) fn of(pattern: &str) -> Result<Self, ShellError> {
         limits::check(pattern)?;
+        nesting::check_pattern(pattern)?;
         let pattern = brush_parser::pattern::pattern_to_regex_str(pattern, true)?;
         Ok(Self(Regex::new(&format!("(?s)^(?:{pattern})$")).ok()))
     }
@@ -44,8 +48,9 @@ impl Shell {
             Some((last, rest)) if last == "]" => rest,
             _ => arguments,
         };
-        // Bounds the depth of the tree, since `[ ! ! .. ]` is as deep as it is long.
-        let parsed = if arguments.len() > 64 { None } else { test_command::parse(arguments).ok() };
+        // Bounds the depth of the tree, since `[ ! ! .. ]` is as deep as it is long, and the work of the
+        // parser, which reads a bracket as an operand, too.
+        let parsed = if arguments.len() > MAX_OPERANDS { None } else { test_command::parse(arguments).ok() };
         match parsed {
             Some(expression) => self.holds_plain(&expression),
             None => {

@@ -10,9 +10,8 @@ use brush_parser::word::{
 use brush_parser::{ParserOptions, word};
 
 use super::condition::Pattern;
-use super::limits;
 use super::scope::Variable;
-use super::{Shell, ShellError};
+use super::{Shell, ShellError, limits, nesting};
 
 /// The fields into which words are split.
 #[derive(Debug, Default)]
@@ -82,6 +81,7 @@ impl Shell {
     /// Expands a word to fields.
     pub(super) fn fields(&mut self, text: &str) -> Result<Vec<String>, ShellError> {
         limits::check(text)?;
+        nesting::check_word(text)?;
         let mut fields = Fields::default();
         for piece in word::parse(text, &ParserOptions::default())? {
             self.expand(&piece.piece, false, &mut fields)?;
@@ -92,6 +92,7 @@ impl Shell {
     /// Expands a word without splitting it, as in an assignment.
     pub(super) fn text(&mut self, text: &str) -> Result<String, ShellError> {
         limits::check(text)?;
+        nesting::check_word(text)?;
         let mut fields = Fields::default();
         for piece in word::parse(text, &ParserOptions::default())? {
             self.expand(&piece.piece, true, &mut fields)?;

@@ -2,15 +2,16 @@
 //! grammar's parser, which recurses, or this process's memory reaches its own limit.
 
 use super::ShellError;
+use super::nesting::Deepest;
 
 /// Largest size of a script, a page or a settings file, in bytes.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
-/// Deepest nesting of brackets and compound commands.
+/// Deepest nesting of brackets and compound commands, for the stack. See `nesting` for what takes time.
 const MAX_NESTING: usize = 60;
 /// Largest number of `&&`, `||` and `!` in one text: each is a level of a condition's tree.
 const MAX_OPERATORS: usize = 4000;
-/// Largest size of an arithmetic expression, in bytes; its operators are levels of a tree.
-pub(super) const MAX_EXPRESSION_BYTES: usize = 1024;
+/// Largest size of an arithmetic expression, in bytes: each operator may read the rest of it once more.
+pub(super) const MAX_EXPRESSION_BYTES: usize = 256;
 /// Largest number of commands and loops that are evaluated; a script that does not end is an error.
 pub(super) const MAX_COMMANDS: usize = 100_000;
 /// Largest number of bytes that all expansions of a script, or of the scripts of a page, produce together.
@@ -57,17 +58,22 @@ pub(super) fn check(text: &str) -> Result<(), ShellError> {
         return Err(ShellError::Number(number.to_owned()));
     }
     let operators = ["&&", "||", "!"].iter().map(|operator| text.matches(operator).count()).sum::<usize>();
-    if nesting(text) > MAX_NESTING || operators > MAX_OPERATORS {
-        return Err(ShellError::Nested(MAX_NESTING));
+    if operators > MAX_OPERATORS {
+        return Err(ShellError::Conditions { count: operators, allowed: MAX_OPERATORS });
+    }
+    let Deepest { depth, at: line } = nesting(text);
+    if depth > MAX_NESTING {
+        let kind = "brackets and compound commands";
+        return Err(ShellError::Nested { kind, line, depth, allowed: MAX_NESTING });
     }
     Ok(())
 }
 
-/// Returns an upper estimate of the brackets and compound commands that are open at once. Quotes are ignored,
-/// so it is hardly ever too small; closing more than is open has no effect.
-fn nesting(text: &str) -> usize {
-    let (mut brackets, mut compounds, mut deepest) = (0usize, 0usize, 0usize);
-    for line in text.lines() {
+/// Returns the line with the most brackets and compound commands that are open at once, by an upper estimate.
+/// Quotes are ignored, so it is hardly ever too small; closing more than is open has no effect.
+fn nesting(text: &str) -> Deepest {
+    let (mut brackets, mut compounds, mut deepest) = (0usize, 0usize, Deepest::default());
+    for (index, line) in text.lines().enumerate() {
         // A keyword counts only where a command begins, so that the words of comments do not count.
         let mut is_command = true;
         for word in line.split_inclusive([' ', '\t', ';', '|', '&']) {
@@ -84,7 +90,7 @@ fn nesting(text: &str) -> usize {
                     b')' | b'}' | b']' => brackets = brackets.saturating_sub(1),
                     _ => {}
                 }
-                deepest = deepest.max(brackets + compounds);
+                deepest.reach(brackets + compounds, index + 1);
             }
             let is_keyword = matches!(
                 bare,
@@ -132,13 +138,15 @@ mod tests {
 
     #[test]
     fn nesting_counts_what_is_open_at_once() {
-        assert_eq!(nesting("a=$((1 + (2))) b=${c:-${d}} e=[]"), 3);
-        assert_eq!(nesting("if true; then\n for x in y; do\n run; done; fi; if true; then run; fi"), 2);
-        assert_eq!(nesting(")))(("), 2);
-        assert_eq!(nesting("case $x in\n a) run ;;\n b) run ;;\nesac\nfor x in y; do run; done\n"), 1);
-        assert_eq!(nesting(&"# if this for that\necho if for\n".repeat(100)), 0);
-        assert_eq!(nesting(&"if ".repeat(10)), 10);
-        assert_eq!(nesting(&"if true; then ".repeat(10)), 10);
+        let depth = |text: &str| nesting(text).depth;
+        assert_eq!(depth("a=$((1 + (2))) b=${c:-${d}} e=[]"), 3);
+        assert_eq!(depth("if true; then\n for x in y; do\n run; done; fi; if true; then run; fi"), 2);
+        assert_eq!(depth(")))(("), 2);
+        assert_eq!(depth("case $x in\n a) run ;;\n b) run ;;\nesac\nfor x in y; do run; done\n"), 1);
+        assert_eq!(depth(&"# if this for that\necho if for\n".repeat(100)), 0);
+        assert_eq!(depth(&"if ".repeat(10)), 10);
+        assert_eq!(depth(&"if true; then ".repeat(10)), 10);
+        assert_eq!(nesting("a\nb $(( ${c}\n"), Deepest { depth: 3, at: 2 });
     }
 
     #[test]

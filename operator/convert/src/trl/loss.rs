@@ -34,6 +34,18 @@ pub(super) fn finish(settings: &Settings, is_geo_mean: bool, draft: &mut Draft) 
             "algorithm",
             "loss_type=luspo weighs a sequence by its length, which has no equal: sequences count alike.",
         ),
+        "dapo" | "bnpo" | "dr_grpo" if is_sequence && !is_geo_mean => {
+            let text = format!(
+                "loss_type={loss} weighs the ratios of sequences by their length, which has no equal: sequences count alike, \
+                 as with loss_type=grpo."
+            );
+            draft.remark("algorithm", text);
+        }
+        "cispo" | "sapo" if is_sequence && !is_geo_mean => {
+            let text =
+                format!("loss_type={loss} with ratios of sequences has no equal: {policy} clips them.");
+            draft.remark("algorithm", text);
+        }
         other if !TYPES.iter().any(|(name, ..)| *name == other) => {
             draft.remark(
                 "algorithm",

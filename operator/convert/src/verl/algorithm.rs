@@ -161,9 +161,7 @@ fn loss(settings: &Settings, given: &Settings, draft: &mut Draft) {
         .unwrap_or("Vanilla");
     draft.set("spec.algorithm.loss.policy", policy);
     if !matches!(policy, "Sapo" | "Gpg" | "Dro" | "KlCov") {
-        let both = number("clip_ratio");
-        draft.set_some("spec.algorithm.loss.clipLow", number("clip_ratio_low").or(both));
-        draft.set_some("spec.algorithm.loss.clipHigh", number("clip_ratio_high").or(both));
+        clips(settings, given, draft);
     }
     if matches!(policy, "Vanilla" | "DppoTv" | "DppoKl") {
         draft.set_some("spec.algorithm.loss.dualClip", number("clip_ratio_c"));
@@ -199,6 +197,30 @@ fn loss(settings: &Settings, given: &Settings, draft: &mut Draft) {
         "spec.algorithm.loss.entropyCoefficient",
         number("entropy_coeff").filter(|factor| *factor != 0.0),
     );
+}
+
+/// Default of both clips in verl's `actor.yaml`.
+const CLIP_RATIO: f64 = 0.2;
+
+/// Sets the clips. As verl has a number for each by default, `clip_ratio` counts only for one that a script
+/// sets to null.
+fn clips(settings: &Settings, given: &Settings, draft: &mut Draft) {
+    let key = |name: &str| format!("{ACTOR}.{name}");
+    let both = settings.number(&key("clip_ratio"));
+    let mut has_default = false;
+    for (name, field) in [("clip_ratio_low", "clipLow"), ("clip_ratio_high", "clipHigh")] {
+        let own = settings.number(&key(name));
+        let is_null = given.is_null(&key(name));
+        has_default |= own.is_none() && !is_null;
+        let clip = if is_null { both } else { own.or(Some(CLIP_RATIO)) };
+        draft.set_some(&format!("spec.algorithm.loss.{field}"), clip);
+    }
+    if let Some(ratio) = both.filter(|ratio| has_default && *ratio != CLIP_RATIO) {
+        let text = format!(
+            "clip_ratio={ratio} has no effect in verl beside the defaults of clip_ratio_low and clip_ratio_high, {CLIP_RATIO}."
+        );
+        draft.remark("algorithm", text);
+    }
 }
 
 /// Returns the aggregation of sequence-level losses. verl ignores `loss_agg_mode` for them, too, although

@@ -157,6 +157,18 @@ fn by_data_source(settings: &Settings, draft: &mut Draft) -> Vec<Value> {
             draft.remark("rewards", format!("{rule}, which the name of {file} does not say: {advice}."));
         }
     }
+    for file in settings.list("data.val_files") {
+        if let Some(judged) = judged_as(&file)
+            && !found.iter().any(|found| std::ptr::eq(*found, judged))
+        {
+            let kinds: Vec<&str> = judged.functions.iter().map(|(_, kind, _)| *kind).collect();
+            let (kinds, ours) = (kinds.join(" and "), "here those of the training files judge them");
+            draft.remark(
+                "rewards",
+                format!("verl judges the rows of {file} by {kinds}, {ours}: say dataSources."),
+            );
+        }
+    }
     let is_one = found.len() == 1;
     found.into_iter().flat_map(|judged| functions(judged, is_one, draft)).collect()
 }

@@ -16,7 +16,7 @@ const INCLUDED: [(&str, &str); 2] =
     [("docs/architecture.md", "ARCHITECTURE.md"), ("docs/contributing.md", "CONTRIBUTING.md")];
 
 /// Text of every page by its path from the workspace's root.
-fn pages() -> BTreeMap<String, String> {
+pub(super) fn pages() -> BTreeMap<String, String> {
     let root = workspace_root();
     let files = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().file_name());
     let names = files.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".md"));

@@ -1,7 +1,7 @@
 //! Rows of JSON files: one object per line, or one array of objects.
 //!
 //! A byte order mark at the start of a file is skipped. `NaN` and `Infinity`, which Python writes although
-//! JSON lacks them, are read as null.
+//! JSON lacks them, are read as null. Integers beyond 64 bits, which would lose digits, are refused.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::super::rows::{Place, Row, Rows};
 use super::super::{DataError, RowLocation};
+use super::integers::{LargeIntegers, may_be_rounded};
 
 /// Maximum length of a line in bytes; one image of the largest size takes 86 MiB.
 const MAX_ROW_BYTES: u64 = 512 << 20;
@@ -114,7 +115,7 @@ fn without_odd_numbers(text: &str) -> Option<String> {
 }
 
 /// Bytes of the JSON string at the start of a text, with its quotes.
-fn string_length(text: &str) -> usize {
+pub(super) fn string_length(text: &str) -> usize {
     let mut escaped = false;
     for (at, byte) in text.bytes().enumerate().skip(1) {
         match byte {
@@ -130,7 +131,12 @@ fn string_length(text: &str) -> usize {
 fn parse_line(line: &str, location: RowLocation) -> Result<Row, DataError> {
     let line = if location.number == 1 { line.trim_start_matches(MARK) } else { line };
     match parse::<Map<String, Value>>(line) {
-        Ok(fields) => Ok(Row { location, fields }),
+        Ok(fields) => {
+            if fields.values().any(may_be_rounded) {
+                LargeIntegers::of(line).check_row(&location, &fields)?;
+            }
+            Ok(Row { location, fields })
+        }
         Err(source) => Err(DataError::Json { location, source }),
     }
 }
@@ -144,13 +150,18 @@ pub(crate) fn lines_or_array(path: Arc<Path>) -> Result<Rows, DataError> {
     }
     let text = rlt_files::read_rest(reader, MAX_ARRAY_BYTES).map_err(failed)?;
     let location = |number| RowLocation { file: Some(path.clone()), number };
-    let values: Vec<Value> = parse(text.trim_start_matches(MARK))
-        .map_err(|source| DataError::Json { location: location(0), source })?;
+    let text = text.trim_start_matches(MARK);
+    let values: Vec<Value> =
+        parse(text).map_err(|source| DataError::Json { location: location(0), source })?;
+    let large = LargeIntegers::of(if values.iter().any(may_be_rounded) { text } else { "" });
     let rows: Vec<_> = values
         .into_iter()
         .zip(1..)
         .map(|(value, number)| match serde_json::from_value(value) {
-            Ok(fields) => Ok(Row { location: location(number), fields }),
+            Ok(fields) => {
+                let location = location(number);
+                large.check_row(&location, &fields).map(|()| Row { location, fields })
+            }
             Err(source) => Err(DataError::Json { location: location(number), source }),
         })
         .collect();

@@ -37,6 +37,48 @@ fn numbers_that_json_lacks_are_null_and_texts_keep_their_names() {
 }
 
 #[test]
+fn integers_beyond_64_bits_are_refused_with_their_row_column_and_range() {
+    let large = "123456789012345678901234567890";
+    let range = "an integer from -9223372036854775808 to 18446744073709551615";
+    for (name, text, place) in [
+        ("rows.jsonl", r#"{"prompt": "a"}NEXT{"prompt": "b", "answer": LARGE}"#, "row 2: column \"answer\""),
+        ("rows.jsonl", r#"{"prompt": "a", "score": NaN, "answer": -LARGE}"#, "row 1: column \"answer\""),
+        (
+            "rows.jsonl",
+            r#"{"prompt": "a", "reward_model": {"ground_truth": [0.5, LARGE]}}"#,
+            "row 1: column \"reward_model.ground_truth\"",
+        ),
+        ("rows.json", r#"[{"prompt": "a"}, {"prompt": "b", "extra_info": {"index": LARGE}}]"#, "row 2"),
+        ("rows.jsonl", r#"{"prompt": "a", "answer": 18446744073709551616}"#, "row 1"),
+        ("rows.jsonl", r#"{"prompt": "a", "answer": -9223372036854775809}"#, "row 1"),
+    ] {
+        let text = text.replace("LARGE", large).replace("NEXT", "\n");
+        let error = Files::new(name, &text).prompts().unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(place) && error.contains(range), "{text}: {error}");
+    }
+    let tools =
+        json!({"prompt": [{"role": "user", "content": "a"}], "tools": format!("[{{\"maximum\": {large}}}]")});
+    let error = Files::rows(&[tools]).prompts().unwrap_err().to_string();
+    assert!(error.contains("column \"tools.maximum\"") && error.contains(large), "{error}");
+}
+
+#[test]
+fn numbers_of_64_bits_floats_and_digits_of_a_text_are_kept() {
+    for (literal, kept) in [
+        ("18446744073709551615", json!(u64::MAX)),
+        ("-9223372036854775808", json!(i64::MIN)),
+        ("1e30", json!(1e30)),
+        ("100000000000000000000.0", json!(1e20)),
+        ("\"123456789012345678901234567890\"", json!("123456789012345678901234567890")),
+    ] {
+        let row = format!("{{\"prompt\": \"9\\\" 99999999999999999999\", \"answer\": {literal}}}");
+        for (name, text) in [("rows.jsonl", row.clone()), ("rows.json", format!("[{row}]"))] {
+            assert_eq!(first(&Files::new(name, &text)).ground_truth, kept, "{text}");
+        }
+    }
+}
+
+#[test]
 fn messages_of_sharegpt_are_refused_with_the_names_to_write() {
     let messages = json!([{"from": "human", "value": "1"}, {"from": "gpt", "value": "2"}]);
     for column in ["prompt", "messages"] {
