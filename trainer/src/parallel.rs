@@ -10,13 +10,14 @@
 //! need no communication. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard
 //! of one. Ranks of a sequence-parallel group ([`SpGroup`]) score and differentiate the same rows, each with
 //! a shard of the tokens. Ranks of an expert-parallel group ([`EpGroup`]) have different experts and send
-//! each other the hidden states of their tokens. Ranks of a tensor-parallel group ([`TpGroup`]) compute the
-//! same tokens with different shards of every weight, or in the rollout sample the same prompts. The
-//! transport of tensors is in `rlt_torch::collectives`; `launch` starts ranks.
+//! each other the hidden states of their tokens. Ranks of a tensor-parallel group compute the same tokens
+//! with different shards of every weight, or in the rollout sample the same prompts. The transport of tensors
+//! is in `rlt_torch::collectives`; `launch` starts ranks.
 //!
 //! The first rank, the leader, writes the run folder. The exceptions are checkpoints, to which every rank
 //! writes its shard, and unlinked files of offloaded tensors.
 
+mod axis_group;
 mod connection;
 mod environment;
 mod ep_group;
@@ -40,6 +41,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
 
+pub use axis_group::AxisGroup;
 use connection::Connection;
 pub use environment::RankEnvironment;
 pub use ep_group::EpGroup;
@@ -50,7 +52,6 @@ pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
 pub(crate) use shards::{TensorParallel, copy_tensor_shard};
 pub use sp_group::SpGroup;
 use tensor_parallel::TensorParallelRanks;
-pub use tp_group::TpGroup;
 pub use units::DecoderUnits;
 
 /// Maximum time that a rank waits for the others to start: a cluster may need minutes to resolve their names.

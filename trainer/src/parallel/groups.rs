@@ -7,7 +7,7 @@ use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use tch::Tensor;
 
 use super::tensor_parallel::TensorParallelRanks;
-use super::{RankError, Ranks, SpGroup, TpGroup};
+use super::{AxisGroup, RankError, Ranks, SpGroup};
 
 impl Ranks {
     /// Connects the sequence-parallel groups, each of `sp` adjacent ranks. Collective, once for each `sp`.
@@ -68,7 +68,7 @@ impl Ranks {
         let place = mesh.place(self.rank, &[Axis::Tp]);
         let name = format!("tensor-parallel group {} of {tp}", self.rank / tp);
         let members = mesh.members(self.rank, &[Axis::Tp]);
-        let group = Arc::new(TpGroup::new(place, self.connect(&name, &members)?));
+        let group = Arc::new(AxisGroup::new(place, self.connect(&name, &members)?));
         let members = mesh.members(self.rank, &[Axis::DpReplicate]);
         let of_place = self.connect(&format!("tensor-parallel place {} of {tp}", place.index), &members)?;
         let ranks = TensorParallelRanks { group, of_place: Mutex::new(of_place), world_rank, world_size };
@@ -77,7 +77,7 @@ impl Ranks {
     }
 
     /// This rank's tensor-parallel group; `None` without tensor parallelism.
-    pub fn tp_group(&self) -> Option<Arc<TpGroup>> {
+    pub fn tp_group(&self) -> Option<Arc<AxisGroup>> {
         self.tensor_parallel.as_ref().map(|ranks| Arc::clone(&ranks.group))
     }
 
@@ -103,13 +103,13 @@ impl Ranks {
     ///
     /// # Errors
     /// [`RankError`] when `num_shards` does not divide the ranks, or one is lost.
-    pub fn rollout_tp_group(&self, num_shards: usize) -> Result<Option<Arc<TpGroup>>, RankError> {
+    pub fn rollout_tp_group(&self, num_shards: usize) -> Result<Option<Arc<AxisGroup>>, RankError> {
         let mesh = Mesh::new(self.size, Degrees { tp: num_shards, ..Degrees::default() })?;
         if num_shards == 1 {
             return Ok(None);
         }
         let name = format!("rollout {} of {num_shards} shards", self.rank / num_shards);
         let group = self.connect(&name, &mesh.members(self.rank, &[Axis::Tp]))?;
-        Ok(Some(Arc::new(TpGroup::new(mesh.place(self.rank, &[Axis::Tp]), group))))
+        Ok(Some(Arc::new(AxisGroup::new(mesh.place(self.rank, &[Axis::Tp]), group))))
     }
 }

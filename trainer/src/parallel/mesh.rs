@@ -8,7 +8,7 @@ use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction};
 use tch::{Kind, Tensor};
 
-use super::{EpGroup, RankError, Ranks, TpGroup};
+use super::{AxisGroup, EpGroup, RankError, Ranks};
 
 /// Process groups of this rank for a sharded model: those of its replica and of its shard.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct ProcessGroups {
     /// Process groups of the experts' weights; `None` if these are sharded like all others.
     experts: Option<Box<ExpertRanks>>,
     /// Ranks that hold the other tensor-parallel shards of every weight; `None` without tensor parallelism.
-    tp_group: Option<Arc<TpGroup>>,
+    tp_group: Option<Arc<AxisGroup>>,
 }
 
 /// Process groups of the experts' weights with expert parallelism.
@@ -98,7 +98,7 @@ impl ProcessGroups {
     }
 
     /// Ranks that hold the other tensor-parallel shards of every weight; `None` without tensor parallelism.
-    pub fn tp_group(&self) -> Option<&Arc<TpGroup>> {
+    pub fn tp_group(&self) -> Option<&Arc<AxisGroup>> {
         self.tp_group.as_ref()
     }
 

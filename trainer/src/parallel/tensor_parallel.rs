@@ -17,13 +17,13 @@ use rlt_core::mesh::AxisPlace;
 use rlt_torch::collectives::Collectives;
 
 use super::connection::Connection;
-use super::{RankError, TpGroup};
+use super::{AxisGroup, RankError};
 
 /// Tensor-parallel group of this rank, and the ranks with the same index in their groups.
 #[derive(Debug)]
 pub(super) struct TensorParallelRanks {
     /// Tensor-parallel group of this rank.
-    pub(super) group: Arc<TpGroup>,
+    pub(super) group: Arc<AxisGroup>,
     /// Collectives of the ranks with this rank's index in their groups.
     pub(super) of_place: Mutex<Box<dyn Collectives>>,
     /// Index of this rank among all ranks of the job.

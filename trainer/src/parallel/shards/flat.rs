@@ -33,7 +33,7 @@ use self::gradients::Gradients;
 use super::own::ShardStorage;
 use super::place::{FlatSlot, Share, places};
 use super::whole::{UnshardState, UnshardedBuffer, WeightDtype};
-use crate::parallel::{EpGroup, ProcessGroups, RankError, TpGroup};
+use crate::parallel::{AxisGroup, EpGroup, ProcessGroups, RankError};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
 #[derive(Debug)]
@@ -136,7 +136,7 @@ impl FlatParameter {
     }
 
     /// The group whose ranks hold the other tensor-parallel shards; `None` for other parameters.
-    fn tp_group<'a>(&self, ranks: &'a ProcessGroups) -> Option<&'a TpGroup> {
+    fn tp_group<'a>(&self, ranks: &'a ProcessGroups) -> Option<&'a AxisGroup> {
         ranks.tp_group().filter(|_| self.is_cut).map(|group| group.as_ref())
     }
 
