@@ -8,15 +8,16 @@
 //! ```
 //! Advantages, controllers, data positions and decisions are computed from the same values on every rank and
 //! need no communication. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard
-//! of one. Ranks of a sequence-parallel group ([`SpGroup`]) score and differentiate the same rows, each with
-//! a shard of the tokens. Ranks of an expert-parallel group ([`EpGroup`]) have different experts and send
-//! each other the hidden states of their tokens. Ranks of a tensor-parallel group ([`TpGroup`]) compute the
-//! same tokens with different shards of every weight, or in the rollout sample the same prompts. The
-//! transport of tensors is in `rlt_torch::collectives`; `launch` starts ranks.
+//! of one. Ranks of a sequence-parallel group score and differentiate the same rows, each with a shard of the
+//! tokens. Ranks of an expert-parallel group have different experts and send each other the hidden states of
+//! their tokens. Ranks of a tensor-parallel group compute the same tokens with different shards of every
+//! weight, or in the rollout sample the same prompts. All of these are [`AxisGroup`]s. The transport of
+//! tensors is in `rlt_torch::collectives`; `launch` starts ranks.
 //!
 //! The first rank, the leader, writes the run folder. The exceptions are checkpoints, to which every rank
 //! writes its shard, and unlinked files of offloaded tensors.
 
+mod axis_group;
 mod connection;
 mod environment;
 mod ep_group;
@@ -40,17 +41,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
 
+pub use axis_group::AxisGroup;
 use connection::Connection;
 pub use environment::RankEnvironment;
-pub use ep_group::EpGroup;
 pub use error::RankError;
 pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, Ulysses};
 pub use mesh::ProcessGroups;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
 pub(crate) use shards::{TensorParallel, copy_tensor_shard};
-pub use sp_group::SpGroup;
 use tensor_parallel::TensorParallelRanks;
-pub use tp_group::TpGroup;
 pub use units::DecoderUnits;
 
 /// Maximum time that a rank waits for the others to start: a cluster may need minutes to resolve their names.
@@ -68,7 +67,7 @@ pub struct Ranks {
     balance: Balance,
     connection: Arc<Mutex<Connection>>,
     /// Sequence-parallel group; `None` if each rank has different tokens.
-    sp_group: Option<Arc<SpGroup>>,
+    sp_group: Option<Arc<AxisGroup>>,
     /// Expert-parallel degree: number of ranks over which the experts of a layer are distributed.
     ep: usize,
     /// Tensor-parallel group of this rank, if `rank` and `size` count only the ranks with the same shard
@@ -308,7 +307,7 @@ impl Ranks {
         act: impl FnOnce(&mut dyn Collectives) -> Result<T, rlt_torch::collectives::CollectiveError>,
     ) -> Result<T, RankError> {
         match &self.tensor_parallel {
-            Some(ranks) => Ok(act(ranks.of_place().as_mut())?),
+            Some(ranks) => Ok(act(ranks.same_index.collectives().as_mut())?),
             None => Ok(act(self.lock().group.as_mut())?),
         }
     }

@@ -1,13 +1,13 @@
 //! Parallel groups of this rank: their connection, and its place in them. The layout of ranks is in
 //! `rlt_core::mesh`.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use tch::Tensor;
 
 use super::tensor_parallel::TensorParallelRanks;
-use super::{RankError, Ranks, SpGroup, TpGroup};
+use super::{AxisGroup, RankError, Ranks};
 
 impl Ranks {
     /// Connects the sequence-parallel groups, each of `sp` adjacent ranks. Collective, once for each `sp`.
@@ -22,17 +22,17 @@ impl Ranks {
         let name = format!("sequence-parallel group {} of {sp}", self.rank / sp);
         let group = self.connect(&name, &mesh.members(self.rank, &[Axis::Sp]))?;
         let place = mesh.place(self.rank, &[Axis::Sp]);
-        Ok(Self { sp_group: Some(Arc::new(SpGroup::new(place, group))), ..self })
+        Ok(Self { sp_group: Some(Arc::new(AxisGroup::new(place, group))), ..self })
     }
 
     /// This rank's sequence-parallel group; `None` if every rank has tokens of its own.
-    pub fn sp_group(&self) -> Option<&SpGroup> {
+    pub fn sp_group(&self) -> Option<&AxisGroup> {
         self.sp_group.as_deref()
     }
 
     /// This rank's place in its sequence-parallel group, by which it computes a shard of the packed tokens.
     pub fn sp_place(&self) -> AxisPlace {
-        self.sp_group().map_or(AxisPlace::ALONE, SpGroup::place)
+        self.sp_group().map_or(AxisPlace::ALONE, AxisGroup::place)
     }
 
     /// Whether this is the first rank of its group, which alone counts values that all of them have.
@@ -68,16 +68,17 @@ impl Ranks {
         let place = mesh.place(self.rank, &[Axis::Tp]);
         let name = format!("tensor-parallel group {} of {tp}", self.rank / tp);
         let members = mesh.members(self.rank, &[Axis::Tp]);
-        let group = Arc::new(TpGroup::new(place, self.connect(&name, &members)?));
+        let group = Arc::new(AxisGroup::new(place, self.connect(&name, &members)?));
         let members = mesh.members(self.rank, &[Axis::DpReplicate]);
-        let of_place = self.connect(&format!("tensor-parallel place {} of {tp}", place.index), &members)?;
-        let ranks = TensorParallelRanks { group, of_place: Mutex::new(of_place), world_rank, world_size };
-        let (rank, size) = (self.rank / tp, self.size / tp);
+        let same_index = self.connect(&format!("tensor-parallel place {} of {tp}", place.index), &members)?;
+        let AxisPlace { index: rank, size } = mesh.place(self.rank, &[Axis::DpReplicate]);
+        let same_index = AxisGroup::new(AxisPlace { index: rank, size }, same_index);
+        let ranks = TensorParallelRanks { group, same_index, world_rank, world_size };
         Ok(Self { rank, size, tensor_parallel: Some(Arc::new(ranks)), ..self })
     }
 
     /// This rank's tensor-parallel group; `None` without tensor parallelism.
-    pub fn tp_group(&self) -> Option<Arc<TpGroup>> {
+    pub fn tp_group(&self) -> Option<Arc<AxisGroup>> {
         self.tensor_parallel.as_ref().map(|ranks| Arc::clone(&ranks.group))
     }
 
@@ -103,13 +104,13 @@ impl Ranks {
     ///
     /// # Errors
     /// [`RankError`] when `num_shards` does not divide the ranks, or one is lost.
-    pub fn rollout_tp_group(&self, num_shards: usize) -> Result<Option<Arc<TpGroup>>, RankError> {
+    pub fn rollout_tp_group(&self, num_shards: usize) -> Result<Option<Arc<AxisGroup>>, RankError> {
         let mesh = Mesh::new(self.size, Degrees { tp: num_shards, ..Degrees::default() })?;
         if num_shards == 1 {
             return Ok(None);
         }
         let name = format!("rollout {} of {num_shards} shards", self.rank / num_shards);
         let group = self.connect(&name, &mesh.members(self.rank, &[Axis::Tp]))?;
-        Ok(Some(Arc::new(TpGroup::new(mesh.place(self.rank, &[Axis::Tp]), group))))
+        Ok(Some(Arc::new(AxisGroup::new(mesh.place(self.rank, &[Axis::Tp]), group))))
     }
 }

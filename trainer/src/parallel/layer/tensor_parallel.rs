@@ -16,7 +16,7 @@ use tch::Tensor;
 
 use super::style::{Boundary, Exchange, ParallelStyle};
 use crate::model::tp_cuts::ModelSharding;
-use crate::parallel::{RankError, TensorParallel, TpGroup};
+use crate::parallel::{AxisGroup, RankError, TensorParallel};
 
 impl<'a> ParallelStyle<'a> for TensorParallel<'a> {
     fn exchange(&self, at: Boundary) -> Option<Box<dyn Exchange + 'a>> {
@@ -42,7 +42,7 @@ impl<'a> ParallelStyle<'a> for TensorParallel<'a> {
 
 /// A tensor that is the same on all ranks; its gradients are all-reduced.
 #[derive(Debug)]
-struct Copied<'a>(&'a TpGroup);
+struct Copied<'a>(&'a AxisGroup);
 
 impl Exchange for Copied<'_> {
     fn forward(&self, end: &Tensor) -> Result<Tensor, RankError> {
@@ -59,7 +59,7 @@ impl Exchange for Copied<'_> {
 /// Summands, which are all-reduced in place, since no product needs its own output; the gradient of the sum
 /// is that of each summand.
 #[derive(Debug)]
-struct Summed<'a>(&'a TpGroup);
+struct Summed<'a>(&'a AxisGroup);
 
 impl Exchange for Summed<'_> {
     fn forward(&self, end: &Tensor) -> Result<Tensor, RankError> {

@@ -21,7 +21,7 @@ use super::kv_cache::KvCache;
 use super::runner::{CpuRunner, Runner, timed};
 use super::weights::{PackOptions, RolloutWeights};
 use super::{EngineError, EngineOptions, Request, RolloutProgress, RolloutStats, WeightDigest};
-use crate::parallel::{DecoderUnits, TpGroup};
+use crate::parallel::{AxisGroup, DecoderUnits};
 use bounds::RequestBounds;
 use capacity::{RunCapacity, allocate_cache, scheduler_for};
 pub use commands::{
@@ -39,7 +39,7 @@ const MAX_ROWS_HINT: usize = 64;
 pub struct Engine {
     options: EngineOptions,
     /// Tensor-parallel group of this rank; `None` without one.
-    ranks: Option<Arc<TpGroup>>,
+    ranks: Option<Arc<AxisGroup>>,
     weights: Option<RolloutWeights>,
     /// Packed base weights that a sleeping engine keeps if adapters are unmerged.
     frozen_base: Option<RolloutWeights>,
@@ -77,7 +77,7 @@ impl Engine {
 
     /// Makes this rank pack its shard of the weights as a member of the tensor-parallel group `ranks`. All
     /// members must make the same calls with the same requests, and get the same completions.
-    pub fn with_tp_group(self, ranks: Option<Arc<TpGroup>>) -> Self {
+    pub fn with_tp_group(self, ranks: Option<Arc<AxisGroup>>) -> Self {
         Self { ranks, ..self }
     }
 

@@ -9,12 +9,12 @@ use super::weights::{PackedBlock, PackedLayer};
 use crate::model::{
     DenseProducts, ExpertProducts, FeedForward, LatentProducts, Projections, RouteLog, Router, Routes,
 };
-use crate::parallel::{RankError, TpGroup};
+use crate::parallel::{AxisGroup, RankError};
 
 /// Products of a layer from packed weights. With `ranks` these are shards, and outputs are all-reduced.
 pub(super) struct TpProjections<'a> {
     pub(super) layer: &'a PackedLayer,
-    pub(super) ranks: Option<&'a TpGroup>,
+    pub(super) ranks: Option<&'a AxisGroup>,
     pub(super) routes: Option<&'a RouteLog>,
 }
 

@@ -25,7 +25,7 @@ use super::wide_heads::PaddedHeads;
 use super::{EngineError, WeightDigest};
 use crate::model::tp_shards::TpSharding;
 use crate::model::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog};
-use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
+use crate::parallel::{AxisGroup, DecoderUnits, FsdpUnit, RankError};
 
 /// Settings by which weights are packed.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ pub(super) struct PackOptions {
     pub(super) rows_hint: i64,
     pub(super) kind: Kind,
     /// Tensor-parallel group of the rollout; `None` without one.
-    pub(super) ranks: Option<Arc<TpGroup>>,
+    pub(super) ranks: Option<Arc<AxisGroup>>,
     /// Whether adapters are merged.
     pub(super) merges: bool,
 }
@@ -50,7 +50,7 @@ pub(super) struct RolloutWeights {
     pub(super) layers: Vec<PackedLayer>,
     /// Head, [vocabulary, hidden], or this rank's shard of the rows, padded to the same length on each rank.
     head: PackedLinear,
-    ranks: Option<Arc<TpGroup>>,
+    ranks: Option<Arc<AxisGroup>>,
     /// Whether the adapter is unmerged.
     pub(super) is_unmerged: bool,
     pub(super) digest: WeightDigest,
@@ -147,7 +147,7 @@ impl RolloutWeights {
     }
 
     /// The group whose ranks hold the other shards of the weights.
-    pub(super) fn ranks(&self) -> Option<&TpGroup> {
+    pub(super) fn ranks(&self) -> Option<&AxisGroup> {
         self.ranks.as_deref()
     }
 

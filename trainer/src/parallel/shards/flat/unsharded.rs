@@ -7,7 +7,7 @@ use tch::{Tensor, no_grad};
 use super::super::place::FlatSlot;
 use super::super::whole::{PendingAllGather, UnshardState, UnshardedBuffer, WeightDtype};
 use super::{FlatParameter, Parameter};
-use crate::parallel::{ProcessGroups, RankError, TpGroup};
+use crate::parallel::{AxisGroup, ProcessGroups, RankError};
 
 impl FlatParameter {
     /// Rebinds the leaves of an unsharded unit to all experts, or full weights, until it is resharded.
@@ -39,7 +39,7 @@ impl FlatParameter {
             Some((group, shards)) => gather_dim(own, shards, group)?,
             None => own.shallow_clone(),
         };
-        self.ep_group(ranks).map_or(Ok(joined.shallow_clone()), |group| group.all_gather(&joined))
+        self.ep_group(ranks).map_or(Ok(joined.shallow_clone()), |group| group.all_gather_experts(&joined))
     }
 
     /// Rebinds the leaves to views of this rank's buffer.
@@ -110,7 +110,7 @@ impl FlatParameter {
 }
 
 /// All-gathers the shards of a dim, of which `own` is this rank's: the tensor with the full dim.
-fn gather_dim(own: &Tensor, shards: &DimShards, group: &TpGroup) -> Result<Tensor, RankError> {
+fn gather_dim(own: &Tensor, shards: &DimShards, group: &AxisGroup) -> Result<Tensor, RankError> {
     let sizes: Vec<Vec<i64>> =
         shards.of_ranks.iter().map(|ranges| with_dim(own, shards, ranges.count())).collect();
     let lens = sizes.iter().map(|size| size.iter().product::<i64>());

@@ -7,7 +7,7 @@ use rlt_torch::collectives::{CollectiveError, Reduction, StreamGroup, Traffic};
 use rlt_torch::cuda::Event;
 use tch::Tensor;
 
-use crate::parallel::{RankError, TpGroup};
+use crate::parallel::{AxisGroup, RankError};
 
 /// The tensor-parallel group of this rank, in the decoder's stream.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct StreamTensorParallel {
 }
 
 impl StreamTensorParallel {
-    pub(super) fn new(ranks: &TpGroup, device_idx: usize) -> Result<Self, RankError> {
+    pub(super) fn new(ranks: &AxisGroup, device_idx: usize) -> Result<Self, RankError> {
         Ok(Self { group: ranks.in_stream(device_idx)?, place: ranks.place() })
     }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::commands::{Command, CommandSource};
-use crate::parallel::{RankError, TpGroup};
+use crate::parallel::{AxisGroup, RankError};
 
 /// Longest silence of the first rank of a group in which nothing runs.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
@@ -34,14 +34,14 @@ enum Message {
 pub(super) struct Inbox<'c> {
     source: &'c mut dyn CommandSource,
     /// This rank's tensor-parallel group; `None` for a rank with all weights.
-    group: Option<&'c TpGroup>,
+    group: Option<&'c AxisGroup>,
     /// Commands of the group that this rank has not taken yet.
     received: VecDeque<Command>,
 }
 
 impl<'c> Inbox<'c> {
     /// Makes the inbox of a run. In a group the source of the first rank alone is asked.
-    pub(super) fn new(source: &'c mut dyn CommandSource, group: Option<&'c TpGroup>) -> Self {
+    pub(super) fn new(source: &'c mut dyn CommandSource, group: Option<&'c AxisGroup>) -> Self {
         Self { source, group, received: VecDeque::new() }
     }
 
@@ -88,7 +88,7 @@ impl<'c> Inbox<'c> {
 
     /// Sends the message of the first rank, which alone has one, and receives it on every rank. Returns
     /// whether the run has ended.
-    fn exchange(&mut self, group: &TpGroup, message: Option<Message>) -> Result<bool, RankError> {
+    fn exchange(&mut self, group: &AxisGroup, message: Option<Message>) -> Result<bool, RankError> {
         let sent = message.as_ref().map(encoded).transpose()?.unwrap_or_default();
         match decoded(&group.broadcast_bytes(&sent)?)? {
             Message::Commands(commands) => {
@@ -101,7 +101,7 @@ impl<'c> Inbox<'c> {
 }
 
 /// Whether this rank is the one that takes the commands of its group.
-fn is_first(group: &TpGroup) -> bool {
+fn is_first(group: &AxisGroup) -> bool {
     group.place().index == 0
 }
 
