@@ -18,7 +18,8 @@ use rlt_core::preferences::PreferenceExample;
 use rlt_core::rows::Rows;
 use rlt_core::types::Prompt;
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
-use rlt_trainer::roles::actor::{Actor, MicroBatch};
+use rlt_trainer::roles::actor::Actor;
+use rlt_trainer::roles::learner::MicroBatch;
 use rlt_trainer::roles::objective::{preference_objective, supervised_objective};
 use serde_json::{Value, json};
 

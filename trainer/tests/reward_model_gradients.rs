@@ -11,7 +11,8 @@ use rlt_core::mesh::AxisPlace;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_trainer::model::{Decoder, LoadOptions, OutputHead, Weights};
-use rlt_trainer::roles::actor::{Actor, MicroBatch};
+use rlt_trainer::roles::actor::Actor;
+use rlt_trainer::roles::learner::MicroBatch;
 use serde_json::Value;
 
 use crate::gradients::{actor_of, assert_close, assert_gradients, fixtures, numbers, tokens};

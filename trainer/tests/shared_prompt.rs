@@ -13,7 +13,8 @@ use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::parallel::Ranks;
-use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch, TokenScores};
+use rlt_trainer::roles::actor::{Actor, ActorOptions, TokenScores};
+use rlt_trainer::roles::learner::MicroBatch;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use tch::Tensor;
 

@@ -5,7 +5,7 @@
 //!     log-probs, entropies -> loss (rlt-core) -> their derivatives -> hidden and head gradients -> backward
 //! ```
 //! This file is the actor's head; the loop over micro-batches and updates is in [`crate::roles::learner`],
-//! the schedule over layers in `layer_schedule`. The reference policy is the same weights with the adapter
+//! the schedule over layers in its `layer_schedule`. The reference policy is the same weights with the adapter
 //! off. Losses and batches are defined in `rlt-core`. Each rank of a sequence-parallel group does this for
 //! its shard of the tokens; log-probs and gradients are then summed over ranks.
 //!
@@ -13,19 +13,11 @@
 
 mod balance;
 mod classifier;
-mod error;
-mod gradients;
 mod in_stream;
-pub(crate) mod layer_schedule;
 mod loftq;
 mod loss_sums;
-mod micro_batch;
-mod placed_images;
-pub(crate) mod probe;
 mod role;
-pub(crate) mod routes;
-pub(crate) mod scoring;
-mod vocabulary;
+mod scoring;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -35,20 +27,18 @@ use std::rc::Rc;
 use rlt_core::loss::PreparedLoss;
 use tch::Tensor;
 
-pub use self::error::ActorError;
-pub use self::gradients::EmbeddingAndHeadGradients;
 pub use self::in_stream::{EvaluateLoss, PendingLoss, StreamLoss};
-use self::layer_schedule::DecoderPass;
 pub use self::loss_sums::Accumulated;
 use self::loss_sums::LossSums;
 pub(crate) use self::loss_sums::scaled;
-pub use self::micro_batch::MicroBatch;
-pub use self::probe::ProbeError;
 pub use self::role::ActorRole;
-use self::routes::RouteComparison;
 use crate::model::{Adapter, Decoder, RouteCounts, RoutesOfCompletion};
 use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
-use crate::roles::learner::{ForwardBackward, Learner};
+use crate::roles::learner::layer_schedule::DecoderPass;
+use crate::roles::learner::routes::RouteComparison;
+use crate::roles::learner::{
+    EmbeddingAndHeadGradients, ForwardBackward, Learner, LearnerError, MicroBatch, ProbeError, probe,
+};
 use crate::roles::optim::{AdamW, LossScale, StepOutcome};
 use crate::roles::train_state::TrainState;
 
@@ -204,7 +194,7 @@ impl Actor {
         &self,
         micro_batch: &MicroBatch,
         loss: &PreparedLoss<'_>,
-    ) -> Result<Accumulated, ActorError> {
+    ) -> Result<Accumulated, LearnerError> {
         let head = |predicting_cd: &Tensor| self.head_and_loss(predicting_cd, micro_batch, loss);
         self.forward_backward().accumulate(micro_batch, head)
     }
@@ -216,7 +206,7 @@ impl Actor {
         predicting_cd: &Tensor,
         micro_batch: &MicroBatch,
         loss: &PreparedLoss<'_>,
-    ) -> Result<(Tensor, Accumulated), ActorError> {
+    ) -> Result<(Tensor, Accumulated), LearnerError> {
         let mut sums = LossSums::of(micro_batch, self.loss_scale.factor());
         let mut per_chunk = |chunk: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
             let (mut by_logprob, mut by_entropy) = (vec![0.0; chunk.len()], vec![0.0; chunk.len()]);
@@ -254,7 +244,7 @@ impl Actor {
     ///
     /// # Errors
     /// If libtorch refuses an operation, or a rank is lost.
-    pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
+    pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, LearnerError> {
         Ok(self.train_state().apply(learning_rate)?)
     }
 
@@ -270,7 +260,7 @@ impl Actor {
     ///
     /// # Errors
     /// When a rank is lost.
-    pub(crate) fn take_route_counts(&self) -> Result<Option<RouteCounts>, ActorError> {
+    pub(crate) fn take_route_counts(&self) -> Result<Option<RouteCounts>, LearnerError> {
         let Some(watched) = self.route_comparison.take() else { return Ok(None) };
         let num_experts = self.decoder.config.experts.as_ref().map_or(0, |experts| experts.num_experts);
         let mut numbers = watched.all().to_numbers();

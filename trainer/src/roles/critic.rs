@@ -28,11 +28,11 @@ pub(crate) use self::role::CriticPlan;
 pub use self::role::CriticRole;
 use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
-use crate::roles::actor::{
-    Actor, ActorError, EmbeddingAndHeadGradients, MicroBatch, layer_schedule, resume_loss_scale, scaled,
-    scoring,
+use crate::roles::actor::{Actor, resume_loss_scale, scaled};
+use crate::roles::learner::layer_schedule::DecoderPass;
+use crate::roles::learner::{
+    EmbeddingAndHeadGradients, ForwardBackward, Learner, LearnerError, MicroBatch, scoring,
 };
-use crate::roles::learner::{ForwardBackward, Learner};
 use crate::roles::offload::Offload;
 use crate::roles::optim::{AdamW, AdamWOptions, LossScale, OptimError};
 use crate::roles::train_state::TrainState;
@@ -133,7 +133,7 @@ impl Critic {
     ///
     /// # Errors
     /// If a sequence alone is longer than `max_tokens`, or a rank is lost.
-    pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
+    pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, LearnerError> {
         let of_hidden =
             |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenValues::of(&self.head(predicting_cd));
         let [values] =
@@ -141,12 +141,8 @@ impl Critic {
         Ok(values)
     }
 
-    fn model(&self) -> layer_schedule::DecoderPass<'_> {
-        layer_schedule::DecoderPass {
-            decoder: &self.decoder,
-            shards: self.shards.as_ref(),
-            sp_group: self.ranks.sp_group(),
-        }
+    fn model(&self) -> DecoderPass<'_> {
+        DecoderPass { decoder: &self.decoder, shards: self.shards.as_ref(), sp_group: self.ranks.sp_group() }
     }
 
     /// Loss scale of the critic.
@@ -171,7 +167,7 @@ impl Critic {
         &self,
         micro_batch: &MicroBatch,
         derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
-    ) -> Result<PendingSums<S>, ActorError> {
+    ) -> Result<PendingSums<S>, LearnerError> {
         self.forward_backward().accumulate(micro_batch, |predicting_cd| {
             let predicting_cd = predicting_cd.detach().set_requires_grad(true);
             let values_c = self.head(&predicting_cd);
@@ -188,7 +184,7 @@ impl Critic {
         micro_batch: &MicroBatch,
         values_c: &Tensor,
         derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
-    ) -> Result<(Tensor, PendingSums<S>), ActorError> {
+    ) -> Result<(Tensor, PendingSums<S>), LearnerError> {
         let (mut pending, factor) = (PendingSums::default(), self.loss_scale.factor());
         if values_c.device().is_cuda() && self.ranks.sp_group().is_none() {
             let derivative_c = pending.in_stream(values_c, micro_batch, factor, derivative_of)?;

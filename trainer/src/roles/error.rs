@@ -4,8 +4,8 @@ use rlt_api::ExitCode;
 
 use crate::data::DataError;
 use crate::parallel::RankError;
-use crate::roles::actor::ActorError;
 use crate::roles::critic::{CriticError, CriticSetupError};
+use crate::roles::learner::LearnerError;
 use crate::roles::reward::RewardModelError;
 use crate::roles::rollout::EngineError;
 use crate::roles::update::UpdateError;
@@ -27,7 +27,7 @@ pub enum StepError {
     #[error("failed to compute the rollout correction")]
     Importance(#[from] rlt_core::importance::ImportanceError),
     #[error("failed to score the batch")]
-    Actor(#[from] ActorError),
+    Actor(#[from] LearnerError),
     #[error("failed to update the actor")]
     Update(#[from] UpdateError),
     #[error("failed to create the critic")]
@@ -64,7 +64,7 @@ impl StepError {
             Self::Data(_) => ExitCode::BadConfig,
             Self::Rollout(EngineError::CacheTooSmall { .. }) => ExitCode::BadConfig,
             Self::Rollout(EngineError::NonFiniteLogits { .. }) => ExitCode::Diverged,
-            Self::Actor(ActorError::Packing(_))
+            Self::Actor(LearnerError::Packing(_))
             | Self::Update(UpdateError::Packing(_))
             | Self::Critic(CriticError::Packing(_)) => ExitCode::BadConfig,
             Self::NoPrompts | Self::NoDemonstrations | Self::NoPreferences | Self::WithoutCritic => {

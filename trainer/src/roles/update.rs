@@ -16,8 +16,8 @@ use rlt_core::rows::Rows;
 
 use crate::model::{Adapter, RouterLoad};
 use crate::parallel::{RankError, Ranks};
-use crate::roles::actor::{Accumulated, Actor, ActorError, EvaluateLoss, MicroBatch, PendingLoss};
-use crate::roles::learner::{Learner, MiniBatches, UpdateStats, optimizer_step};
+use crate::roles::actor::{Accumulated, Actor, EvaluateLoss, PendingLoss};
+use crate::roles::learner::{Learner, LearnerError, MicroBatch, MiniBatches, UpdateStats, optimizer_step};
 
 /// An error of updating the actor.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +30,7 @@ pub enum UpdateError {
     Loss(#[from] LossError),
     /// A pass or the optimizer of the actor failed.
     #[error("failed to compute gradients")]
-    Actor(#[from] ActorError),
+    Actor(#[from] LearnerError),
     /// A rank was lost, or ranks failed to exchange tensors.
     #[error("failed to all-reduce the gradients")]
     Ranks(#[from] RankError),
@@ -221,7 +221,7 @@ impl OneUpdate<'_> {
         &self,
         actor: &Actor,
         passes: &[Option<MicroBatch>],
-    ) -> Result<Option<Vec<Vec<f64>>>, ActorError> {
+    ) -> Result<Option<Vec<Vec<f64>>>, LearnerError> {
         if self.plan.objective.policy.scope() != LossScope::Sequence || self.old_logprobs.is_none() {
             return Ok(None);
         }

@@ -21,7 +21,8 @@ use self::deviation::compared;
 use super::{Failure, Finding, Report, shapes};
 use crate::model::{Decoder, LoadOptions};
 use crate::parallel::Ranks;
-use crate::roles::actor::{Actor, ActorOptions, MicroBatch};
+use crate::roles::actor::{Actor, ActorOptions};
+use crate::roles::learner::MicroBatch;
 use crate::roles::optim::{AdamW, AdamWOptions};
 
 /// Number of prompt tokens, of completions and of tokens per completion of each group.

@@ -16,10 +16,11 @@ use crate::model::{
 };
 use crate::parallel::Ranks;
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
-use crate::roles::actor::layer_schedule::{self, DecoderPass};
-use crate::roles::actor::probe::Sample;
-use crate::roles::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
+use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::critic::{Critic, CriticOptions};
+use crate::roles::learner::layer_schedule::{self, DecoderPass};
+use crate::roles::learner::probe::Sample;
+use crate::roles::learner::{MicroBatch, ProbeError};
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
 use crate::roles::reference::{CopyOptions, FrozenPolicy};

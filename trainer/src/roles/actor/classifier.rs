@@ -11,12 +11,12 @@ use rlt_core::metrics::Metrics;
 use tch::{Kind, Tensor, no_grad};
 
 use super::role::ActorRole;
-use super::scoring::{TokenValues, of_batch};
-use super::{Actor, ActorError, MicroBatch, scaled};
+use super::{Actor, scaled};
 use crate::model::Adapter;
 use crate::observe::tracking::console::Phase;
 use crate::roles::StepError;
-use crate::roles::learner::{Learner, UpdateStats, optimizer_step};
+use crate::roles::learner::scoring::{TokenValues, of_batch};
+use crate::roles::learner::{Learner, LearnerError, MicroBatch, UpdateStats, optimizer_step};
 
 impl Actor {
     /// The head's values of `K` labels at every position of `batch`, see [`Batch::to_read`].
@@ -27,7 +27,7 @@ impl Actor {
         &self,
         batch: &Batch,
         max_tokens: usize,
-    ) -> Result<[Vec<f64>; K], ActorError> {
+    ) -> Result<[Vec<f64>; K], LearnerError> {
         let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
             TokenValues::of_rows(&self.decoder.labels(predicting_cd))
         };
@@ -43,7 +43,7 @@ impl Actor {
         &self,
         micro_batch: &MicroBatch,
         derivatives: &[Vec<f64>],
-    ) -> Result<(), ActorError> {
+    ) -> Result<(), LearnerError> {
         let factor = self.loss_scale.factor();
         // The tensor is built row by row: a rank of a sequence-parallel group may have no position at all.
         let own: Vec<_> = derivatives
@@ -69,7 +69,7 @@ impl Actor {
         derivatives: &[Vec<f64>],
         max_tokens: usize,
         learning_rate: f64,
-    ) -> Result<(UpdateStats, f64), ActorError> {
+    ) -> Result<(UpdateStats, f64), LearnerError> {
         let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
         let own = MicroBatch::share(batch, &rows, &self.decoder, max_tokens, &self.ranks)?;
         let is_counted = self.ranks.is_sp_leader();
@@ -81,7 +81,7 @@ impl Actor {
             actor.accumulate_labels(micro_batch, &derivatives.iter().map(of_label).collect::<Vec<_>>())
         };
         let mut counts = UpdateStats::default();
-        optimizer_step::<_, (), ActorError>(self, &passes, learning_rate, &mut counts, accumulate)?;
+        optimizer_step::<_, (), LearnerError>(self, &passes, learning_rate, &mut counts, accumulate)?;
         counts.set_loss_scale(self.loss_scale);
         self.ranks.all_reduce(&mut [&mut num_micro_batches])?;
         Ok((counts, num_micro_batches[0]))

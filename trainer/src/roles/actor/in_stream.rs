@@ -8,11 +8,10 @@ use rlt_core::loss::{LossError, LossOutputs};
 use rlt_torch::{ChunkLoss, DeviceHead, HostCallbacks};
 use tch::Tensor;
 
+use super::Actor;
 use super::loss_sums::{Accumulated, LossSums};
-use super::micro_batch::PredictedTokens;
-use super::{Actor, ActorError, MicroBatch};
 use crate::model::Adapter;
-use crate::roles::learner::Learner;
+use crate::roles::learner::{Learner, LearnerError, MicroBatch, PredictedTokens};
 
 /// Evaluates the loss of the completion tokens in a range, by their log-probs and entropies.
 pub type EvaluateLoss = dyn FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOutputs, LossError> + Send;
@@ -31,7 +30,7 @@ impl PendingLoss {
     ///
     /// # Errors
     /// As [`StreamLoss::finish`].
-    pub fn finish(self) -> Result<Accumulated, ActorError> {
+    pub fn finish(self) -> Result<Accumulated, LearnerError> {
         match self {
             Self::Known(accumulated) => Ok(accumulated),
             Self::InStream(loss) => loss.finish(),
@@ -64,11 +63,11 @@ impl StreamLoss {
     ///
     /// # Errors
     /// When the loss did not fit the micro-batch, or the device failed.
-    pub fn finish(mut self) -> Result<Accumulated, ActorError> {
+    pub fn finish(mut self) -> Result<Accumulated, LearnerError> {
         self.calls.wait()?;
         let mut evaluation = self.evaluation.lock().unwrap_or_else(PoisonError::into_inner);
         if evaluation.sums.misses_chunks(self.num_chunks) {
-            return Err(ActorError::LossPanicked);
+            return Err(LearnerError::LossPanicked);
         }
         Ok(evaluation.sums.finish()?)
     }
@@ -84,7 +83,7 @@ impl Actor {
         &self,
         micro_batch: &MicroBatch,
         evaluate: Box<EvaluateLoss>,
-    ) -> Result<StreamLoss, ActorError> {
+    ) -> Result<StreamLoss, LearnerError> {
         let predicted = micro_batch.predicted.clone();
         let evaluation =
             Evaluation { sums: LossSums::of(micro_batch, self.loss_scale.factor()), predicted, evaluate };
@@ -106,7 +105,7 @@ impl Actor {
         predicting_cd: &Tensor,
         micro_batch: &MicroBatch,
         pending: &mut StreamLoss,
-    ) -> Result<Tensor, ActorError> {
+    ) -> Result<Tensor, LearnerError> {
         let (model, weight_vd) = (self.model(), self.decoder.compute_head_weight(Adapter::On));
         let StreamLoss { calls, evaluation, num_chunks } = pending;
         let loss_of = |chunk: Range<usize>| -> ChunkLoss {

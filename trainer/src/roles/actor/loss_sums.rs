@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use rlt_core::loss::{LossError, LossMetrics, LossOutputs};
 
-use super::MicroBatch;
-use super::micro_batch::PredictedTokens;
+use crate::roles::learner::{MicroBatch, PredictedTokens};
 
 /// A micro-batch's summands of an update's results.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -8,8 +8,7 @@ use rlt_core::packing::PackingError;
 use super::Critic;
 use super::pending::PendingSums;
 use crate::parallel::{RankError, Ranks};
-use crate::roles::actor::{ActorError, MicroBatch};
-use crate::roles::learner::{MiniBatches, UpdateStats, optimizer_step};
+use crate::roles::learner::{LearnerError, MicroBatch, MiniBatches, UpdateStats, optimizer_step};
 
 /// An error of updating the critic.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +24,7 @@ pub enum CriticError {
     Loss(#[from] LossError),
     /// The critic's forward or backward pass failed, or its optimizer.
     #[error("failed to compute or apply the critic's gradients")]
-    Compute(#[from] ActorError),
+    Compute(#[from] LearnerError),
     /// A rank was lost, or ranks failed to exchange tensors.
     #[error("failed to all-reduce the critic's gradients")]
     Ranks(#[from] RankError),

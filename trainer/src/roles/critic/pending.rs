@@ -8,7 +8,8 @@ use rlt_torch::HostCallbacks;
 use tch::Tensor;
 
 use super::CriticError;
-use crate::roles::actor::{ActorError, MicroBatch, scaled};
+use crate::roles::actor::scaled;
+use crate::roles::learner::{LearnerError, MicroBatch};
 
 /// Sums of one micro-batch, which may still be computed in the stream.
 pub(super) struct PendingSums<S> {
@@ -61,8 +62,8 @@ impl<S: Send + 'static> PendingSums<S> {
 
     /// Waits for the stream, if needed, and returns the sums.
     pub(super) fn finish(mut self) -> Result<S, CriticError> {
-        self.calls.wait().map_err(ActorError::from)?;
+        self.calls.wait().map_err(LearnerError::from)?;
         let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner).take();
-        Ok(sums.ok_or(ActorError::LossPanicked)??)
+        Ok(sums.ok_or(LearnerError::LossPanicked)??)
     }
 }

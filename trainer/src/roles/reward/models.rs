@@ -22,7 +22,7 @@ use super::functions::judges;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::model::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
-use crate::roles::actor::layer_schedule::{self, DecoderPass};
+use crate::roles::learner::layer_schedule::{self, DecoderPass};
 
 /// Scores of reward models for one sample, by the name of the function.
 pub type ModelScores = BTreeMap<String, f64>;

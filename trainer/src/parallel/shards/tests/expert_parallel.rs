@@ -8,7 +8,7 @@ use rlt_core::tensor_shard::TensorShard;
 use super::saved::{Layout, Way, go_on, save};
 use super::*;
 use crate::model::{PackedInput, RouterObserver};
-use crate::roles::actor::layer_schedule::{self, DecoderPass};
+use crate::roles::learner::layer_schedule::{self, DecoderPass};
 
 /// Qwen3-MoE, whose routers have a loss.
 const EXPERTS: Case = Case { experts: true, num_experts: 4, ..FULL };

@@ -7,9 +7,9 @@ use crate::parallel::RankError;
 use crate::roles::optim::OptimError;
 use crate::roles::train_state::ApplyError;
 
-/// The actor could not compute.
+/// A decoder could not be computed or trained.
 #[derive(Debug, thiserror::Error)]
-pub enum ActorError {
+pub enum LearnerError {
     /// A batch cannot be split under the token budget.
     #[error("failed to split the batch into micro-batches")]
     Packing(#[from] PackingError),
@@ -30,7 +30,7 @@ pub enum ActorError {
     Optimizer(#[from] OptimError),
 }
 
-impl From<rlt_torch::Error> for ActorError {
+impl From<rlt_torch::Error> for LearnerError {
     fn from(error: rlt_torch::Error) -> Self {
         match error {
             // A lost rank is not a kernel's fault.
@@ -40,7 +40,7 @@ impl From<rlt_torch::Error> for ActorError {
     }
 }
 
-impl From<ApplyError> for ActorError {
+impl From<ApplyError> for LearnerError {
     fn from(error: ApplyError) -> Self {
         match error {
             ApplyError::Optimizer(error) => Self::Optimizer(error),
