@@ -64,9 +64,9 @@ impl StepError {
             Self::Data(_) => ExitCode::BadConfig,
             Self::Rollout(EngineError::CacheTooSmall { .. }) => ExitCode::BadConfig,
             Self::Rollout(EngineError::NonFiniteLogits { .. }) => ExitCode::Diverged,
-            Self::Actor(LearnerError::Packing(_))
-            | Self::Update(UpdateError::Packing(_))
-            | Self::Critic(CriticError::Packing(_)) => ExitCode::BadConfig,
+            Self::Actor(error) => error.exit_code(),
+            Self::Update(error) => error.exit_code(),
+            Self::Critic(error) => error.exit_code(),
             Self::NoPrompts | Self::NoDemonstrations | Self::NoPreferences | Self::WithoutCritic => {
                 ExitCode::BadConfig
             }

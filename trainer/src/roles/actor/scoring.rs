@@ -11,9 +11,8 @@ use super::{Actor, TokenScores};
 use crate::model::Adapter;
 use crate::parallel::Ranks;
 use crate::roles::learner::layer_schedule::DecoderPass;
-use crate::roles::learner::routes::RouteComparison;
 use crate::roles::learner::scoring::{TokenValues, of_batch, of_passes};
-use crate::roles::learner::{LearnerError, MicroBatch};
+use crate::roles::learner::{LearnerError, MicroBatch, RouteComparison};
 use crate::roles::reference::FrozenPolicy;
 
 impl Actor {
@@ -29,12 +28,12 @@ impl Actor {
         adapter: Adapter,
         max_tokens: usize,
     ) -> Result<TokenScores, LearnerError> {
-        let routes = self.route_comparison.borrow().clone().filter(|_| adapter == Adapter::On);
+        let routes = self.learner.route_comparison().filter(|_| adapter == Adapter::On);
         let ranks = match adapter {
             Adapter::On => &self.scoring_ranks,
             Adapter::Off => &self.reference_ranks,
         };
-        let model = DecoderPass { sp_group: ranks.sp_group(), ..self.model() };
+        let model = DecoderPass { sp_group: ranks.sp_group(), ..self.learner.model() };
         self.score_through(model, batch, ranks, adapter, routes.as_deref(), max_tokens)
     }
 
@@ -78,12 +77,12 @@ impl Actor {
         passes: &[Option<MicroBatch>],
         adapter: Adapter,
     ) -> Result<Vec<TokenScores>, LearnerError> {
-        let model = self.model();
+        let model = self.learner.model();
         let score = self.logprobs_and_entropies(model, adapter);
         let scores = of_passes(model, passes, adapter, None, score)?;
         let over_stream = |[mut logprobs, mut entropies]: [Vec<f64>; 2]| {
-            self.ranks.all_reduce_over_sp(&mut logprobs)?;
-            self.ranks.all_reduce_over_sp(&mut entropies)?;
+            self.ranks().all_reduce_over_sp(&mut logprobs)?;
+            self.ranks().all_reduce_over_sp(&mut entropies)?;
             Ok(TokenScores { logprobs, entropies })
         };
         scores.into_iter().map(over_stream).collect()
@@ -95,7 +94,7 @@ impl Actor {
         adapter: Adapter,
     ) -> impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<2>, rlt_torch::Error> {
         let decoder = model.decoder;
-        let (temperature, chunk) = (self.options.temperature, self.options.head_chunk_tokens);
+        let (temperature, chunk) = (self.head.temperature, self.head.chunk_tokens);
         move |predicting_cd, micro_batch| {
             let weight_vd = decoder.compute_head_weight(adapter);
             if predicting_cd.device().is_cuda() {
@@ -121,10 +120,10 @@ impl Actor {
     pub fn sum_pi_squared(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, LearnerError> {
         let (model, ranks) = (self.scoring_model(), &self.scoring_ranks);
         let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
-            let chunks = predicting_cd.split(self.options.head_chunk_tokens as i64, 0);
+            let chunks = predicting_cd.split(self.head.chunk_tokens as i64, 0);
             let sums = chunks.iter().map(|chunk_cd| {
-                let logits_cv = self.decoder.logits(chunk_cd, Adapter::On).to_kind(Kind::Float);
-                let logits_cv = logits_cv / self.options.temperature;
+                let logits_cv = self.decoder().logits(chunk_cd, Adapter::On).to_kind(Kind::Float);
+                let logits_cv = logits_cv / self.head.temperature;
                 if let Some(tp) = model.tensor_parallel() {
                     return rlt_torch::sum_of_squares(&logits_cv, &|own| tp.group.gather_statistics(own));
                 }

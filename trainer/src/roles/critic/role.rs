@@ -12,7 +12,7 @@ use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
 use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
-use crate::roles::learner::{Learner, MiniBatches};
+use crate::roles::learner::MiniBatches;
 use crate::roles::optim::LossScale;
 use crate::roles::step_context::StepContext;
 use crate::roles::train_state::TrainState;
@@ -65,7 +65,7 @@ impl CriticRole {
     /// Restores the loss scale of a checkpoint, if there is a critic and both runs compute in half precision.
     pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
         if let Some(critic) = &mut self.value_function {
-            critic.resume_loss_scale(saved);
+            critic.learner.resume_loss_scale(saved);
         }
     }
 

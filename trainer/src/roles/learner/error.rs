@@ -1,5 +1,6 @@
 //! Errors of passes over a batch, and of the updates that they end in.
 
+use rlt_api::ExitCode;
 use rlt_core::loss::LossError;
 use rlt_core::packing::PackingError;
 
@@ -28,6 +29,16 @@ pub enum LearnerError {
     /// The optimizer failed.
     #[error("failed to apply the gradients")]
     Optimizer(#[from] OptimError),
+}
+
+impl LearnerError {
+    /// The exit code of a run that ends with this error.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Packing(_) => ExitCode::BadConfig,
+            _ => ExitCode::Failure,
+        }
+    }
 }
 
 impl From<rlt_torch::Error> for LearnerError {

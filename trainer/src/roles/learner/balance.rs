@@ -1,11 +1,12 @@
 //! The routers' auxiliary loss in an update: choices are counted in a separate pass, over all ranks, before
 //! the first backward pass. The loss is computed by [`crate::model::RouterLoad`].
 
-use super::Actor;
+use super::error::LearnerError;
+use super::micro_batch::MicroBatch;
+use super::{Learner, layer_schedule};
 use crate::model::{Adapter, RouterLoad, RouterObserver};
-use crate::roles::learner::{LearnerError, MicroBatch, layer_schedule};
 
-impl Actor {
+impl Learner {
     /// Sets the `coefficient` of the routers' auxiliary loss in updates; `None` omits the loss.
     #[must_use]
     pub fn with_router_loss(self, coefficient: Option<f64>) -> Self {
