@@ -300,3 +300,6 @@ impl Learner {
         Ok(Some(RouteCounts::from_numbers(&numbers, num_experts)))
     }
 }
+
+#[cfg(test)]
+mod tests;
