@@ -28,6 +28,7 @@ pub use self::role::CriticRole;
 use self::value_loss::values_of;
 use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
+use crate::roles::StepFault;
 use crate::roles::actor::Actor;
 use crate::roles::learner::{Learner, LearnerError, LearnerOptions, MicroBatch, scoring};
 use crate::roles::offload::Offload;
@@ -70,6 +71,12 @@ pub enum CriticSetupError {
     /// The critic could not be sharded.
     #[error("failed to shard the critic")]
     Ranks(#[from] RankError),
+}
+
+impl StepFault for CriticSetupError {
+    fn act(&self) -> &'static str {
+        "failed to create the critic"
+    }
 }
 
 /// A value function with its optimizer.

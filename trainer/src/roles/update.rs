@@ -18,6 +18,7 @@ use tch::Tensor;
 
 use crate::model::{Adapter, RouterLoad};
 use crate::parallel::{RankError, Ranks};
+use crate::roles::StepFault;
 use crate::roles::actor::{Accumulated, Actor, EvaluateLoss, PolicyHead};
 use crate::roles::learner::{
     DeferredLoss, HeadContext, LearnerError, LossHead, MicroBatch, MiniBatches, UpdateStats,
@@ -28,9 +29,12 @@ use crate::roles::learner::{
 #[error(transparent)]
 pub struct UpdateError(#[from] LearnerError);
 
-impl UpdateError {
-    /// The exit code of a run that ends with this error.
-    pub(crate) fn exit_code(&self) -> ExitCode {
+impl StepFault for UpdateError {
+    fn act(&self) -> &'static str {
+        "failed to update the actor"
+    }
+
+    fn exit_code(&self) -> ExitCode {
         self.0.exit_code()
     }
 }

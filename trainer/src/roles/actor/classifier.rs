@@ -19,6 +19,7 @@ use crate::roles::learner::scoring::{TokenValues, of_batch};
 use crate::roles::learner::{
     DeferredLoss, HeadContext, LearnerError, LossHead, MicroBatch, UpdateStats, scaled,
 };
+use crate::roles::update::UpdateError;
 
 impl Actor {
     /// The head's values of `K` labels at every position of `batch`, see [`Batch::to_read`].
@@ -129,7 +130,7 @@ impl ActorRole {
     /// The head's values of `K` labels at the positions of `batch` that are read, see [`Batch::to_read`].
     ///
     /// # Errors
-    /// [`StepError::Actor`].
+    /// [`StepError::Failed`].
     pub fn labels<const K: usize>(&self, batch: &Batch) -> Result<[Vec<f64>; K], StepError> {
         self.context.end_sampling()?;
         let numbers = || self.policy.labels::<K>(batch, self.max_logprob_tokens);
@@ -141,7 +142,7 @@ impl ActorRole {
     /// loss's derivative with respect to each value that is read.
     ///
     /// # Errors
-    /// [`StepError::Actor`]; the weights are then unchanged.
+    /// [`StepError::Failed`]; the weights are then unchanged.
     pub fn update_by_label_gradient(
         &mut self,
         batch: &Batch,
@@ -153,7 +154,8 @@ impl ActorRole {
         let learning_rate = self.schedule.at(self.context.position().num_done);
         let (actor, max_tokens) = (&mut self.policy, self.mini_batches.max_tokens);
         let update = || actor.update_by_label_gradient(batch, &derivatives, max_tokens, learning_rate);
-        let (counts, num_micro_batches) = self.context.measure("update_actor", update)?;
+        let updated = self.context.measure("update_actor", update);
+        let (counts, num_micro_batches) = updated.map_err(UpdateError::from)?;
         self.context.record_update("actor", batch, counts.num_skipped);
         let mut metrics = counts.metrics("actor");
         metrics.extend(Metrics::from([

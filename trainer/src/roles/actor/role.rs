@@ -90,7 +90,7 @@ impl ActorRole {
     /// from the rollout's.
     ///
     /// # Errors
-    /// [`StepError::Actor`].
+    /// [`StepError::Failed`].
     pub fn score(&self, mut batch: Batch) -> Result<Batch, StepError> {
         self.context.end_sampling()?;
         self.policy.learner.watch_routes(self.context.routes_of(&batch));
@@ -105,7 +105,7 @@ impl ActorRole {
     /// The sum of the squared probabilities of the vocabulary at every completion token of `batch`.
     ///
     /// # Errors
-    /// [`StepError::Actor`].
+    /// [`StepError::Failed`].
     pub fn sum_pi_squared(&self, batch: &Batch) -> Result<Vec<f64>, StepError> {
         self.context.end_sampling()?;
         Ok(self.policy.sum_pi_squared(batch, self.max_logprob_tokens)?)
@@ -121,7 +121,7 @@ impl ActorRole {
     /// updates of `promptsPerUpdate` rollout groups.
     ///
     /// # Errors
-    /// [`StepError::Update`]; weights are those after the last applied update.
+    /// [`StepError::Failed`]; weights are those after the last applied update.
     pub fn update(&mut self, batch: &Batch, objective: &Objective) -> Result<(), StepError> {
         let MiniBatches { groups_per_update, num_epochs, max_tokens } = self.mini_batches;
         let step = self.context.position().num_done;
@@ -146,7 +146,7 @@ impl ActorRole {
     /// weighted by its advantage, which is 1 for demonstrations.
     ///
     /// # Errors
-    /// [`StepError::Update`]; the weights are then unchanged.
+    /// [`StepError::Failed`]; the weights are then unchanged.
     pub fn update_supervised(&mut self, batch: &Batch) -> Result<(), StepError> {
         let StepPosition { stage, num_done } = self.context.position();
         let (schedule, seed_part) = match stage {
@@ -177,7 +177,7 @@ impl ActorRole {
     /// scored ([`Self::score`]).
     ///
     /// # Errors
-    /// [`StepError::Update`]; the weights are then unchanged.
+    /// [`StepError::Failed`]; the weights are then unchanged.
     pub fn update_by_gradient(&mut self, mut batch: Batch, dlogprobs: &[f64]) -> Result<(), StepError> {
         let step = self.context.position().num_done;
         // The objective is a mean over tokens, so the derivative of a log-prob is minus the advantage,

@@ -8,6 +8,7 @@ use rlt_core::metrics::{Metrics, summarize};
 use super::Critic;
 use super::value_loss::{MicroSums, Targets, ValueLoss};
 use crate::parallel::{RankError, Ranks};
+use crate::roles::StepFault;
 use crate::roles::learner::{LearnerError, MiniBatches, UpdateStats};
 
 /// An error of updating the critic.
@@ -21,9 +22,12 @@ pub enum CriticError {
     Learner(#[from] LearnerError),
 }
 
-impl CriticError {
-    /// The exit code of a run that ends with this error.
-    pub(crate) fn exit_code(&self) -> ExitCode {
+impl StepFault for CriticError {
+    fn act(&self) -> &'static str {
+        "failed to update the critic"
+    }
+
+    fn exit_code(&self) -> ExitCode {
         match self {
             Self::Learner(error) => error.exit_code(),
             Self::Missing(_) => ExitCode::Failure,

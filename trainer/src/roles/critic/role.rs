@@ -86,7 +86,7 @@ impl CriticRole {
     /// Fills in the value of every completion token of `batch`.
     ///
     /// # Errors
-    /// [`StepError::Actor`], [`StepError::WithoutCritic`].
+    /// [`StepError::Failed`], [`StepError::WithoutCritic`].
     pub fn value(&self, mut batch: Batch) -> Result<Batch, StepError> {
         let critic = self.value_function.as_ref().ok_or(StepError::WithoutCritic)?;
         self.context.end_sampling()?;
@@ -98,7 +98,7 @@ impl CriticRole {
     /// Fits the values to the returns of `batch`, in as many updates as the actor makes.
     ///
     /// # Errors
-    /// [`StepError::Critic`]; weights are those after the last applied update.
+    /// [`StepError::Failed`]; weights are those after the last applied update.
     pub fn update(&mut self, batch: &Batch) -> Result<(), StepError> {
         let critic = self.value_function.as_mut().ok_or(StepError::WithoutCritic)?;
         self.context.end_sampling()?;

@@ -5,6 +5,7 @@ use rlt_core::loss::LossError;
 use rlt_core::packing::PackingError;
 
 use crate::parallel::RankError;
+use crate::roles::StepFault;
 use crate::roles::optim::OptimError;
 use crate::roles::train_state::ApplyError;
 
@@ -31,9 +32,12 @@ pub enum LearnerError {
     Optimizer(#[from] OptimError),
 }
 
-impl LearnerError {
-    /// The exit code of a run that ends with this error.
-    pub(crate) fn exit_code(&self) -> ExitCode {
+impl StepFault for LearnerError {
+    fn act(&self) -> &'static str {
+        "failed to score the batch"
+    }
+
+    fn exit_code(&self) -> ExitCode {
         match self {
             Self::Packing(_) => ExitCode::BadConfig,
             _ => ExitCode::Failure,
