@@ -36,13 +36,13 @@ fn main() -> anyhow::Result<()> {
     let mut actor = actor(&processes.ranks)?;
     measure::serve(&["step", "memory"], |load| {
         let lens = if load == "memory" { SHORT.to_vec() } else { rows::long_tailed()? };
-        let of_model = formula(&actor.decoder);
+        let of_model = formula(actor.decoder());
         processes.measured(load, || step(&mut actor, &lens, empty, of_model))
     })
 }
 
 fn step(actor: &mut Actor, lens: &[usize], empty: u64, formula: f64) -> anyhow::Result<Value> {
-    let batch = random_demonstrations(lens, actor.decoder.config.vocab_size);
+    let batch = random_demonstrations(lens, actor.decoder().config.vocab_size);
     let before = actor.ranks().traffic();
     let report = update(actor, &batch, &rows::plan(&batch))?;
     let own = rlt_torch::peak_own_bytes()?.saturating_sub(empty);

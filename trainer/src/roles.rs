@@ -24,7 +24,7 @@ pub mod update;
 
 use std::rc::Rc;
 
-pub use self::error::StepError;
+pub use self::error::{StepError, StepFault};
 pub use crate::roles::actor::ActorRole;
 pub use crate::roles::critic::CriticRole;
 pub use crate::roles::reference::ReferenceRole;

@@ -6,7 +6,8 @@ use rlt_core::batch::{Batch, Demonstration};
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
 use rlt_trainer::model::{Decoder, LoadOptions, ModelConfig};
 use rlt_trainer::parallel::Ranks;
-use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch};
+use rlt_trainer::roles::actor::{Actor, ActorOptions};
+use rlt_trainer::roles::learner::MicroBatch;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions, StepOutcome};
 use tch::{Kind, Tensor};
 
@@ -51,7 +52,7 @@ fn accumulate(actor: &mut Actor, weight: f64) {
     };
     let batch = batch();
     let rows: Vec<usize> = (0..batch.sequences.len()).collect();
-    let micro_batch = MicroBatch::new(&batch, &rows, &actor.decoder).unwrap();
+    let micro_batch = MicroBatch::new(&batch, &rows, actor.decoder()).unwrap();
     let advantages: Vec<f64> = batch.gather(&rows, &batch.advantages).iter().map(|a| weight * a).collect();
     let inputs = LossInputs::new(&micro_batch.rows, &advantages);
     let loss = objective.prepare(inputs, &Denominators::of(&batch.rows)).unwrap();
@@ -59,7 +60,7 @@ fn accumulate(actor: &mut Actor, weight: f64) {
 }
 
 fn leaves(actor: &Actor) -> Vec<(String, Tensor)> {
-    actor.decoder.trainable_parameters()
+    actor.decoder().trainable_parameters()
 }
 
 /// The first update that does not overflow, from the weights of the beginning: the scale of a loss starts

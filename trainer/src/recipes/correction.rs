@@ -31,7 +31,7 @@ impl RolloutCorrection {
     /// The order is verl's: the penalty belongs to all that was sampled, rejected tokens included.
     ///
     /// # Errors
-    /// [`StepError::Importance`], and those of [`ReferenceRole::penalize`].
+    /// [`StepError::Failed`], and those of [`ReferenceRole::penalize`].
     ///
     /// [`ReferenceRole::penalize`]: crate::roles::reference::ReferenceRole::penalize
     pub fn penalize_and_apply(&self, roles: &mut Roles, batch: Batch) -> Result<Batch, StepError> {
@@ -42,7 +42,7 @@ impl RolloutCorrection {
     /// Fills in the batch's importance weights, and masks the rejected tokens.
     ///
     /// # Errors
-    /// [`StepError::Importance`].
+    /// [`StepError::Failed`].
     pub fn apply(&self, roles: &Roles, mut batch: Batch) -> Result<Batch, StepError> {
         let (Some(spec), Some(old)) = (&self.0, &batch.old_logprobs) else { return Ok(batch) };
         let log_ratios: Vec<f64> = old.iter().zip(&batch.rollout_logprobs).map(|(o, r)| o - r).collect();

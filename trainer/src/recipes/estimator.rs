@@ -56,7 +56,7 @@ impl Estimator {
     /// Fills in advantages, and returns where the batch has values.
     ///
     /// # Errors
-    /// [`StepError::Advantage`].
+    /// [`StepError::Failed`].
     pub fn estimate(&self, roles: &Roles, mut batch: Batch) -> Result<Batch, StepError> {
         let estimated = roles.context().measure("adv", || -> Result<_, StepError> {
             let is_wanted = self.estimator.reads(EstimatorInput::SumPiSquared);

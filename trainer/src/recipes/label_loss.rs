@@ -25,7 +25,7 @@ impl LabelLoss {
     /// completions; the default where the loss does not read it.
     ///
     /// # Errors
-    /// [`StepError::Actor`].
+    /// [`StepError::Failed`].
     pub fn reference_point(
         &self,
         roles: &Roles,
@@ -43,7 +43,7 @@ impl LabelLoss {
     /// Returns the completions with their log-probs under reference and actor.
     ///
     /// # Errors
-    /// [`StepError::Actor`].
+    /// [`StepError::Failed`].
     pub fn score(roles: &mut Roles, examples: &[Arc<PreferenceExample>]) -> Result<Batch, StepError> {
         let batch = roles.reference.score_once(&roles.actor, Batch::from_preferences(examples))?;
         roles.actor.score(batch)
@@ -52,7 +52,7 @@ impl LabelLoss {
     /// Computes the loss of scored completions and its derivatives.
     ///
     /// # Errors
-    /// [`StepError::Loss`] when log-probs are missing.
+    /// [`StepError::Failed`] when log-probs are missing.
     pub fn evaluate(
         &self,
         batch: &Batch,

@@ -41,7 +41,7 @@ impl PairLoss {
     /// batch. The caller replaces `self` with it once the update has succeeded.
     ///
     /// # Errors
-    /// [`StepError::Loss`] when log-probs do not fit.
+    /// [`StepError::Failed`] when log-probs do not fit.
     pub fn with(&self, batch: &Batch) -> Result<Self, StepError> {
         if self.objective.running_mean_beta().is_none() {
             return Ok(self.clone());
@@ -54,7 +54,7 @@ impl PairLoss {
     /// the log-probs of actor and reference.
     ///
     /// # Errors
-    /// [`StepError::Loss`] when log-probs are missing.
+    /// [`StepError::Failed`] when log-probs are missing.
     pub fn evaluate(&self, roles: &Roles, batch: &Batch) -> Result<PreferenceOutputs, StepError> {
         let squares =
             self.objective.weigh_by_policy.then(|| roles.actor.sum_pi_squared(batch)).transpose()?;

@@ -5,36 +5,34 @@
 //!     -> value loss (rlt-core) -> its derivative -> hidden and head gradients -> backward
 //! ```
 //! A token's value is that of the state in which it was chosen, so it is read at the position that predicts
-//! the token. Returns are computed in `rlt-core`; `learn` updates the critic on a batch, by the loop of
-//! [`crate::roles::learner`].
+//! the token. Returns are computed in `rlt-core`. The critic is a [`Learner`], which has the loop over
+//! micro-batches and updates, with the loss in `value_loss`.
 //!
-//! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
+//! Legend of shapes: d hidden size.
 
 mod learn;
-mod pending;
 mod role;
+mod value_loss;
 
+use std::path::Path;
 use std::rc::Rc;
 
 use rlt_api::spec::{CriticSpec, LoraSpec};
 use rlt_core::batch::Batch;
-use rlt_core::loss::LossError;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 pub use self::learn::{CriticError, CriticReport, value_metrics};
-use self::pending::PendingSums;
 pub(crate) use self::role::CriticPlan;
 pub use self::role::CriticRole;
+use self::value_loss::values_of;
 use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
-use crate::roles::actor::{
-    Actor, ActorError, EmbeddingAndHeadGradients, MicroBatch, layer_schedule, resume_loss_scale, scaled,
-    scoring,
-};
-use crate::roles::learner::{ForwardBackward, Learner};
+use crate::roles::StepFault;
+use crate::roles::actor::Actor;
+use crate::roles::learner::{Learner, LearnerError, LearnerOptions, MicroBatch, scoring};
 use crate::roles::offload::Offload;
-use crate::roles::optim::{AdamW, AdamWOptions, LossScale, OptimError};
+use crate::roles::optim::{AdamWOptions, LossScale, OptimError};
 use crate::roles::train_state::TrainState;
 
 /// Prefix of the names of the critic's tensors in a checkpoint.
@@ -75,19 +73,20 @@ pub enum CriticSetupError {
     Ranks(#[from] RankError),
 }
 
+impl StepFault for CriticSetupError {
+    fn act(&self) -> &'static str {
+        "failed to create the critic"
+    }
+}
+
 /// A value function with its optimizer.
 #[derive(Debug)]
 pub struct Critic {
-    decoder: Decoder,
+    /// The decoder, with this rank's shards of backbone and head if the critic is sharded.
+    pub(crate) learner: Learner,
     /// The value head, f32 `[d]`.
     head_d: Tensor,
-    optimizer: AdamW,
-    loss_scale: LossScale,
     options: CriticOptions,
-    outer_gradients: EmbeddingAndHeadGradients,
-    ranks: Ranks,
-    /// This rank's shards of backbone and head; `None` if the critic is not sharded.
-    shards: Option<ShardedParameters>,
 }
 
 impl Critic {
@@ -104,8 +103,8 @@ impl Critic {
         options: CriticOptions,
         ranks: Ranks,
     ) -> Result<Self, CriticSetupError> {
-        let compute = options.compute.unwrap_or_else(|| actor.decoder.compute_kind());
-        let decoder = backbone(&actor.decoder, lora, actor.shards().is_some(), compute)?;
+        let compute = options.compute.unwrap_or_else(|| actor.decoder().compute_kind());
+        let decoder = backbone(actor.decoder(), lora, actor.shards().is_some(), compute)?;
         let hidden = decoder.config.hidden_size as i64;
         let head_d = Tensor::zeros([hidden], (Kind::Float, decoder.device())).set_requires_grad(true);
         let shards = actor.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some(), &options));
@@ -118,9 +117,12 @@ impl Critic {
             None => named(decoder.trainable_parameters().into_iter().chain([head(&head_d)])).collect(),
         };
         let optimizer = options.offload.optimizer(trained, options.optimizer)?;
-        let outer_gradients = EmbeddingAndHeadGradients::new(&decoder);
-        let loss_scale = LossScale::of(decoder.compute_kind());
-        Ok(Self { decoder, head_d, optimizer, loss_scale, options, outer_gradients, ranks, shards })
+        let CriticOptions { activation_checkpointing, max_grad_norm, .. } = options;
+        let passes = LearnerOptions { activation_checkpointing, max_grad_norm };
+        let learner = Learner::new(decoder, optimizer, passes, ranks)
+            .with_shards(shards)
+            .with_offloaded_inputs(options.offload.activations().map(Path::to_owned));
+        Ok(Self { learner, head_d, options })
     }
 
     /// Number of first steps in which only the critic learns.
@@ -133,74 +135,23 @@ impl Critic {
     ///
     /// # Errors
     /// If a sequence alone is longer than `max_tokens`, or a rank is lost.
-    pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
-        let of_hidden =
-            |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenValues::of(&self.head(predicting_cd));
-        let [values] =
-            scoring::of_batch(self.model(), &self.ranks, batch, Adapter::On, None, max_tokens, of_hidden)?;
+    pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, LearnerError> {
+        let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
+            scoring::TokenValues::of(&values_of(predicting_cd, &self.head_d))
+        };
+        let (model, ranks) = (self.learner.model(), self.learner.ranks());
+        let [values] = scoring::of_batch(model, ranks, batch, Adapter::On, None, max_tokens, of_hidden)?;
         Ok(values)
-    }
-
-    fn model(&self) -> layer_schedule::DecoderPass<'_> {
-        layer_schedule::DecoderPass {
-            decoder: &self.decoder,
-            shards: self.shards.as_ref(),
-            sp_group: self.ranks.sp_group(),
-        }
     }
 
     /// Loss scale of the critic.
     pub fn loss_scale(&self) -> LossScale {
-        self.loss_scale
+        self.learner.loss_scale()
     }
 
-    /// Restores the loss scale of a checkpoint, if both runs compute in half precision.
-    pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
-        resume_loss_scale(&mut self.loss_scale, saved);
-    }
-
-    /// The values of hidden states `[c, d]`: f32 `[c]`.
-    fn head(&self, predicting_cd: &Tensor) -> Tensor {
-        predicting_cd.to_kind(Kind::Float).mv(&self.head_d)
-    }
-
-    /// Adds the gradient of one micro-batch. On every rank of its sequence-parallel group `derivative_of`
-    /// gets the value of each completion token, and returns the derivative of the loss with respect to each,
-    /// with metrics. On a GPU it is called in stream order, and the launching thread does not wait for it.
-    fn accumulate<S: Send + 'static>(
-        &self,
-        micro_batch: &MicroBatch,
-        derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
-    ) -> Result<PendingSums<S>, ActorError> {
-        self.forward_backward().accumulate(micro_batch, |predicting_cd| {
-            let predicting_cd = predicting_cd.detach().set_requires_grad(true);
-            let values_c = self.head(&predicting_cd);
-            let (derivative_c, pending) = self.derivative(micro_batch, &values_c.detach(), derivative_of)?;
-            rlt_torch::backward(&values_c, &derivative_c);
-            Ok((predicting_cd.grad(), pending))
-        })
-    }
-
-    /// The scaled derivative of a loss with respect to the values f32 `[c]` of this rank's tokens, on their
-    /// device.
-    fn derivative<S: Send + 'static>(
-        &self,
-        micro_batch: &MicroBatch,
-        values_c: &Tensor,
-        derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
-    ) -> Result<(Tensor, PendingSums<S>), ActorError> {
-        let (mut pending, factor) = (PendingSums::default(), self.loss_scale.factor());
-        if values_c.device().is_cuda() && self.ranks.sp_group().is_none() {
-            let derivative_c = pending.in_stream(values_c, micro_batch, factor, derivative_of)?;
-            return Ok((derivative_c, pending));
-        }
-        let own_values = values_c.to_device(Device::Cpu);
-        let mut values = micro_batch.spread(rlt_torch::f32_slice(&own_values)?);
-        self.ranks.all_reduce_over_sp(&mut values)?;
-        let (derivatives, sums) = derivative_of(&values)?;
-        let derivatives = micro_batch.own(&pending.here(derivatives, sums));
-        let derivative_c = Tensor::from_slice(&scaled(&derivatives, factor)).to_device(values_c.device());
-        Ok((derivative_c, pending))
+    /// The parameters that updates change, with their optimizer.
+    pub(crate) fn train_state(&mut self) -> TrainState<'_> {
+        self.learner.train_state()
     }
 
     /// This rank's shards of the critic's tensors for a checkpoint, or all tensors without sharding. They
@@ -209,8 +160,9 @@ impl Critic {
     /// # Errors
     /// Offloaded moments cannot be read.
     pub fn state_tensors(&self) -> Result<Vec<(String, Tensor)>, rlt_torch::Error> {
-        let state = self.optimizer.state_tensors()?;
-        Ok(self.optimizer.parameters().into_iter().chain(state).collect())
+        let optimizer = self.learner.optimizer();
+        let state = optimizer.state_tensors()?;
+        Ok(optimizer.parameters().into_iter().chain(state).collect())
     }
 
     /// Whether `checkpoint` holds a critic.
@@ -224,30 +176,6 @@ impl Critic {
     /// The checkpoint lacks a tensor, or one has another shape.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         self.train_state().restore(checkpoint)
-    }
-}
-
-impl Learner for Critic {
-    fn forward_backward(&self) -> ForwardBackward<'_> {
-        ForwardBackward {
-            model: self.model(),
-            outer_gradients: &self.outer_gradients,
-            activation_checkpointing: self.options.activation_checkpointing,
-            offload_inputs_to: self.options.offload.activations(),
-            dropout_seed: None,
-            router_slopes: None,
-            routes: None,
-        }
-    }
-
-    fn train_state(&mut self) -> TrainState<'_> {
-        TrainState {
-            optimizer: &mut self.optimizer,
-            loss_scale: &mut self.loss_scale,
-            shards: self.shards.as_ref(),
-            ranks: &self.ranks,
-            max_grad_norm: self.options.max_grad_norm,
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Settings of offload for actor and critic: which tensors are offloaded between uses, and to which storage.
 //! When they are offloaded and prefetched is decided in [`crate::roles::optim`], [`crate::parallel`] and
-//! [`crate::roles::actor`].
+//! [`crate::roles::learner`].
 
 use std::path::{Path, PathBuf};
 

@@ -1,39 +1,42 @@
 //! The actor's update: trains the actor on a batch with advantages.
 //!
-//! The loop is in [`crate::roles::learner`]; this module has the inputs of the actor's loss and the report of
-//! its updates. Losses are divided by counts of the whole update, so the split into micro-batches only limits
-//! memory. Advantages are computed elsewhere.
+//! The loop is in [`crate::roles::learner`]; this module has the actor's loss with its inputs, and the report
+//! of its updates. Losses are divided by counts of the whole update, so the split into micro-batches only
+//! limits memory. Advantages are computed elsewhere.
 
 use std::sync::Arc;
+use std::vec::IntoIter;
 
+use rlt_api::ExitCode;
 use rlt_core::batch::Batch;
 use rlt_core::loss::{
     CovarianceInputs, Denominators, LossError, LossInputs, LossMetrics, LossScope, Objective, PreparedLoss,
 };
 use rlt_core::metrics::Metrics;
-use rlt_core::packing::PackingError;
 use rlt_core::rows::Rows;
+use tch::Tensor;
 
 use crate::model::{Adapter, RouterLoad};
 use crate::parallel::{RankError, Ranks};
-use crate::roles::actor::{Accumulated, Actor, ActorError, EvaluateLoss, MicroBatch, PendingLoss};
-use crate::roles::learner::{Learner, MiniBatches, UpdateStats, optimizer_step};
+use crate::roles::StepFault;
+use crate::roles::actor::{Accumulated, Actor, EvaluateLoss, PolicyHead};
+use crate::roles::learner::{
+    DeferredLoss, HeadContext, LearnerError, LossHead, MicroBatch, MiniBatches, UpdateStats,
+};
 
 /// An error of updating the actor.
 #[derive(Debug, thiserror::Error)]
-pub enum UpdateError {
-    /// The batch cannot be split under the token budget.
-    #[error("failed to split the batch into micro-batches")]
-    Packing(#[from] PackingError),
-    /// The loss does not fit the batch.
-    #[error("failed to evaluate the loss")]
-    Loss(#[from] LossError),
-    /// A pass or the optimizer of the actor failed.
-    #[error("failed to compute gradients")]
-    Actor(#[from] ActorError),
-    /// A rank was lost, or ranks failed to exchange tensors.
-    #[error("failed to all-reduce the gradients")]
-    Ranks(#[from] RankError),
+#[error(transparent)]
+pub struct UpdateError(#[from] LearnerError);
+
+impl StepFault for UpdateError {
+    fn act(&self) -> &'static str {
+        "failed to update the actor"
+    }
+
+    fn exit_code(&self) -> ExitCode {
+        self.0.exit_code()
+    }
 }
 
 /// Settings of the updates on one batch.
@@ -155,7 +158,7 @@ pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<Upd
         one.run(actor, row_idxs, &mut report)
     })?;
     report.updates.set_loss_scale(actor.loss_scale());
-    report.add_up(actor.ranks())?;
+    report.add_up(actor.ranks()).map_err(LearnerError::from)?;
     Ok(report)
 }
 
@@ -174,31 +177,22 @@ impl OneUpdate<'_> {
         actor: &mut Actor,
         row_idxs: &[usize],
         report: &mut UpdateReport,
-    ) -> Result<(), UpdateError> {
+    ) -> Result<(), LearnerError> {
         let Self { batch, plan, seed, .. } = *self;
-        let denominators = Denominators::of(&batch.micro_rows(row_idxs));
-        let own = MicroBatch::share(batch, row_idxs, &actor.decoder, plan.max_tokens, actor.ranks())?;
-        let passes = actor.forward_backward().model.passes(actor.ranks(), own)?;
-        let selected = self.select_tokens(actor, row_idxs, &passes)?;
-        let positive_weights = self.positive_weights(row_idxs)?;
-        let mut actor_logprobs = self.score_sequences(actor, &passes)?.map(Vec::into_iter);
-        report.router_loads.extend(actor.balance_routers(&passes)?);
-        actor.set_dropout_seed(Some(seed));
-        let accumulate = |actor: &mut Actor, micro_batch: &MicroBatch| {
-            let scored = actor_logprobs.as_mut().and_then(Iterator::next);
-            let inputs = MicroInputs {
-                actor_logprobs: scored,
-                selected: selected.as_ref().map(|selected| batch.gather(&micro_batch.row_idxs, selected)),
-                positive_weights: positive_weights
-                    .as_ref()
-                    .map(|weights| batch.gather(&micro_batch.row_idxs, weights)),
-                ..self.gather(micro_batch)
-            };
-            accumulate(actor, micro_batch, &plan.objective, inputs, &denominators)
+        let passes = actor.learner.passes(batch, row_idxs, plan.max_tokens)?;
+        let mut loss = UpdateLoss {
+            update: self,
+            head: actor.head(),
+            denominators: Denominators::of(&batch.micro_rows(row_idxs)),
+            selected: self.select_tokens(actor, row_idxs, &passes)?,
+            positive_weights: self.positive_weights(row_idxs)?,
+            scored: self.score_sequences(actor, &passes)?.map(Vec::into_iter),
         };
-        let losses = optimizer_step(actor, &passes, plan.learning_rate, &mut report.updates, accumulate)?;
-        for (micro_batch, loss) in passes.iter().flatten().zip(losses) {
-            self.report(micro_batch, loss.finish()?, actor.ranks(), report);
+        report.router_loads.extend(actor.learner.balance_routers(&passes)?);
+        actor.set_dropout_seed(Some(seed));
+        let sums = actor.learner.update(&passes, &mut loss, plan.learning_rate, &mut report.updates)?;
+        for (micro_batch, sums) in passes.iter().flatten().zip(sums) {
+            self.report(micro_batch, sums, actor.ranks(), report);
         }
         Ok(())
     }
@@ -221,7 +215,7 @@ impl OneUpdate<'_> {
         &self,
         actor: &Actor,
         passes: &[Option<MicroBatch>],
-    ) -> Result<Option<Vec<Vec<f64>>>, ActorError> {
+    ) -> Result<Option<Vec<Vec<f64>>>, LearnerError> {
         if self.plan.objective.policy.scope() != LossScope::Sequence || self.old_logprobs.is_none() {
             return Ok(None);
         }
@@ -262,7 +256,7 @@ impl OneUpdate<'_> {
         actor: &Actor,
         row_idxs: &[usize],
         passes: &[Option<MicroBatch>],
-    ) -> Result<Option<Vec<bool>>, UpdateError> {
+    ) -> Result<Option<Vec<bool>>, LearnerError> {
         let Self { batch, plan, old_logprobs, seed } = *self;
         if plan.objective.policy.scope() != LossScope::Batch {
             return Ok(None);
@@ -288,20 +282,50 @@ impl OneUpdate<'_> {
     }
 }
 
-/// Adds the gradient of one micro-batch's share of the loss. On a GPU no thread waits for the loss.
-fn accumulate(
-    actor: &Actor,
-    micro_batch: &MicroBatch,
-    objective: &Objective,
-    inputs: MicroInputs,
-    denominators: &Denominators,
-) -> Result<PendingLoss, UpdateError> {
-    let loss = objective.prepare(inputs.as_loss_inputs(&micro_batch.rows), denominators)?;
-    if actor.decoder.device().is_cuda() {
-        let evaluate = inputs.clone().evaluates(&loss, micro_batch);
-        return Ok(PendingLoss::InStream(actor.accumulate_in_stream(micro_batch, evaluate)?));
+/// The loss of one optimizer update.
+struct UpdateLoss<'a> {
+    update: &'a OneUpdate<'a>,
+    head: PolicyHead,
+    denominators: Denominators,
+    /// Tokens of the batch that the loss treats specially; `None` for most losses.
+    selected: Option<Vec<bool>>,
+    /// Weights of positive examples, one per token of the batch; `None` without that term.
+    positive_weights: Option<Vec<f64>>,
+    /// Log-probs of the micro-batches that are still to come, for losses that need them before the gradient.
+    scored: Option<IntoIter<Vec<f64>>>,
+}
+
+impl LossHead for UpdateLoss<'_> {
+    type Sums = Accumulated;
+
+    fn forward_backward(
+        &mut self,
+        hidden_cd: &Tensor,
+        micro_batch: &MicroBatch,
+        context: &HeadContext<'_>,
+    ) -> Result<(Tensor, DeferredLoss<Accumulated>), LearnerError> {
+        let (inputs, objective) = (self.inputs(micro_batch), &self.update.plan.objective);
+        let loss = objective.prepare(inputs.as_loss_inputs(&micro_batch.rows), &self.denominators)?;
+        if hidden_cd.device().is_cuda() {
+            let evaluate = inputs.clone().evaluates(&loss, micro_batch);
+            return self.head.evaluate_in_stream(hidden_cd, micro_batch, evaluate, context);
+        }
+        let (grad_cd, sums) = self.head.evaluate(hidden_cd, micro_batch, &loss, context)?;
+        Ok((grad_cd, DeferredLoss::known(sums)))
     }
-    Ok(PendingLoss::Known(actor.accumulate(micro_batch, &loss)?))
+}
+
+impl UpdateLoss<'_> {
+    /// Gathers the per-token values of the next micro-batch.
+    fn inputs(&mut self, micro_batch: &MicroBatch) -> MicroInputs {
+        let (batch, rows) = (self.update.batch, &micro_batch.row_idxs);
+        MicroInputs {
+            actor_logprobs: self.scored.as_mut().and_then(Iterator::next),
+            selected: self.selected.as_ref().map(|selected| batch.gather(rows, selected)),
+            positive_weights: self.positive_weights.as_ref().map(|weights| batch.gather(rows, weights)),
+            ..self.update.gather(micro_batch)
+        }
+    }
 }
 
 /// Per-token values of a micro-batch.

@@ -99,15 +99,15 @@ fn the_rollout_samples_with_the_towers_present_adapter() {
         let mut engine = Engine::new(options);
         let mut seen = Vec::new();
         for version in 0..2 {
-            engine.sync_weights(&actor.decoder, version).unwrap();
+            engine.sync_weights(actor.decoder(), version).unwrap();
             let prompt = Fixture::open(name).prompt(0);
-            let (batch, rollout) = sample(&mut engine, &actor.decoder, &prompt);
+            let (batch, rollout) = sample(&mut engine, actor.decoder(), &prompt);
             let scores = actor.score(&batch, Adapter::On, usize::MAX).unwrap();
             let error = largest(&rollout, &scores.logprobs);
             assert!(error <= 5e-5, "{name}, merged {merges}, version {version}: {error:.1e}");
             engine.sleep();
             step(&mut actor, name);
-            seen.push(actor.decoder.image_features(&prompt.images, Adapter::On));
+            seen.push(actor.decoder().image_features(&prompt.images, Adapter::On));
         }
         assert!(!seen[0].equal(&seen[1]), "{name}: updates change the features");
     }

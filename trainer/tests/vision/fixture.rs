@@ -18,7 +18,8 @@ use rlt_core::types::{Completion, Prompt, TokenId};
 use rlt_torch::collectives::serve_store;
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::parallel::{DecoderUnits, RankEnvironment, Ranks};
-use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch};
+use rlt_trainer::roles::actor::{Actor, ActorOptions};
+use rlt_trainer::roles::learner::MicroBatch;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use rlt_trainer::roles::rollout::{Detokenizer, Engine, EngineOptions, Request};
 use rlt_trainer::roles::update::{UpdatePlan, update};
@@ -164,7 +165,7 @@ pub(crate) fn largest(got: &[f64], expected: &[f64]) -> f64 {
 pub(crate) fn accumulate(actor: &Actor, batch: &Batch, max_tokens: usize) {
     let objective = likelihood();
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
-    for micro_batch in MicroBatch::split(batch, &rows, &actor.decoder, max_tokens, AxisPlace::ALONE).unwrap()
+    for micro_batch in MicroBatch::split(batch, &rows, actor.decoder(), max_tokens, AxisPlace::ALONE).unwrap()
     {
         let advantages = batch.gather(&micro_batch.row_idxs, &batch.advantages);
         let inputs = LossInputs::new(&micro_batch.rows, &advantages);
@@ -175,7 +176,7 @@ pub(crate) fn accumulate(actor: &Actor, batch: &Batch, max_tokens: usize) {
 
 pub(crate) fn check_gradients(fixture: &Fixture, actor: &Actor, batch: &Batch, max_tokens: usize) -> f64 {
     accumulate(actor, batch, max_tokens);
-    let parameters = actor.decoder.trainable_parameters();
+    let parameters = actor.decoder().trainable_parameters();
     let error = |(name, leaf): &(String, Tensor)| {
         let error = max_error(&leaf.grad(), fixture.expected(&format!("grad.{name}")));
         assert!(error <= TOLERANCE, "{name}: {error:.1e}");

@@ -120,7 +120,7 @@ pub(crate) fn learned_by(actor: &mut Actor, policy: PolicyLoss, max_tokens: usiz
     let flat = |tensor: &Tensor| -> Vec<f64> {
         Vec::try_from(tensor.detach().to_device(Device::Cpu).to_kind(Kind::Double).reshape([-1])).unwrap()
     };
-    let parameters = actor.decoder.trainable_parameters();
+    let parameters = actor.decoder().trainable_parameters();
     (numbers, parameters.iter().flat_map(|(_, weight)| flat(weight)).collect())
 }
 

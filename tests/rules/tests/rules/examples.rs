@@ -12,7 +12,7 @@ use super::promises::{quoted, tests_of};
 /// Heading of the section with the examples.
 const HEADING: &str = "## Examples of additions";
 /// Number of examples: fewer mean that the table was not found.
-const NUM_EXAMPLES: usize = 4;
+const NUM_EXAMPLES: usize = 5;
 /// Folder of the model families, each in a file.
 const FAMILIES: &str = "crds/src/plan/model_config/families/";
 /// Declaration of a family in its file, which other files of the folder do not have.

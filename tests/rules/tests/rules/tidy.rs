@@ -108,6 +108,41 @@ fn a_module_of_the_trainer_uses_only_modules_below_it() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Words of code that name a role; each role uses the learner.
+const ROLE_WORDS: [&str; 10] = [
+    "actor",
+    "critic",
+    "reference",
+    "reward",
+    "rollout",
+    "Actor",
+    "Critic",
+    "FrozenPolicy",
+    "RewardModels",
+    "Engine",
+];
+
+#[test]
+fn the_learner_names_no_role() {
+    let folder = "trainer/src/roles/learner";
+    let sources = rust_sources().unwrap();
+    let is_of_learner =
+        |path: &str| path == format!("{folder}.rs") || path.starts_with(&format!("{folder}/"));
+    let files: Vec<_> = sources.iter().filter(|file| is_of_learner(&file.path)).collect();
+    assert!(files.len() > 10, "the files of the learner are found: {}", files.len());
+    let mut wrong = Vec::new();
+    for file in files {
+        let code = file.production_code().unwrap_or_default();
+        for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+            if words.any(|word| ROLE_WORDS.contains(&word)) {
+                wrong.push(format!("{}: {}", file.path, line.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "a role gives the learner what it needs:\n{}", wrong.join("\n"));
+}
+
 /// The modules that a file names after `crate::`, one by one or in braces, without its comments and tests.
 fn modules_used(text: &str) -> Vec<String> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();

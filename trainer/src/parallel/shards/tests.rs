@@ -32,7 +32,6 @@ use crate::parallel::tests::{
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, Ranks, ShardedParameters, WeightDtype};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::critic::{Critic, CriticOptions};
-use crate::roles::learner::Learner;
 use crate::roles::objective::supervised_objective;
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
@@ -535,11 +534,11 @@ fn between_passes_a_rank_holds_only_its_shard() {
             update(&mut actor, &batch, &plan).unwrap();
             assert!(sharded_bytes.contains(&num_bytes(&actor)), "{} of {sharded_bytes:?}", num_bytes(&actor));
             let moments: usize =
-                actor.optimizer.state_tensors().unwrap().iter().map(|(_, t)| t.numel()).sum();
+                actor.learner.optimizer().state_tensors().unwrap().iter().map(|(_, t)| t.numel()).sum();
             let num_pieces = actor.shards().unwrap().pieces().len();
             let expected = 2 * (num_trained / 3)..=2 * (num_trained / 3 + 4) + num_pieces;
             assert!((expected).contains(&moments), "{moments} of {expected:?}");
-            let (layers, outer) = actor.decoder.parameters_by_layer();
+            let (layers, outer) = actor.decoder().parameters_by_layer();
             let of_part = |unit: &[(String, Tensor)]| unit.iter().map(|(_, t)| t.numel()).sum::<usize>();
             let two_parts = of_part(&layers[0]) + of_part(&layers[0]).max(of_part(&outer));
             let visited = actor.units().visit(WeightDtype::Master, |_| {

@@ -16,10 +16,11 @@ use crate::model::{
 };
 use crate::parallel::Ranks;
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
-use crate::roles::actor::layer_schedule::{self, DecoderPass};
-use crate::roles::actor::probe::Sample;
-use crate::roles::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
+use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::critic::{Critic, CriticOptions};
+use crate::roles::learner::layer_schedule::{self, DecoderPass};
+use crate::roles::learner::probe::Sample;
+use crate::roles::learner::{MicroBatch, ProbeError};
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
 use crate::roles::reference::{CopyOptions, FrozenPolicy};
@@ -208,7 +209,7 @@ fn scores(case: Case, ranks: &Ranks) -> Vec<f64> {
 fn gradients(case: Case, ranks: &Ranks) -> Vec<f64> {
     let (mut actor, batch) = (actor(case, ranks, 1), batch());
     let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
-    let split = MicroBatch::share(&batch, &all, &actor.decoder, case.max_tokens, ranks).unwrap();
+    let split = MicroBatch::share(&batch, &all, actor.decoder(), case.max_tokens, ranks).unwrap();
     let objective = objective(POLICY);
     for micro_batch in split {
         let advantages = batch.gather(&micro_batch.row_idxs, &batch.advantages);
@@ -217,7 +218,7 @@ fn gradients(case: Case, ranks: &Ranks) -> Vec<f64> {
         actor.accumulate(&micro_batch, &loss).unwrap();
     }
     actor.sum_gradients().unwrap();
-    let parameters = actor.decoder.trainable_parameters();
+    let parameters = actor.decoder().trainable_parameters();
     parameters.iter().flat_map(|(_, leaf)| numbers(&leaf.grad())).collect()
 }
 
@@ -411,13 +412,13 @@ fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_ste
         let actor = actor(FULL, &ranks, 1);
         actor.check_sequence_parallel(actor.ranks(), "sp").unwrap();
         let sample = Sample::new(2, 11);
-        let alone = DecoderPass { decoder: &actor.decoder, shards: None, sp_group: None };
+        let alone = DecoderPass { decoder: actor.decoder(), shards: None, sp_group: None };
         let whole_td = sample.hidden_states(alone, AxisPlace::ALONE).unwrap();
         let own = ranks.sp_place().padded_range(11);
         // Each rank runs its tokens as if they were all there are.
         let tokens = sample.tokens()[own.start..own.end.min(11)].to_vec();
         let input = PackedInput::new(&[&tokens], tch::Device::Cpu);
-        let mut context = actor.decoder.context(&input, Adapter::On);
+        let mut context = actor.decoder().context(&input, Adapter::On);
         let inert_td = layer_schedule::infer(alone, &input, &mut context).unwrap();
         sample.compare(&inert_td, &whole_td, &ranks, "spec.workers.mesh.sp")
     });

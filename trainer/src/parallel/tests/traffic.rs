@@ -5,7 +5,7 @@ use rlt_core::batch::Demonstration;
 
 use super::*;
 use crate::model::{Adapter, LoadOptions, LoraConfig, ModelConfig, ModuleMatch};
-use crate::roles::actor::MicroBatch;
+use crate::roles::learner::MicroBatch;
 use crate::roles::objective::supervised_objective;
 use crate::roles::update::{UpdatePlan, update};
 

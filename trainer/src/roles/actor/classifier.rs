@@ -10,13 +10,16 @@ use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;
 use tch::{Kind, Tensor, no_grad};
 
+use super::Actor;
 use super::role::ActorRole;
-use super::scoring::{TokenValues, of_batch};
-use super::{Actor, ActorError, MicroBatch, scaled};
 use crate::model::Adapter;
 use crate::observe::tracking::console::Phase;
 use crate::roles::StepError;
-use crate::roles::learner::{Learner, UpdateStats, optimizer_step};
+use crate::roles::learner::scoring::{TokenValues, of_batch};
+use crate::roles::learner::{
+    DeferredLoss, HeadContext, LearnerError, LossHead, MicroBatch, UpdateStats, scaled,
+};
+use crate::roles::update::UpdateError;
 
 impl Actor {
     /// The head's values of `K` labels at every position of `batch`, see [`Batch::to_read`].
@@ -27,9 +30,9 @@ impl Actor {
         &self,
         batch: &Batch,
         max_tokens: usize,
-    ) -> Result<[Vec<f64>; K], ActorError> {
+    ) -> Result<[Vec<f64>; K], LearnerError> {
         let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
-            TokenValues::of_rows(&self.decoder.labels(predicting_cd))
+            TokenValues::of_rows(&self.decoder().labels(predicting_cd))
         };
         of_batch(self.scoring_model(), &self.scoring_ranks, batch, Adapter::On, None, max_tokens, of_hidden)
     }
@@ -43,20 +46,9 @@ impl Actor {
         &self,
         micro_batch: &MicroBatch,
         derivatives: &[Vec<f64>],
-    ) -> Result<(), ActorError> {
-        let factor = self.loss_scale.factor();
-        // The tensor is built row by row: a rank of a sequence-parallel group may have no position at all.
-        let own: Vec<_> = derivatives
-            .iter()
-            .map(|of_label| Tensor::from_slice(&scaled(&micro_batch.own(of_label), factor)))
-            .collect();
-        let derivative_kc = Tensor::stack(&own, 0).to_device(self.decoder.device());
-        self.forward_backward().accumulate(micro_batch, |predicting_cd| {
-            no_grad(|| {
-                self.outer_gradients.add_labels(&derivative_kc, predicting_cd);
-                let weight_kd = self.decoder.compute_head_weight(Adapter::On).to_kind(Kind::Float);
-                Ok((derivative_kc.tr().matmul(&weight_kd).to_kind(predicting_cd.kind()), ()))
-            })
+    ) -> Result<(), LearnerError> {
+        self.learner.forward_backward(micro_batch, |hidden_cd, context| {
+            Ok((hidden_gradient(hidden_cd, micro_batch, derivatives, context), ()))
         })
     }
 
@@ -69,35 +61,76 @@ impl Actor {
         derivatives: &[Vec<f64>],
         max_tokens: usize,
         learning_rate: f64,
-    ) -> Result<(UpdateStats, f64), ActorError> {
+    ) -> Result<(UpdateStats, f64), LearnerError> {
         let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
-        let own = MicroBatch::share(batch, &rows, &self.decoder, max_tokens, &self.ranks)?;
-        let is_counted = self.ranks.is_sp_leader();
-        let mut num_micro_batches = vec![if is_counted { own.len() as f64 } else { 0.0 }];
-        let passes = self.model().passes(&self.ranks, own)?;
+        let passes = self.learner.passes(batch, &rows, max_tokens)?;
+        let is_counted = self.ranks().is_sp_leader();
+        let mut num_micro_batches =
+            vec![if is_counted { passes.iter().flatten().count() as f64 } else { 0.0 }];
         self.set_dropout_seed(None);
-        let accumulate = |actor: &mut Self, micro_batch: &MicroBatch| {
-            let of_label = |all: &Vec<f64>| batch.gather(&micro_batch.row_idxs, all);
-            actor.accumulate_labels(micro_batch, &derivatives.iter().map(of_label).collect::<Vec<_>>())
-        };
-        let mut counts = UpdateStats::default();
-        optimizer_step::<_, (), ActorError>(self, &passes, learning_rate, &mut counts, accumulate)?;
-        counts.set_loss_scale(self.loss_scale);
-        self.ranks.all_reduce(&mut [&mut num_micro_batches])?;
+        let (mut head, mut counts) = (LabelHead { batch, derivatives }, UpdateStats::default());
+        self.learner.update(&passes, &mut head, learning_rate, &mut counts)?;
+        counts.set_loss_scale(self.loss_scale());
+        self.ranks().all_reduce(&mut [&mut num_micro_batches])?;
         Ok((counts, num_micro_batches[0]))
     }
+}
+
+/// A classifier's head below a loss whose derivatives are known.
+struct LabelHead<'a> {
+    batch: &'a Batch,
+    /// Derivatives of the loss with respect to each label's value, at the positions of the batch.
+    derivatives: &'a [Vec<f64>],
+}
+
+impl LossHead for LabelHead<'_> {
+    type Sums = ();
+
+    fn forward_backward(
+        &mut self,
+        hidden_cd: &Tensor,
+        micro_batch: &MicroBatch,
+        context: &HeadContext<'_>,
+    ) -> Result<(Tensor, DeferredLoss<()>), LearnerError> {
+        let of_label = |all: &Vec<f64>| self.batch.gather(&micro_batch.row_idxs, all);
+        let derivatives: Vec<Vec<f64>> = self.derivatives.iter().map(of_label).collect();
+        let grad_cd = hidden_gradient(hidden_cd, micro_batch, &derivatives, context);
+        Ok((grad_cd, DeferredLoss::known(())))
+    }
+}
+
+/// Adds the gradient of a classifier's head, and returns that of its hidden states `[c, d]`, from the
+/// `derivatives` of a loss with respect to each label's value at the positions of the micro-batch's rows.
+fn hidden_gradient(
+    hidden_cd: &Tensor,
+    micro_batch: &MicroBatch,
+    derivatives: &[Vec<f64>],
+    context: &HeadContext<'_>,
+) -> Tensor {
+    // The tensor is built row by row: a rank of a sequence-parallel group may have no position at all.
+    let own: Vec<_> = derivatives
+        .iter()
+        .map(|of_label| Tensor::from_slice(&scaled(&micro_batch.own(of_label), context.scale)))
+        .collect();
+    let decoder = context.model.decoder;
+    let derivative_kc = Tensor::stack(&own, 0).to_device(decoder.device());
+    no_grad(|| {
+        context.outer_gradients.add_labels(&derivative_kc, hidden_cd);
+        let weight_kd = decoder.compute_head_weight(Adapter::On).to_kind(Kind::Float);
+        derivative_kc.tr().matmul(&weight_kd).to_kind(hidden_cd.kind())
+    })
 }
 
 impl ActorRole {
     /// The token that pads a classifier's batches: no value is read after it.
     pub fn pad(&self) -> Option<u32> {
-        self.policy.decoder.config.pad_token_id
+        self.policy.decoder().config.pad_token_id
     }
 
     /// The head's values of `K` labels at the positions of `batch` that are read, see [`Batch::to_read`].
     ///
     /// # Errors
-    /// [`StepError::Actor`].
+    /// [`StepError::Failed`].
     pub fn labels<const K: usize>(&self, batch: &Batch) -> Result<[Vec<f64>; K], StepError> {
         self.context.end_sampling()?;
         let numbers = || self.policy.labels::<K>(batch, self.max_logprob_tokens);
@@ -109,7 +142,7 @@ impl ActorRole {
     /// loss's derivative with respect to each value that is read.
     ///
     /// # Errors
-    /// [`StepError::Actor`]; the weights are then unchanged.
+    /// [`StepError::Failed`]; the weights are then unchanged.
     pub fn update_by_label_gradient(
         &mut self,
         batch: &Batch,
@@ -121,7 +154,8 @@ impl ActorRole {
         let learning_rate = self.schedule.at(self.context.position().num_done);
         let (actor, max_tokens) = (&mut self.policy, self.mini_batches.max_tokens);
         let update = || actor.update_by_label_gradient(batch, &derivatives, max_tokens, learning_rate);
-        let (counts, num_micro_batches) = self.context.measure("update_actor", update)?;
+        let updated = self.context.measure("update_actor", update);
+        let (counts, num_micro_batches) = updated.map_err(UpdateError::from)?;
         self.context.record_update("actor", batch, counts.num_skipped);
         let mut metrics = counts.metrics("actor");
         metrics.extend(Metrics::from([

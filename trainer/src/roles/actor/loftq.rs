@@ -4,7 +4,6 @@
 use super::Actor;
 use crate::model::{ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
-use crate::roles::learner::Learner;
 
 impl Actor {
     /// Sets the matrices of a fresh adapter that starts from the quantization error of `weights`. Collective.
@@ -16,10 +15,10 @@ impl Actor {
         &mut self,
         weights: &Weights,
     ) -> Result<(), E> {
-        let (rank, size) = (self.ranks.rank(), self.ranks.size());
-        let started: NamedTensors = self.decoder.adapter_from_error(weights, |idx| idx % size == rank)?;
+        let (rank, size) = (self.ranks().rank(), self.ranks().size());
+        let started: NamedTensors = self.decoder().adapter_from_error(weights, |idx| idx % size == rank)?;
         let (names, matrices): (Vec<_>, Vec<_>) = started.into_iter().unzip();
-        self.ranks.all_reduce_tensors(&matrices)?;
+        self.ranks().all_reduce_tensors(&matrices)?;
         self.train_state().overwrite(&names.into_iter().zip(matrices).collect())?;
         Ok(())
     }

@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use rlt_core::loss::{LossError, LossMetrics, LossOutputs};
 
-use super::MicroBatch;
-use super::micro_batch::PredictedTokens;
+use crate::roles::learner::{MicroBatch, PredictedTokens, scaled};
 
 /// A micro-batch's summands of an update's results.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -75,9 +74,4 @@ impl LossSums {
 
 fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().map(|value| f64::from(*value)).collect()
-}
-
-/// Derivatives of a loss multiplied by `factor`, a power of two.
-pub(crate) fn scaled(values: &[f64], factor: f64) -> Vec<f32> {
-    values.iter().map(|value| (*value * factor) as f32).collect()
 }

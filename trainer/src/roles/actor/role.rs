@@ -15,7 +15,7 @@ use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
 use crate::parallel::{DecoderUnits, RankError};
 use crate::roles::StepError;
-use crate::roles::learner::{Learner, MiniBatches};
+use crate::roles::learner::MiniBatches;
 use crate::roles::objective::supervised_objective;
 use crate::roles::optim::{LossScale, OptimError};
 use crate::roles::step_context::{StepContext, StepPosition};
@@ -43,7 +43,7 @@ impl ActorRole {
 
     /// The decoder that is trained. Its parameters can be read while their unit is unsharded.
     pub fn decoder(&self) -> &Decoder {
-        &self.policy.decoder
+        self.policy.decoder()
     }
 
     /// The decoder for callers that read all of it, unit by unit.
@@ -63,7 +63,7 @@ impl ActorRole {
 
     /// Restores the loss scale of a checkpoint, if both runs compute in half precision.
     pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
-        self.policy.resume_loss_scale(saved);
+        self.policy.learner.resume_loss_scale(saved);
     }
 
     /// Initializes a new adapter from the quantization error of `weights`. Collective.
@@ -83,17 +83,17 @@ impl ActorRole {
     /// # Errors
     /// [`OptimError`] if offloaded moments cannot be written.
     pub(crate) fn reset_optimizer(&mut self) -> Result<(), OptimError> {
-        self.policy.optimizer.reset()
+        self.policy.learner.reset_optimizer()
     }
 
     /// Fills in the old policy's log-probs: those of the actor before the update. Records how far they are
     /// from the rollout's.
     ///
     /// # Errors
-    /// [`StepError::Actor`].
+    /// [`StepError::Failed`].
     pub fn score(&self, mut batch: Batch) -> Result<Batch, StepError> {
         self.context.end_sampling()?;
-        self.policy.watch_routes(self.context.routes_of(&batch));
+        self.policy.learner.watch_routes(self.context.routes_of(&batch));
         let score = || self.policy.score(&batch, Adapter::On, self.max_logprob_tokens);
         let scores = self.context.measure("old_log_prob", score)?;
         self.record_mismatch(&batch, &scores.logprobs)?;
@@ -105,7 +105,7 @@ impl ActorRole {
     /// The sum of the squared probabilities of the vocabulary at every completion token of `batch`.
     ///
     /// # Errors
-    /// [`StepError::Actor`].
+    /// [`StepError::Failed`].
     pub fn sum_pi_squared(&self, batch: &Batch) -> Result<Vec<f64>, StepError> {
         self.context.end_sampling()?;
         Ok(self.policy.sum_pi_squared(batch, self.max_logprob_tokens)?)
@@ -121,7 +121,7 @@ impl ActorRole {
     /// updates of `promptsPerUpdate` rollout groups.
     ///
     /// # Errors
-    /// [`StepError::Update`]; weights are those after the last applied update.
+    /// [`StepError::Failed`]; weights are those after the last applied update.
     pub fn update(&mut self, batch: &Batch, objective: &Objective) -> Result<(), StepError> {
         let MiniBatches { groups_per_update, num_epochs, max_tokens } = self.mini_batches;
         let step = self.context.position().num_done;
@@ -146,7 +146,7 @@ impl ActorRole {
     /// weighted by its advantage, which is 1 for demonstrations.
     ///
     /// # Errors
-    /// [`StepError::Update`]; the weights are then unchanged.
+    /// [`StepError::Failed`]; the weights are then unchanged.
     pub fn update_supervised(&mut self, batch: &Batch) -> Result<(), StepError> {
         let StepPosition { stage, num_done } = self.context.position();
         let (schedule, seed_part) = match stage {
@@ -177,7 +177,7 @@ impl ActorRole {
     /// scored ([`Self::score`]).
     ///
     /// # Errors
-    /// [`StepError::Update`]; the weights are then unchanged.
+    /// [`StepError::Failed`]; the weights are then unchanged.
     pub fn update_by_gradient(&mut self, mut batch: Batch, dlogprobs: &[f64]) -> Result<(), StepError> {
         let step = self.context.position().num_done;
         // The objective is a mean over tokens, so the derivative of a log-prob is minus the advantage,
@@ -206,7 +206,7 @@ impl ActorRole {
         self.context.watch().begin_phase(Phase::Update, 0);
         // Routes of a scored batch were counted when it was scored.
         if batch.old_logprobs.is_none() {
-            self.policy.watch_routes(self.context.routes_of(batch));
+            self.policy.learner.watch_routes(self.context.routes_of(batch));
         }
         let report = self.context.measure("update_actor", || update(&mut self.policy, batch, plan))?;
         self.record_routes()?;
@@ -217,9 +217,9 @@ impl ActorRole {
     /// Records how often routers chose the same experts as in the rollout, and how balanced their choices
     /// are.
     fn record_routes(&self) -> Result<(), StepError> {
-        let Some(counts) = self.policy.take_route_counts()? else { return Ok(()) };
+        let Some(counts) = self.policy.learner.take_route_counts()? else { return Ok(()) };
         let layers =
-            self.policy.decoder.config.experts.iter().flat_map(|experts| experts.layers.iter().enumerate());
+            self.policy.decoder().config.experts.iter().flat_map(|experts| experts.layers.iter().enumerate());
         let layer_idxs = layers.filter(|(_, has_experts)| **has_experts).map(|(layer_idx, _)| layer_idx);
         self.context.record(counts.metrics(layer_idxs));
         Ok(())

@@ -1,15 +1,15 @@
 //! Updates of the critic on a batch: as many as the actor's, on the same rollout groups.
 
+use rlt_api::ExitCode;
 use rlt_core::batch::Batch;
-use rlt_core::loss::{Aggregation, Denominators, LossError, ValueLossInputs, value_loss};
+use rlt_core::loss::Denominators;
 use rlt_core::metrics::{Metrics, summarize};
-use rlt_core::packing::PackingError;
 
 use super::Critic;
-use super::pending::PendingSums;
+use super::value_loss::{MicroSums, Targets, ValueLoss};
 use crate::parallel::{RankError, Ranks};
-use crate::roles::actor::{ActorError, MicroBatch};
-use crate::roles::learner::{MiniBatches, UpdateStats, optimizer_step};
+use crate::roles::StepFault;
+use crate::roles::learner::{LearnerError, MiniBatches, UpdateStats};
 
 /// An error of updating the critic.
 #[derive(Debug, thiserror::Error)]
@@ -17,18 +17,22 @@ pub enum CriticError {
     /// The batch has no values or no returns.
     #[error("the batch has no {0} for the critic")]
     Missing(&'static str),
-    /// The batch cannot be split under the token budget.
-    #[error("failed to split the batch into the critic's micro-batches")]
-    Packing(#[from] PackingError),
-    /// The loss does not fit the batch.
-    #[error("failed to evaluate the value loss")]
-    Loss(#[from] LossError),
-    /// The critic's forward or backward pass failed, or its optimizer.
-    #[error("failed to compute or apply the critic's gradients")]
-    Compute(#[from] ActorError),
-    /// A rank was lost, or ranks failed to exchange tensors.
-    #[error("failed to all-reduce the critic's gradients")]
-    Ranks(#[from] RankError),
+    /// The critic's gradients could not be computed or applied.
+    #[error(transparent)]
+    Learner(#[from] LearnerError),
+}
+
+impl StepFault for CriticError {
+    fn act(&self) -> &'static str {
+        "failed to update the critic"
+    }
+
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Learner(error) => error.exit_code(),
+            Self::Missing(_) => ExitCode::Failure,
+        }
+    }
 }
 
 /// The report of the critic's updates in one step.
@@ -105,8 +109,8 @@ impl Critic {
         mini_batches.for_each_update(batch, |_, row_idxs| {
             self.update(batch, row_idxs, mini_batches.max_tokens, targets, &mut report)
         })?;
-        report.updates.set_loss_scale(self.loss_scale);
-        report.add_up(&self.ranks)?;
+        report.updates.set_loss_scale(self.loss_scale());
+        report.add_up(self.learner.ranks()).map_err(LearnerError::from)?;
         Ok(report)
     }
 
@@ -118,59 +122,21 @@ impl Critic {
         max_tokens: usize,
         targets: Targets<'_>,
         report: &mut CriticReport,
-    ) -> Result<(), CriticError> {
-        let denominators = Denominators::of(&batch.micro_rows(row_idxs));
-        let own = MicroBatch::share(batch, row_idxs, &self.decoder, max_tokens, &self.ranks)?;
-        let passes = self.model().passes(&self.ranks, own)?;
-        let accumulate = |critic: &mut Self, micro_batch: &MicroBatch| {
-            critic.learn_micro_batch(batch, micro_batch, targets, &denominators)
+    ) -> Result<(), LearnerError> {
+        let passes = self.learner.passes(batch, row_idxs, max_tokens)?;
+        let mut loss = ValueLoss {
+            head_d: &self.head_d,
+            batch,
+            targets,
+            denominators: Denominators::of(&batch.micro_rows(row_idxs)),
+            clip: self.options.critic.value_clip,
         };
-        let learning_rate = report.learning_rate;
-        let losses = optimizer_step(self, &passes, learning_rate, &mut report.updates, accumulate)?;
-        let counts = self.ranks.is_sp_leader();
-        for loss in losses {
-            let sums = loss.finish()?;
-            if counts {
-                report.add(&sums);
-            }
+        let sums = self.learner.update(&passes, &mut loss, report.learning_rate, &mut report.updates)?;
+        if self.learner.ranks().is_sp_leader() {
+            sums.iter().for_each(|sums| report.add(sums));
         }
         Ok(())
     }
-
-    fn learn_micro_batch(
-        &self,
-        batch: &Batch,
-        micro_batch: &MicroBatch,
-        targets: Targets<'_>,
-        denominators: &Denominators,
-    ) -> Result<PendingSums<MicroSums>, CriticError> {
-        let (rows, denominators) = (micro_batch.rows.clone(), *denominators);
-        let old_values = batch.gather(&micro_batch.row_idxs, targets.values);
-        let returns = batch.gather(&micro_batch.row_idxs, targets.returns);
-        let clip = self.options.critic.value_clip;
-        let derivative_of = move |predictions: &[f64]| {
-            let inputs =
-                ValueLossInputs { rows: &rows, predictions, old_values: &old_values, returns: &returns };
-            let loss = value_loss(&inputs, clip, Aggregation::TokenMean, &denominators)?;
-            let counted = rows.valid(0..rows.num_tokens());
-            let sums = MicroSums {
-                loss: loss.loss,
-                num_clipped: loss.num_clipped as f64,
-                prediction_sum: counted.map(|token| predictions[token]).sum::<f64>(),
-                num_tokens: rows.num_valid_tokens() as f64,
-            };
-            Ok((loss.gradient, sums))
-        };
-        Ok(self.accumulate(micro_batch, derivative_of)?)
-    }
-}
-
-/// A micro-batch's summands of the report.
-struct MicroSums {
-    loss: f64,
-    num_clipped: f64,
-    prediction_sum: f64,
-    num_tokens: f64,
 }
 
 impl CriticReport {
@@ -191,13 +157,4 @@ impl CriticReport {
         self.prediction_sum += sums.prediction_sum;
         self.num_tokens += sums.num_tokens;
     }
-}
-
-/// Targets of the critic, one number for each completion token of the batch.
-#[derive(Clone, Copy)]
-struct Targets<'a> {
-    /// Value of each token before the update.
-    values: &'a [f64],
-    /// Return of each token, to which the values are fitted.
-    returns: &'a [f64],
 }

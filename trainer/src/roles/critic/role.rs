@@ -12,7 +12,7 @@ use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
 use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
-use crate::roles::learner::{Learner, MiniBatches};
+use crate::roles::learner::MiniBatches;
 use crate::roles::optim::LossScale;
 use crate::roles::step_context::StepContext;
 use crate::roles::train_state::TrainState;
@@ -65,7 +65,7 @@ impl CriticRole {
     /// Restores the loss scale of a checkpoint, if there is a critic and both runs compute in half precision.
     pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
         if let Some(critic) = &mut self.value_function {
-            critic.resume_loss_scale(saved);
+            critic.learner.resume_loss_scale(saved);
         }
     }
 
@@ -86,7 +86,7 @@ impl CriticRole {
     /// Fills in the value of every completion token of `batch`.
     ///
     /// # Errors
-    /// [`StepError::Actor`], [`StepError::WithoutCritic`].
+    /// [`StepError::Failed`], [`StepError::WithoutCritic`].
     pub fn value(&self, mut batch: Batch) -> Result<Batch, StepError> {
         let critic = self.value_function.as_ref().ok_or(StepError::WithoutCritic)?;
         self.context.end_sampling()?;
@@ -98,7 +98,7 @@ impl CriticRole {
     /// Fits the values to the returns of `batch`, in as many updates as the actor makes.
     ///
     /// # Errors
-    /// [`StepError::Critic`]; weights are those after the last applied update.
+    /// [`StepError::Failed`]; weights are those after the last applied update.
     pub fn update(&mut self, batch: &Batch) -> Result<(), StepError> {
         let critic = self.value_function.as_mut().ok_or(StepError::WithoutCritic)?;
         self.context.end_sampling()?;

@@ -68,7 +68,7 @@ impl ReferenceRole {
     /// Fills in the reference's log-probs, if the algorithm reads them.
     ///
     /// # Errors
-    /// [`StepError::Actor`].
+    /// [`StepError::Failed`].
     pub fn score(&self, actor: &ActorRole, mut batch: Batch) -> Result<Batch, StepError> {
         if self.is_read {
             batch.ref_logprobs = Some(self.logprobs(actor, &batch)?);
@@ -80,7 +80,7 @@ impl ReferenceRole {
     /// resumed runs read the cache in the run folder, under the digest of the reference's weights.
     ///
     /// # Errors
-    /// [`StepError::Actor`].
+    /// [`StepError::Failed`].
     pub fn score_once(&mut self, actor: &ActorRole, mut batch: Batch) -> Result<Batch, StepError> {
         if !self.is_read {
             return Ok(batch);
@@ -145,7 +145,7 @@ impl ReferenceRole {
     /// divergence to the controller.
     ///
     /// # Errors
-    /// [`StepError::Rows`] or [`StepError::Other`] if log-probs are missing or do not fit.
+    /// [`StepError::Failed`] or [`StepError::Other`] if log-probs are missing or do not fit.
     pub fn penalize(&mut self, mut batch: Batch) -> Result<Batch, StepError> {
         let (Some(old), Some(reference)) = (&batch.old_logprobs, &batch.ref_logprobs) else {
             return Ok(batch);

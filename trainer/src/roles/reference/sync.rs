@@ -27,7 +27,7 @@ impl FrozenPolicy {
                 |tensor_shard, values, theirs| mix(tensor_shard, values, theirs, alpha, own.file()),
             );
         }
-        let of_actor: BTreeMap<String, Tensor> = actor.decoder.base_parameters().into_iter().collect();
+        let of_actor: BTreeMap<String, Tensor> = actor.decoder().base_parameters().into_iter().collect();
         self.decoder.named_parameters().iter().try_for_each(|(name, own)| {
             let Some(theirs) = of_actor.get(name) else { return Ok(()) };
             let shape = own.size();

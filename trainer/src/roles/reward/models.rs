@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use rlt_api::ExitCode;
 use rlt_api::spec::{RewardFunctionSpec, RewardModelInput, RewardModelSpec};
 use rlt_core::packing::{PackingError, pack};
 use rlt_core::types::{Completion, Prompt, TokenId};
@@ -22,7 +23,8 @@ use self::reading::{Reader, Reading, aggregate};
 use super::functions::judges;
 use crate::model::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
-use crate::roles::actor::layer_schedule::{self, DecoderPass};
+use crate::roles::StepFault;
+use crate::roles::learner::layer_schedule::{self, DecoderPass};
 
 /// Scores of reward models for one sample, by the name of the function.
 pub type ModelScores = BTreeMap<String, f64>;
@@ -155,7 +157,7 @@ pub enum RewardModelError {
 
 impl RewardModelError {
     /// The exit code of a run that ends with this error.
-    pub fn exit_code(&self) -> rlt_api::ExitCode {
+    pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Hub { source, .. } => source.exit_code(),
             Self::Model { source, .. } => source.exit_code(),
@@ -164,9 +166,19 @@ impl RewardModelError {
             | Self::TooShort { .. }
             | Self::NoSteps { .. }
             | Self::NoTokenizer { .. }
-            | Self::Packing(_) => rlt_api::ExitCode::BadConfig,
-            Self::Torch(_) | Self::Ranks(_) => rlt_api::ExitCode::Failure,
+            | Self::Packing(_) => ExitCode::BadConfig,
+            Self::Torch(_) | Self::Ranks(_) => ExitCode::Failure,
         }
+    }
+}
+
+impl StepFault for RewardModelError {
+    fn act(&self) -> &'static str {
+        "failed to judge by a reward model"
+    }
+
+    fn exit_code(&self) -> ExitCode {
+        RewardModelError::exit_code(self)
     }
 }
 

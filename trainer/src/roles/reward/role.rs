@@ -30,8 +30,8 @@ impl RewardsRole {
     /// Judges this rank's samples, gathers those of all ranks, and records them as the step's rollout groups.
     ///
     /// # Errors
-    /// [`StepError::Interrupted`] on all ranks if one was asked to stop, [`StepError::RewardModel`],
-    /// [`StepError::Ranks`].
+    /// [`StepError::Interrupted`] on all ranks if one was asked to stop, or
+    /// [`StepError::Failed`].
     pub fn judge(&mut self, sampled: Sampled) -> Result<Vec<RolloutGroup>, StepError> {
         let (groups, cost) = self.judge_unrecorded(sampled)?;
         self.context.record_groups(&groups, &self.masked);

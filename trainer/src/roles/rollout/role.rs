@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use rlt_api::ExitCode;
 use rlt_api::spec::RolloutSpec;
 use rlt_core::metrics::Metrics;
 use rlt_core::sampling::SamplingParams;
@@ -20,10 +21,24 @@ use super::{Engine, EngineError, Request, RolloutProgress, RolloutStats, routes}
 use crate::observe::phases::{gib, memory};
 use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
-use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
 use crate::roles::reward::{ExternalFunctions, PendingRewards};
 use crate::roles::step_context::StepContext;
+use crate::roles::{StepError, StepFault};
+
+impl StepFault for EngineError {
+    fn act(&self) -> &'static str {
+        "failed to generate"
+    }
+
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::CacheTooSmall { .. } => ExitCode::BadConfig,
+            Self::NonFiniteLogits { .. } => ExitCode::Diverged,
+            _ => ExitCode::Failure,
+        }
+    }
+}
 
 /// Role that samples completions with the actor's weights.
 pub struct RolloutRole {
@@ -120,7 +135,7 @@ impl RolloutRole {
     /// the same step returns different samples.
     ///
     /// # Errors
-    /// [`StepError::Rollout`], [`StepError::Ranks`].
+    /// [`StepError::Failed`].
     pub fn sample(&mut self, policy: &ActorRole, prompts: &[Arc<Prompt>]) -> Result<Sampled, StepError> {
         let step = self.context.policy_version();
         let batch_idx = if self.last_version == step { self.num_batches } else { 0 };

@@ -300,7 +300,7 @@ pub(super) fn reward_models(
     let longest_sequence = spec.max_sequence_tokens() as usize;
     let policy = Policy { tokenizer, longest_sequence };
     let numbers = kind_of(spec.training.reward_model_precision());
-    let device = actor.decoder.device();
+    let device = actor.decoder().device();
     let options = LoadOptions { device, param_dtype: numbers, compute: numbers, trainable: false };
     // Every rank scores full sequences, even if it shares the tokens of other passes.
     let max_tokens = (spec.training.reward_model_forward_tokens() as usize).max(longest_sequence);

@@ -23,7 +23,8 @@ fn before_and_after(actor: &Actor) -> [Vec<Sampled>; 2] {
         engine.sleep();
         samples
     });
-    let adapter: usize = actor.decoder.trainable_parameters().iter().map(|(_, leaf)| 4 * leaf.numel()).sum();
+    let adapter: usize =
+        actor.decoder().trainable_parameters().iter().map(|(_, leaf)| 4 * leaf.numel()).sum();
     assert_eq!(engine.synced_bytes(), adapter);
     samples
 }

@@ -8,7 +8,7 @@ use rlt_core::tensor_shard::TensorShard;
 use super::saved::{Layout, Way, go_on, save};
 use super::*;
 use crate::model::{PackedInput, RouterObserver};
-use crate::roles::actor::layer_schedule::{self, DecoderPass};
+use crate::roles::learner::layer_schedule::{self, DecoderPass};
 
 /// Qwen3-MoE, whose routers have a loss.
 const EXPERTS: Case = Case { experts: true, num_experts: 4, ..FULL };
@@ -185,7 +185,7 @@ fn gathered_experts_are_verified_and_freed_with_their_unit() {
         let digest =
             |tensor: &Tensor| Ok::<u64, RankError>(tensor.sum(Kind::Double).double_value(&[]).to_bits());
         let leaf =
-            || actor.decoder.named_parameters().into_iter().find(|(name, _)| name.ends_with("down_proj"));
+            || actor.decoder().named_parameters().into_iter().find(|(name, _)| name.ends_with("down_proj"));
         let num_experts = || leaf().unwrap().1.size()[0];
         let visited = shards.visit(WeightDtype::Master, |unit| {
             assert!(shards.matches_shards(unit, digest)?, "{unit:?}");
@@ -236,7 +236,7 @@ fn each_row_is_sent_once_to_the_rank_of_its_expert_and_back_and_so_is_its_gradie
     let case = Case { ep: 2, ..EXPERTS };
     let sent = on_ranks(2, |ranks| {
         let actor = actor(case, &ranks, 2);
-        let model = DecoderPass { decoder: &actor.decoder, shards: actor.shards(), sp_group: None };
+        let model = DecoderPass { decoder: actor.decoder(), shards: actor.shards(), sp_group: None };
         let measured = |run: &dyn Fn()| {
             let before = ranks.traffic();
             run();

@@ -119,7 +119,7 @@ fn offloaded_parameters_take_no_memory_between_passes_and_that_of_two_layers_wit
     update(&mut actor, &batch(), &plan(TIED, 0)).unwrap();
     assert_eq!(num_bytes(&actor), 0);
     let (layer, outer) = {
-        let (layers, outer) = actor.decoder.parameters_by_layer();
+        let (layers, outer) = actor.decoder().parameters_by_layer();
         let count = |unit: &[(String, Tensor)]| unit.iter().map(|(_, t)| t.numel()).sum::<usize>();
         (count(&layers[0]), count(&outer))
     };

@@ -61,7 +61,7 @@ pub(super) fn set_adapter(actor: &Actor, number: f64) {
             });
             filled.unwrap();
         }
-        None => actor.decoder.adapter_parameters().into_iter().for_each(|(name, leaf)| set(&name, leaf)),
+        None => actor.decoder().adapter_parameters().into_iter().for_each(|(name, leaf)| set(&name, leaf)),
     }
 }
 
@@ -173,7 +173,7 @@ fn shards_are_exported_byte_for_byte_as_the_whole() {
         let (whole, shared) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let alone = actor(case, &Ranks::alone(), 1);
         put_adapter_to_work(&alone);
-        let alone = alone.decoder;
+        let alone = alone.decoder();
         alone.export(whole.path(), &options).unwrap();
         if case.lora {
             alone.save_adapter(&whole.path().join("adapter"), None).unwrap();
@@ -182,9 +182,9 @@ fn shards_are_exported_byte_for_byte_as_the_whole() {
             let actor = actor(case, &ranks, 3);
             put_adapter_to_work(&actor);
             let (dir, adapter_dir) = (shared.path(), shared.path().join("adapter"));
-            let mut model = ranks.is_leader().then(|| Export::begin(&actor.decoder, dir, &options).unwrap());
+            let mut model = ranks.is_leader().then(|| Export::begin(actor.decoder(), dir, &options).unwrap());
             let mut adapter = (ranks.is_leader() && case.lora)
-                .then(|| AdapterExport::begin(&actor.decoder, &adapter_dir, None).unwrap());
+                .then(|| AdapterExport::begin(actor.decoder(), &adapter_dir, None).unwrap());
             let visited = actor.units().visit(WeightDtype::Master, |unit| {
                 model.iter_mut().for_each(|model| model.write(unit.layer_idx()).unwrap());
                 adapter.iter_mut().for_each(|adapter| adapter.write(unit.layer_idx()).unwrap());

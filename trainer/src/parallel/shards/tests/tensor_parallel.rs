@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::*;
 use crate::model::PackedInput;
-use crate::roles::actor::layer_schedule::{self, DecoderPass};
+use crate::roles::learner::layer_schedule::{self, DecoderPass};
 use crate::run::saving::{CheckpointWriter, Settled, Wait};
 
 /// Qwen3 with four query and two key heads, whose norms act on heads of a rank; no rank has as many of the 11
@@ -264,7 +264,7 @@ fn gathered_weights_are_verified_and_freed_with_their_unit() {
             |tensor: &Tensor| Ok::<u64, RankError>(tensor.sum(Kind::Double).double_value(&[]).to_bits());
         let leaf = || {
             let is_it = |(name, _): &(String, Tensor)| name == "model.layers.0.mlp.down_proj.weight";
-            actor.decoder.named_parameters().into_iter().find(is_it).unwrap().1
+            actor.decoder().named_parameters().into_iter().find(is_it).unwrap().1
         };
         let visited = shards.visit(WeightDtype::Master, |unit| {
             assert!(shards.matches_shards(unit, digest)?, "{unit:?}");
@@ -303,7 +303,7 @@ fn a_pass_exchanges_two_sums_a_layer_forward_and_two_backward() {
     for (inputs_only, num_sums) in [(false, 1 + 3 * 4), (true, 1 + 3 * 6)] {
         let sent = on_layout((2, 2, 1, 1), |ranks| {
             let actor = actor(CUT, ranks, 1);
-            let model = DecoderPass { decoder: &actor.decoder, shards: actor.shards(), sp_group: None };
+            let model = DecoderPass { decoder: actor.decoder(), shards: actor.shards(), sp_group: None };
             let before = ranks.traffic();
             pass(model, &TOKENS, inputs_only);
             ranks.traffic().since(before).sent

@@ -45,7 +45,7 @@ fn overwrite(actor: &Actor, with: &Decoder) {
             Ok::<(), RankError>(())
         }),
         None => {
-            let own = actor.decoder.named_parameters();
+            let own = actor.decoder().named_parameters();
             no_grad(|| own.into_iter().for_each(|(name, mut own)| own.copy_(&with[&name])));
             Ok(())
         }

@@ -1,5 +1,7 @@
 //! The order in which a run launches and reads the steps of a runner without tensors.
 
+mod depth_one;
+
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;

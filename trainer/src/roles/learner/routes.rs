@@ -1,5 +1,5 @@
-//! Counters of the actor's routes in the passes over a batch: whether its routers choose the same experts as
-//! the rollout's, and how balanced the choices are, at the tokens that predict completion tokens.
+//! Counters of routes in the passes over a batch: whether routers choose the same experts as the rollout's,
+//! and how balanced the choices are, at the tokens that predict completion tokens.
 
 use std::cell::RefCell;
 
@@ -23,7 +23,7 @@ pub(crate) struct RouteComparison {
 impl RouteComparison {
     /// Counters of passes over a batch through layers with `experts`. The rollout logged `of_rows` for the
     /// batch's rows.
-    pub(super) fn new(of_rows: Vec<Option<RoutesOfCompletion>>, experts: &Experts) -> Self {
+    pub(crate) fn new(of_rows: Vec<Option<RoutesOfCompletion>>, experts: &Experts) -> Self {
         let num_layers = experts.layers.iter().filter(|has_experts| **has_experts).count();
         let counts = RefCell::new(RouteCounts::of_none(num_layers, experts.num_experts));
         Self { of_rows, num_layers, counts, on_device: RefCell::default() }
@@ -61,7 +61,7 @@ impl RouteComparison {
     }
 
     /// All counts of this rank. Waits for those of a GPU.
-    pub(super) fn all(&self) -> RouteCounts {
+    pub(crate) fn all(&self) -> RouteCounts {
         let mut counts = self.counts.borrow().clone();
         if let Some(there) = self.on_device.take() {
             counts += RouteCounts::from_device(&there);

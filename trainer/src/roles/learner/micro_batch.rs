@@ -22,9 +22,9 @@ use rlt_core::rows::Rows;
 use rlt_core::types::TokenId;
 use tch::Tensor;
 
+use super::placed_images::PlacedImages;
 use crate::model::{Decoder, PackedInput};
 use crate::parallel::Ranks;
-use crate::roles::actor::placed_images::PlacedImages;
 
 /// Rows of a batch, packed into one row of tokens. Adjacent rows of one rollout group share their prompt.
 #[derive(Debug)]

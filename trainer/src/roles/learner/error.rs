@@ -1,15 +1,17 @@
 //! Errors of passes over a batch, and of the updates that they end in.
 
+use rlt_api::ExitCode;
 use rlt_core::loss::LossError;
 use rlt_core::packing::PackingError;
 
 use crate::parallel::RankError;
+use crate::roles::StepFault;
 use crate::roles::optim::OptimError;
 use crate::roles::train_state::ApplyError;
 
-/// The actor could not compute.
+/// A decoder could not be computed or trained.
 #[derive(Debug, thiserror::Error)]
-pub enum ActorError {
+pub enum LearnerError {
     /// A batch cannot be split under the token budget.
     #[error("failed to split the batch into micro-batches")]
     Packing(#[from] PackingError),
@@ -30,7 +32,20 @@ pub enum ActorError {
     Optimizer(#[from] OptimError),
 }
 
-impl From<rlt_torch::Error> for ActorError {
+impl StepFault for LearnerError {
+    fn act(&self) -> &'static str {
+        "failed to score the batch"
+    }
+
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Packing(_) => ExitCode::BadConfig,
+            _ => ExitCode::Failure,
+        }
+    }
+}
+
+impl From<rlt_torch::Error> for LearnerError {
     fn from(error: rlt_torch::Error) -> Self {
         match error {
             // A lost rank is not a kernel's fault.
@@ -40,7 +55,7 @@ impl From<rlt_torch::Error> for ActorError {
     }
 }
 
-impl From<ApplyError> for ActorError {
+impl From<ApplyError> for LearnerError {
     fn from(error: ApplyError) -> Self {
         match error {
             ApplyError::Optimizer(error) => Self::Optimizer(error),

@@ -1,11 +1,12 @@
 //! The routers' auxiliary loss in an update: choices are counted in a separate pass, over all ranks, before
 //! the first backward pass. The loss is computed by [`crate::model::RouterLoad`].
 
-use super::layer_schedule;
-use super::{Actor, ActorError, MicroBatch};
+use super::error::LearnerError;
+use super::micro_batch::MicroBatch;
+use super::{Learner, layer_schedule};
 use crate::model::{Adapter, RouterLoad, RouterObserver};
 
-impl Actor {
+impl Learner {
     /// Sets the `coefficient` of the routers' auxiliary loss in updates; `None` omits the loss.
     #[must_use]
     pub fn with_router_loss(self, coefficient: Option<f64>) -> Self {
@@ -20,7 +21,7 @@ impl Actor {
     pub(crate) fn balance_routers(
         &mut self,
         passes: &[Option<MicroBatch>],
-    ) -> Result<Option<RouterLoad>, ActorError> {
+    ) -> Result<Option<RouterLoad>, LearnerError> {
         let experts = self.decoder.config.experts.as_ref().map(|experts| experts.num_experts);
         let Some((coefficient, num_experts)) = self.router_loss.zip(experts) else { return Ok(None) };
         let mut load = self.count_routes(passes, num_experts)?;
@@ -36,7 +37,7 @@ impl Actor {
         &self,
         passes: &[Option<MicroBatch>],
         num_experts: usize,
-    ) -> Result<RouterLoad, ActorError> {
+    ) -> Result<RouterLoad, LearnerError> {
         let (model, mut all) = (self.model(), RouterLoad::of_none(num_experts));
         for micro_batch in passes {
             let Some(micro_batch) = micro_batch else {

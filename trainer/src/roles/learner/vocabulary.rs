@@ -1,4 +1,4 @@
-//! The actor's head with tensor parallelism, where ranks hold different rows of its weight. Log-probs and
+//! A vocabulary's head with tensor parallelism, where ranks hold different rows of its weight. Log-probs and
 //! entropies are those of the full vocabulary on each rank, and gradients of hidden states are summed.
 
 use rlt_torch::collectives::CollectiveError;
@@ -10,7 +10,7 @@ use crate::parallel::{Boundary, RankError, TensorParallel};
 
 impl DecoderPass<'_> {
     /// Calls `head` with the head's weight `weight_vd`, which is full or this rank's shard.
-    pub(super) fn with_head<T>(&self, weight_vd: &Tensor, head: impl FnOnce(HeadWeight<'_>) -> T) -> T {
+    pub(crate) fn with_head<T>(&self, weight_vd: &Tensor, head: impl FnOnce(HeadWeight<'_>) -> T) -> T {
         let Some(TensorParallel { group, cuts }) = self.tensor_parallel() else {
             return head(HeadWeight::from(weight_vd));
         };
@@ -21,7 +21,7 @@ impl DecoderPass<'_> {
     }
 
     /// Sums the ranks' gradients of hidden states, `[c, d]`. Collective.
-    pub(super) fn sum_of_head(&self, grad_cd: Tensor) -> Result<Tensor, RankError> {
+    pub(crate) fn sum_of_head(&self, grad_cd: Tensor) -> Result<Tensor, RankError> {
         self.styles(0).backward_at(Boundary::HeadInput, grad_cd)
     }
 }

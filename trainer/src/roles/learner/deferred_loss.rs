@@ -1,0 +1,48 @@
+//! The loss of a micro-batch, which is known at once on a CPU, and on a GPU when the stream has passed it.
+
+use rlt_torch::HostCallbacks;
+
+use super::error::LearnerError;
+
+/// Summands of a micro-batch in the report of an update: known, or pending on the device's stream.
+pub struct DeferredLoss<S>(State<S>);
+
+enum State<S> {
+    Known(S),
+    /// Summands that `take` returns once all `calls` are complete.
+    InStream {
+        calls: HostCallbacks,
+        take: Box<dyn FnOnce() -> Result<S, LearnerError>>,
+    },
+}
+
+impl<S> DeferredLoss<S> {
+    /// Makes a loss that is evaluated already.
+    pub(crate) fn known(sums: S) -> Self {
+        Self(State::Known(sums))
+    }
+
+    /// Makes a loss that the host evaluates by `calls`, in the order of the device's stream. `take` returns
+    /// its summands once they are complete.
+    pub(crate) fn in_stream(
+        calls: HostCallbacks,
+        take: impl FnOnce() -> Result<S, LearnerError> + 'static,
+    ) -> Self {
+        Self(State::InStream { calls, take: Box::new(take) })
+    }
+
+    /// Waits for the stream unless it is past the micro-batch already, as it is when something was read from
+    /// the device since.
+    ///
+    /// # Errors
+    /// When the loss did not fit the micro-batch, or the device failed.
+    pub fn finish(self) -> Result<S, LearnerError> {
+        match self.0 {
+            State::Known(sums) => Ok(sums),
+            State::InStream { mut calls, take } => {
+                calls.wait()?;
+                take()
+            }
+        }
+    }
+}

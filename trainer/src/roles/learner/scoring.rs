@@ -1,0 +1,149 @@
+//! Passes without gradients over completion tokens, which compute some values of each: log-probs and
+//! entropies, or a critic's values. The caller supplies the head; layers are scheduled in
+//! [`super::layer_schedule`]. On a GPU, results are copied to the host while the next micro-batch is
+//! computed, and the host waits once for all of them.
+//!
+//! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
+
+use rlt_core::batch::Batch;
+use rlt_torch::HostCallbacks;
+use tch::{Device, Tensor, no_grad};
+
+use super::error::LearnerError;
+use super::layer_schedule::{self, DecoderPass};
+use super::micro_batch::MicroBatch;
+use super::routes::RouteComparison;
+use crate::model::Adapter;
+use crate::parallel::Ranks;
+
+/// `N` values for each of the c tokens of a micro-batch.
+pub(crate) enum TokenValues<const N: usize> {
+    Here([Vec<f32>; N]),
+    /// Values on a GPU, f32 `[N, c]`.
+    OnDevice(Tensor),
+}
+
+/// `N` values per token, or an asynchronous copy of them from a GPU.
+enum PendingScores<const N: usize> {
+    Here([Vec<f32>; N]),
+    /// Copy in pinned memory, f32 `[N * c]`.
+    Fetched(Tensor),
+}
+
+impl TokenValues<1> {
+    /// Takes one value per token, f32 `[c]`.
+    pub(crate) fn of(numbers_c: &Tensor) -> Result<Self, rlt_torch::Error> {
+        match numbers_c.device() {
+            Device::Cpu => Ok(Self::Here([rlt_torch::f32_slice(numbers_c)?.to_vec()])),
+            _ => Ok(Self::OnDevice(numbers_c.unsqueeze(0))),
+        }
+    }
+}
+
+impl<const N: usize> TokenValues<N> {
+    /// Takes `N` values per token, f32 `[N, c]`.
+    pub(crate) fn of_rows(numbers_nc: &Tensor) -> Result<Self, rlt_torch::Error> {
+        if numbers_nc.device() != Device::Cpu {
+            return Ok(Self::OnDevice(numbers_nc.shallow_clone()));
+        }
+        let numbers_nc = numbers_nc.contiguous();
+        let all = rlt_torch::f32_slice(&numbers_nc)?;
+        let len = all.len() / N;
+        Ok(Self::Here(std::array::from_fn(|row| all[row * len..][..len].to_vec())))
+    }
+
+    fn fetch(self, calls: &mut HostCallbacks) -> Result<PendingScores<N>, rlt_torch::Error> {
+        Ok(match self {
+            Self::Here(numbers) => PendingScores::Here(numbers),
+            Self::OnDevice(numbers) => PendingScores::Fetched(calls.fetch(&numbers.contiguous())?),
+        })
+    }
+}
+
+impl<const N: usize> PendingScores<N> {
+    /// Returns the values of tokens that are predicted from this rank's tokens, once the copy is complete; 0
+    /// for other completion tokens of the micro-batch.
+    fn spread(&self, micro_batch: &MicroBatch) -> Result<[Vec<f64>; N], rlt_torch::Error> {
+        match self {
+            Self::Here(numbers) => Ok(numbers.each_ref().map(|numbers| micro_batch.spread(numbers))),
+            Self::Fetched(pinned) => {
+                let all = rlt_torch::f32_slice(pinned)?;
+                let len = all.len() / N;
+                Ok(std::array::from_fn(|at| micro_batch.spread(&all[at * len..][..len])))
+            }
+        }
+    }
+}
+
+/// Computes `N` values for each completion token of `batch`, the same on every rank. `of_hidden` gets the
+/// hidden states `[c, d]` that predict the tokens of a micro-batch. Micro-batches have at most `max_tokens`
+/// tokens for each rank of a sequence-parallel group.
+///
+/// # Errors
+/// When a sequence alone is longer than a micro-batch may be, a kernel refuses its input, or a rank is lost.
+pub(crate) fn of_batch<const N: usize>(
+    model: DecoderPass<'_>,
+    ranks: &Ranks,
+    batch: &Batch,
+    adapter: Adapter,
+    routes: Option<&RouteComparison>,
+    max_tokens: usize,
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
+) -> Result<[Vec<f64>; N], LearnerError> {
+    let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
+    let own = MicroBatch::share(batch, &rows, model.decoder, max_tokens, ranks)?;
+    let passes = model.passes(ranks, own)?;
+    let numbers = of_passes(model, &passes, adapter, routes, of_hidden)?;
+    let mut all = [(); N].map(|()| vec![0.0; batch.rows.num_tokens()]);
+    for (micro_batch, numbers) in passes.iter().flatten().zip(&numbers) {
+        for (all, numbers) in all.iter_mut().zip(numbers) {
+            batch.scatter(&micro_batch.row_idxs, numbers, all);
+        }
+    }
+    ranks.all_reduce(&mut all.each_mut())?;
+    Ok(all)
+}
+
+/// Returns the values of tokens that are predicted from this rank's tokens, for each of its micro-batches; 0
+/// for their other completion tokens.
+pub(crate) fn of_passes<const N: usize>(
+    model: DecoderPass<'_>,
+    passes: &[Option<MicroBatch>],
+    adapter: Adapter,
+    routes: Option<&RouteComparison>,
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
+) -> Result<Vec<[Vec<f64>; N]>, LearnerError> {
+    let mut calls = HostCallbacks::new();
+    let mut arriving = Vec::with_capacity(passes.len());
+    for micro_batch in passes {
+        let Some(micro_batch) = micro_batch else {
+            model.join_forward(adapter)?;
+            continue;
+        };
+        let numbers = of_micro_batch(model, micro_batch, adapter, routes, &of_hidden)?;
+        arriving.push(numbers.fetch(&mut calls)?);
+    }
+    calls.wait()?;
+    let spread =
+        passes.iter().flatten().zip(&arriving).map(|(micro_batch, numbers)| numbers.spread(micro_batch));
+    Ok(spread.collect::<Result<_, _>>()?)
+}
+
+fn of_micro_batch<const N: usize>(
+    model: DecoderPass<'_>,
+    micro_batch: &MicroBatch,
+    adapter: Adapter,
+    routes: Option<&RouteComparison>,
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
+) -> Result<TokenValues<N>, LearnerError> {
+    let mut context = model.decoder.context(&micro_batch.input, adapter);
+    context.routes = routes.map(|routes| routes.watch(micro_batch));
+    let normed_td = layer_schedule::infer(model, &micro_batch.input, &mut context)?;
+    routes.iter().for_each(|routes| routes.add(context.routes.take()));
+    let numbers = no_grad(|| {
+        let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
+        of_hidden(&predicting_cd, micro_batch)
+    })?;
+    model.end_pass()?;
+    Ok(numbers)
+}
