@@ -52,12 +52,7 @@ impl<'t> LargeIntegers<'t> {
     ///
     /// # Errors
     /// [`DataError::WrongType`] if it has such an integer, at any depth.
-    pub(crate) fn check(
-        &self,
-        location: &RowLocation,
-        column: &str,
-        value: &Value,
-    ) -> Result<(), DataError> {
+    pub(crate) fn check(&self, location: &RowLocation, column: &str, value: &Value) -> Result<(), DataError> {
         if self.0.is_empty() {
             return Ok(());
         }
