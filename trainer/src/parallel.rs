@@ -8,11 +8,11 @@
 //! ```
 //! Advantages, controllers, data positions and decisions are computed from the same values on every rank and
 //! need no communication. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard
-//! of one. Ranks of a sequence-parallel group ([`SpGroup`]) score and differentiate the same rows, each with
-//! a shard of the tokens. Ranks of an expert-parallel group ([`EpGroup`]) have different experts and send
-//! each other the hidden states of their tokens. Ranks of a tensor-parallel group compute the same tokens
-//! with different shards of every weight, or in the rollout sample the same prompts. The transport of tensors
-//! is in `rlt_torch::collectives`; `launch` starts ranks.
+//! of one. Ranks of a sequence-parallel group score and differentiate the same rows, each with a shard of the
+//! tokens. Ranks of an expert-parallel group ([`EpGroup`]) have different experts and send each other the
+//! hidden states of their tokens. Ranks of a tensor-parallel group compute the same tokens with different
+//! shards of every weight, or in the rollout sample the same prompts. The transport of tensors is in
+//! `rlt_torch::collectives`; `launch` starts ranks.
 //!
 //! The first rank, the leader, writes the run folder. The exceptions are checkpoints, to which every rank
 //! writes its shard, and unlinked files of offloaded tensors.
@@ -50,7 +50,6 @@ pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, Ulysses};
 pub use mesh::ProcessGroups;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
 pub(crate) use shards::{TensorParallel, copy_tensor_shard};
-pub use sp_group::SpGroup;
 use tensor_parallel::TensorParallelRanks;
 pub use units::DecoderUnits;
 
@@ -69,7 +68,7 @@ pub struct Ranks {
     balance: Balance,
     connection: Arc<Mutex<Connection>>,
     /// Sequence-parallel group; `None` if each rank has different tokens.
-    sp_group: Option<Arc<SpGroup>>,
+    sp_group: Option<Arc<AxisGroup>>,
     /// Expert-parallel degree: number of ranks over which the experts of a layer are distributed.
     ep: usize,
     /// Tensor-parallel group of this rank, if `rank` and `size` count only the ranks with the same shard

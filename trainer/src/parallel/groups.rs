@@ -7,7 +7,7 @@ use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use tch::Tensor;
 
 use super::tensor_parallel::TensorParallelRanks;
-use super::{AxisGroup, RankError, Ranks, SpGroup};
+use super::{AxisGroup, RankError, Ranks};
 
 impl Ranks {
     /// Connects the sequence-parallel groups, each of `sp` adjacent ranks. Collective, once for each `sp`.
@@ -22,17 +22,17 @@ impl Ranks {
         let name = format!("sequence-parallel group {} of {sp}", self.rank / sp);
         let group = self.connect(&name, &mesh.members(self.rank, &[Axis::Sp]))?;
         let place = mesh.place(self.rank, &[Axis::Sp]);
-        Ok(Self { sp_group: Some(Arc::new(SpGroup::new(place, group))), ..self })
+        Ok(Self { sp_group: Some(Arc::new(AxisGroup::new(place, group))), ..self })
     }
 
     /// This rank's sequence-parallel group; `None` if every rank has tokens of its own.
-    pub fn sp_group(&self) -> Option<&SpGroup> {
+    pub fn sp_group(&self) -> Option<&AxisGroup> {
         self.sp_group.as_deref()
     }
 
     /// This rank's place in its sequence-parallel group, by which it computes a shard of the packed tokens.
     pub fn sp_place(&self) -> AxisPlace {
-        self.sp_group().map_or(AxisPlace::ALONE, SpGroup::place)
+        self.sp_group().map_or(AxisPlace::ALONE, AxisGroup::place)
     }
 
     /// Whether this is the first rank of its group, which alone counts values that all of them have.

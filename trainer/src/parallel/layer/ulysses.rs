@@ -14,13 +14,13 @@ use rlt_torch::forget_values;
 use tch::Tensor;
 
 use super::style::{Boundary, Exchange, ParallelStyle};
-use crate::parallel::{RankError, SpGroup};
+use crate::parallel::{AxisGroup, RankError};
 
 /// The sequence-parallel group of one micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ulysses<'a> {
     /// Group whose ranks have different tokens of the micro-batch.
-    pub(crate) group: &'a SpGroup,
+    pub(crate) group: &'a AxisGroup,
     /// Number of the group's tokens without padding, s.
     pub(crate) num_tokens: usize,
 }
@@ -42,7 +42,7 @@ impl Ulysses<'_> {
 
     /// Sends blocks `[n, t, ..]` of this rank's tokens to all ranks, and returns all tokens, `[s, ..]`.
     fn gather_tokens(&self, blocks: &Tensor) -> Result<Tensor, RankError> {
-        Ok(self.group.all_to_all(blocks)?.flatten(0, 1).narrow(0, 0, self.num_tokens as i64))
+        Ok(self.group.exchange_blocks(blocks)?.flatten(0, 1).narrow(0, 0, self.num_tokens as i64))
     }
 
     /// Sends a tensor of all tokens, `[s, ..]`, to the ranks that have them, and returns one block from each
@@ -50,7 +50,7 @@ impl Ulysses<'_> {
     fn scatter_tokens(&self, all: &Tensor) -> Result<Tensor, RankError> {
         let padding = (-all.size()[0]).rem_euclid(self.num_ranks());
         let padded = all.detach().constant_pad_nd([0, 0, 0, 0, 0, padding]);
-        self.group.all_to_all(&padded.unflatten(0, [self.num_ranks(), -1]))
+        self.group.exchange_blocks(&padded.unflatten(0, [self.num_ranks(), -1]))
     }
 }
 

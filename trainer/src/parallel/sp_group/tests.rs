@@ -6,11 +6,11 @@ use std::sync::Arc;
 use rlt_api::spec::{CriticSpec, LoraInit, Precision, QuantizationSpec};
 use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::loss::{Aggregation, ClipCov, Denominators, Gpg, Gspo, LossInputs, Objective, PolicyLoss};
+use rlt_core::mesh::AxisPlace;
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use tch::{Kind, Tensor};
 
-use super::*;
 use crate::model::{
     Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput, Weights,
 };

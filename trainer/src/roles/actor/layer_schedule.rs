@@ -40,7 +40,7 @@ use tch::{Tensor, no_grad};
 use self::kept::{SavedLayer, SavedState};
 use crate::model::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput, TowerPass};
 use crate::parallel::{
-    Boundary, ExpertParallel, FsdpUnit, LayerPass, RankError, Ranks, ShardedParameters, SpGroup, Styles,
+    AxisGroup, Boundary, ExpertParallel, FsdpUnit, LayerPass, RankError, Ranks, ShardedParameters, Styles,
     TensorParallel, Ulysses,
 };
 
@@ -51,7 +51,7 @@ pub(crate) struct DecoderPass<'a> {
     /// This rank's shards; `None` if the decoder is not sharded.
     pub shards: Option<&'a ShardedParameters>,
     /// The sequence-parallel group; `None` without sequence parallelism.
-    pub sp_group: Option<&'a SpGroup>,
+    pub sp_group: Option<&'a AxisGroup>,
 }
 
 impl<'a> DecoderPass<'a> {
