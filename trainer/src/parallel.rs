@@ -9,10 +9,10 @@
 //! Advantages, controllers, data positions and decisions are computed from the same values on every rank and
 //! need no communication. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard
 //! of one. Ranks of a sequence-parallel group score and differentiate the same rows, each with a shard of the
-//! tokens. Ranks of an expert-parallel group ([`EpGroup`]) have different experts and send each other the
-//! hidden states of their tokens. Ranks of a tensor-parallel group compute the same tokens with different
-//! shards of every weight, or in the rollout sample the same prompts. The transport of tensors is in
-//! `rlt_torch::collectives`; `launch` starts ranks.
+//! tokens. Ranks of an expert-parallel group have different experts and send each other the hidden states of
+//! their tokens. Ranks of a tensor-parallel group compute the same tokens with different shards of every
+//! weight, or in the rollout sample the same prompts. All of these are [`AxisGroup`]s. The transport of
+//! tensors is in `rlt_torch::collectives`; `launch` starts ranks.
 //!
 //! The first rank, the leader, writes the run folder. The exceptions are checkpoints, to which every rank
 //! writes its shard, and unlinked files of offloaded tensors.
@@ -44,7 +44,6 @@ use tch::{Device, Kind, Tensor};
 pub use axis_group::AxisGroup;
 use connection::Connection;
 pub use environment::RankEnvironment;
-pub use ep_group::EpGroup;
 pub use error::RankError;
 pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, Ulysses};
 pub use mesh::ProcessGroups;

@@ -56,6 +56,20 @@ impl AxisGroup {
         Ok(all)
     }
 
+    /// All-to-all: sends the next `sent[r]` of the `rows`, `[n, ..]`, to rank `r` of the group, and returns
+    /// the `received[r]` rows from each rank, in the order of ranks.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_to_all(&self, rows: &Tensor, sent: &[i64], received: &[i64]) -> Result<Tensor, RankError> {
+        let rows = rows.detach().contiguous();
+        let mut size = rows.size();
+        size[0] = received.iter().sum();
+        let output = Tensor::empty(size, (rows.kind(), rows.device()));
+        self.exchange(|group| group.all_to_all(&output, &rows, received, sent))?;
+        Ok(output)
+    }
+
     /// The sum of a number over the group, in the order of ranks: the same bits on every rank.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction};
 use tch::{Kind, Tensor};
 
-use super::{AxisGroup, EpGroup, RankError, Ranks};
+use super::{AxisGroup, RankError, Ranks};
 
 /// Process groups of this rank for a sharded model: those of its replica and of its shard.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub struct ExpertRanks {
     /// Groups of the ranks that hold the same experts as this one.
     pub mesh: ProcessGroups,
     /// Ranks that hold all experts together.
-    pub group: EpGroup,
+    pub group: AxisGroup,
 }
 
 impl Ranks {
@@ -69,8 +69,10 @@ impl Ranks {
         let shard = mesh.place(rank, &[Axis::EpShard]);
         let copies = mesh.place(rank, &[Axis::DpReplicate]);
         let name = format!("experts by {} of {} shards", self.ep, shard.size);
-        let group = EpGroup::connect(self, mesh, &name)?;
-        let place = group.place().index;
+        let place = mesh.place(rank, &[Axis::Ep]);
+        let all = format!("{name}, expert-parallel group {}", rank / place.size);
+        let group = AxisGroup::new(place, self.connect(&all, &mesh.members(rank, &[Axis::Ep]))?);
+        let place = place.index;
         let shards = format!("{name}, replica {}, place {place}", copies.index);
         let shard_group = RefCell::new(self.connect(&shards, &mesh.members(rank, &[Axis::EpShard]))?);
         let same = format!("{name}, shard {}, place {place}", shard.index);

@@ -47,7 +47,7 @@ pub(crate) use self::place::copy_tensor_shard;
 pub use self::unit::FsdpUnit;
 use self::unit::{UnitParameters, own_experts};
 pub use self::whole::WeightDtype;
-use super::{AxisGroup, EpGroup, ProcessGroups, RankError};
+use super::{AxisGroup, ProcessGroups, RankError};
 use crate::model::tp_cuts::ModelSharding;
 use crate::model::{Decoder, NamedTensors};
 
@@ -161,7 +161,7 @@ impl ShardedParameters {
 
     /// Group of the ranks that compute the experts of each other's tokens; `None` if every rank has all
     /// experts.
-    pub(crate) fn ep_group(&self) -> Option<&EpGroup> {
+    pub(crate) fn ep_group(&self) -> Option<&AxisGroup> {
         let is_distributed =
             self.layers.iter().flat_map(UnitParameters::flats).any(FlatParameter::is_of_experts);
         self.ranks.experts().filter(|_| is_distributed).map(|experts| &experts.group)

@@ -12,11 +12,8 @@ impl AxisGroup {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn exchange_blocks(&self, blocks: &Tensor) -> Result<Tensor, RankError> {
-        let sent = blocks.detach().contiguous();
-        let received = sent.empty_like();
         let splits = vec![1; self.place().size];
-        self.exchange(|group| group.all_to_all(&received, &sent, &splits, &splits))?;
-        Ok(received)
+        self.all_to_all(blocks, &splits, &splits)
     }
 }
 

@@ -22,11 +22,11 @@ use rlt_torch::{ExpertRows, forget_values};
 use tch::{Device, Tensor};
 
 use super::style::{Boundary, Exchange, ParallelStyle};
-use crate::parallel::{EpGroup, RankError};
+use crate::parallel::{AxisGroup, RankError};
 
 /// The group whose ranks have the experts of each other's tokens.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ExpertParallel<'a>(pub(crate) &'a EpGroup);
+pub(crate) struct ExpertParallel<'a>(pub(crate) &'a AxisGroup);
 
 impl<'a> ParallelStyle<'a> for ExpertParallel<'a> {
     /// None without the routes of a layer, see [`ExpertDispatch::exchange`].
@@ -42,7 +42,7 @@ impl<'a> ParallelStyle<'a> for ExpertParallel<'a> {
 /// Distribution of the rows of one layer to the ranks that hold their experts.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertDispatch<'a> {
-    group: &'a EpGroup,
+    group: &'a AxisGroup,
     /// Order of the received rows by local expert.
     rows: Rc<ExpertRows>,
     /// Number of rows that this rank sends to each rank; `received` is the number that it receives from each.
@@ -52,7 +52,7 @@ pub(crate) struct ExpertDispatch<'a> {
 
 impl<'a> ExpertDispatch<'a> {
     /// Exchanges the numbers of rows for each expert, `counts`. Collective.
-    fn new(group: &'a EpGroup, counts: &[i64], device: Device) -> Result<Self, RankError> {
+    fn new(group: &'a AxisGroup, counts: &[i64], device: Device) -> Result<Self, RankError> {
         let num_ranks = group.place().size;
         let num_own = counts.len() / num_ranks;
         let ReceivedRows { from_ranks, experts } =

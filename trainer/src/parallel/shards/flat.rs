@@ -33,7 +33,7 @@ use self::gradients::Gradients;
 use super::own::ShardStorage;
 use super::place::{FlatSlot, Share, places};
 use super::whole::{UnshardState, UnshardedBuffer, WeightDtype};
-use crate::parallel::{AxisGroup, EpGroup, ProcessGroups, RankError};
+use crate::parallel::{AxisGroup, ProcessGroups, RankError};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
 #[derive(Debug)]
@@ -126,7 +126,7 @@ impl FlatParameter {
     }
 
     /// The group whose ranks together hold all experts; `None` for other parameters.
-    fn ep_group<'a>(&self, ranks: &'a ProcessGroups) -> Option<&'a EpGroup> {
+    fn ep_group<'a>(&self, ranks: &'a ProcessGroups) -> Option<&'a AxisGroup> {
         ranks.experts().filter(|_| self.is_of_experts).map(|experts| &experts.group)
     }
 

@@ -39,7 +39,7 @@ impl FlatParameter {
             Some((group, shards)) => gather_dim(own, shards, group)?,
             None => own.shallow_clone(),
         };
-        self.ep_group(ranks).map_or(Ok(joined.shallow_clone()), |group| group.all_gather(&joined))
+        self.ep_group(ranks).map_or(Ok(joined.shallow_clone()), |group| group.all_gather_experts(&joined))
     }
 
     /// Rebinds the leaves to views of this rank's buffer.

@@ -33,7 +33,7 @@ impl FlatParameter {
             }
             let mut of_experts = vec![leaf.detach()];
             if let Some(group) = self.ep_group(ranks) {
-                expected = group.all_gather(&expected)?;
+                expected = group.all_gather(&expected)?.view(-1);
                 of_experts = leaf.detach().chunk(group.place().size as i64, 0);
             }
             let parts = of_experts.iter().flat_map(|all| shards_of(all, place));
