@@ -307,7 +307,7 @@ impl Ranks {
         act: impl FnOnce(&mut dyn Collectives) -> Result<T, rlt_torch::collectives::CollectiveError>,
     ) -> Result<T, RankError> {
         match &self.tensor_parallel {
-            Some(ranks) => Ok(act(ranks.of_place().as_mut())?),
+            Some(ranks) => Ok(act(ranks.same_index.collectives().as_mut())?),
             None => Ok(act(self.lock().group.as_mut())?),
         }
     }

@@ -1,7 +1,7 @@
 //! Parallel groups of this rank: their connection, and its place in them. The layout of ranks is in
 //! `rlt_core::mesh`.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use tch::Tensor;
@@ -70,9 +70,10 @@ impl Ranks {
         let members = mesh.members(self.rank, &[Axis::Tp]);
         let group = Arc::new(AxisGroup::new(place, self.connect(&name, &members)?));
         let members = mesh.members(self.rank, &[Axis::DpReplicate]);
-        let of_place = self.connect(&format!("tensor-parallel place {} of {tp}", place.index), &members)?;
-        let ranks = TensorParallelRanks { group, of_place: Mutex::new(of_place), world_rank, world_size };
-        let (rank, size) = (self.rank / tp, self.size / tp);
+        let same_index = self.connect(&format!("tensor-parallel place {} of {tp}", place.index), &members)?;
+        let AxisPlace { index: rank, size } = mesh.place(self.rank, &[Axis::DpReplicate]);
+        let same_index = AxisGroup::new(AxisPlace { index: rank, size }, same_index);
+        let ranks = TensorParallelRanks { group, same_index, world_rank, world_size };
         Ok(Self { rank, size, tensor_parallel: Some(Arc::new(ranks)), ..self })
     }
 

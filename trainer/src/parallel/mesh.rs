@@ -1,11 +1,10 @@
 //! This rank's coordinates on the mesh, and the process groups along its axes. The layout of ranks is in
 //! `rlt_core::mesh`.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
-use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction};
+use rlt_torch::collectives::{CollectiveError, Pending, Reduction};
 use tch::{Kind, Tensor};
 
 use super::{AxisGroup, RankError, Ranks};
@@ -13,14 +12,10 @@ use super::{AxisGroup, RankError, Ranks};
 /// Process groups of this rank for a sharded model: those of its replica and of its shard.
 #[derive(Debug)]
 pub struct ProcessGroups {
-    /// Place among the ranks that hold a replica together, each a shard.
-    shard: AxisPlace,
-    /// Place among the ranks that hold the same shard.
-    copies: AxisPlace,
     /// Ranks that hold a replica together, each a shard (FSDP).
-    shard_group: RefCell<Box<dyn Collectives>>,
+    shards: AxisGroup,
     /// Ranks that hold the same shard, one or more of each replica (`dp_replicate`).
-    replicate_group: RefCell<Box<dyn Collectives>>,
+    copies: AxisGroup,
     /// Process groups of the experts' weights; `None` if these are sharded like all others.
     experts: Option<Box<ExpertRanks>>,
     /// Ranks that hold the other tensor-parallel shards of every weight; `None` without tensor parallelism.
@@ -52,12 +47,11 @@ impl Ranks {
         let shard = place(&[Axis::DpShard]);
         // Roles may have meshes of their own, so the groups' names contain the degree.
         let name = format!("replica {replica} of {dp_shard} ranks, part {part}");
-        let shard_group = RefCell::new(self.connect(&name, &mesh.members(self.rank, &[Axis::DpShard]))?);
+        let shards = AxisGroup::new(shard, self.connect(&name, &mesh.members(self.rank, &[Axis::DpShard]))?);
         let name = format!("shard {} of {dp_shard}", shard.index);
         let same = mesh.members(self.rank, &[Axis::DpReplicate, Axis::Sp]);
-        let replicate_group = RefCell::new(self.connect(&name, &same)?);
-        let copies = place(&[Axis::DpReplicate, Axis::Sp]);
-        Ok(ProcessGroups { shard, copies, shard_group, replicate_group, experts, tp_group: self.tp_group() })
+        let copies = AxisGroup::new(place(&[Axis::DpReplicate, Axis::Sp]), self.connect(&name, &same)?);
+        Ok(ProcessGroups { shards, copies, experts, tp_group: self.tp_group() })
     }
 
     /// Connects the groups of the experts' weights; `None` without expert parallelism.
@@ -74,29 +68,27 @@ impl Ranks {
         let group = AxisGroup::new(place, self.connect(&all, &mesh.members(rank, &[Axis::Ep]))?);
         let place = place.index;
         let shards = format!("{name}, replica {}, place {place}", copies.index);
-        let shard_group = RefCell::new(self.connect(&shards, &mesh.members(rank, &[Axis::EpShard]))?);
         let same = format!("{name}, shard {}, place {place}", shard.index);
-        let replicate_group = RefCell::new(self.connect(&same, &mesh.members(rank, &[Axis::DpReplicate]))?);
-        let mesh =
-            ProcessGroups { shard, copies, shard_group, replicate_group, experts: None, tp_group: None };
-        Ok(Some(ExpertRanks { mesh, group }))
+        let shards = AxisGroup::new(shard, self.connect(&shards, &mesh.members(rank, &[Axis::EpShard]))?);
+        let copies = AxisGroup::new(copies, self.connect(&same, &mesh.members(rank, &[Axis::DpReplicate]))?);
+        Ok(Some(ExpertRanks { mesh: ProcessGroups { shards, copies, experts: None, tp_group: None }, group }))
     }
 }
 
 impl ProcessGroups {
     /// Number of ranks that hold a replica of the model together.
     pub fn dp_shard(&self) -> usize {
-        self.shard.size
+        self.shards.place().size
     }
 
     /// Index of the shard that this rank holds.
     pub fn shard(&self) -> usize {
-        self.shard.index
+        self.shards.place().index
     }
 
     /// Place of this rank among those that hold the same shard.
     pub fn copies(&self) -> AxisPlace {
-        self.copies
+        self.copies.place()
     }
 
     /// Ranks that hold the other tensor-parallel shards of every weight; `None` without tensor parallelism.
@@ -114,7 +106,7 @@ impl ProcessGroups {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn all_gather(&self, whole: &Tensor, shard: &Tensor) -> Result<Pending, RankError> {
-        Ok(self.shard_group.borrow_mut().all_gather(whole, shard)?)
+        Ok(self.shards.collectives().all_gather(whole, shard)?)
     }
 
     /// Starts to reduce-scatter the tensors `whole` of this replica's ranks, `[dp_shard * n]`; the sum of
@@ -123,7 +115,7 @@ impl ProcessGroups {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn reduce_scatter(&self, shard: &Tensor, whole: &Tensor) -> Result<Pending, RankError> {
-        Ok(self.shard_group.borrow_mut().reduce_scatter(shard, whole)?)
+        Ok(self.shards.collectives().reduce_scatter(shard, whole)?)
     }
 
     /// All-reduces tensors in place over the ranks that hold this shard; all of them get the same bits.
@@ -134,7 +126,7 @@ impl ProcessGroups {
         &self,
         tensors: impl IntoIterator<Item = &'a Tensor>,
     ) -> Result<(), RankError> {
-        let mut group = self.replicate_group.borrow_mut();
+        let mut group = self.copies.collectives();
         let started: Result<Vec<Pending>, CollectiveError> =
             tensors.into_iter().map(|tensor| group.all_reduce(tensor, Reduction::Sum)).collect();
         started?.into_iter().try_for_each(Pending::wait)?;

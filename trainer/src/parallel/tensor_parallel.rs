@@ -11,7 +11,7 @@
 //! The ranks of a group are adjacent, because they exchange the most. Which rows and columns of a weight a
 //! rank holds is in `model::tp_cuts`.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rlt_core::mesh::AxisPlace;
 use rlt_torch::collectives::Collectives;
@@ -24,8 +24,8 @@ use super::{AxisGroup, RankError};
 pub(super) struct TensorParallelRanks {
     /// Tensor-parallel group of this rank.
     pub(super) group: Arc<AxisGroup>,
-    /// Collectives of the ranks with this rank's index in their groups.
-    pub(super) of_place: Mutex<Box<dyn Collectives>>,
+    /// Ranks with this rank's index in their groups.
+    pub(super) same_index: AxisGroup,
     /// Index of this rank among all ranks of the job.
     pub(super) world_rank: usize,
     /// Number of all ranks of the job.
@@ -33,11 +33,6 @@ pub(super) struct TensorParallelRanks {
 }
 
 impl TensorParallelRanks {
-    /// All ranks with this rank's index in their groups.
-    pub(super) fn of_place(&self) -> MutexGuard<'_, Box<dyn Collectives>> {
-        self.of_place.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Connects some of the ranks with this rank's index.
     pub(super) fn connect(
         &self,
