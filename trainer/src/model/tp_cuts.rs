@@ -28,7 +28,7 @@ use super::decoder::Decoder;
 use super::layer::DecoderLayer;
 use super::names::{EMBEDDING, HEAD, layer_idx};
 use super::projection::{Adapter, LinearShard};
-use super::tp_shards::{ShardedDim, TpSharding};
+use super::tp_shards::TpSharding;
 
 /// Placements of a model's parameters over the ranks of a tensor-parallel group.
 #[derive(Debug)]
@@ -157,12 +157,11 @@ impl LayerSharding {
         let products = config.products(layer_idx);
         // A shared expert has a width of its own.
         let width = products.get(NUM_OF_ATTENTION).map_or(0, |gate| gate.rows.len());
-        let of_rank = |place| TpSharding::new(place, config).kept(width);
-        let kept: Vec<Vec<ShardedDim>> = place.all().map(of_rank).collect();
+        let shards = TpSharding::new(place, config).products(width);
         let mut placements = BTreeMap::new();
         for (idx, shape) in config.projections(layer_idx).into_iter().enumerate() {
-            let kept = kept.iter().filter_map(|kept| of_projection(idx, &products, kept));
-            place_projection(&mut placements, &shape, kept.collect());
+            let own = products.iter().zip(&shards).filter(|(product, _)| product.projection_idx == idx);
+            place_projection(&mut placements, &shape, of_projection(&shape, own));
         }
         // Norms of queries and keys act on each head alone.
         if config.qk_norm_shapes().is_some() {
@@ -177,19 +176,18 @@ impl LayerSharding {
 /// Number of attention's products: q, k, v and o.
 const NUM_OF_ATTENTION: usize = 4;
 
-/// Adds the placements of a projection's parameters and of its adapter's. `kept` is what each rank keeps of
-/// the weight; empty for the gate of a shared expert, which scales a rank's summand of the expert's output.
+/// Adds the placements of a projection's parameters and of its adapter's. `shards` are those of the weight;
+/// `None` for the gate of a shared expert, which scales a rank's summand of the expert's output.
 fn place_projection(
     placements: &mut BTreeMap<String, Placement>,
     shape: &ProjectionShape,
-    kept: Vec<KeptDim>,
+    shards: Option<DimShards>,
 ) {
-    let of_parts = match kept.first().map(|kept| kept.dim) {
+    let of_parts = match shards {
         None => [(); 4].map(|()| Placement::Partial),
-        Some(dim) => {
-            let len = if dim == 0 { shape.out_features } else { shape.in_features };
-            let of_ranks = kept.into_iter().map(|KeptDim { ranges, .. }| DimRanges { len, ranges });
-            let sharded = Placement::Shard(DimShards { dim, of_ranks: of_ranks.collect() });
+        Some(shards) => {
+            let dim = shards.dim;
+            let sharded = Placement::Shard(shards);
             match dim {
                 0 => [sharded.clone(), sharded.clone(), Placement::Partial, sharded],
                 _ => [sharded.clone(), Placement::Partial, sharded, Placement::Partial],
@@ -200,28 +198,30 @@ fn place_projection(
     placements.extend(parts.into_iter().zip(of_parts));
 }
 
-/// Indices of a projection's weight, [out, in], that a rank keeps.
-struct KeptDim {
-    /// Index of the dimension of which it keeps some indices.
-    dim: usize,
-    ranges: Vec<Range<usize>>,
-}
-
-/// A rank's shard of projection `idx`, from the shards `kept` of the layer's `products`; `None` if it has no
+/// The shards of the weight [out, in] of a projection, from those of its `products`; `None` if it has no
 /// product.
-fn of_projection(idx: usize, products: &[ProductRows], kept: &[ShardedDim]) -> Option<KeptDim> {
-    let mut ranges = Vec::new();
-    for (product, kept) in products.iter().zip(kept).filter(|(product, _)| product.projection_idx == idx) {
-        match kept {
-            ShardedDim::Columns(columns) => {
-                return Some(KeptDim { dim: 1, ranges: vec![columns.clone()] });
-            }
-            ShardedDim::Rows(rows) => {
-                ranges.push(product.rows.start + rows.start..product.rows.start + rows.end);
+fn of_projection<'a>(
+    shape: &ProjectionShape,
+    products: impl Iterator<Item = (&'a ProductRows, &'a DimShards)>,
+) -> Option<DimShards> {
+    let mut joined: Option<DimShards> = None;
+    for (product, shards) in products {
+        let (len, start) = match shards.dim {
+            0 => (shape.out_features, product.rows.start),
+            _ => (shape.in_features, 0),
+        };
+        let own = shards.of_ranks.iter().map(|own| {
+            let ranges = own.ranges.iter().map(|range| start + range.start..start + range.end);
+            DimRanges { len, ranges: ranges.collect() }
+        });
+        match &mut joined {
+            None => joined = Some(DimShards { dim: shards.dim, of_ranks: own.collect() }),
+            Some(joined) => {
+                joined.of_ranks.iter_mut().zip(own).for_each(|(all, own)| all.ranges.extend(own.ranges));
             }
         }
     }
-    (!ranges.is_empty()).then_some(KeptDim { dim: 0, ranges })
+    joined
 }
 
 #[cfg(test)]

@@ -6,15 +6,16 @@
 
 mod on_device;
 
-use std::ops::Range;
-
+use rlt_core::local_tensor::LocalTensor;
 use rlt_torch::cuda::Kernels;
 use rlt_torch::{Error, PackedLinear, QuantizedMatrix, WeightArena};
 use tch::{Kind, Tensor, no_grad};
 
 use super::wide_heads::PaddedHeads;
-use crate::model::tp_shards::{ShardedDim, TpSharding};
-use crate::model::{Adapter, BaseWeight, Linear, LoraPair, NamedTensors, ProjectionWeights, peft_names};
+use crate::model::tp_shards::TpSharding;
+use crate::model::{
+    Adapter, BaseWeight, Linear, LoraPair, NamedTensors, ProjectionWeights, of_ranges, peft_names,
+};
 pub(super) use on_device::{DeviceProduct, Workspace};
 
 /// A linear layer without gradients, [rows, in] to [rows, out].
@@ -33,45 +34,12 @@ pub(super) enum Product {
 pub(super) struct AdaptedProjection {
     /// Full module name of the projection.
     name: String,
-    part: ProjectionShard,
+    /// Indices of the projection's weight [out, in] that the rank multiplies with.
+    local: LocalTensor,
     base: Base,
     lora: Option<Lora>,
     /// Bytes of the base that the engine holds; tensors that are shared with the trainer do not count.
     base_bytes: usize,
-}
-
-/// Outputs of a projection that a rank computes.
-#[derive(Clone, Debug)]
-pub(super) struct ProjectionShard {
-    /// Range of the projection's outputs that belong to a product.
-    pub(super) rows: Range<usize>,
-    /// This rank's tensor-parallel shard of these outputs.
-    pub(super) kept: ShardedDim,
-}
-
-impl ProjectionShard {
-    /// Selects the shard's elements of a vector with all outputs.
-    fn outputs(&self, all: &Tensor) -> Tensor {
-        let own = all.narrow(0, self.rows.start as i64, self.rows.len() as i64);
-        match &self.kept {
-            ShardedDim::Rows(rows) => own.narrow(0, rows.start as i64, rows.len() as i64),
-            ShardedDim::Columns(_) => own,
-        }
-    }
-
-    /// The shard of an adapter's A [rank, in] and B [out, rank].
-    fn of_adapter(&self, [a, b]: [&Tensor; 2]) -> [Tensor; 2] {
-        let Range { start, end } = self.rows;
-        self.kept.of_adapter([a, &b.narrow(0, start as i64, (end - start) as i64)])
-    }
-
-    /// Whether the shard reads all of `num_inputs` inputs.
-    fn has_all_inputs(&self, num_inputs: usize) -> bool {
-        match &self.kept {
-            ShardedDim::Rows(_) => true,
-            ShardedDim::Columns(columns) => columns.len() == num_inputs,
-        }
-    }
 }
 
 /// Settings of products by projections.
@@ -104,14 +72,14 @@ impl Product {
     /// Makes products by projections, or by shards of them. A dense base is packed in `arena` while that has
     /// space.
     pub(super) fn of_projections(
-        projections: Vec<(&Linear, ProjectionShard)>,
+        projections: Vec<(&Linear, LocalTensor)>,
         cut: &TpSharding<'_>,
         options: ProductOptions,
         arena: &mut WeightArena,
     ) -> Result<Self, Error> {
         let adapted = projections
             .into_iter()
-            .map(|(projection, part)| AdaptedProjection::new(projection, part, cut, options, arena));
+            .map(|(projection, local)| AdaptedProjection::new(projection, local, cut, options, arena));
         adapted.collect::<Result<_, _>>().map(Self::Projections)
     }
 
@@ -199,7 +167,7 @@ impl Product {
 impl AdaptedProjection {
     fn new(
         projection: &Linear,
-        part: ProjectionShard,
+        local: LocalTensor,
         cut: &TpSharding<'_>,
         options: ProductOptions,
         arena: &mut WeightArena,
@@ -209,7 +177,7 @@ impl AdaptedProjection {
         let cast = |tensor: &Tensor| no_grad(|| tensor.detach().to_kind(kind));
         let (base, base_bytes) = match &projection.weight {
             BaseWeight::Dense(_) => {
-                let own = cut.keep(projection.merged(Adapter::Off).rows(&part.rows), &part.kept);
+                let own = cut.keep(projection.merged(Adapter::Off), &local);
                 // In f32 the packed weight is a copy.
                 let weight = cast(&own.weight).contiguous();
                 let weight = if kind == Kind::Float { weight } else { keep(&weight) };
@@ -225,7 +193,7 @@ impl AdaptedProjection {
                 (Base::Quantized { matrix, bias }, num_bytes)
             }
         };
-        let mut adapted = Self { name: projection.name.clone(), part, base, lora: None, base_bytes };
+        let mut adapted = Self { name: projection.name.clone(), local, base, lora: None, base_bytes };
         adapted.take_adapter(projection, None, options)?;
         Ok(adapted)
     }
@@ -241,7 +209,7 @@ impl AdaptedProjection {
         self.lora = None;
         let Some(pair) = &projection.lora else { return Ok(0) };
         let [a, b] = adapter_matrices(&projection.name, pair, gathered)?;
-        let [own_a, own_b] = self.part.of_adapter([&a, &b]);
+        let [own_a, own_b] = local_adapter(&self.local, [&a, &b]);
         self.lora = Some(Lora::new([&own_a, &own_b], pair.scaling, kind, rows_hint)?);
         Ok([a, b].iter().map(bytes_of).sum())
     }
@@ -302,6 +270,17 @@ fn adapter_matrices(
 ) -> Result<[Tensor; 2], Error> {
     let [name_a, name_b] = peft_names(projection);
     Ok([matrix(&name_a, &pair.a, gathered)?, matrix(&name_b, &pair.b, gathered)?])
+}
+
+/// Selects a rank's elements of a vector with all outputs of a projection.
+fn local_outputs(local: &LocalTensor, all: &Tensor) -> Tensor {
+    of_ranges(all, &local.dims()[0].ranges, 0)
+}
+
+/// Selects a rank's shard of an adapter with A [rank, in] and B [out, rank], as views. For some of the inputs
+/// its output is a summand of the full adapter's output, as it is for the weight.
+fn local_adapter(local: &LocalTensor, [a, b]: [&Tensor; 2]) -> [Tensor; 2] {
+    [of_ranges(a, &local.dims()[1].ranges, 1), local_outputs(local, b)]
 }
 
 fn no_projection(name: &str) -> Error {

@@ -13,16 +13,18 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use rlt_api::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
+use rlt_api::plan::model_config::ProductRows;
+use rlt_core::local_tensor::{DimShards, LocalTensor};
 use rlt_torch::{Error, WeightArena};
 use tch::Tensor;
 
 use super::digest::{DigestCache, digest_of};
 use super::experts::PackedExperts;
-use super::product::{DeviceProduct, Product, ProductOptions, ProjectionShard};
+use super::product::{DeviceProduct, Product, ProductOptions};
 use super::weights::{DOWN, OUTPUT, PackOptions, PackedBlock, PackedLayer, RolloutWeights, unit_name};
 use super::wide_heads::PaddedHeads;
 use super::{EngineError, WeightDigest};
-use crate::model::tp_shards::{ShardedDim, TpSharding};
+use crate::model::tp_shards::TpSharding;
 use crate::model::{Decoder, DecoderLayer, FeedForward, Linear, NamedTensors, VisionTower};
 use crate::parallel::{DecoderUnits, FsdpUnit};
 
@@ -147,8 +149,8 @@ impl PackedLayer {
         let parts = parts(layer, cut);
         let is_on_device = layer.projections().iter().any(|own| own.weight.device().is_cuda());
         let width = |product: usize| {
-            let (_, ProjectionShard { rows, kept }) = &parts[product];
-            let own = kept.num_outputs(rows.len());
+            let (_, local) = &parts[product];
+            let own = local.dims()[0].count();
             (if product < 3 { own / layout.own * layout.filled } else { own }) as i64
         };
         let mut of = |range: Range<usize>| {
@@ -216,15 +218,16 @@ impl PackedLayer {
     }
 }
 
-/// A projection with the outputs of it that a rank computes.
-type ShardOf<'a> = (&'a Linear, ProjectionShard);
+/// A projection with the indices of its weight [out, in] that a rank multiplies with.
+type ShardOf<'a> = (&'a Linear, LocalTensor);
 
 /// This rank's shards of q, k, v and o, and of gate, up and down if the layer has a feed-forward block.
 fn parts<'a>(layer: &'a DecoderLayer, cut: &TpSharding<'_>) -> Vec<ShardOf<'a>> {
     let width = layer.products().get(4).map_or(0, |gate| gate.rows.len());
-    let parts = layer.products().iter().zip(cut.kept(width));
-    let part = |(product, kept): (&rlt_api::plan::model_config::ProductRows, ShardedDim)| {
-        (&layer.projections()[product.projection_idx], ProjectionShard { rows: product.rows.clone(), kept })
+    let parts = layer.products().iter().zip(cut.products(width));
+    let part = |(product, shards): (&ProductRows, DimShards)| {
+        let projection = &layer.projections()[product.projection_idx];
+        (projection, cut.local(projection.weight.size(), product.rows.clone(), &shards))
     };
     parts.map(part).collect()
 }
@@ -236,9 +239,8 @@ fn whole<'a>(parts: &[ShardOf<'a>]) -> Vec<ShardOf<'a>> {
     projections.into_iter().map(|projection| (projection, whole_of(projection))).collect()
 }
 
-fn whole_of(projection: &Linear) -> ProjectionShard {
-    let rows = 0..projection.weight.size()[0] as usize;
-    ProjectionShard { kept: ShardedDim::Rows(rows.clone()), rows }
+fn whole_of(projection: &Linear) -> LocalTensor {
+    LocalTensor::full(&projection.weight.size())
 }
 
 /// The error that a layer has neither a feed-forward block nor experts. Unreachable for a valid

@@ -13,11 +13,12 @@
 //! another order, or padded, are found by a list of rows; columns of padded heads are left out of the
 //! product.
 
+use rlt_core::local_tensor::LocalTensor;
 use rlt_torch::cuda::{Dequantize, Kernels, QUANTIZED_FEW_ROWS, QuantizedLinear, QuantizedRows};
 use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, TchError, Tensor, no_grad};
 
-use super::{ProductOptions, ProjectionShard, adapter_matrices, bytes_of, fused};
+use super::{ProductOptions, adapter_matrices, bytes_of, fused, local_adapter, local_outputs};
 use crate::model::tp_shards::TpSharding;
 use crate::model::{Adapter, BaseWeight, Linear, NamedTensors, ProjectionWeights};
 use crate::roles::rollout::wide_heads::PaddedHeads;
@@ -41,7 +42,8 @@ pub(in crate::roles::rollout) struct DeviceProduct {
 #[derive(Debug)]
 struct Part {
     projection: String,
-    shard: ProjectionShard,
+    /// Indices of the projection's weight [out, in] that the rank multiplies with.
+    local: LocalTensor,
     /// Index among q, k, v, o, gate, up and down.
     product: usize,
     /// Number of outputs, with padded heads.
@@ -81,7 +83,7 @@ pub(in crate::roles::rollout) struct Workspace {
 impl DeviceProduct {
     /// Makes the product of `shards` of projections, with their indices among q, k, v, o, gate, up and down.
     pub(in crate::roles::rollout) fn new(
-        shards: Vec<(usize, &Linear, ProjectionShard)>,
+        shards: Vec<(usize, &Linear, LocalTensor)>,
         cut: &TpSharding<'_>,
         layout: &PaddedHeads,
         options: ProductOptions,
@@ -98,10 +100,10 @@ impl DeviceProduct {
             base_bytes: 0,
         };
         let mut dense: Vec<ProjectionWeights> = Vec::new();
-        for (position, projection, shard) in shards {
+        for (position, projection, local) in shards {
             let outputs = match &projection.weight {
                 BaseWeight::Dense(_) => {
-                    let own = cut.keep(projection.merged(Adapter::Off).rows(&shard.rows), &shard.kept);
+                    let own = cut.keep(projection.merged(Adapter::Off), &local);
                     let place = |tensor: &Tensor| layout.outputs(position, tensor);
                     let ProjectionWeights { weight, bias } = own;
                     dense.push(ProjectionWeights { weight: place(&weight), bias: bias.as_ref().map(place) });
@@ -109,17 +111,17 @@ impl DeviceProduct {
                 }
                 BaseWeight::Quantized(weight) => {
                     product.push_dense(&mut dense, options)?;
-                    let rows = stored_rows(&weight.matrix, position, &shard, layout)?;
+                    let rows = stored_rows(&weight.matrix, position, &local, layout)?;
                     let bias = projection.bias.as_ref().map(|bias| match &rows {
                         None => bias.detach(),
-                        Some(_) => layout.outputs(position, &shard.outputs(bias)),
+                        Some(_) => layout.outputs(position, &local_outputs(&local, bias)),
                     });
                     product.push_quantized(&weight.matrix, rows, bias.as_ref(), options)
                 }
             };
             product.parts.push(Part {
                 projection: projection.name.clone(),
-                shard,
+                local,
                 product: position,
                 outputs,
             });
@@ -199,7 +201,7 @@ impl DeviceProduct {
                 num_bytes += bytes_of(&a) + bytes_of(&b);
             }
             before = Some(&part.projection);
-            let [a, b] = part.shard.of_adapter([&a, &b]);
+            let [a, b] = local_adapter(&part.local, [&a, &b]);
             let b = layout.outputs(part.product, &(b.to_kind(Kind::Float) * pair.scaling));
             all_a.push(a);
             all_b.push((outputs, b));
@@ -337,16 +339,16 @@ impl QuantizedOutputs {
 fn stored_rows(
     matrix: &QuantizedMatrix,
     product: usize,
-    shard: &ProjectionShard,
+    local: &LocalTensor,
     layout: &PaddedHeads,
 ) -> Result<Option<Tensor>, Error> {
-    let [outputs, inputs] = matrix.size();
-    if !shard.has_all_inputs(inputs as usize) {
+    let [outputs, _] = matrix.size();
+    if !local.dims()[1].is_full() {
         let (expected, got) = ("all inputs of a row".into(), "a rank's shard of them".into());
         return Err(Error::Argument { act: "taking a quantized weight over", expected, got });
     }
     let all = Tensor::arange(outputs, (Kind::Int64, matrix.device()));
-    let rows = layout.outputs(product, &(shard.outputs(&all) + 1)) - 1;
+    let rows = layout.outputs(product, &(local_outputs(local, &all) + 1)) - 1;
     let is_all = rows.size() == all.size() && layout.keeps_order();
     Ok((!is_all).then(|| rows.to_kind(Kind::Int).contiguous()))
 }
