@@ -175,6 +175,10 @@ impl Fact {
             Self::FullTraining => "none".to_owned(),
             Self::Dora | Self::MergedAdapter => "true".to_owned(),
             Self::UnmergedAdapter => "false".to_owned(),
+            Self::ExpertAdapters => {
+                let lora = spec.model.lora.as_ref();
+                lora.map_or_else(String::new, |lora| lora.target_parameters.join(", "))
+            }
             Self::AdaptedTower => {
                 spec.model.lora.as_ref().map_or_else(String::new, |lora| format!("{:?}", lora.vlm_lora))
             }

@@ -134,6 +134,11 @@ pub static CONFLICTS: &[Conflict] = &[
         "normalises each head of queries and keys by weights of its own",
         "1",
     ),
+    row(Fact::ExpertAdapters, &[Fact::ExpertBiases]).because(
+        "<family> has experts with biases",
+        "",
+        "none, as experts with biases have no adapters",
+    ),
     row(Fact::AdapterDropout, &[Fact::ExpertAdapters]).rule(PARAMETERS_DROPOUT),
     row(Fact::OrthogonalInit, &[Fact::ExpertAdapters]).rule(PARAMETERS_ORTHOGONAL),
     row(Fact::Dora, &[Fact::ExpertAdapters]).rule(PARAMETERS_DORA),

@@ -219,6 +219,11 @@ fn a_refusal_names_the_field_the_values_of_the_job_and_what_is_supported() {
              0.001",
         ),
         (
+            &[Fact::ExpertAdapters, Fact::ExpertBiases][..],
+            "spec.model.lora.targetParameters: Qwen3Moe has experts with biases: expected none, as experts with biases \
+             have no adapters, got mlp.experts.down_proj",
+        ),
+        (
             &[Fact::UnmergedAdapter, Fact::Experts, Fact::OnGpu][..],
             "spec.model.lora.merge: with the adapter beside its base the rollout does not sample from experts on a \
              GPU, where no product has an adapter beside it: expected true, got false",

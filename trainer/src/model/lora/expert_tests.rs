@@ -180,7 +180,7 @@ fn experts_of_gpt_oss_have_no_adapters_and_say_so_by_the_field() {
     .unwrap();
     let mut decoder = Decoder::from_config(&config, 7, &LoadOptions::default()).unwrap();
     let refused = decoder.attach_lora(&lora(&["q_proj"], &["experts.gate_up_proj"]), 1).unwrap_err();
-    let expected = "targetParameters: expected none, as experts of GPT-OSS have no adapters, got \
+    let expected = "targetParameters: expected none, as experts with biases have no adapters, got \
                     experts.gate_up_proj";
     assert!(refused.to_string().ends_with(expected), "{refused}");
     decoder.attach_lora(&lora(&["q_proj"], &[]), 1).unwrap();

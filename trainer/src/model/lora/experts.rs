@@ -9,7 +9,7 @@
 
 use std::path::Path;
 
-use rlt_api::plan::model_config::ExpertForm;
+use rlt_api::conflicts::{Fact, Facts, conflict_of};
 use rlt_api::spec::LoraInit;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
@@ -40,11 +40,11 @@ impl Decoder {
         if config.init == LoraInit::Orthogonal {
             return refused("init", "Peft, Gaussian or Xavier", "Orthogonal".to_owned());
         }
-        let experts = || self.layers.iter().filter_map(|layer| layer.experts());
-        if experts().any(|experts| experts.form == ExpertForm::Clamped) {
+        if let Some(conflict) = conflict_of(Fact::ExpertAdapters, &Facts::of_model(&self.config)) {
             let got = config.target_parameters.join(", ");
-            return refused("targetParameters", "none, as experts of GPT-OSS have no adapters", got);
+            return refused("targetParameters", conflict.expected().unwrap_or("none"), got);
         }
+        let experts = || self.layers.iter().filter_map(|layer| layer.experts());
         for name in &config.target_parameters {
             let available = experts().flat_map(names_of).any(|parameter| is_match(name, &parameter));
             if !available {
