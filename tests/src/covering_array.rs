@@ -150,9 +150,8 @@ mod tests {
         fn combinations(&self) -> Vec<Vec<usize>> {
             let mut all = vec![Vec::new()];
             for values in &self.settings {
-                let with_each = |before: Vec<usize>| {
-                    (0..values.len()).map(move |value| [&before[..], &[value]].concat())
-                };
+                let with_each =
+                    |before: Vec<usize>| (0..values.len()).map(move |value| [&before[..], &[value]].concat());
                 all = all.into_iter().flat_map(with_each).collect();
             }
             all
@@ -182,6 +181,9 @@ mod tests {
         let choices: Vec<Vec<Vec<usize>>> =
             (0..4).map(|setting| (0..3).map(|value| vec![3 * setting + value]).collect()).collect();
         let num_results = covering_array(&choices, &|_| true).len();
-        assert!((9..=12).contains(&num_results), "{num_results} of 81 combinations, of which 9 may be enough");
+        assert!(
+            (9..=12).contains(&num_results),
+            "{num_results} of 81 combinations, of which 9 may be enough"
+        );
     }
 }

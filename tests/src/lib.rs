@@ -4,6 +4,7 @@
 
 mod choices;
 pub mod collector;
+mod covering_array;
 mod held_port;
 pub mod hub_push_server;
 pub mod hub_server;
@@ -23,6 +24,7 @@ use rlt_rules::rust_sources;
 use sha2::{Digest as _, Sha256};
 
 pub use choices::choices;
+pub use covering_array::covering_array;
 pub use held_port::HeldPort;
 pub use python_module::python_module;
 pub use python_packages::{MLFLOW, PythonPackage, TENSORBOARD, TRACKIO, TRL, WANDB};

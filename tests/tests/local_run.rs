@@ -10,6 +10,8 @@ mod bad_data;
 mod bad_manifest;
 #[path = "local_run/models/bad_model.rs"]
 mod bad_model;
+#[path = "local_run/combinations.rs"]
+mod combinations;
 #[path = "local_run/commands.rs"]
 mod commands;
 #[path = "local_run/complete.rs"]

@@ -24,6 +24,7 @@ mod verified;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
+use rlt_core::local_tensor::DimRanges;
 use rlt_core::mesh::EvenSplit;
 use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use rlt_torch::{FlatBuffer, OffloadStorage};
@@ -31,8 +32,9 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use self::gradients::Gradients;
 use super::own::ShardStorage;
-use super::place::{FlatSlot, Share, places};
+use super::place::{FlatSlot, local_indices, places};
 use super::whole::{UnshardState, UnshardedBuffer, WeightDtype};
+use crate::model::tp_cuts::ModelSharding;
 use crate::parallel::{AxisGroup, ProcessGroups, RankError};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
@@ -70,20 +72,24 @@ struct Parameter {
 impl FlatParameter {
     /// Takes the named leaves, all of one dtype, which layers use in `compute`; `None` if there are none. The
     /// shard is offloaded to `place` if there is one. The leaves hold full tensors or this rank's local
-    /// values, as `share` says.
+    /// values: those of `experts`, if these are weights of experts of which it has some, and of the
+    /// tensor-parallel shards in `cuts`.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
         ranks: &ProcessGroups,
-        share: Share<'_>,
+        experts: Option<&DimRanges>,
+        cuts: Option<&ModelSharding>,
         compute: Kind,
         place: Option<&mut OffloadStorage>,
     ) -> Result<Option<Self>, RankError> {
-        let is_of_experts = share.experts.is_some();
+        let is_of_experts = experts.is_some();
         let ranks = Self::ranks_of(ranks, is_of_experts);
         let Some((_, first)) = leaves.first() else { return Ok(None) };
         let (kind, device) = (first.kind(), first.device());
         let width = kind.elt_size_in_bytes().min(compute.elt_size_in_bytes());
-        let (places, layout) = places(&leaves, share, ranks.dp_shard(), ranks.shard(), width);
+        let local = |(name, leaf): &(String, Tensor)| local_indices(name, &leaf.size(), experts, cuts);
+        let locals = leaves.iter().map(local).collect();
+        let (places, layout) = places(locals, ranks.dp_shard(), ranks.shard(), width);
         let own = layout.range(ranks.shard());
         let is_cut = places.iter().any(|place| place.tp.is_some());
         let master = UnshardedBuffer::new(layout, &places, (kind, device))?;

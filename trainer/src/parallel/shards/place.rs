@@ -65,41 +65,34 @@ impl FlatSlot {
     }
 }
 
-/// Local values of a buffer's parameters on this rank, before FSDP shards them.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Share<'a> {
-    /// Experts of which the values are local, as indices of the first dimension of a tensor; `None` for all,
-    /// or for other parameters.
-    pub(super) experts: Option<&'a DimRanges>,
-    /// Tensor-parallel placements of the parameters; `None` if all of each are local.
-    pub(super) cuts: Option<&'a ModelSharding>,
-}
-
-impl Share<'_> {
-    /// The local indices of a leaf of size `leaf`, which has its full size or already its local one, and its
-    /// tensor-parallel shards.
-    fn of(self, name: &str, leaf: &[i64]) -> (LocalTensor, Option<DimShards>) {
-        let mut local = LocalTensor::full(leaf);
-        if let Some(experts) = self.experts {
-            local = local.with(0, experts.clone());
-        }
-        let Some((cuts, tp)) = self.cuts.and_then(|cuts| Some((cuts, cuts.of(name)?))) else {
-            return (local, None);
-        };
-        (local.with(tp.dim, cuts.own(&tp).clone()), Some(tp))
+/// The local indices of a leaf of size `leaf`, which has its full size or already its local one, and its
+/// tensor-parallel shards. `experts` are the local indices of the first dimension of experts' weights.
+/// Without both a rank has all of a parameter.
+pub(super) fn local_indices(
+    name: &str,
+    leaf: &[i64],
+    experts: Option<&DimRanges>,
+    cuts: Option<&ModelSharding>,
+) -> (LocalTensor, Option<DimShards>) {
+    let mut local = LocalTensor::full(leaf);
+    if let Some(experts) = experts {
+        local = local.with(0, experts.clone());
+    }
+    match cuts.and_then(|cuts| Some((cuts, cuts.of(name)?))) {
+        None => (local, None),
+        Some((cuts, tp)) => (local.with(tp.dim, cuts.own(&tp).clone()), Some(tp)),
     }
 }
 
-/// Places of the leaves in a buffer over `num_shards` ranks, whose values take `width` bytes, for the rank
-/// that holds shard `shard`; and the layout of the buffer.
+/// Places of parameters in a buffer over `num_shards` ranks, whose values take `width` bytes, for the rank
+/// that holds shard `shard`; and the layout of the buffer. `locals` are the parameters' local indices and
+/// tensor-parallel shards.
 pub(super) fn places(
-    leaves: &[(String, Tensor)],
-    share: Share<'_>,
+    locals: Vec<(LocalTensor, Option<DimShards>)>,
     num_shards: usize,
     shard: usize,
     width: usize,
 ) -> (Vec<FlatSlot>, EvenSplit) {
-    let locals: Vec<_> = leaves.iter().map(|(name, leaf)| share.of(name, &leaf.size())).collect();
     let sizes: Vec<Vec<i64>> = locals.iter().map(|(local, _)| local.local_shape()).collect();
     let ranges = ranges(&sizes, num_shards, width);
     let layout = EvenSplit::new(ranges.last().map_or(0, |last| last.end), num_shards);

@@ -8,7 +8,6 @@ use rlt_torch::OffloadStorage;
 use tch::{Kind, Tensor};
 
 use super::flat::FlatParameter;
-use super::place::Share;
 use crate::model::tp_cuts::ModelSharding;
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError};
@@ -65,17 +64,16 @@ impl UnitParameters {
             let [cut_matrices, cut_vectors] = by_use(cut, compute);
             let kind_of = |tensors: &NamedTensors| tensors.first().map_or(compute, |(_, one)| one.kind());
             let exact = [kind_of(&codes), kind_of(&cut_vectors), kind_of(&vectors)];
-            let (whole, own) = (Share::default(), Share { experts: None, cuts });
             let parts = [
-                (codes, whole, exact[0]),
-                (matrices, whole, compute),
-                (cut_matrices, own, compute),
-                (of_experts, Share { experts, cuts }, compute),
-                (cut_vectors, own, exact[1]),
-                (vectors, whole, exact[2]),
+                (codes, None, exact[0]),
+                (matrices, None, compute),
+                (cut_matrices, None, compute),
+                (of_experts, experts, compute),
+                (cut_vectors, None, exact[1]),
+                (vectors, None, exact[2]),
             ];
-            let flat = |(parameters, share, kind)| {
-                FlatParameter::new(parameters, ranks, share, kind, place.as_deref_mut())
+            let flat = |(parameters, experts, kind)| {
+                FlatParameter::new(parameters, ranks, experts, cuts, kind, place.as_deref_mut())
             };
             parts.into_iter().map(flat).filter_map(Result::transpose).collect()
         };

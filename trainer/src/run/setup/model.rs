@@ -236,10 +236,13 @@ impl RoleMeshes {
             critic: of_degree(mesh.dp_shard_of_critic())?,
             reward_models: match actor.ranks().tp_group() {
                 None => of_degree(mesh.dp_shard_of_reward_models())?,
-                // Each rank scores different samples, so reward models are sharded over all ranks.
+                // Each rank scores different samples, so reward models are sharded over all ranks, without
+                // sequence-parallel groups. Where `ep` does not divide their degree, a rank has all experts.
                 Some(_) => {
-                    let all = actor.ranks().world();
-                    Some(Rc::new(all.on_mesh(mesh.dp_shard_of_reward_models() as usize)?))
+                    let degree = mesh.dp_shard_of_reward_models();
+                    let ep = if degree.is_multiple_of(mesh.ep) { mesh.ep } else { 1 };
+                    let all = actor.ranks().world().with_expert_parallel(ep as usize);
+                    Some(Rc::new(all.on_mesh(degree as usize)?))
                 }
             },
         })
