@@ -212,7 +212,7 @@ fn take_folder(
         true => start_afresh(root, job)?,
         false => RunFolder::lock_patiently(root, lock_patience(stop))?.ready()?,
     };
-    folder.claim(&job.to_masked_yaml()?, identity::lasting_settings)?;
+    folder.claim(&job.to_masked_yaml()?, identity::changed_setting)?;
     Ok(folder)
 }
 

@@ -24,9 +24,10 @@ pub use self::loss_sums::Accumulated;
 pub use self::policy_head::EvaluateLoss;
 pub(crate) use self::policy_head::PolicyHead;
 pub use self::role::ActorRole;
-use crate::model::Decoder;
+use crate::model::{Adapter, Decoder};
 use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
 use crate::roles::learner::layer_schedule::DecoderPass;
+use crate::roles::learner::scoring::Scoring;
 use crate::roles::learner::{
     DeferredLoss, Learner, LearnerError, LearnerOptions, MicroBatch, ProbeError, probe,
 };
@@ -149,8 +150,11 @@ impl Actor {
         self.head
     }
 
-    fn scoring_model(&self) -> DecoderPass<'_> {
-        DecoderPass { sp_group: self.scoring_ranks.sp_group(), ..self.learner.model() }
+    /// Passes of the policy without gradients.
+    fn scoring(&self) -> Scoring<'_> {
+        let ranks = &self.scoring_ranks;
+        let model = DecoderPass { sp_group: ranks.sp_group(), ..self.learner.model() };
+        Scoring { model, ranks, adapter: Adapter::On, routes: None }
     }
 
     /// Checks that a sequence-parallel group computes what one of its ranks computes alone; otherwise all

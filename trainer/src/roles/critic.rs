@@ -30,7 +30,8 @@ use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::StepFault;
 use crate::roles::actor::Actor;
-use crate::roles::learner::{Learner, LearnerError, LearnerOptions, MicroBatch, scoring};
+use crate::roles::learner::scoring::{Scoring, TokenValues};
+use crate::roles::learner::{Learner, LearnerError, LearnerOptions};
 use crate::roles::offload::Offload;
 use crate::roles::optim::{AdamWOptions, LossScale, OptimError};
 use crate::roles::train_state::TrainState;
@@ -136,11 +137,10 @@ impl Critic {
     /// # Errors
     /// If a sequence alone is longer than `max_tokens`, or a rank is lost.
     pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, LearnerError> {
-        let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
-            scoring::TokenValues::of(&values_of(predicting_cd, &self.head_d))
-        };
         let (model, ranks) = (self.learner.model(), self.learner.ranks());
-        let [values] = scoring::of_batch(model, ranks, batch, Adapter::On, None, max_tokens, of_hidden)?;
+        let scoring = Scoring { model, ranks, adapter: Adapter::On, routes: None };
+        let [values] = scoring
+            .batch(batch, max_tokens, |hidden_cd, _| TokenValues::of(&values_of(hidden_cd, &self.head_d)))?;
         Ok(values)
     }
 

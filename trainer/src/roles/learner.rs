@@ -41,7 +41,7 @@ pub use self::micro_batch::MicroBatch;
 pub(crate) use self::micro_batch::PredictedTokens;
 pub use self::mini_batches::MiniBatches;
 pub use self::probe::ProbeError;
-pub(crate) use self::routes::RouteComparison;
+use self::routes::RouteComparison;
 pub use self::update_stats::UpdateStats;
 use crate::model::{Adapter, Decoder, RouteCounts, RouterObserver, RoutesOfCompletion};
 use crate::parallel::{DecoderUnits, Ranks, ShardedParameters};

@@ -1,46 +1,113 @@
 //! The identity of a run by its manifest: the job's name, and the settings that a continuation must not
 //! change.
 
+use std::collections::BTreeSet;
+
 use rlt_api::ValidatedJob;
 use rlt_storage::checkpoint::{Checkpoint, RunIdentity};
 use serde_json::Value;
 
 use crate::run::error::TrainError;
 
-/// Fields of the manifest that may change between a run and its continuation: length, outputs, trackers, and
-/// hardware.
-const CONTINUABLE: [&[&str]; 11] = [
-    &["metadata"],
-    &["spec", "training", "length"],
-    &["spec", "training", "steps"],
-    &["spec", "training", "epochs"],
-    &["spec", "training", "evaluateEvery"],
-    &["spec", "training", "offload"],
-    &["spec", "checkpoint"],
-    &["spec", "tracking"],
-    &["spec", "workers"],
-    &["spec", "runPolicy"],
-    &["spec", "managedBy"],
+/// Fields of the manifest, with all fields below them, that may change between a run and its continuation.
+/// Those that a machine needs more of, such as memory, have no other results, or results that differ by
+/// rounding, as they do on another machine.
+const CONTINUABLE: [&str; 25] = [
+    // The name of a job is compared on its own; labels and annotations are no settings.
+    "metadata",
+    // Budgets: the run ends later or earlier.
+    "spec.training.steps",
+    "spec.training.epochs",
+    "spec.runPolicy",
+    // Outputs: no weight depends on them.
+    "spec.training.evaluateEvery",
+    "spec.checkpoint",
+    "spec.tracking",
+    // Memory of updates and scores: denominators count the whole update, so its split changes no gradient,
+    // and what is recomputed, gathered again or offloaded has the same values.
+    "spec.training.maxTokensPerMicroBatch",
+    "spec.training.maxLogprobTokens",
+    "spec.training.activationCheckpointing",
+    "spec.training.reshardAfterForward",
+    "spec.training.unshardedLayers",
+    "spec.training.offload",
+    "spec.training.roles.critic.maxTokensPerMicroBatch",
+    "spec.training.roles.critic.maxForwardTokens",
+    "spec.training.roles.critic.offload",
+    "spec.training.roles.reference.maxForwardTokens",
+    "spec.training.roles.reference.offloadParameters",
+    "spec.training.roles.rewardModels.maxForwardTokens",
+    "spec.training.roles.rewardModels.offloadParameters",
+    // Memory of the rollout: each sample depends on its seed and its tokens, not on those beside it.
+    "spec.rollout.maxConcurrentSequences",
+    "spec.rollout.maxBatchedTokens",
+    "spec.rollout.memoryFraction",
+    // Place: a checkpoint of any number of ranks resumes on any other.
+    "spec.workers",
+    "spec.managedBy",
 ];
+/// Maximum number of characters of a value that an error quotes.
+const MAX_QUOTED: usize = 100;
 
-/// Returns the fields that must be equal for a resume, as text.
-pub fn lasting_settings(manifest: &str) -> String {
-    let Ok(value) = rlt_api::read_yaml::<Value>(manifest) else {
-        return manifest.to_owned();
-    };
-    format!("{:#}", without_continuable(value))
+/// Describes the first setting that makes two manifests different runs, by its path and both values; `None`
+/// if one may continue a run of the other.
+pub fn changed_setting(earlier: &str, now: &str) -> Option<String> {
+    let read = |text: &str| rlt_api::read_yaml::<Value>(text).unwrap_or_else(|_| text.into());
+    changed(read(earlier), read(now))
+}
+
+fn changed(earlier: Value, now: Value) -> Option<String> {
+    let (earlier, now) = (without_continuable(earlier), without_continuable(now));
+    first_change("", Some(&earlier), Some(&now))
+}
+
+/// Describes the first leaf that differs, or that only one side has.
+fn first_change(path: &str, there: Option<&Value>, here: Option<&Value>) -> Option<String> {
+    if there == here {
+        return None;
+    }
+    match (there, here) {
+        (Some(Value::Object(there)), Some(Value::Object(here))) => {
+            let names: BTreeSet<&String> = there.keys().chain(here.keys()).collect();
+            names.into_iter().find_map(|name| {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                first_change(&path, there.get(name), here.get(name))
+            })
+        }
+        (Some(Value::Array(there)), Some(Value::Array(here))) if there.len() == here.len() => {
+            let mut pairs = there.iter().zip(here).enumerate();
+            pairs.find_map(|(idx, (there, here))| {
+                first_change(&format!("{path}[{idx}]"), Some(there), Some(here))
+            })
+        }
+        _ => Some(format!("{path}: {} there, {} here", quoted(there), quoted(here))),
+    }
+}
+
+fn quoted(value: Option<&Value>) -> String {
+    value.map_or_else(|| "nothing".to_owned(), |value| value.to_string().chars().take(MAX_QUOTED).collect())
 }
 
 fn without_continuable(mut manifest: Value) -> Value {
-    for path in CONTINUABLE {
-        let (Some(last), parents) = (path.last(), &path[..path.len() - 1]) else { continue };
-        let parent = parents.iter().try_fold(&mut manifest, |at, key| at.get_mut(key));
-        if let Some(map) = parent.and_then(Value::as_object_mut) {
-            map.remove(*last);
-        }
+    for field in CONTINUABLE {
+        remove(&mut manifest, &field.split('.').collect::<Vec<_>>());
     }
     remove_header_values(&mut manifest);
     manifest
+}
+
+/// Removes a field, and each section above it of which nothing is left, as if it were not given.
+fn remove(section: &mut Value, path: &[&str]) {
+    let (Some((name, rest)), Some(fields)) = (path.split_first(), section.as_object_mut()) else { return };
+    if rest.is_empty() {
+        fields.remove(*name);
+        return;
+    }
+    let Some(inner) = fields.get_mut(*name) else { return };
+    remove(inner, rest);
+    if inner.as_object().is_some_and(|left| left.is_empty()) {
+        fields.remove(*name);
+    }
 }
 
 /// Removes the values of headers of reward servers. They may be keys, which change when they are renewed, and
@@ -94,7 +161,117 @@ pub(crate) fn check(identity: &RunIdentity, checkpoint: &Checkpoint, is_own: boo
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
     use super::*;
+
+    const JOB: &str = "apiVersion: rltraining.dev/v1alpha1
+kind: RLTrainingJob
+metadata: {name: one}
+spec:
+  model:
+    architecture: {family: Llama, hiddenSize: 32, intermediateSize: 64, numLayers: 1, numHeads: 2}
+    tokenizer: {characters: '0123456789+='}
+  data: {task: {kind: Arithmetic, operators: ['+'], maxOperand: 9, numTrain: 16, numHeldOut: 0}, maxPromptTokens: 8}
+  rewards: {functions: [{name: exact, kind: Exact}]}
+  algorithm: {kind: GRPO}
+  rollout: {samplesPerPrompt: 4, maxCompletionTokens: 4}
+  training: {steps: 3, promptsPerStep: 2}
+  workers: {device: Cpu, threads: 1}
+";
+
+    /// A field of a manifest without fields of its own.
+    struct Leaf {
+        /// Path as errors write it.
+        path: String,
+        /// JSON pointer of the field.
+        pointer: String,
+    }
+
+    /// Collects the leaves below the value at `leaf`.
+    fn leaves(leaf: Leaf, value: &Value, found: &mut Vec<Leaf>) {
+        let Leaf { path, pointer } = &leaf;
+        match value {
+            Value::Object(fields) if !fields.is_empty() => {
+                for (name, value) in fields {
+                    let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                    leaves(Leaf { path, pointer: format!("{pointer}/{name}") }, value, found);
+                }
+            }
+            Value::Array(items) if !items.is_empty() => {
+                for (idx, value) in items.iter().enumerate() {
+                    let (path, pointer) = (format!("{path}[{idx}]"), format!("{pointer}/{idx}"));
+                    leaves(Leaf { path, pointer }, value, found);
+                }
+            }
+            _ => found.push(leaf),
+        }
+    }
+
+    /// Another value of the same type.
+    fn other(value: &Value) -> Value {
+        match value {
+            Value::Bool(value) => json!(!value),
+            Value::Number(_) => json!(12_345),
+            Value::String(_) | Value::Null => json!("another"),
+            Value::Array(_) | Value::Object(_) => json!(["another"]),
+        }
+    }
+
+    #[test]
+    fn each_field_may_change_or_is_refused_with_its_name_and_both_values() {
+        let job = rlt_api::validate(JOB).unwrap().to_yaml().unwrap();
+        let manifest: Value = rlt_api::read_yaml(&job).unwrap();
+        let mut found = Vec::new();
+        leaves(Leaf { path: String::new(), pointer: String::new() }, &manifest, &mut found);
+        let (mut num_continuable, mut num_refused) = (0, 0);
+        for Leaf { path, pointer } in &found {
+            let mut edited = manifest.clone();
+            let value = edited.pointer_mut(pointer).unwrap();
+            let (there, here) = (value.clone(), other(value));
+            *value = here.clone();
+            let below = |field: &&str| {
+                path.strip_prefix(*field).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
+            };
+            if CONTINUABLE.iter().any(below) {
+                num_continuable += 1;
+                assert_eq!(changed(manifest.clone(), edited), None, "{path}");
+            } else {
+                num_refused += 1;
+                let expected = format!("{path}: {there} there, {here} here");
+                assert_eq!(changed(manifest.clone(), edited), Some(expected));
+            }
+        }
+        assert!(num_continuable > 15 && num_refused > 30, "{num_continuable} and {num_refused}");
+    }
+
+    #[test]
+    fn budgets_of_a_role_may_be_given_later_and_its_precision_not() {
+        let plain = json!({ "spec": { "training": { "seed": 1 } } });
+        let with = |reference: Value| json!({ "spec": { "training": { "seed": 1, "roles": { "reference": reference } } } });
+        let budgets = json!({ "maxForwardTokens": 64, "offloadParameters": true });
+        assert_eq!(changed(plain.clone(), with(budgets.clone())), None);
+        assert_eq!(changed(with(budgets), plain.clone()), None);
+        let refused = changed(plain, with(json!({ "precision": "Fp32" }))).unwrap();
+        assert!(refused.starts_with("spec.training.roles: nothing there, "), "{refused}");
+    }
+
+    #[test]
+    fn every_field_that_may_change_is_documented() {
+        let read = |name: &str| {
+            std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name)).unwrap()
+        };
+        let (reference, how_to) = (read("reference.md"), read("how-to.md"));
+        for field in CONTINUABLE.iter().filter(|field| **field != "metadata") {
+            let is_field =
+                reference.contains(&format!("`{field}`")) || reference.contains(&format!("`{field}."));
+            assert!(is_field, "{field} is no field of a manifest");
+            let short = field.trim_start_matches("spec.");
+            assert!(how_to.contains(&format!("`{short}`")), "docs/how-to.md says that {short} may change");
+        }
+    }
 
     fn run(metadata: &str, steps: u32, learning_rate: &str, alpha: u32) -> RunIdentity {
         of_manifest(&format!(
@@ -133,9 +310,9 @@ mod tests {
         };
         let (first, renewed) = (of_manifest(&manifest("first-key")), of_manifest(&manifest("second-key")));
         assert_eq!(renewed.difference(&first), None);
-        for text in [first.spec.to_string(), lasting_settings(&manifest("first-key"))] {
-            assert!(text.contains("Authorization") && !text.contains("first-key"), "{text}");
-        }
+        let text = first.spec.to_string();
+        assert!(text.contains("Authorization") && !text.contains("first-key"), "{text}");
+        assert_eq!(changed_setting(&manifest("first-key"), &manifest("second-key")), None);
         // Earlier releases wrote the value.
         let spec: Value = rlt_api::read_yaml::<Value>(&manifest("first-key")).unwrap()["spec"].take();
         let earlier = RunIdentity { run: "a".to_owned(), spec };

@@ -46,7 +46,7 @@ pub enum RunFolderError {
     OtherManifest {
         /// Path of the run folder.
         path: String,
-        /// First line that differs.
+        /// First setting that differs, with both values.
         difference: String,
     },
     /// The folder is not empty and is not a run folder.
@@ -160,24 +160,24 @@ impl RunFolder {
         Self { root: root.to_path_buf(), _lock: None }
     }
 
-    /// Writes the resolved manifest, or checks that an earlier one in the folder has the same lasting
-    /// settings.
+    /// Writes the resolved manifest, unless an earlier one in the folder is of another run.
     ///
-    /// `identity` extracts the settings that must not change between a run and its continuation.
+    /// `changed` gets both manifests, the earlier one first, and describes the first setting that differs
+    /// although it must not change between a run and its continuation.
     ///
     /// # Errors
     /// [`RunFolderError::OtherManifest`], or a failed read or write.
     pub fn claim(
         &self,
         resolved_yaml: &str,
-        identity: impl Fn(&str) -> String,
+        changed: impl Fn(&str, &str) -> Option<String>,
     ) -> Result<(), RunFolderError> {
         let path = self.manifest();
         match std::fs::read_to_string(&path) {
             // Nothing is written, for which a full disk may have no room.
             Ok(earlier) if earlier == resolved_yaml => return Ok(()),
             Ok(earlier) => {
-                if let Some(difference) = first_difference(&identity(&earlier), &identity(resolved_yaml)) {
+                if let Some(difference) = changed(&earlier, resolved_yaml) {
                     return Err(RunFolderError::OtherManifest { path: self.display(), difference });
                 }
             }
@@ -319,25 +319,6 @@ fn holder() -> String {
     format!("attempt {attempt}, process {} on host {}", std::process::id(), host.trim())
 }
 
-fn first_difference(earlier: &str, now: &str) -> Option<String> {
-    if earlier == now {
-        return None;
-    }
-    let mut earlier_lines = earlier.lines();
-    let mut now_lines = now.lines();
-    loop {
-        match (earlier_lines.next(), now_lines.next()) {
-            (Some(a), Some(b)) if a == b => {}
-            (None, None) => return Some("line endings".to_owned()),
-            (a, b) => {
-                let text =
-                    |line: Option<&str>| line.map_or("nothing".to_owned(), |l| format!("`{}`", l.trim()));
-                return Some(format!("{} there, {} here", text(a), text(b)));
-            }
-        }
-    }
-}
-
 fn io(act: &'static str, path: &Path, source: std::io::Error) -> RunFolderError {
     RunFolderError::Io { act, path: path.display().to_string(), source }
 }
@@ -346,8 +327,8 @@ fn io(act: &'static str, path: &Path, source: std::io::Error) -> RunFolderError 
 mod tests {
     use super::*;
 
-    fn same(text: &str) -> String {
-        text.to_owned()
+    fn changed(earlier: &str, now: &str) -> Option<String> {
+        (earlier != now).then(|| format!("{} there, {} here", earlier.trim(), now.trim()))
     }
 
     #[test]
@@ -388,10 +369,13 @@ mod tests {
     fn a_different_manifest_is_refused_and_the_difference_is_named() {
         let temporary = tempfile::tempdir().unwrap();
         let folder = RunFolder::open(temporary.path(), false).unwrap();
-        folder.claim("steps: 1\nseed: 1\n", same).unwrap();
-        folder.claim("steps: 1\nseed: 1\n", same).unwrap();
-        let error = folder.claim("steps: 1\nseed: 2\n", same).unwrap_err();
-        assert!(error.to_string().contains("`seed: 1` there, `seed: 2` here"), "{error}");
+        folder.claim("seed: 1\n", changed).unwrap();
+        folder.claim("seed: 1\n", changed).unwrap();
+        let error = folder.claim("seed: 2\n", changed).unwrap_err();
+        assert!(error.to_string().contains("(first difference: seed: 1 there, seed: 2 here)"), "{error}");
+        assert_eq!(std::fs::read_to_string(folder.manifest()).unwrap(), "seed: 1\n");
+        folder.claim("seed: 3\n", |_, _| None).unwrap();
+        assert_eq!(std::fs::read_to_string(folder.manifest()).unwrap(), "seed: 3\n");
     }
 
     #[test]
@@ -411,7 +395,7 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         std::fs::write(temporary.path().join(".new-Xy12"), "steps: 1\nse").unwrap();
         let folder = RunFolder::open(temporary.path(), false).unwrap();
-        folder.claim("steps: 1\nseed: 1\n", same).unwrap();
+        folder.claim("steps: 1\nseed: 1\n", changed).unwrap();
         assert!(!temporary.path().join(".new-Xy12").exists());
     }
 

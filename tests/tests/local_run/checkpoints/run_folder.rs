@@ -38,8 +38,26 @@ fn another_manifest_in_the_same_folder_is_refused_and_the_difference_named() {
     place.train(&tiny()).expect(0, &[]);
     let before = fs::read(place.run("metrics.jsonl")).unwrap();
     let other = tiny_with(json!({ "training": { "optimizer": { "learningRate": 0.02 } } }));
-    place.train(&other).expect(78, &["different manifest", "learningRate", "0.02", "--overwrite"]);
+    place.train(&other).expect(
+        78,
+        &["different manifest", "spec.training.optimizer.learningRate: ", "0.02 here", "--overwrite"],
+    );
     assert_eq!(fs::read(place.run("metrics.jsonl")).unwrap(), before);
+}
+
+#[test]
+fn a_run_continues_with_other_budgets_of_memory() {
+    let place = Place::new();
+    place.train(&tiny()).expect(0, &[]);
+    let other = tiny_with(json!({
+        "rollout": { "maxConcurrentSequences": 2, "maxBatchedTokens": 2 },
+        "training": {
+            "steps": 4, "maxTokensPerMicroBatch": 64, "maxLogprobTokens": 64, "activationCheckpointing": true
+        }
+    }));
+    place.train(&other).expect(0, &[]);
+    let steps: Vec<_> = place.steps().iter().map(|step| step["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [1, 2, 3, 4]);
 }
 
 /// All files and folders below `folder`.

@@ -15,7 +15,7 @@ use super::role::ActorRole;
 use crate::model::Adapter;
 use crate::observe::tracking::console::Phase;
 use crate::roles::StepError;
-use crate::roles::learner::scoring::{TokenValues, of_batch};
+use crate::roles::learner::scoring::TokenValues;
 use crate::roles::learner::{
     DeferredLoss, HeadContext, LearnerError, LossHead, MicroBatch, UpdateStats, scaled,
 };
@@ -31,10 +31,8 @@ impl Actor {
         batch: &Batch,
         max_tokens: usize,
     ) -> Result<[Vec<f64>; K], LearnerError> {
-        let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
-            TokenValues::of_rows(&self.decoder().labels(predicting_cd))
-        };
-        of_batch(self.scoring_model(), &self.scoring_ranks, batch, Adapter::On, None, max_tokens, of_hidden)
+        self.scoring()
+            .batch(batch, max_tokens, |hidden_cd, _| TokenValues::of_rows(&self.decoder().labels(hidden_cd)))
     }
 
     /// Adds the gradient of a loss, whose `derivatives` with respect to each label's value are given at the

@@ -9,10 +9,9 @@ use tch::{Kind, Tensor};
 
 use super::{Actor, TokenScores};
 use crate::model::Adapter;
-use crate::parallel::Ranks;
 use crate::roles::learner::layer_schedule::DecoderPass;
-use crate::roles::learner::scoring::{TokenValues, of_batch, of_passes};
-use crate::roles::learner::{LearnerError, MicroBatch, RouteComparison};
+use crate::roles::learner::scoring::{Scoring, TokenValues};
+use crate::roles::learner::{LearnerError, MicroBatch};
 use crate::roles::reference::FrozenPolicy;
 
 impl Actor {
@@ -34,7 +33,7 @@ impl Actor {
             Adapter::Off => &self.reference_ranks,
         };
         let model = DecoderPass { sp_group: ranks.sp_group(), ..self.learner.model() };
-        self.score_through(model, batch, ranks, adapter, routes.as_deref(), max_tokens)
+        self.score_by(Scoring { model, ranks, adapter, routes: routes.as_deref() }, batch, max_tokens)
     }
 
     /// Scores a batch under a frozen reference policy without an adapter.
@@ -50,20 +49,17 @@ impl Actor {
         let ranks = &self.reference_ranks;
         let model =
             DecoderPass { decoder: policy.decoder(), shards: policy.shards(), sp_group: ranks.sp_group() };
-        self.score_through(model, batch, ranks, Adapter::Off, None, max_tokens)
+        self.score_by(Scoring { model, ranks, adapter: Adapter::Off, routes: None }, batch, max_tokens)
     }
 
-    fn score_through(
+    fn score_by(
         &self,
-        model: DecoderPass<'_>,
+        scoring: Scoring<'_>,
         batch: &Batch,
-        ranks: &Ranks,
-        adapter: Adapter,
-        routes: Option<&RouteComparison>,
         max_tokens: usize,
     ) -> Result<TokenScores, LearnerError> {
-        let score = self.logprobs_and_entropies(model, adapter);
-        let [logprobs, entropies] = of_batch(model, ranks, batch, adapter, routes, max_tokens, score)?;
+        let head = self.logprobs_and_entropies(scoring.model, scoring.adapter);
+        let [logprobs, entropies] = scoring.batch(batch, max_tokens, head)?;
         Ok(TokenScores { logprobs, entropies })
     }
 
@@ -77,9 +73,9 @@ impl Actor {
         passes: &[Option<MicroBatch>],
         adapter: Adapter,
     ) -> Result<Vec<TokenScores>, LearnerError> {
-        let model = self.learner.model();
-        let score = self.logprobs_and_entropies(model, adapter);
-        let scores = of_passes(model, passes, adapter, None, score)?;
+        let (model, ranks) = (self.learner.model(), self.ranks());
+        let head = self.logprobs_and_entropies(model, adapter);
+        let scores = Scoring { model, ranks, adapter, routes: None }.passes(passes, head)?;
         let over_stream = |[mut logprobs, mut entropies]: [Vec<f64>; 2]| {
             self.ranks().all_reduce_over_sp(&mut logprobs)?;
             self.ranks().all_reduce_over_sp(&mut entropies)?;
@@ -118,20 +114,19 @@ impl Actor {
     /// # Errors
     /// When a sequence alone is longer than `max_tokens`.
     pub fn sum_pi_squared(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, LearnerError> {
-        let (model, ranks) = (self.scoring_model(), &self.scoring_ranks);
-        let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
-            let chunks = predicting_cd.split(self.head.chunk_tokens as i64, 0);
+        let scoring = self.scoring();
+        let [sums] = scoring.batch(batch, max_tokens, |hidden_cd, _| {
+            let chunks = hidden_cd.split(self.head.chunk_tokens as i64, 0);
             let sums = chunks.iter().map(|chunk_cd| {
                 let logits_cv = self.decoder().logits(chunk_cd, Adapter::On).to_kind(Kind::Float);
                 let logits_cv = logits_cv / self.head.temperature;
-                if let Some(tp) = model.tensor_parallel() {
+                if let Some(tp) = scoring.model.tensor_parallel() {
                     return rlt_torch::sum_of_squares(&logits_cv, &|own| tp.group.gather_statistics(own));
                 }
                 Ok(logits_cv.softmax(-1, Kind::Float).square().sum_dim_intlist(-1, false, Kind::Float))
             });
             TokenValues::of(&Tensor::cat(&sums.collect::<Result<Vec<_>, _>>()?, 0))
-        };
-        let [sums] = of_batch(model, ranks, batch, Adapter::On, None, max_tokens, of_hidden)?;
+        })?;
         Ok(sums)
     }
 }

@@ -75,75 +75,86 @@ impl<const N: usize> PendingScores<N> {
     }
 }
 
-/// Computes `N` values for each completion token of `batch`, the same on every rank. `of_hidden` gets the
-/// hidden states `[c, d]` that predict the tokens of a micro-batch. Micro-batches have at most `max_tokens`
-/// tokens for each rank of a sequence-parallel group.
-///
-/// # Errors
-/// When a sequence alone is longer than a micro-batch may be, a kernel refuses its input, or a rank is lost.
-pub(crate) fn of_batch<const N: usize>(
-    model: DecoderPass<'_>,
-    ranks: &Ranks,
-    batch: &Batch,
-    adapter: Adapter,
-    routes: Option<&RouteComparison>,
-    max_tokens: usize,
-    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
-) -> Result<[Vec<f64>; N], LearnerError> {
-    let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
-    let own = MicroBatch::share(batch, &rows, model.decoder, max_tokens, ranks)?;
-    let passes = model.passes(ranks, own)?;
-    let numbers = of_passes(model, &passes, adapter, routes, of_hidden)?;
-    let mut all = [(); N].map(|()| vec![0.0; batch.rows.num_tokens()]);
-    for (micro_batch, numbers) in passes.iter().flatten().zip(&numbers) {
-        for (all, numbers) in all.iter_mut().zip(numbers) {
-            batch.scatter(&micro_batch.row_idxs, numbers, all);
+/// Passes without gradients through a decoder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scoring<'a> {
+    pub model: DecoderPass<'a>,
+    /// Ranks that divide the rows of a batch, with the sequence-parallel groups of these passes.
+    pub ranks: &'a Ranks,
+    pub adapter: Adapter,
+    /// Counters of the routers' choices; `None` while nothing counts them.
+    pub routes: Option<&'a RouteComparison>,
+}
+
+impl Scoring<'_> {
+    /// Computes `N` values for each completion token of `batch`, the same on every rank. `head` gets the
+    /// hidden states `[c, d]` that predict the tokens of a micro-batch. Micro-batches have at most
+    /// `max_tokens` tokens for each rank of a sequence-parallel group.
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than a micro-batch may be, a kernel refuses its input, or a rank is
+    /// lost.
+    pub(crate) fn batch<const N: usize>(
+        self,
+        batch: &Batch,
+        max_tokens: usize,
+        head: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
+    ) -> Result<[Vec<f64>; N], LearnerError> {
+        let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
+        let own = MicroBatch::share(batch, &rows, self.model.decoder, max_tokens, self.ranks)?;
+        let passes = self.model.passes(self.ranks, own)?;
+        let numbers = self.passes(&passes, head)?;
+        let mut all = [(); N].map(|()| vec![0.0; batch.rows.num_tokens()]);
+        for (micro_batch, numbers) in passes.iter().flatten().zip(&numbers) {
+            for (all, numbers) in all.iter_mut().zip(numbers) {
+                batch.scatter(&micro_batch.row_idxs, numbers, all);
+            }
         }
+        self.ranks.all_reduce(&mut all.each_mut())?;
+        Ok(all)
     }
-    ranks.all_reduce(&mut all.each_mut())?;
-    Ok(all)
-}
 
-/// Returns the values of tokens that are predicted from this rank's tokens, for each of its micro-batches; 0
-/// for their other completion tokens.
-pub(crate) fn of_passes<const N: usize>(
-    model: DecoderPass<'_>,
-    passes: &[Option<MicroBatch>],
-    adapter: Adapter,
-    routes: Option<&RouteComparison>,
-    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
-) -> Result<Vec<[Vec<f64>; N]>, LearnerError> {
-    let mut calls = HostCallbacks::new();
-    let mut arriving = Vec::with_capacity(passes.len());
-    for micro_batch in passes {
-        let Some(micro_batch) = micro_batch else {
-            model.join_forward(adapter)?;
-            continue;
-        };
-        let numbers = of_micro_batch(model, micro_batch, adapter, routes, &of_hidden)?;
-        arriving.push(numbers.fetch(&mut calls)?);
+    /// Returns the values of tokens that are predicted from this rank's tokens, for each of its
+    /// micro-batches; 0 for their other completion tokens.
+    ///
+    /// # Errors
+    /// When a kernel refuses its input, or a rank is lost.
+    pub(crate) fn passes<const N: usize>(
+        self,
+        passes: &[Option<MicroBatch>],
+        head: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
+    ) -> Result<Vec<[Vec<f64>; N]>, LearnerError> {
+        let mut calls = HostCallbacks::new();
+        let mut arriving = Vec::with_capacity(passes.len());
+        for micro_batch in passes {
+            let Some(micro_batch) = micro_batch else {
+                self.model.join_forward(self.adapter)?;
+                continue;
+            };
+            let numbers = self.micro_batch(micro_batch, &head)?;
+            arriving.push(numbers.fetch(&mut calls)?);
+        }
+        calls.wait()?;
+        let spread =
+            passes.iter().flatten().zip(&arriving).map(|(micro_batch, numbers)| numbers.spread(micro_batch));
+        Ok(spread.collect::<Result<_, _>>()?)
     }
-    calls.wait()?;
-    let spread =
-        passes.iter().flatten().zip(&arriving).map(|(micro_batch, numbers)| numbers.spread(micro_batch));
-    Ok(spread.collect::<Result<_, _>>()?)
-}
 
-fn of_micro_batch<const N: usize>(
-    model: DecoderPass<'_>,
-    micro_batch: &MicroBatch,
-    adapter: Adapter,
-    routes: Option<&RouteComparison>,
-    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
-) -> Result<TokenValues<N>, LearnerError> {
-    let mut context = model.decoder.context(&micro_batch.input, adapter);
-    context.routes = routes.map(|routes| routes.watch(micro_batch));
-    let normed_td = layer_schedule::infer(model, &micro_batch.input, &mut context)?;
-    routes.iter().for_each(|routes| routes.add(context.routes.take()));
-    let numbers = no_grad(|| {
-        let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
-        of_hidden(&predicting_cd, micro_batch)
-    })?;
-    model.end_pass()?;
-    Ok(numbers)
+    fn micro_batch<const N: usize>(
+        self,
+        micro_batch: &MicroBatch,
+        head: impl Fn(&Tensor, &MicroBatch) -> Result<TokenValues<N>, rlt_torch::Error>,
+    ) -> Result<TokenValues<N>, LearnerError> {
+        let Self { model, adapter, routes, .. } = self;
+        let mut context = model.decoder.context(&micro_batch.input, adapter);
+        context.routes = routes.map(|routes| routes.watch(micro_batch));
+        let normed_td = layer_schedule::infer(model, &micro_batch.input, &mut context)?;
+        routes.iter().for_each(|routes| routes.add(context.routes.take()));
+        let numbers = no_grad(|| {
+            let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
+            head(&predicting_cd, micro_batch)
+        })?;
+        model.end_pass()?;
+        Ok(numbers)
+    }
 }
