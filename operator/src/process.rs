@@ -14,8 +14,8 @@ use crate::health::{self, Health, ListenError};
 use crate::lease::{Candidate, Election, LeaseError, Term, Timing};
 use crate::metrics::Metrics;
 use crate::progress::{
-    self, CachedCertificates, Certificates, ChannelService, EndpointError, RendezvousKeys, Reports,
-    SecretError, ServeError, TokenReviewer, Workers,
+    self, CachedCertificates, Certificates, ChannelService, RendezvousKeys, Reports, SecretError, ServeError,
+    TokenReviewer, Workers,
 };
 
 /// Wait between two tries to serve the channel.
@@ -207,8 +207,6 @@ enum ChannelError {
     Secret(#[from] SecretError),
     #[error(transparent)]
     Serve(#[from] ServeError),
-    #[error(transparent)]
-    Endpoint(#[from] EndpointError),
 }
 
 impl Channel {
@@ -268,11 +266,20 @@ impl Channel {
         };
         let (address, task) = progress::serve(service, args.channel_listen, &certificates, stop).await?;
         tracing::info!(%address, channel = self.address, "serving the status channel");
-        if let Some(service) = &self.service {
-            let ip = args.pod_ip.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-            progress::announce(client, &args.namespace, service, ip, address.port()).await?;
+        let announced = async {
+            match &self.service {
+                Some(service) => {
+                    let ip = args.pod_ip.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+                    progress::keep_announced(client, &args.namespace, service, ip, address.port()).await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        // The task has the port: this ends with it, and not with a failed announcement.
+        tokio::select! {
+            served = task => served.unwrap_or(Ok(()))?,
+            () = announced => {}
         }
-        task.await.unwrap_or(Ok(()))?;
         Ok(())
     }
 }
