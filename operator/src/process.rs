@@ -14,12 +14,14 @@ use crate::health::{self, Health, ListenError};
 use crate::lease::{Candidate, Election, LeaseError, Term, Timing};
 use crate::metrics::Metrics;
 use crate::progress::{
-    self, CachedCertificates, Certificates, ChannelService, EndpointError, RendezvousKeys, Reports,
-    SecretError, ServeError, TokenReviewer, Workers,
+    self, CachedCertificates, Certificates, ChannelService, RendezvousKeys, Reports, SecretError, ServeError,
+    TokenReviewer, Workers,
 };
 
 /// Wait between two tries to serve the channel.
 const CHANNEL_RETRY: Duration = Duration::from_secs(5);
+/// Interval at which the leader looks for the Secret of the channel.
+const LOOK_FOR_SECRET_EVERY: Duration = Duration::from_secs(60);
 
 /// An error that keeps the process from its work.
 #[derive(Debug, thiserror::Error)]
@@ -209,8 +211,6 @@ enum ChannelError {
     Secret(#[from] SecretError),
     #[error(transparent)]
     Serve(#[from] ServeError),
-    #[error(transparent)]
-    Endpoint(#[from] EndpointError),
 }
 
 impl Channel {
@@ -246,6 +246,20 @@ impl Channel {
         progress::certificates(client, namespace, &self.secret, names, &self.cached).await
     }
 
+    /// Stores the certificates again if their Secret was deleted, before a replica starts that has never read
+    /// it and would make another authority. Never ends.
+    async fn keep_stored(&self, client: &Client, namespace: &str) {
+        loop {
+            tokio::time::sleep(LOOK_FOR_SECRET_EVERY).await;
+            if let Err(error) = self.certificates(client, namespace).await {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the Secret of the channel is not known"
+                );
+            }
+        }
+    }
+
     /// Serves until leading is over or the certificate is to be renewed.
     async fn serve<S: rlt_channel::channel_server::Channel>(
         &self,
@@ -270,11 +284,21 @@ impl Channel {
         };
         let (address, task) = progress::serve(service, args.channel_listen, &certificates, stop).await?;
         tracing::info!(%address, channel = self.address, "serving the status channel");
-        if let Some(service) = &self.service {
-            let ip = args.pod_ip.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-            progress::announce(client, &args.namespace, service, ip, address.port()).await?;
+        let announced = async {
+            match &self.service {
+                Some(service) => {
+                    let ip = args.pod_ip.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+                    progress::keep_announced(client, &args.namespace, service, ip, address.port()).await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        // The task has the port: this ends with it, and not with a failed announcement.
+        tokio::select! {
+            served = task => served.unwrap_or(Ok(()))?,
+            () = announced => {}
+            () = self.keep_stored(client, &args.namespace) => {}
         }
-        task.await.unwrap_or(Ok(()))?;
         Ok(())
     }
 }
@@ -297,11 +321,62 @@ fn candidate(args: &ProcessArgs, name: &str) -> Candidate {
 
 #[cfg(test)]
 mod tests {
-    use http::{Request, Response};
+    use std::sync::{Arc, Mutex};
+
+    use http::{Method, Request, Response};
     use kube::Client;
     use kube::client::Body;
+    use serde_json::{Value, json};
 
     use super::*;
+
+    /// An API server with this Secret and nothing else.
+    fn server(secret: &Arc<Mutex<Option<Value>>>) -> Client {
+        let secret = Arc::clone(secret);
+        let server = tower::service_fn(move |request: Request<Body>| {
+            let secret = Arc::clone(&secret);
+            async move {
+                let (head, body) = request.into_parts();
+                let sent: Value = serde_json::from_slice(&body.collect_bytes().await?).unwrap_or_default();
+                let mut stored = secret.lock().unwrap();
+                if head.method != Method::GET {
+                    *stored = Some(sent);
+                }
+                let found = stored.clone().filter(|_| head.uri.path().contains("/secrets"));
+                let missing = json!({
+                    "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound",
+                    "message": "",
+                });
+                let (code, answer) = found.map_or((404, missing), |found| (200, found));
+                let body = Body::from(answer.to_string().into_bytes());
+                Ok::<_, tower::BoxError>(Response::builder().status(code).body(body)?)
+            }
+        });
+        Client::new(server, "rl")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_stores_the_certificates_again_after_their_secret_was_deleted() {
+        let secret = Arc::new(Mutex::new(None));
+        let client = server(&secret);
+        let channel = Channel {
+            address: String::new(),
+            authority: Authority::default(),
+            keys: RendezvousKeys::default(),
+            cached: CachedCertificates::default(),
+            renewed: watch::Sender::default(),
+            host: "host".into(),
+            secret: "channel".into(),
+            service: None,
+        };
+        channel.certificates(&client, "rl").await.unwrap();
+        let before = secret.lock().unwrap().take().unwrap();
+        assert!(before["data"]["ca.key"].is_string());
+        let stored = channel.keep_stored(&client, "rl");
+        assert!(tokio::time::timeout(LOOK_FOR_SECRET_EVERY * 3 / 2, stored).await.is_err(), "it never ends");
+        let after = secret.lock().unwrap().clone().unwrap();
+        assert_eq!(after["data"], before["data"]);
+    }
 
     #[tokio::test]
     async fn an_election_runs_on_while_every_other_thread_computes() {

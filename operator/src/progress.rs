@@ -35,7 +35,7 @@ mod token;
 
 pub use certificates::{CertificateError, Certificates};
 pub(crate) use connections::{Connections, Counted};
-pub use endpoint::{EndpointError, announce};
+pub use endpoint::{EndpointError, announce, keep_announced};
 pub use identity::{Authenticator, PodIdentity, ReviewError, Reviewer, TokenReviewer};
 pub use keys::RendezvousKeys;
 pub use reports::{JobReport, Reports};

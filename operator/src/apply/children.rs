@@ -214,8 +214,8 @@ impl<'a> JobChildren<'a> {
         self.ensure(Child::NetworkPolicy.into(), digest, || Some(policy)).await
     }
 
-    /// Deletes the job's NetworkPolicy that is no longer desired: it would still block traffic. An object of
-    /// another owner, which has taken its name since, stays.
+    /// Deletes a NetworkPolicy that is no longer desired: it would still block traffic.
+    /// An object of another owner, which has taken its name since, stays.
     async fn remove_policy(&self) -> Result<(), ApplyError> {
         if !self.is_known(Child::NetworkPolicy) {
             return Ok(());

@@ -1,7 +1,9 @@
 //! Address of the leader in the EndpointSlice of the channel's Service, which has no selector: exactly one
-//! replica serves, and a change of leader is one write.
+//! replica serves, and a change of leader is one write. The address is written again each minute, in case the
+//! EndpointSlice was deleted or changed.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
@@ -11,6 +13,11 @@ use kube::{Api, Client};
 
 use rlt_objects::labels::OPERATOR;
 
+/// Interval between two announcements.
+const ANNOUNCE_EVERY: Duration = Duration::from_secs(60);
+/// Wait after a failed announcement.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
 /// The leader's address could not be announced.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to write EndpointSlice {namespace}/{name}")]
@@ -18,6 +25,24 @@ pub struct EndpointError {
     namespace: String,
     name: String,
     source: kube::Error,
+}
+
+/// Keeps the port of an address the only endpoint of the Service `service`. Never ends: a Service that is
+/// installed again takes its EndpointSlice with it, and a call may fail.
+pub async fn keep_announced(client: &Client, namespace: &str, service: &str, ip: IpAddr, port: u16) {
+    loop {
+        let wait = match announce(client, namespace, service, ip, port).await {
+            Ok(()) => ANNOUNCE_EVERY,
+            Err(error) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the status channel is not announced"
+                );
+                RETRY_AFTER
+            }
+        };
+        tokio::time::sleep(wait).await;
+    }
 }
 
 /// Makes the port of an address the only endpoint of the Service `service`.
@@ -82,7 +107,38 @@ fn endpoint_slice(service: &str, ip: IpAddr, port: u16) -> EndpointSlice {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_is_announced_again_after_a_failure_and_each_minute() {
+        let num_patches = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&num_patches);
+        let server = tower::service_fn(move |request: Request<Body>| {
+            let is_patch = request.method() == Method::PATCH;
+            let is_taken = is_patch && counter.fetch_add(1, Ordering::SeqCst) > 0;
+            let slice = json!({
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {},
+                "addressType": "IPv4", "endpoints": [],
+            });
+            let (code, body) =
+                if is_taken { (200, slice.to_string().into_bytes()) } else { (500, Vec::new()) };
+            let response = Response::builder().status(code).body(Body::from(body)).unwrap();
+            futures::future::ready(Ok::<_, tower::BoxError>(response))
+        });
+        let client = Client::new(server, "rl");
+        let announced = keep_announced(&client, "rl", "channel", [10, 0, 0, 7].into(), 9443);
+        let three_and_a_half = RETRY_AFTER + ANNOUNCE_EVERY * 7 / 2;
+        assert!(tokio::time::timeout(three_and_a_half, announced).await.is_err(), "it never ends");
+        // One that fails, one that follows, and three more.
+        assert_eq!(num_patches.load(Ordering::SeqCst), 5);
+    }
 
     #[test]
     fn a_slice_belongs_to_the_service_and_holds_one_address() {
