@@ -182,9 +182,11 @@ impl<'a> JobChildren<'a> {
             |found: &ConfigMap| worker::owner(&found.metadata).is_some_and(|owner| owner == self.job.key());
         match found.filter(is_ours) {
             Some(found) if holds(&found, &wanted) => {}
-            Some(_) => {
-                let (namespace, job) = (self.job.namespace(), self.job.name());
-                tracing::warn!(namespace, job, "the ConfigMap has other data than the job; writing it again");
+            Some(found) => {
+                if build::content_digest(&found) == build::content_digest(&wanted) {
+                    let (namespace, job) = (self.job.namespace(), self.job.name());
+                    tracing::warn!(namespace, job, "the ConfigMap was edited; writing it again");
+                }
                 Box::pin(self.take_over_and_change(&wanted)).await?;
             }
             None => Box::pin(self.make(&wanted)).await?,
