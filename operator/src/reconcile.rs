@@ -135,13 +135,13 @@ async fn decide_and_apply(
 async fn confirm(
     context: &Context,
     job: &Job,
-    observed: &mut Observed,
+    observed: &Observed,
     decision: &Decision,
 ) -> Result<(), ApplyError> {
     if !decision.changes_objects() {
         return Ok(());
     }
-    Box::pin(apply::confirm(&context.client, &context.written, job, &mut observed.current)).await
+    Box::pin(apply::confirm(&context.client, &context.written, job, &observed.current)).await
 }
 
 /// Reads nodes that are not in the cache, before their pods are taken for lost. A node that cannot be read

@@ -47,10 +47,14 @@ impl<'a> JobChildren<'a> {
     /// Applies the children that must exist before pods: without their ServiceAccount pods are refused, pods
     /// of an isolated job must not run without its NetworkPolicy, pods must not find the manifest or the
     /// address of an earlier attempt, and they would wait for ever for a claim that they cannot mount.
-    /// `starts_ranks` says whether ranks are about to read the manifest.
+    /// `starts_ranks` says whether ranks are about to start.
     pub(super) async fn apply_prerequisites(&self, starts_ranks: bool) -> Result<(), ApplyError> {
-        if self.is_isolated() {
-            self.apply_network_policy().await?;
+        match self.is_isolated() {
+            true if starts_ranks && self.is_known(Child::NetworkPolicy) => {
+                Box::pin(self.restore_network_policy()).await?;
+            }
+            true => self.apply_network_policy().await?,
+            false => {}
         }
         self.change_claim(true).await?;
         let account = build::service_account(self.input);
@@ -179,9 +183,11 @@ impl<'a> JobChildren<'a> {
             |found: &ConfigMap| worker::owner(&found.metadata).is_some_and(|owner| owner == self.job.key());
         match found.filter(is_ours) {
             Some(found) if holds(&found, &wanted) => {}
-            Some(_) => {
-                let (namespace, job) = (self.job.namespace(), self.job.name());
-                tracing::warn!(namespace, job, "the ConfigMap has other data than the job; writing it again");
+            Some(found) => {
+                if build::content_digest(&found) == build::content_digest(&wanted) {
+                    let (namespace, job) = (self.job.namespace(), self.job.name());
+                    tracing::warn!(namespace, job, "the ConfigMap was edited; writing it again");
+                }
                 Box::pin(self.take_over_and_change(&wanted)).await?;
             }
             None => Box::pin(self.make(&wanted)).await?,
@@ -212,6 +218,16 @@ impl<'a> JobChildren<'a> {
         let Some(policy) = build::network_policy(self.input) else { return self.remove_policy().await };
         let digest = build::content_digest(&policy).map(str::to_owned);
         self.ensure(Child::NetworkPolicy.into(), digest, || Some(policy)).await
+    }
+
+    /// Writes the NetworkPolicy again, before ranks start that it isolates. An edit of its rules leaves the
+    /// digest in its annotation as it is.
+    async fn restore_network_policy(&self) -> Result<(), ApplyError> {
+        let Some(policy) = build::network_policy(self.input) else { return Ok(()) };
+        self.take_over_and_change(&policy).await?;
+        let digest = build::content_digest(&policy).map(str::to_owned);
+        self.index.enter(&self.job.key(), ChildEntry { id: Child::NetworkPolicy.into(), digest });
+        Ok(())
     }
 
     /// Deletes a NetworkPolicy that is no longer desired: it would still block traffic.

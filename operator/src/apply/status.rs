@@ -72,7 +72,8 @@ pub async fn write_status(
     let status = RLTrainingJobStatus { writes: before.status.writes + 1, ..status.clone() };
     let is_news_only = pace.is_some() || is_first(before, &status);
     let importance = if is_news_only { Importance::Notice } else { Importance::Status };
-    let taken = Box::pin(write(client, job, &before.resource_version, &status, importance)).await;
+    let version = &before.resource_version;
+    let taken = Box::pin(write(client, job, version, &status, &params(), importance)).await;
     // The status may be written although the call failed.
     let taken = taken.inspect_err(|_| written.doubt(job.uid()));
     let resource_version = taken.map_err(|source| not_written(job, source))?;
@@ -80,9 +81,10 @@ pub async fn write_status(
     Ok(StatusWritten::Yes)
 }
 
-/// Confirms that no newer version of a job exists than the one that is decided from, by writing its unchanged
-/// status under its resource version. One call for each job and process is enough, and one after each write
-/// whose outcome is not known. A job whose first attempt has not begun has no earlier status.
+/// Confirms that no newer version of a job exists than the one that is decided from, by a dry run of writing
+/// its unchanged status under its resource version. One call for each job and process is enough, and one
+/// after each write whose outcome is not known. A job whose first attempt has not begun has no earlier
+/// status.
 ///
 /// # Errors
 /// [`ApplyError::Outdated`] if there is a newer version, and any other error of the call.
@@ -90,22 +92,29 @@ pub async fn confirm(
     client: &Client,
     written: &Written,
     job: &Job,
-    current: &mut Current,
+    current: &Current,
 ) -> Result<(), ApplyError> {
     let is_new = current.deferred_since.is_some() || current.status.attempt.is_none();
     if is_new || written.is_confirmed(job.uid()) {
         return Ok(());
     }
-    let taken = write(client, job, &current.resource_version, &current.status, Importance::Status).await;
-    match taken.map_err(|source| not_written(job, source)) {
-        Ok(resource_version) => {
-            current.resource_version = resource_version;
+    let Current { status, resource_version, .. } = current;
+    let trial = params().dry_run();
+    match write(client, job, resource_version, status, &trial, Importance::Status).await {
+        Ok(_) => {
             written.confirm(job.uid());
             Ok(())
         }
-        Err(error) if error.is_conflict() => Err(ApplyError::Outdated { name: job.name().to_owned() }),
-        Err(error) => Err(error),
+        Err(source) => match not_written(job, source) {
+            error if error.is_conflict() => Err(ApplyError::Outdated { name: job.name().to_owned() }),
+            error => Err(error),
+        },
     }
+}
+
+/// Parameters of a status write.
+fn params() -> PatchParams {
+    PatchParams::apply(labels::STATUS_MANAGER).force()
 }
 
 fn not_written(job: &Job, source: kube::Error) -> ApplyError {
@@ -118,6 +127,7 @@ async fn write(
     job: &Job,
     resource_version: &str,
     status: &RLTrainingJobStatus,
+    params: &PatchParams,
     importance: Importance,
 ) -> Result<String, kube::Error> {
     let patch = json!({
@@ -127,8 +137,7 @@ async fn write(
         "status": status,
     });
     let request = Request::new(Job::url_path(&(), Some(job.namespace())));
-    let params = PatchParams::apply(labels::STATUS_MANAGER).force();
-    let request = request.patch_subresource("status", job.name(), &params, &Patch::Apply(&patch));
+    let request = request.patch_subresource("status", job.name(), params, &Patch::Apply(&patch));
     let mut request = request.map_err(kube::Error::BuildRequest)?;
     request.extensions_mut().insert(importance);
     let taken: SeenMetadata<Job> = client.request(request).await?;
@@ -252,9 +261,9 @@ mod tests {
         let written = Written::default();
         let settled = serde_json::to_value(status(Reason::Settled)).unwrap();
         let seen: Job = serde_json::from_value(job(&settled)).unwrap();
-        let mut current = written.current(&seen).unwrap();
+        let current = written.current(&seen).unwrap();
         for _ in 0..2 {
-            confirm(&client, &written, &seen, &mut current).await.unwrap();
+            confirm(&client, &written, &seen, &current).await.unwrap();
         }
         assert_eq!(num_writes.load(Ordering::SeqCst), 1);
         let broken = tower::service_fn(|_: Request<Body>| async {
@@ -263,7 +272,7 @@ mod tests {
         let broken = Client::new(broken, "b");
         let lost = write_status(&broken, &written, &seen, &current, &status(Reason::Restarting)).await;
         assert!(lost.is_err());
-        confirm(&client, &written, &seen, &mut current).await.unwrap();
+        confirm(&client, &written, &seen, &current).await.unwrap();
         assert_eq!(num_writes.load(Ordering::SeqCst), 2);
     }
 

@@ -124,6 +124,7 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let call = Call::of(&request);
+        let is_dry_run = request.uri().query().is_some_and(|query| query.contains("dryRun"));
         let crash_point = self.crash_point.clone();
         if matches!(call.verb, Verb::List | Verb::Watch) {
             return Box::pin(self.inner.call(request));
@@ -139,7 +140,7 @@ where
         Box::pin(async move {
             let answer = answer.await;
             let is_taken = answer.as_ref().is_ok_and(|answer| answer.status().is_success());
-            let is_status = call.resource.ends_with("/status");
+            let is_status = call.resource.ends_with("/status") && !is_dry_run;
             crash_point.num_statuses.fetch_add(usize::from(is_taken && is_status), Ordering::SeqCst);
             if crash_point.at.is_some_and(|(at, _)| count == at) { crash_point.end().await } else { answer }
         })

@@ -151,6 +151,29 @@ async fn a_worker_that_follows_others_joins_their_pod_group_and_none_that_became
 }
 
 #[tokio::test]
+async fn an_edited_policy_of_an_isolated_job_is_put_right_before_the_pods_of_an_attempt_are_made() {
+    let new = Server::new(Box::new(|_, _| None));
+    let isolated = with_workers(json!({"network": "Isolated"}));
+    reconcile(Arc::new(isolated.clone()), context(&new).into()).await.unwrap();
+    let is_policy = |path: &str| path.contains("/networkpolicies");
+    let made = new.calls.lock().unwrap().iter().find(|(_, path, _)| is_policy(path)).unwrap().2.clone();
+    let digest = made["metadata"]["annotations"][labels::CONTENT_DIGEST].as_str().map(str::to_owned);
+
+    let server = Server::new(Box::new(|_, _| None));
+    let context = context(&server);
+    context.index.enter(&key(), ChildEntry { id: Child::NetworkPolicy.into(), digest });
+    let job = Job { status: Ok(serde_json::from_value(begun()).unwrap()), ..isolated };
+    reconcile(Arc::new(job), context.into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let place = |wanted: Method, part: &str| {
+        calls.iter().position(|(method, path, _)| *method == wanted && path.contains(part)).unwrap()
+    };
+    let written = place(Method::PATCH, "/networkpolicies/");
+    assert_eq!(calls[written].2["spec"], made["spec"]);
+    assert!(written < place(Method::POST, "/pods"), "{calls:?}");
+}
+
+#[tokio::test]
 async fn a_claim_that_is_to_be_retained_is_released_at_once_also_while_the_job_is_suspended() {
     let storage = |retain: bool| json!({"count": 1, "storage": {"size": "1Gi", "retain": retain}});
     let suspended = json!({"attempt": 1, "conditions": []});
