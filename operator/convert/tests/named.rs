@@ -226,6 +226,15 @@ fn defaults_of_open_instruct_are_stated() {
     assert_eq!(fields("olmo_core_finetune", ""), [Some(8e-5), Some(0.03), Some(1e6), Some(3.0), Some(8.0)]);
     assert_eq!(fields("reward_modeling", ""), [Some(2e-5), None, Some(1e6), Some(1.0), Some(8.0)]);
     assert_eq!(fields("grpo_fast", ""), [Some(2e-5), None, None, None, Some(16.0)]);
+    let (_, comments) = converted(Project::OpenInstruct, "grpo_fast", "");
+    assert!(comments.contains("async_steps, 8 by default there, has no equal"), "{comments}");
+    let (_, comments) = converted(Project::OpenInstruct, "grpo_fast", "--async_steps 1");
+    assert!(!comments.contains("async_steps"), "{comments}");
+    for (trainer, longest) in [("dpo", None), ("finetune", None), ("reward_modeling", Some(256))] {
+        let (spec, comments) = converted(Project::OpenInstruct, trainer, "");
+        assert_eq!(spec["data"]["maxPromptTokens"].as_u64(), longest, "{trainer}");
+        assert_eq!(comments.contains("rows of any length are learned there"), longest.is_none(), "{trainer}");
+    }
     let given = "--learning_rate 1e-6 --warmup_ratio 0.2 --max_grad_norm 0.5 --num_epochs 3";
     assert_eq!(fields("dpo", given), [Some(1e-6), Some(0.2), Some(0.5), Some(3.0), Some(8.0)]);
 }

@@ -51,6 +51,8 @@ pub(super) fn of(trainer: &str) -> Defaults {
         Defaults { weight_decay: TORCH_WEIGHT_DECAY, warmup_ratio: 0.0, clips: true, ..shared }
     } else if trainer.starts_with("finetune") {
         Defaults { warmup_ratio: 0.03, epochs: 2, max_tokens: None, ..shared }
+    } else if trainer.starts_with("dpo") {
+        Defaults { max_tokens: None, ..shared }
     } else if trainer.starts_with("olmo_core_finetune") {
         let betas = Some([0.9, 0.95]);
         Defaults { learning_rate: 8e-5, betas, warmup_ratio: 0.03, epochs: 3, ..shared }

@@ -49,6 +49,10 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
         let text = "open-instruct leaves groups of equal rewards out of an update: here they stay, with advantage 0.";
         draft.remark("algorithm", text);
     }
+    if settings.get("async_steps").is_none() {
+        let text = "async_steps, 8 by default there, has no equal: sampling and training take turns, on the newest weights.";
+        draft.remark("rollout", text);
+    }
     rewards::finish(settings, draft);
 }
 
