@@ -1,5 +1,5 @@
-//! Writes the CustomResourceDefinition, the schema that manifests are checked by and the field reference from the
-//! types, and the page of conflicts from their table.
+//! Writes the CustomResourceDefinition, the schema that manifests are checked by and the field reference from
+//! the types, and the page of conflicts from their table.
 
 use std::fs;
 use std::path::Path;

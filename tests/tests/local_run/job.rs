@@ -176,7 +176,7 @@ pub(crate) fn wait_until(what: &str, mut is_met: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_met() {
         assert!(started.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

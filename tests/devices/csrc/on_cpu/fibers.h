@@ -96,6 +96,32 @@ T shuffled(unsigned mask, T value, unsigned source) {
   return result;
 }
 
+// Whether the calling thread's kernels reduce the values of a warp in as many exchanges as a GPU does, instead of in one:
+// tests of single kernels do so in one of their orders.
+extern __thread bool reduces_in_steps;
+
+// The reduction of a warp's values, in every lane, by one exchange: the lane that arrives last combines all of them as
+// exchanges at distances of 16, 8, 4, 2 and 1 lanes would, operands in the same order, so no bit differs.
+template <class T, class Op>
+T reduced(T value, Op op) {
+  static_assert(sizeof(T) <= 8, "a shuffle moves at most eight bytes");
+  Group& group = block.warps[warp()];
+  uint64_t* shown = block.shown[warp()][group.generation & 1];
+  std::memcpy(&shown[lane()], &value, sizeof value);
+  if (group.arrived + 1 == group.size) {
+    T values[WARP], combined[WARP];
+    for (unsigned k = 0; k < WARP; ++k) std::memcpy(&values[k], &shown[k], sizeof value);
+    for (unsigned distance = WARP / 2; distance > 0; distance /= 2) {
+      for (unsigned k = 0; k < WARP; ++k) combined[k] = op(values[k], values[k ^ distance]);
+      std::memcpy(values, combined, sizeof values);
+    }
+    for (unsigned k = 0; k < WARP; ++k) std::memcpy(&shown[k], &values[k], sizeof value);
+  }
+  wait(group);
+  std::memcpy(&value, &shown[lane()], sizeof value);
+  return value;
+}
+
 // Ends the process where a GPU would report a misaligned address.
 inline void check_alignment(const void* address, size_t alignment) {
   if (reinterpret_cast<uintptr_t>(address) % alignment == 0) return;

@@ -24,9 +24,13 @@
 #define RLT_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 // A GPU reports a misaligned address by itself.
 #define RLT_CHECK_ALIGNED(address, alignment)
+#define RLT_REDUCE_AT_ONCE(value, op)
 #else
 #define RLT_CHECK_ALIGNED(address, alignment) fibers::check_alignment(address, alignment)
 #define RLT_UNROLL
+// Each exchange of a warp switches fibers 32 times.
+#define RLT_REDUCE_AT_ONCE(value, op) \
+  if (!fibers::reduces_in_steps) return fibers::reduced(value, op)
 #define RLT_DYNAMIC_SHARED(name) unsigned char* const name = fibers::dynamic_shared
 #endif
 
@@ -187,6 +191,7 @@ struct Max {
 // The reduction over a warp, in every lane.
 template <class T, class Op>
 __device__ inline T warp_reduce(T value, Op op) {
+  RLT_REDUCE_AT_ONCE(value, op);
   RLT_UNROLL
   for (int distance = 16; distance > 0; distance /= 2)
     value = op(value, __shfl_xor_sync(ALL_LANES, value, distance));

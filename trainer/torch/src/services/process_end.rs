@@ -4,8 +4,9 @@
 use crate::ffi::rlt_skip_destructors;
 
 /// Makes the process end, once it exits by itself, without the handlers and static destructors that were
-/// registered so far: those of the libraries that it started with. Its exit code stays, output is flushed, and
-/// what is registered later still runs, such as destructors of CUDA's libraries, which are loaded on demand.
+/// registered so far: those of the libraries that it started with. Its exit code stays, output is flushed,
+/// and what is registered later still runs, such as destructors of CUDA's libraries, which are loaded on
+/// demand.
 ///
 /// Destructors of Rust are not affected: values are dropped, or not, as before.
 pub fn skip_destructors_at_exit() {

@@ -132,7 +132,8 @@ fn digest_of(folders: &[&Path]) -> u64 {
     hasher.finish()
 }
 
-/// Runs `body` with the threads of a block in several orders.
+/// Runs `body` with the threads of a block in several orders. In the first one, the values of a warp are
+/// reduced in as many exchanges as on a GPU, otherwise in one.
 fn in_every_order(body: impl Fn(&Kernels)) {
     let library = OnCpu::library();
     for seed in [1, 2, 3] {
