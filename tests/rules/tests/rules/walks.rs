@@ -1,5 +1,5 @@
-//! The walks in ARCHITECTURE.md: numbered steps of a prompt, a resource and a weight through the code, each
-//! with the files in which it happens.
+//! ARCHITECTURE.md: its length, the paths that it names, and its walks, numbered steps of a prompt, a
+//! resource and a weight through the code, each with the files in which it happens.
 
 use std::fs;
 
@@ -10,6 +10,10 @@ use rlt_rules::workspace_root;
 const WALKS: [&str; 3] = ["## Walk of a prompt", "## Walk of a resource", "## Walk of a weight"];
 /// Steps of a walk at least: fewer mean that the list was not found.
 const MIN_STEPS: usize = 10;
+/// Words of the page at most.
+const MAX_WORDS: usize = 2950;
+/// Folders that paths of the page may begin from.
+const BASES: [&str; 3] = ["", "trainer/src", "operator/src"];
 
 /// A walk: the folder that its paths begin from, and the text of each step.
 #[derive(Debug, PartialEq)]
@@ -40,10 +44,30 @@ fn files(step: &str) -> Vec<&str> {
     step.split('`').skip(1).step_by(2).filter(|name| name.ends_with(".rs")).collect()
 }
 
+fn read_page() -> String {
+    fs::read_to_string(workspace_root().join("ARCHITECTURE.md")).unwrap()
+}
+
+#[test]
+fn the_page_is_short_enough_to_be_read_in_one_go() {
+    let num_words = read_page().split_whitespace().count();
+    assert!(num_words <= MAX_WORDS, "ARCHITECTURE.md has {num_words} words: delete what says nothing");
+}
+
+#[test]
+fn every_path_of_the_page_exists() {
+    let (root, page) = (workspace_root(), read_page());
+    let path = Regex::new(r"`([\w.-]+(?:/[\w.-]+)*/|[\w.-]+(?:/[\w.-]+)+)`").unwrap();
+    let paths: Vec<&str> = path.captures_iter(&page).map(|found| found.get(1).unwrap().as_str()).collect();
+    let exists = |path: &str| BASES.iter().any(|base| root.join(base).join(path).exists());
+    let missing: Vec<&&str> = paths.iter().filter(|path| !exists(path)).collect();
+    assert!(missing.is_empty(), "there is no {missing:?}");
+    assert!(paths.len() > 100, "paths are found: {}", paths.len());
+}
+
 #[test]
 fn every_step_of_a_walk_names_files_that_exist() {
-    let root = workspace_root();
-    let page = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    let (root, page) = (workspace_root(), read_page());
     let mut wrong = Vec::new();
     for heading in WALKS {
         let Walk { base, steps } = walk(&page, heading);
