@@ -22,6 +22,7 @@ use serde_json::Value;
 pub use authority::Authority;
 pub use avoidance::avoid;
 pub use claim::storage_claim;
+pub use container::image;
 pub use input::{
     BuildInput, ChannelAccess, ObjectError, Settings, claim_name, config_map_name, workers_name,
 };
@@ -29,7 +30,7 @@ pub use manifest::{MANIFEST_KEY, config_map, content_digest};
 pub use network::{endpoint, endpoint_digest, service, service_account};
 pub use network_policy::network_policy;
 pub use placement::{Flavor, Flavors, Placement, PlacementConflict, gang_of};
-pub use pod::{allow_restarts, pod};
+pub use pod::{allow_restarts, pod, with_image};
 pub use pod_group::{Gang, gang, pod_group, pod_group_kind, pod_group_name};
 pub(crate) use text_digest::digest;
 pub use workload::{PriorityClass, queue_priority_class, workload, workload_digest, workload_labels};

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::plan::SPARE_GROUP;
 
 use crate::labels;
-use crate::seen::{SeenPod, SeenPodSpec, version};
+use crate::seen::{SeenPod, version};
 use crate::worker_id::{GroupName, WorkerId};
 
 /// A pod of a job; by default one without a status.
@@ -146,7 +146,7 @@ impl Worker {
             group: label(labels::WORKER_GROUP).map(|name| name.as_str().into()).unwrap_or_default(),
             idx,
             attempt: label(labels::ATTEMPT)?.parse().ok()?,
-            image: image_digest(&pod.spec),
+            image: trainer_image(pod).map_or(0, image_digest),
             phase,
             is_ready: container.is_some_and(|container| container.ready),
             has_live_sidecars: is_finished && status.phase.as_deref() == Some("Running"),
@@ -214,13 +214,17 @@ impl Worker {
     }
 }
 
-fn image_digest(spec: &SeenPodSpec) -> u64 {
-    let trainer = spec.containers.iter().find(|container| container.name == TRAINER_CONTAINER);
-    trainer.and_then(|trainer| trainer.image.as_ref()).map_or(0, |image| {
-        let mut hasher = DefaultHasher::new();
-        image.hash(&mut hasher);
-        hasher.finish()
-    })
+/// Returns the image of a pod's container `trainer`, as the API server stores it.
+pub fn trainer_image(pod: &SeenPod) -> Option<&str> {
+    let trainer = pod.spec.containers.iter().find(|container| container.name == TRAINER_CONTAINER)?;
+    trainer.image.as_deref()
+}
+
+/// Returns the digest of an image, by which this process compares pods.
+pub fn image_digest(image: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    image.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The group of an API version such as `rltraining.dev/v1alpha1`.

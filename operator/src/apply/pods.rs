@@ -11,7 +11,7 @@ use rlt_objects::build::{self, BuildInput, Placement, PlacementConflict};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
 use rlt_objects::seen::SeenPod;
-use rlt_objects::worker::Worker;
+use rlt_objects::worker::{self, Waiting, Worker};
 use rlt_objects::worker_id::{GroupName, WorkerId};
 use serde_json::json;
 
@@ -114,29 +114,66 @@ pub(super) async fn start(
     pods: &AttemptPods<'_>,
     workers: &[WorkerId],
 ) -> Result<(), ApplyError> {
+    let images = &images_of_attempt(access, pods).await?;
     let (first, others) = workers.split_at(workers.len().min(FIRST_PODS));
     for wave in [first, others] {
-        let calls = wave.iter().cloned().map(|worker| create(access, pods, worker));
+        let calls = wave.iter().cloned().map(|worker| create(access, pods, images, worker));
         stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect::<()>().await?;
     }
     Ok(())
 }
 
+/// Images of groups, by the name of the group.
+type Images = BTreeMap<GroupName, String>;
+
+/// Returns the images of groups whose pods of the attempt have another one than new pods would have, after an
+/// upgrade while they start. Ranks of two releases refuse each other. A pod that cannot start does not
+/// count.
+async fn images_of_attempt(access: Access<'_>, pods: &AttemptPods<'_>) -> Result<Images, ApplyError> {
+    let AttemptPods { input, attempt, .. } = *pods;
+    let api: Api<SeenPod> = Api::namespaced(access.client.clone(), input.job.namespace());
+    let mut images = Images::new();
+    for worker in access.index.workers(&input.job.key()) {
+        let cannot_start = matches!(worker.waiting.as_deref(), Some(Waiting::Container(_)));
+        let decides = worker.attempt == attempt && worker.image != 0 && !worker.is_deleting && !cannot_start;
+        let Some(group) = input.prepared.group(&worker.group).filter(|_| decides) else { continue };
+        let is_wanted = worker.image == worker::image_digest(build::image(input, group));
+        if is_wanted || images.contains_key(&worker.group) {
+            continue;
+        }
+        let found = api.get_opt(&worker.name).await.map_err(|source| ApplyError::Call {
+            act: "read pod",
+            name: worker.name.to_string(),
+            source,
+        })?;
+        if let Some(image) = found.as_ref().and_then(worker::trainer_image) {
+            images.insert(worker.group.clone(), image.to_owned());
+        }
+    }
+    Ok(images)
+}
+
 /// Creates a pod. It is built only once the rate limiter lets its call through, so waiting pods need no
 /// memory.
-async fn create(access: Access<'_>, pods: &AttemptPods<'_>, worker: WorkerId) -> Result<(), ApplyError> {
+async fn create(
+    access: Access<'_>,
+    pods: &AttemptPods<'_>,
+    images: &Images,
+    worker: WorkerId,
+) -> Result<(), ApplyError> {
     let turn = access.limiter.turn(Importance::Change).await?;
-    Box::pin(make(access, pods, &worker, turn)).await
+    Box::pin(make(access, pods, images, &worker, turn)).await
 }
 
 async fn make(
     access: Access<'_>,
     pods: &AttemptPods<'_>,
+    images: &Images,
     worker: &WorkerId,
     turn: Turn,
 ) -> Result<(), ApplyError> {
     let Access { client, index, .. } = access;
-    let Some((name, body)) = pods.pod(worker)? else { return Ok(()) };
+    let Some((name, body)) = pods.pod(images, worker)? else { return Ok(()) };
     let job = pods.input.job;
     let made = match post(client, job.namespace(), body, turn).await {
         Ok(made) => made,
@@ -154,11 +191,15 @@ async fn make(
 
 impl AttemptPods<'_> {
     /// Returns a pod's name and JSON, which may have fields that the type `Pod` lacks.
-    fn pod(&self, worker: &WorkerId) -> Result<Option<(String, Vec<u8>)>, ApplyError> {
+    fn pod(&self, images: &Images, worker: &WorkerId) -> Result<Option<(String, Vec<u8>)>, ApplyError> {
         let Self { input, placements, failures_by_node, attempt, retries_left } = *self;
         let group = input.prepared.group(&worker.group).zip(placements.get(&worker.group));
         let Some((group, placement)) = group else { return Ok(None) };
         let pod = build::pod(input, attempt, group, worker.idx);
+        let pod = match images.get(&worker.group) {
+            Some(image) => build::with_image(pod, image),
+            None => pod,
+        };
         let name = pod.metadata.name.clone().unwrap_or_default();
         let refused =
             |conflict: PlacementConflict| ApplyError::Refused { message: format!("pod {name}: {conflict}") };

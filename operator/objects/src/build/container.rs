@@ -26,11 +26,10 @@ pub(super) fn trainer(
     mounts: Vec<VolumeMount>,
 ) -> Container {
     let workers = &input.prepared.job.spec().workers;
-    let settings = input.settings;
     let first_rank = (!group.is_spare()).then(|| group.first_rank(worker_idx));
     Container {
         name: TRAINER_CONTAINER.into(),
-        image: Some(workers.image.clone().unwrap_or_else(|| settings.image_for(group.device).to_owned())),
+        image: Some(image(input, group).to_owned()),
         image_pull_policy: pull_policy(input),
         command: Some(command(input, group)),
         // A relative path in the manifest starts at the folder of the run folders, as it does with `rlctl
@@ -44,6 +43,12 @@ pub(super) fn trainer(
         termination_message_policy: Some("FallbackToLogsOnError".into()),
         ..Container::default()
     }
+}
+
+/// Returns the image of the workers of a group: that of the job, else that of the settings.
+pub fn image<'a>(input: &BuildInput<'a>, group: &WorkerGroup) -> &'a str {
+    let of_job = input.prepared.job.spec().workers.image.as_deref();
+    of_job.unwrap_or_else(|| input.settings.image_for(group.device))
 }
 
 /// Returns the job's pull policy. By default the operator's image has the settings' policy, and a job's image

@@ -98,6 +98,16 @@ pub fn allow_restarts(mut pod: Pod, retries: Option<&RetriesSpec>) -> Result<Pod
     Ok(pod)
 }
 
+/// Replaces the image of a pod's container `trainer`.
+#[must_use]
+pub fn with_image(mut pod: Pod, image: &str) -> Pod {
+    let containers = pod.spec.iter_mut().flat_map(|spec| &mut spec.containers);
+    for container in containers.filter(|container| container.name == TRAINER_CONTAINER) {
+        container.image = Some(image.to_owned());
+    }
+    pod
+}
+
 fn reference(name: &str) -> LocalObjectReference {
     LocalObjectReference { name: name.to_owned() }
 }

@@ -4,6 +4,7 @@
 use rlt_channel::environment;
 use rlt_objects::build::{self, Authority, ChannelAccess};
 use rlt_objects::prepare::Prepared;
+use rlt_objects::worker::{self, Explanation, Waiting};
 
 use super::*;
 
@@ -148,6 +149,37 @@ async fn a_worker_that_follows_others_joins_their_pod_group_and_none_that_became
     let group = json!({"podGroupName": "quickstart-trainer-1"});
     assert_eq!(second_worker(&group).await, (group.clone(), true));
     assert_eq!(second_worker(&Value::Null).await, (Value::Null, false));
+}
+
+/// Image of the pod of a second worker beside the first one, whose pod has the image `rlt-trainer:before`.
+async fn image_beside(first: Worker) -> Value {
+    let container = json!({"name": worker::TRAINER_CONTAINER, "image": "rlt-trainer:before"});
+    let found = json!({
+        "apiVersion": "v1", "kind": "Pod", "spec": {"containers": [container]},
+        "metadata": {"name": "quickstart-trainer-0", "namespace": "default", "uid": "0-1"},
+    });
+    let server = Server::new(Box::new(move |method, path| {
+        let is_read = *method == Method::GET && path.ends_with("/pods/quickstart-trainer-0");
+        is_read.then(|| (200, found.clone()))
+    }));
+    let context = context(&server);
+    context.index.enter(&key(), first);
+    reconcile(Arc::new(job(&begun())), context.into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let is_pod = |method: &Method, path: &str| *method == Method::POST && path.ends_with("/pods");
+    let (.., pod) = calls.iter().find(|(method, path, _)| is_pod(method, path)).unwrap();
+    let containers = pod["spec"]["containers"].as_array().unwrap();
+    let trainer = containers.iter().find(|container| container["name"] == worker::TRAINER_CONTAINER);
+    trainer.unwrap()["image"].clone()
+}
+
+#[tokio::test]
+async fn a_pod_that_is_created_again_has_the_image_of_its_attempt_unless_that_cannot_be_started() {
+    let before = Worker { image: worker::image_digest("rlt-trainer:before"), ..fixtures::worker(0, 1) };
+    assert_eq!(image_beside(before.clone()).await, "rlt-trainer:before");
+    let reason = Explanation { reason: "ImagePullBackOff".into(), message: String::new() };
+    let waiting = Some(Box::new(Waiting::Container(reason)));
+    assert_eq!(image_beside(Worker { waiting, ..before }).await, "rlt.local/rlt-trainer:test");
 }
 
 #[tokio::test]
