@@ -15,7 +15,7 @@ pub use process::ProcessArgs;
 /// The port of the Service through which ranks report.
 pub const CHANNEL_PORT: u16 = 9443;
 
-/// Runs RLTrainingJob resources: starts their workers, watches over them and reports.
+/// Run RLTrainingJob resources: start their workers, watch over them and report.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "rlt-operator", version, about)]
 pub struct Args {
