@@ -34,7 +34,7 @@ pub(crate) struct SamplingCost {
 }
 
 impl SamplingCost {
-    /// Adds the cost of another rank.
+    /// Adds the cost of another rank or of another batch.
     pub(crate) fn add(&mut self, other: Self) {
         self.num_preemptions += other.num_preemptions;
         self.cache_bytes = self.cache_bytes.max(other.cache_bytes);
