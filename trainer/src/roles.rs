@@ -28,8 +28,8 @@ pub use self::error::{StepError, StepFault};
 pub use crate::roles::actor::ActorRole;
 pub use crate::roles::critic::CriticRole;
 pub use crate::roles::reference::ReferenceRole;
-pub use crate::roles::reward::RewardsRole;
-pub use crate::roles::rollout::{RolloutRole, Sampled};
+pub use crate::roles::reward::{RewardsRole, Sampled};
+pub use crate::roles::rollout::RolloutRole;
 use crate::roles::step_context::StepContext;
 
 /// Roles that a recipe combines into a step.

@@ -14,6 +14,7 @@ mod functions;
 mod models;
 mod pool;
 mod role;
+mod sampled;
 #[cfg(test)]
 mod tests;
 
@@ -22,3 +23,5 @@ pub use functions::{RewardFunctions, RewardSetupError};
 pub use models::{ModelScores, Policy, RewardModelError, RewardModels, Sharing};
 pub use pool::{PoolOptions, RewardPool};
 pub use role::RewardsRole;
+pub use sampled::Sampled;
+pub(crate) use sampled::SamplingCost;

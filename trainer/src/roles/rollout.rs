@@ -66,6 +66,7 @@ use serde::{Deserialize, Serialize};
 use tch::Kind;
 
 use crate::parallel::RankError;
+pub(crate) use crate::roles::reward::SamplingCost;
 
 pub use digest::WeightDigest;
 pub use engine::{
@@ -74,8 +75,7 @@ pub use engine::{
 };
 pub use memory::MemoryShare;
 pub use rlt_core::engine::{Detokenizer, SequenceId};
-pub(crate) use role::SamplingCost;
-pub use role::{RolloutRole, Sampled};
+pub use role::RolloutRole;
 
 /// Settings and limits of a rollout engine.
 #[derive(Clone, Debug)]

@@ -7,8 +7,8 @@
 
 use rlt_core::packed_samples::{JudgedGroup, PackedSamplesError, pack, unpack};
 
+use super::SamplingCost;
 use crate::parallel::{RankError, Ranks};
-use crate::roles::rollout::SamplingCost;
 
 /// Judged groups of one rank, and the cost of sampling them.
 #[derive(Debug, PartialEq)]

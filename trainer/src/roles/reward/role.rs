@@ -9,11 +9,10 @@ use rlt_core::reward::Verdict;
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus, Rollout, RolloutGroup};
 
 use super::exchange::{self, OwnSamples};
-use super::{PendingRewards, RewardModels, RewardPool, SampleId};
+use super::{PendingRewards, RewardModels, RewardPool, SampleId, Sampled, SamplingCost};
 use crate::parallel::Ranks;
-use crate::roles::rollout::SamplingCost;
+use crate::roles::StepError;
 use crate::roles::step_context::StepContext;
-use crate::roles::{Sampled, StepError};
 
 /// The role that judges completions by reward models and reward functions.
 pub struct RewardsRole {

@@ -22,7 +22,7 @@ use crate::observe::phases::{gib, memory};
 use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
 use crate::roles::actor::ActorRole;
-use crate::roles::reward::{ExternalFunctions, PendingRewards};
+use crate::roles::reward::{ExternalFunctions, Sampled, SamplingCost};
 use crate::roles::step_context::StepContext;
 use crate::roles::{StepError, StepFault};
 
@@ -67,48 +67,9 @@ struct SamplingPlan {
     num_samples: u32,
 }
 
-/// Completions of a set of prompts that this rank judges.
-#[derive(Debug)]
-pub struct Sampled {
-    /// All prompts of the set, including those that other ranks sample.
-    pub prompts: Vec<Arc<Prompt>>,
-    /// Completions that this rank judges, each group with the index of its prompt; `None` if this rank was
-    /// asked to stop.
-    pub(crate) own: Option<Vec<(usize, Vec<Completion>)>>,
-    /// Requests of external reward functions in flight; `None` if there are no such functions.
-    pub(crate) pending_rewards: Option<PendingRewards>,
-    pub(crate) assignment: SampleAssignment,
-    pub(crate) policy_version: u64,
-    /// Sampling cost of this rank's engine; 0 on all but one rank of a tensor-parallel group.
-    pub(crate) cost: SamplingCost,
-}
-
-/// Sampling cost, of one engine or summed over ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SamplingCost {
-    /// Number of preemptions: sequences that ran out of cache blocks and were computed again.
-    pub num_preemptions: u64,
-    /// Size of the largest cache in bytes.
-    pub cache_bytes: u64,
-}
-
-impl SamplingCost {
-    fn of(stats: RolloutStats) -> Self {
-        Self { num_preemptions: stats.num_preemptions as u64, cache_bytes: stats.cache_bytes as u64 }
-    }
-
-    pub(crate) fn add(&mut self, other: Self) {
-        self.num_preemptions += other.num_preemptions;
-        self.cache_bytes = self.cache_bytes.max(other.cache_bytes);
-    }
-
-    /// Returns the metrics `rollout/num_preemptions` and `rollout/kv_cache_gb`.
-    pub(crate) fn metrics(self) -> Metrics {
-        Metrics::from([
-            ("rollout/num_preemptions".to_owned(), self.num_preemptions as f64),
-            ("rollout/kv_cache_gb".to_owned(), self.cache_bytes as f64 / f64::from(1 << 30)),
-        ])
-    }
+/// The cost of the last batch that an engine has sampled.
+fn cost_of(stats: RolloutStats) -> SamplingCost {
+    SamplingCost { num_preemptions: stats.num_preemptions as u64, cache_bytes: stats.cache_bytes as u64 }
 }
 
 impl RolloutRole {
@@ -262,8 +223,7 @@ impl RolloutRole {
         });
         // Ranks of a tensor-parallel group preempt alike: one of them counts.
         let is_counted = rank.is_multiple_of(num_shards);
-        let cost =
-            if is_counted { SamplingCost::of(self.engine.borrow().stats()) } else { SamplingCost::default() };
+        let cost = if is_counted { cost_of(self.engine.borrow().stats()) } else { SamplingCost::default() };
         Ok(Sampled { prompts: prompts.to_vec(), own, pending_rewards, assignment, policy_version, cost })
     }
 
