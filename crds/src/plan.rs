@@ -48,8 +48,9 @@ pub use weight_sync::WeightSync;
 pub use workers::{EnvironmentVariable, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup};
 
 use crate::ValidatedJob;
+use crate::conflicts::ChosenDevice;
 use crate::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
-use crate::spec::{Device, FailurePolicySpec};
+use crate::spec::FailurePolicySpec;
 use model_config::{ModelConfig, ModelConfigError, VISION_TOKENS, VisionTokens};
 
 /// Number of tokens of a character tokenizer besides its alphabet: padding, begin, end, unknown.
@@ -121,14 +122,15 @@ impl Models {
 ///
 /// A job whose device is left open is planned for the CPU.
 pub fn plan(job: &ValidatedJob, models: &Models) -> Plan {
-    plan_for(job, models, job.spec().workers.device.without_machine(), None)
+    plan_for(job, models, ChosenDevice::without_machine(job.spec().workers.device), None)
 }
 
 /// Plans a job whose ranks each have `machine`, ignoring the manifest's device: open choices are made for
 /// that machine, and the plan says whether the job fits and how long a step takes with sequences of maximal
 /// length.
 pub fn plan_on(job: &ValidatedJob, models: &Models, machine: &Machine) -> Plan {
-    plan_for(job, models, machine.device, Some((machine, MeanLengths::longest(job.spec()))))
+    let device = ChosenDevice::without_machine(machine.device);
+    plan_for(job, models, device, Some((machine, MeanLengths::longest(job.spec()))))
 }
 
 /// Like [`plan_on`], but predicts times for steps with these sequence lengths. Memory is planned for the
@@ -139,29 +141,29 @@ pub fn plan_for_lengths(
     machine: &Machine,
     lengths: MeanLengths,
 ) -> Plan {
-    plan_for(job, models, machine.device, Some((machine, lengths)))
+    plan_for(job, models, ChosenDevice::without_machine(machine.device), Some((machine, lengths)))
 }
 
 /// Estimates the memory of a job on GPUs with `memory_bytes` each, ignoring the manifest's device; `None`
 /// unless all of its `models` are known.
 pub fn memory_on_gpu(job: &ValidatedJob, models: &Models, memory_bytes: u64) -> Option<MemoryPlan> {
-    let (device, memory) = (Device::Cuda, Some(memory_bytes));
+    let (device, memory) = (ChosenDevice::Cuda, Some(memory_bytes));
     let policy = models.policy_beside_all_others(job.spec())?;
     let mut spec = Choices::new(job.spec(), Some(policy), device, memory).made_in(job.spec());
-    spec.workers.device = device;
+    spec.workers.device = device.into();
     Some(MemoryPlan::new(&spec, policy, &models.reward, &BatchPlan::new(&spec), memory))
 }
 
 fn plan_for(
     job: &ValidatedJob,
     models: &Models,
-    device: Device,
+    device: ChosenDevice,
     machine: Option<(&Machine, MeanLengths)>,
 ) -> Plan {
     let available = machine.and_then(|(machine, _)| machine.memory_bytes);
     let choices = Choices::new(job.spec(), models.policy.as_ref(), device, available);
     let mut spec = choices.made_in(job.spec());
-    spec.workers.device = device;
+    spec.workers.device = device.into();
     let spec = &spec;
     let mesh = Mesh::new(&spec.workers);
     let batch = BatchPlan::new(spec);
@@ -180,8 +182,8 @@ fn plan_for(
     });
     let adapted = models.policy.as_ref().filter(|_| spec.model.lora.is_some() && spec.algorithm.samples());
     let weight_sync = adapted.map(|model| WeightSync::new(spec, model));
-    let trainer = WorkerGroup::trainer(job.name(), &spec.workers, device);
-    let spares = WorkerGroup::spares(job.name(), &spec.workers, device);
+    let trainer = WorkerGroup::trainer(job.name(), &spec.workers, device.into());
+    let spares = WorkerGroup::spares(job.name(), &spec.workers, device.into());
     let worker_groups = [trainer].into_iter().chain(spares).collect();
     let (job, failure_policy) = (job.name().to_owned(), spec.run_policy.failure_policy.clone());
     Plan {

@@ -24,6 +24,15 @@ impl ChosenDevice {
     }
 }
 
+impl From<ChosenDevice> for Device {
+    fn from(device: ChosenDevice) -> Self {
+        match device {
+            ChosenDevice::Cpu => Self::Cpu,
+            ChosenDevice::Cuda => Self::Cuda,
+        }
+    }
+}
+
 /// Combination of facts that is refused.
 pub struct Conflict {
     /// Fact to change.

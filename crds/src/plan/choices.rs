@@ -9,7 +9,7 @@ use super::model_config::ModelConfig;
 use super::weight_sync;
 use crate::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
 use crate::resolved::ResolvedSpec;
-use crate::spec::{Device, Precision};
+use crate::spec::Precision;
 
 /// Number of parameters above which models checkpoint activations on GPUs by default.
 const CHECKPOINTED_PARAMETERS: u64 = 1_000_000_000;
@@ -43,11 +43,11 @@ impl Choices {
     pub fn new(
         spec: &ResolvedSpec,
         model: Option<&ModelConfig>,
-        device: Device,
+        device: ChosenDevice,
         memory: Option<u64>,
     ) -> Self {
-        let precision = spec.training.precision.on(device);
-        let rollout_precision = spec.rollout.precision.map_or(precision, |own| own.on(device));
+        let precision = spec.training.precision.on(device.into());
+        let rollout_precision = spec.rollout.precision.map_or(precision, |own| own.on(device.into()));
         let merge_lora = spec.model.lora.as_ref().and_then(|lora| lora.merge);
         let chosen = Self { precision, rollout_precision, activation_checkpointing: false, merge_lora };
         let by_default = || model.is_some_and(|model| chosen.must_checkpoint(spec, model, device, memory));
@@ -76,13 +76,12 @@ impl Choices {
         &self,
         spec: &ResolvedSpec,
         model: &ModelConfig,
-        device: Device,
+        device: ChosenDevice,
         memory: Option<u64>,
     ) -> Option<bool> {
         let lora = spec.model.lora.as_ref()?;
         let model = quantized_as(spec, model);
-        let facts =
-            Facts::of_model(&model).with_adapter(Some(lora)).on(ChosenDevice::without_machine(device));
+        let facts = Facts::of_model(&model).with_adapter(Some(lora)).on(device);
         if conflict_of(Fact::UnmergedAdapter, &facts).is_some() {
             return Some(true);
         }
@@ -90,12 +89,12 @@ impl Choices {
             return Some(false);
         }
         // An unmerged adapter costs eight more kernel launches a layer in each decoding step.
-        if device == Device::Cuda {
+        if device == ChosenDevice::Cuda {
             return Some(true);
         }
         let peak = |merge_lora| {
             let mut spec = Self { merge_lora: Some(merge_lora), ..*self }.made_in(spec);
-            spec.workers.device = device;
+            spec.workers.device = device.into();
             MemoryPlan::new(&spec, &model, &[], &BatchPlan::new(&spec), memory).peak_bytes
         };
         let is_cheaper = spec.algorithm.samples() && weight_sync::folding_costs_more(spec, lora, &model);
@@ -111,13 +110,14 @@ impl Choices {
         &self,
         spec: &ResolvedSpec,
         model: &ModelConfig,
-        device: Device,
+        device: ChosenDevice,
         memory: Option<u64>,
     ) -> bool {
-        let is_large = device == Device::Cuda && model.parameter_count().total() > CHECKPOINTED_PARAMETERS;
+        let is_large =
+            device == ChosenDevice::Cuda && model.parameter_count().total() > CHECKPOINTED_PARAMETERS;
         let fits = |memory: u64| {
             let mut spec = self.made_in(spec);
-            spec.workers.device = device;
+            spec.workers.device = device.into();
             let plan = MemoryPlan::new(&spec, model, &[], &BatchPlan::new(&spec), Some(memory));
             let update = plan.phases.iter().find(|phase| phase.phase == Phase::Update);
             update.is_none_or(|update| update.device_bytes as f64 <= FILLED * memory as f64)

@@ -16,19 +16,13 @@ pub struct ProcessGroups {
     shards: AxisGroup,
     /// Ranks that hold the same shard, one or more of each replica (`dp_replicate`).
     copies: AxisGroup,
-    /// Process groups of the experts' weights; `None` if these are sharded like all others.
-    experts: Option<Box<ExpertRanks>>,
+    /// Groups of the ranks that hold the same experts, for the experts' weights; `None` if these are sharded
+    /// like all others.
+    experts: Option<Box<ProcessGroups>>,
+    /// Ranks that hold all experts together; `None` if each has all.
+    ep_group: Option<AxisGroup>,
     /// Ranks that hold the other tensor-parallel shards of every weight; `None` without tensor parallelism.
     tp_group: Option<Arc<AxisGroup>>,
-}
-
-/// Process groups of the experts' weights with expert parallelism.
-#[derive(Debug)]
-pub struct ExpertRanks {
-    /// Groups of the ranks that hold the same experts as this one.
-    pub mesh: ProcessGroups,
-    /// Ranks that hold all experts together.
-    pub group: AxisGroup,
 }
 
 impl Ranks {
@@ -41,7 +35,7 @@ impl Ranks {
     pub fn on_mesh(&self, dp_shard: usize) -> Result<ProcessGroups, RankError> {
         let degrees = Degrees { dp_shard, sp: self.sp_place().size, ..Degrees::default() };
         let mesh = Mesh::new(self.size, degrees)?;
-        let experts = self.expert_ranks(mesh)?.map(Box::new);
+        let (experts, ep_group) = self.expert_groups(mesh)?.unzip();
         let place = |axes: &[Axis]| mesh.place(self.rank, axes);
         let (replica, part) = (place(&[Axis::DpReplicate]).index, place(&[Axis::Sp]).index);
         let shard = place(&[Axis::DpShard]);
@@ -51,11 +45,13 @@ impl Ranks {
         let name = format!("shard {} of {dp_shard}", shard.index);
         let same = mesh.members(self.rank, &[Axis::DpReplicate, Axis::Sp]);
         let copies = AxisGroup::new(place(&[Axis::DpReplicate, Axis::Sp]), self.connect(&name, &same)?);
-        Ok(ProcessGroups { shards, copies, experts, tp_group: self.tp_group() })
+        let experts = experts.map(Box::new);
+        Ok(ProcessGroups { shards, copies, experts, ep_group, tp_group: self.tp_group() })
     }
 
-    /// Connects the groups of the experts' weights; `None` without expert parallelism.
-    fn expert_ranks(&self, mesh: Mesh) -> Result<Option<ExpertRanks>, RankError> {
+    /// Connects the groups of the experts' weights, and the ranks that hold all experts together; `None`
+    /// without expert parallelism.
+    fn expert_groups(&self, mesh: Mesh) -> Result<Option<(ProcessGroups, AxisGroup)>, RankError> {
         if self.ep == 1 {
             return Ok(None);
         }
@@ -71,7 +67,8 @@ impl Ranks {
         let same = format!("{name}, shard {}, place {place}", shard.index);
         let shards = AxisGroup::new(shard, self.connect(&shards, &mesh.members(rank, &[Axis::EpShard]))?);
         let copies = AxisGroup::new(copies, self.connect(&same, &mesh.members(rank, &[Axis::DpReplicate]))?);
-        Ok(Some(ExpertRanks { mesh: ProcessGroups { shards, copies, experts: None, tp_group: None }, group }))
+        let groups = ProcessGroups { shards, copies, experts: None, ep_group: None, tp_group: None };
+        Ok(Some((groups, group)))
     }
 }
 
@@ -96,9 +93,15 @@ impl ProcessGroups {
         self.tp_group.as_ref()
     }
 
-    /// Process groups of the experts' weights; `None` if these are sharded like all others.
-    pub fn experts(&self) -> Option<&ExpertRanks> {
+    /// Groups of the ranks that hold the same experts, for the experts' weights; `None` if these are sharded
+    /// like all others.
+    pub fn experts(&self) -> Option<&ProcessGroups> {
         self.experts.as_deref()
+    }
+
+    /// Ranks that hold all experts together; `None` if each has all.
+    pub fn ep_group(&self) -> Option<&AxisGroup> {
+        self.ep_group.as_ref()
     }
 
     /// Starts to all-gather the replica's shards, `[n]` each, into `whole`, `[dp_shard * n]`.

@@ -17,11 +17,10 @@
 //! prefetched, unsharded and resharded. All ranks follow the same schedule, because each of its steps is a
 //! collective.
 //!
-//! With expert parallelism the weights of experts have a layout of their own ([`ExpertRanks`]): a rank holds,
-//! gathers and updates only its experts' weights, and has all experts of a layer only in [`visit`]. With
-//! tensor parallelism the same applies to a rank's tensor-parallel shard of each weight.
+//! With expert parallelism the weights of experts have a layout of their own ([`ProcessGroups::experts`]): a
+//! rank holds, gathers and updates only its experts' weights, and has all experts of a layer only in
+//! [`visit`]. With tensor parallelism the same applies to a rank's tensor-parallel shard of each weight.
 //!
-//! [`ExpertRanks`]: super::mesh::ExpertRanks
 //! [`visit`]: ShardedParameters::visit
 
 mod flat;
@@ -164,7 +163,7 @@ impl ShardedParameters {
     pub(crate) fn ep_group(&self) -> Option<&AxisGroup> {
         let is_distributed =
             self.layers.iter().flat_map(UnitParameters::flats).any(FlatParameter::is_of_experts);
-        self.ranks.experts().filter(|_| is_distributed).map(|experts| &experts.group)
+        self.ranks.ep_group().filter(|_| is_distributed)
     }
 
     /// Group of the ranks with the other tensor-parallel shards of every weight, and the shards; `None`
@@ -205,12 +204,12 @@ impl ShardedParameters {
         &self,
         norm_of: impl Fn(&dyn Fn(&str) -> bool) -> Result<f64, E>,
     ) -> Result<f64, E> {
-        let Some(experts) = self.ranks.experts().filter(|_| self.ep_group().is_some()) else {
+        let Some((experts, group)) = self.ranks.experts().zip(self.ep_group()) else {
             return Ok(self.square_over(&self.ranks, &norm_of, &|_| true)?.sqrt());
         };
         let shared = self.square_over(&self.ranks, &norm_of, &|name| !self.is_of_experts(name))?;
-        let of_experts = self.square_over(&experts.mesh, &norm_of, &|name| self.is_of_experts(name))?;
-        Ok((shared + experts.group.sum(of_experts)?).sqrt())
+        let of_experts = self.square_over(experts, &norm_of, &|name| self.is_of_experts(name))?;
+        Ok((shared + group.sum(of_experts)?).sqrt())
     }
 
     /// The square of the norm of the parameters that `is_of` selects, over the ranks of `ranks` that hold

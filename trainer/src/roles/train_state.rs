@@ -214,7 +214,7 @@ pub(crate) fn owned_shards(shards: &ShardedParameters, pieces: Vec<CheckpointSha
     let tp = shards.tensor_parallel().map_or(AxisPlace::ALONE, |tp| tp.group.place());
     parts.extend(split_between_copies(whole, copies.index * tp.size + tp.index, copies.size * tp.size));
     if let Some(experts) = shards.ranks().experts() {
-        let copies = experts.mesh.copies();
+        let copies = experts.copies();
         parts.extend(split_between_copies(of_experts, copies.index, copies.size));
     }
     parts

@@ -123,7 +123,7 @@ impl FlatParameter {
     }
 
     fn ranks_of(ranks: &ProcessGroups, is_of_experts: bool) -> &ProcessGroups {
-        ranks.experts().filter(|_| is_of_experts).map_or(ranks, |experts| &experts.mesh)
+        ranks.experts().filter(|_| is_of_experts).unwrap_or(ranks)
     }
 
     /// The ranks among `ranks` over which the buffer is sharded.
@@ -133,7 +133,7 @@ impl FlatParameter {
 
     /// The group whose ranks together hold all experts; `None` for other parameters.
     fn ep_group<'a>(&self, ranks: &'a ProcessGroups) -> Option<&'a AxisGroup> {
-        ranks.experts().filter(|_| self.is_of_experts).map(|experts| &experts.group)
+        ranks.ep_group().filter(|_| self.is_of_experts)
     }
 
     /// Whether these are weights of experts, and other ranks hold other experts'.

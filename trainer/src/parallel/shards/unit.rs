@@ -97,10 +97,10 @@ fn by_use(parameters: NamedTensors, compute: Kind) -> [NamedTensors; 2] {
 /// Returns the experts of a decoder that this rank holds, as indices of the first dimension of their tensors;
 /// `None` without expert parallelism, or without experts.
 pub(super) fn own_experts(decoder: &Decoder, ranks: &ProcessGroups) -> Result<Option<DimRanges>, RankError> {
-    let Some((ranks, experts)) = ranks.experts().zip(decoder.config.experts.as_ref()) else {
+    let Some((group, experts)) = ranks.ep_group().zip(decoder.config.experts.as_ref()) else {
         return Ok(None);
     };
-    let (place, num_experts) = (ranks.group.place(), experts.num_experts);
+    let (place, num_experts) = (group.place(), experts.num_experts);
     if !num_experts.is_multiple_of(place.size) {
         return Err(RankError::Experts { num_experts, ep: place.size });
     }

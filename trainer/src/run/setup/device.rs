@@ -113,10 +113,10 @@ pub(super) fn choices(
     ranks: &Ranks,
 ) -> Result<Choices, TrainError> {
     let Some(memory) = rlt_torch::device_memory(device)? else {
-        return Ok(Choices::new(spec, Some(model), spec::Device::Cpu, None));
+        return Ok(Choices::new(spec, Some(model), ChosenDevice::Cpu, None));
     };
     let smallest = -ranks.all_reduce_max(-(memory.total_bytes as i64))?;
-    Ok(Choices::new(spec, Some(model), spec::Device::Cuda, Some(smallest.unsigned_abs())))
+    Ok(Choices::new(spec, Some(model), ChosenDevice::Cuda, Some(smallest.unsigned_abs())))
 }
 
 fn matmul_precision(wanted: spec::MatmulPrecision) -> rlt_torch::MatmulPrecision {
