@@ -52,10 +52,22 @@ nextest() {
     "$target/tools/bin/cargo-nextest" nextest "$@"
 }
 
-# Clusters wait for half of their time, so one test more than there are cores runs.
-run_all() {
-    RLT_TESTS_PREPARED=1 nextest run "${WORKSPACE[@]}" --test-threads $(($(nproc) + 1)) -E 'not package(rlt-rules)'
+# Makes a folder in memory for the files of trainings, each of which waits for the disk dozens of times; says nothing
+# where memory has no room for them.
+memory_folder() {
+    [ "$(stat --file-system --format=%T /dev/shm 2>/dev/null)" = tmpfs ] || return 0
+    [ "$(df --output=avail --block-size=1G /dev/shm | tail -n 1)" -ge 4 ] || return 0
+    [ "$(awk '/^MemAvailable:/ { print int($2 / 1048576) }' /proc/meminfo)" -ge 8 ] || return 0
+    mktemp --directory /dev/shm/rlt-tests.XXXXXX
 }
+
+# Clusters wait for half of their time, so one test more than there are cores runs.
+run_all() (
+    RLT_TESTS_IN_MEMORY=$(memory_folder)
+    export RLT_TESTS_IN_MEMORY
+    trap '[ -z "$RLT_TESTS_IN_MEMORY" ] || rm -rf "$RLT_TESTS_IN_MEMORY"' EXIT
+    RLT_TESTS_PREPARED=1 nextest run "${WORKSPACE[@]}" --test-threads $(($(nproc) + 1)) -E 'not package(rlt-rules)'
+)
 
 rm -f "$target/skipped-tests.txt"
 stage "formatting" cargo fmt --all --check

@@ -13,6 +13,7 @@ mod python_module;
 mod python_packages;
 mod python_server;
 pub mod relay;
+mod run_folders;
 mod small_disk;
 mod tiny;
 
@@ -30,6 +31,7 @@ pub use python_module::python_module;
 pub use python_packages::{MLFLOW, PythonPackage, TENSORBOARD, TRACKIO, TRL, WANDB};
 pub use python_server::{MlflowServer, TrackioServer};
 pub use rlt_rules::workspace_root;
+pub use run_folders::{is_in_memory, run_folder};
 pub use small_disk::SmallDisk;
 pub use tiny::{merge, tiny_job, tiny_job_with};
 

@@ -43,7 +43,7 @@ fn held_out_accuracies(run_folder: &Path) -> Vec<f64> {
 
 #[test]
 fn supervised_training_teaches_and_reinforcement_corrects_what_it_taught() {
-    let place = Place::new();
+    let place = Place::on_disk();
     let (before, taught) = run(&place, "sft");
     assert!(before < 0.05 && taught > 0.3, "{before} -> {taught}");
     for name in ["lora-grpo", "qlora", "sharded", "dapo", "ppo"] {
@@ -88,7 +88,7 @@ fn run_on_steps(place: &Place, file: &str, name: &str) -> Vec<Value> {
 
 #[test]
 fn a_process_reward_model_teaches_a_policy_right_answers() {
-    let place = Place::new();
+    let place = Place::on_disk();
     let rows = rlt_tests::workspace_root().join("examples/process-reward/rows.sh");
     let mut command = Command::new("sh");
     Ended::of(command.arg(rows).current_dir(place.file("")).output().unwrap()).expect(0, &[]);
@@ -106,7 +106,7 @@ fn a_process_reward_model_teaches_a_policy_right_answers() {
 
 #[test]
 fn a_vision_language_model_learns_to_count_generated_pictures() {
-    let place = Place::new();
+    let place = Place::on_disk();
     let (before, after) = run(&place, "vision");
     // One of nine numbers is right by chance, and 40 % of the demonstrations are.
     assert!(before > 0.15 && after > 1.8 * before, "{before} -> {after}");
@@ -133,7 +133,7 @@ fn run_a_quarter(name: &str) -> (f64, f64) {
     let example = rlt_tests::workspace_root().join("examples").join(name).join("job.yaml");
     let manifest = std::fs::read_to_string(example).unwrap();
     assert!(manifest.contains("  steps: 60\n"));
-    let place = Place::new();
+    let place = Place::on_disk();
     std::fs::write(place.file("job.yaml"), manifest.replace("  steps: 60\n", "  steps: 15\n")).unwrap();
     let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
     command.args(["run", "job.yaml"]).current_dir(place.file(""));

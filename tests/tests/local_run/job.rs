@@ -69,6 +69,11 @@ impl Ended {
 
 impl Place {
     pub(crate) fn new() -> Self {
+        Self { root: rlt_tests::run_folder().unwrap(), port: OnceLock::new() }
+    }
+
+    /// A place on disk, for runs whose memory is measured.
+    pub(crate) fn on_disk() -> Self {
         Self { root: tempfile::tempdir().unwrap(), port: OnceLock::new() }
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rlt_devices::{Counts, StandIn};
-use rlt_tests::{fresh_binary, tiny_job};
+use rlt_tests::{fresh_binary, run_folder, tiny_job};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -49,14 +49,14 @@ impl Run {
     }
 
     pub(crate) fn with(num_devices: usize, changes: &Value, variables: &[(&str, &str)]) -> Self {
-        let run = Self { folder: tempfile::tempdir().unwrap() };
+        let run = Self { folder: run_folder().unwrap() };
         run.go_on(num_devices, changes, variables);
         run
     }
 
     /// Trains a job on a machine with so many devices, which the manifest need not name.
     pub(crate) fn of(num_devices: usize, manifest: &Value) -> Self {
-        let run = Self { folder: tempfile::tempdir().unwrap() };
+        let run = Self { folder: run_folder().unwrap() };
         run.train(num_devices, manifest, &[]);
         run
     }

@@ -27,6 +27,7 @@ pub(crate) fn estimate(manifest: &Path, folder: &Path) -> f64 {
 
 /// The peak that the run in `folder` reports, in GiB.
 pub(crate) fn measured(folder: &Path) -> f64 {
+    assert!(!rlt_tests::is_in_memory(folder), "files of this run count as memory of its process");
     let text = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter_map(|line| line["perf/cpu_memory_used_gb"].as_f64()).fold(0.0, f64::max)
@@ -90,7 +91,7 @@ fn the_estimate_is_met_whatever_a_job_trains_and_keeps() {
     for (name, changes) in jobs {
         let mut manifest = large();
         merge(&mut manifest["spec"], changes);
-        train_as_estimated(name, &Place::new(), &manifest);
+        train_as_estimated(name, &Place::on_disk(), &manifest);
     }
 }
 
@@ -106,7 +107,7 @@ fn a_cold_start_of_larger_batches_is_estimated() {
             "training": { "promptsPerStep": 1 },
         }),
     );
-    train_as_estimated("a cold start", &Place::new(), &manifest);
+    train_as_estimated("a cold start", &Place::on_disk(), &manifest);
 }
 
 /// Pictures of 64 tokens, a patch of 8 x 8 pixels each, and a tower that weighs as much as the rest.
@@ -144,7 +145,7 @@ fn the_estimate_is_met_with_images_and_a_tower_frozen_trained_or_adapted() {
             json!({ "model": model, "data": pictures, "rollout": short, "training": { "steps": 2 } }),
         );
         merge(&mut manifest["spec"], changes);
-        train_as_estimated(name, &Place::new(), &manifest);
+        train_as_estimated(name, &Place::on_disk(), &manifest);
     }
 }
 
@@ -162,7 +163,7 @@ fn ranks_that_share_a_model_sample_from_the_one_whole_copy_that_is_packed() {
                 }
             }),
         );
-        train_as_estimated(precision, &Place::new(), &manifest);
+        train_as_estimated(precision, &Place::on_disk(), &manifest);
     }
 }
 
@@ -182,7 +183,7 @@ fn with_vocabulary(place: &Place, num_tokens: usize) -> PathBuf {
 
 #[test]
 fn a_large_vocabulary_is_estimated_from_the_models_own_configuration() {
-    let (first, second) = (Place::new(), Place::new());
+    let (first, second) = (Place::on_disk(), Place::on_disk());
     let mut manifest = large();
     let tokenizer = json!({ "characters": null, "path": with_vocabulary(&first, 50_000) });
     merge(

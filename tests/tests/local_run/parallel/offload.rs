@@ -95,7 +95,7 @@ fn offloaded_tensors_take_the_estimated_memory_and_release_it() {
             }
         });
         merge(&mut manifest["spec"], changes);
-        let place = Place::new();
+        let place = Place::on_disk();
         memory::train_as_estimated(if offloaded { "offloaded" } else { "on the device" }, &place, &manifest);
         memory::measured(&place.run(""))
     });

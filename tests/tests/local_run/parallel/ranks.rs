@@ -268,7 +268,7 @@ fn the_example_of_two_ranks_trains() {
         &mut manifest["spec"],
         json!({ "algorithm": { "coldStart": { "steps": 3 } }, "training": { "steps": 2, "evaluateEvery": 0, "schedule": { "warmupSteps": 0 } } }),
     );
-    let place = Place::new();
+    let place = Place::on_disk();
     let estimate = memory::estimate(&place.write(&manifest), &place.file(""));
     place.train(&manifest).expect(0, &[]);
     assert_eq!(place.steps().len(), 2);
