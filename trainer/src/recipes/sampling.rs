@@ -8,7 +8,7 @@ use rlt_core::metrics::Metrics;
 use rlt_core::types::{RewardStatus, RolloutGroup};
 use rlt_data::Pipeline;
 
-use crate::roles::rollout::SamplingCost;
+use crate::roles::reward::SamplingCost;
 use crate::roles::{Roles, StepError};
 
 /// Number of groups of a step, and the filter of dynamic sampling.

@@ -66,7 +66,6 @@ use serde::{Deserialize, Serialize};
 use tch::Kind;
 
 use crate::parallel::RankError;
-pub(crate) use crate::roles::reward::SamplingCost;
 
 pub use digest::WeightDigest;
 pub use engine::{
