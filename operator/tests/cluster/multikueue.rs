@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::test_namespace::{TestNamespace, is_true, until};
+use crate::test_namespace::{TestNamespace, is_true, pause, until};
 
 /// The manager cluster, to which users post jobs. It has no node.
 static LOCAL: Shared = Shared::new(|| {
@@ -96,7 +96,7 @@ impl TestNamespace {
             if begin.elapsed() > crate::TIMEOUT {
                 panic!("{:#?}", self.workloads().list(&ListParams::default()).await.unwrap().items);
             }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            pause(begin).await;
         }
     }
 

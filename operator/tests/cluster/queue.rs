@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::TIMEOUT;
 use crate::crash_point::{CrashPoint, client};
-use crate::test_namespace::{Operator, TestNamespace, is_true, reason, until};
+use crate::test_namespace::{Operator, TestNamespace, is_true, pause, reason, until};
 
 /// A fake node without limits, and a Kueue.
 static CLUSTER: Shared =
@@ -62,7 +62,7 @@ impl TestNamespace {
                 return found.clone();
             }
             assert!(begin.elapsed() < TIMEOUT, "{:#?}", all.items);
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            pause(begin).await;
         }
     }
 

@@ -105,7 +105,7 @@ impl TestNamespace {
                 return status;
             }
             assert!(begin.elapsed() < TIMEOUT, "{status:#?}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            pause(begin).await;
         }
     }
 
@@ -134,7 +134,7 @@ impl TestNamespace {
                 return pods;
             }
             assert!(begin.elapsed() < TIMEOUT, "{pods:#?}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            pause(begin).await;
         }
     }
 
@@ -298,12 +298,19 @@ fn signals() -> NodeSignals {
     }
 }
 
+/// Pauses before the next look at what a test has waited for since `begin`: for a tenth of that time, within
+/// limits, because each look takes API server and client some milliseconds of a core.
+pub(crate) async fn pause(begin: Instant) {
+    let pause = (begin.elapsed() / 10).clamp(Duration::from_millis(10), Duration::from_millis(50));
+    tokio::time::sleep(pause).await;
+}
+
 /// Polls until `holds` returns true; fails with `what` after [`TIMEOUT`].
 pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     let begin = Instant::now();
     while !holds().await {
         assert!(begin.elapsed() < TIMEOUT, "{what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        pause(begin).await;
     }
 }
 
