@@ -60,6 +60,6 @@ fn every_step_fault_has_its_message_and_exit_code() {
 fn a_lost_rank_is_found_among_the_causes_of_a_failed_step() {
     let lost = UpdateError::from(LearnerError::from(RankError::NothingFromLeader));
     let error = StepError::from(lost);
-    let causes = std::iter::successors(Some(&error as &(dyn Error + 'static)), |error| error.source());
+    let causes = std::iter::successors(Some(&error as &(dyn Error + 'static)), |error| (*error).source());
     assert_eq!(causes.filter(|error| error.is::<RankError>()).count(), 1);
 }
