@@ -88,6 +88,11 @@ pub async fn certificates(
             // The next turn reads what is stored, and gives up the metadata of a Secret that was created.
             Ok(()) => was_disowned |= is_owner,
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {}
+            Err(error) if stored.as_ref() == Some(&current) => {
+                tracing::warn!(secret = name, %error, "the operator still owns metadata of the Secret");
+                cached.replace(&current);
+                return Ok(current);
+            }
             Err(source) => {
                 let (namespace, name) = place();
                 return Err(SecretError::Write { namespace, name, source });
@@ -134,4 +139,42 @@ async fn metadata(api: &Api<Secret>, name: &str) -> ObjectMeta {
         .inspect_err(|error| tracing::warn!(service = name, %error, "the channel's Service cannot be read"));
     let service = found.ok().flatten().map(|service| service.metadata).unwrap_or_default();
     release_metadata::copy_from(&service, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn certificates_are_read_although_the_metadata_of_their_secret_cannot_be_given_up() {
+        let names = ["host".to_owned()];
+        let made = Certificates::current(None, &names, Timestamp::now()).unwrap();
+        let data = made.to_data().into_iter().map(|(key, text)| (key, ByteString(text.into_bytes())));
+        let secret = Secret { data: Some(data.collect()), ..Secret::default() };
+        let mut secret = serde_json::to_value(secret).unwrap();
+        let owned = json!({
+            "manager": OPERATOR, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:metadata": {"f:labels": {}}},
+        });
+        secret["metadata"] = json!({"name": "channel", "namespace": "rl", "managedFields": [owned]});
+        let refused = json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "reason": "Forbidden",
+            "message": "may not update secrets",
+        });
+        let server = tower::service_fn(move |request: Request<Body>| {
+            let (code, answer) =
+                if request.method() == Method::GET { (200, &secret) } else { (403, &refused) };
+            let body = Body::from(answer.to_string().into_bytes());
+            let response = Response::builder().status(code).body(body).unwrap();
+            futures::future::ready(Ok::<_, tower::BoxError>(response))
+        });
+        let (client, cached) = (Client::new(server, "rl"), CachedCertificates::default());
+        let read = certificates(&client, "rl", "channel", &names, &cached).await.unwrap();
+        assert_eq!(read, made);
+        assert_eq!(cached.get(), Some(made));
+    }
 }
