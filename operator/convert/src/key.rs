@@ -1,6 +1,7 @@
 //! Mapping of another trainer's settings: the projects' tables, and the outcome for each setting.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -11,14 +12,22 @@ use crate::launch::Project;
 use crate::outcome::{Fate, Outcome};
 use crate::settings::{Settings, is_computed, text_of};
 
-const VERL: &str = include_str!("../tables/verl.yaml");
-const TRL: &str = include_str!("../tables/trl.yaml");
-const OPEN_INSTRUCT: &str = include_str!("../tables/open-instruct.yaml");
+/// Rows of a project's table by the name of their part, or the reason that the table cannot be read.
+type Parts = Result<BTreeMap<String, Vec<Row>>, String>;
+
+// Each is parsed once: a page may have hundreds of scripts.
+static VERL: LazyLock<Parts> = LazyLock::new(|| parse(include_str!("../tables/verl.yaml")));
+static TRL: LazyLock<Parts> = LazyLock::new(|| parse(include_str!("../tables/trl.yaml")));
+static OPEN_INSTRUCT: LazyLock<Parts> = LazyLock::new(|| parse(include_str!("../tables/open-instruct.yaml")));
+
+fn parse(table: &str) -> Parts {
+    serde_saphyr::from_str(table).map_err(|error| error.to_string())
+}
 
 /// Rows of a mapping table that apply to one trainer.
 #[derive(Debug)]
 pub(crate) struct Table {
-    rows: Vec<Row>,
+    rows: Vec<&'static Row>,
 }
 
 /// Settings that are mapped in the same way.
@@ -53,15 +62,17 @@ impl Table {
     /// # Errors
     /// When a row is malformed, which would be a bug of this crate.
     pub(crate) fn of(project: Project, trainer: &str) -> Result<Self, ConvertError> {
-        let (text, parts): (_, &[&str]) = match project {
-            Project::Verl if trainer.contains("sft") => (VERL, &["sft_trainer", "common"]),
-            Project::Verl => (VERL, &["main_ppo", "common"]),
-            Project::Trl => (TRL, &["all"]),
-            Project::OpenInstruct => (OPEN_INSTRUCT, &["all"]),
+        let (table, parts): (&'static LazyLock<Parts>, &[&str]) = match project {
+            Project::Verl if trainer.contains("sft") => (&VERL, &["sft_trainer", "common"]),
+            Project::Verl => (&VERL, &["main_ppo", "common"]),
+            Project::Trl => (&TRL, &["all"]),
+            Project::OpenInstruct => (&OPEN_INSTRUCT, &["all"]),
         };
-        let read: Result<BTreeMap<String, Vec<Row>>, _> = serde_saphyr::from_str(text);
-        let mut tables = read.map_err(|error| ConvertError::Table(error.to_string()))?;
-        let rows = parts.iter().filter_map(|part| tables.remove(*part)).flatten();
+        let table = match &**table {
+            Ok(table) => table,
+            Err(error) => return Err(ConvertError::Table(error.clone())),
+        };
+        let rows = parts.iter().filter_map(|part| table.get(*part)).flatten();
         Ok(Self { rows: rows.collect() })
     }
 
@@ -156,8 +167,9 @@ impl Table {
             (None, Some(beginning)) => key.starts_with(beginning),
             (None, None) => false,
         };
-        let whole = self.rows.iter().find(|row| row.keys.split_whitespace().any(|name| name == key));
-        whole.or_else(|| self.rows.iter().find(|row| row.keys.split_whitespace().any(names_part)))
+        let rows = || self.rows.iter().copied();
+        let whole = rows().find(|row| row.keys.split_whitespace().any(|name| name == key));
+        whole.or_else(|| rows().find(|row| row.keys.split_whitespace().any(names_part)))
     }
 }
 
