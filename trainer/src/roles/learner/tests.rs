@@ -23,6 +23,14 @@ fn learner() -> Learner {
     .unwrap();
     let options = LoadOptions { trainable: true, ..LoadOptions::default() };
     let decoder = Decoder::from_config(&config, 7, &options).unwrap();
+    // The squares of a normalized vector sum to a constant: with the ones that the last norm starts from, the
+    // gradients of all layers before it would be zero.
+    let weights = Tensor::linspace(0.5, 1.5, 16, (Kind::Float, Device::Cpu));
+    for (name, mut leaf) in decoder.trainable_parameters() {
+        if name == "model.norm.weight" {
+            tch::no_grad(|| leaf.copy_(&weights));
+        }
+    }
     let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default()).unwrap();
     let options = LearnerOptions { activation_checkpointing: false, max_grad_norm: 1.0 };
     Learner::new(decoder, optimizer, options, Ranks::alone())
