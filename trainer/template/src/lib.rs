@@ -7,7 +7,6 @@
 //!
 //! Templates may be hostile. Steps, nesting, texts and values are bounded, so rendering always ends.
 
-mod ast;
 mod characters;
 mod checks;
 mod error;
@@ -16,13 +15,12 @@ mod format;
 mod given;
 mod interpreter;
 mod json;
-mod lexer;
 mod methods;
 mod names;
 mod operators;
 mod order;
-mod parser;
 mod rendered;
+mod syntax;
 mod text;
 mod unknown;
 mod value;
@@ -31,6 +29,7 @@ use std::collections::BTreeSet;
 
 pub use error::{Error, ErrorKind};
 pub use rendered::{Clock, Rendered};
+use syntax::{ast, lexer, parser};
 
 /// Number of steps that [`Template::render`] may take. A conversation of a thousand turns takes well below a
 /// million. A step copies at most 64 bytes, so this also bounds the memory of a rendering.
