@@ -13,7 +13,6 @@
 #[macro_use]
 mod registry;
 
-pub mod boxed;
 pub mod code;
 pub mod combine;
 pub mod digits;
@@ -21,17 +20,13 @@ pub mod exact;
 pub mod external;
 mod finish;
 pub mod format;
-pub mod gsm8k;
 mod interface;
 pub mod json_schema;
 pub mod length;
-pub mod math;
-pub mod math_dapo;
-pub mod math_strict;
+mod math_answers;
 pub mod overlong;
 pub mod pattern;
 mod settings;
-pub mod truth;
 
 use std::sync::Arc;
 
@@ -51,6 +46,7 @@ pub use interface::{
 pub use json_schema::JsonSchema;
 pub use length::LengthPenalty;
 pub use math::Math;
+pub use math_answers::{boxed, gsm8k, math, math_dapo, math_strict, truth};
 pub use math_dapo::MathDapo;
 pub use math_strict::MathStrict;
 pub use overlong::Overlong;

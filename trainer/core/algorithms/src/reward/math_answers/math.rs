@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use super::boxed::listed_answers;
 use super::truth::{after_mark, any_stated_truth, stated_answer, without_delimiters};
-use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, one_if};
+use crate::reward::{DeclaredReward, Given, RewardError, RewardFunction, Sample, one_if};
 use expression::{Answer, Expression};
 use normal::{Fuel, normal};
 use parse::parse;

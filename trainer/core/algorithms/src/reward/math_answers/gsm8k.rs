@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::truth::{any_stated_truth, stated_answer};
-use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, one_if};
+use crate::reward::{DeclaredReward, Given, RewardError, RewardFunction, Sample, one_if};
 
 /// Number of characters searched at the end of a completion: the answer is there, and long completions stay
 /// cheap.
@@ -118,8 +118,8 @@ pub(super) fn last_characters(text: &str, num_characters: usize) -> &str {
 mod tests {
     use serde_json::json;
 
-    use super::super::sample;
     use super::*;
+    use crate::reward::sample;
 
     fn strict(completion: &str, truth: &str) -> f64 {
         Gsm8k::default().score(&sample(completion, &json!(truth))).unwrap()

@@ -3,8 +3,8 @@
 
 use serde_json::{Number, Value};
 
-use super::RewardError;
 use super::boxed::last_answer;
+use crate::reward::RewardError;
 
 /// Largest magnitude up to which every integer is a float, 2^53.
 const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
@@ -102,7 +102,7 @@ fn listed_texts(truth: &str) -> Option<Vec<String>> {
 }
 
 /// Checks that completions can be compared with this ground truth.
-pub(super) fn check_comparable(value: &Value) -> Result<(), RewardError> {
+pub(in crate::reward) fn check_comparable(value: &Value) -> Result<(), RewardError> {
     any_ground_truth(value, |_| false).map(drop)
 }
 

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::super::sample;
 use super::*;
+use crate::reward::sample;
 
 const EQUAL: &[(&str, &str)] = &[
     ("\\frac{1}{2}", "\\dfrac12"),

@@ -10,7 +10,7 @@ use regex::Regex;
 use super::boxed::braced;
 use super::gsm8k::last_characters;
 use super::truth::{any_stated_truth, stated_answer};
-use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, pattern};
+use crate::reward::{DeclaredReward, Given, RewardError, RewardFunction, Sample, pattern};
 use normalise::normalised;
 
 /// Number of characters at the end of a completion that are searched (verl's limit).
@@ -89,8 +89,8 @@ fn last_box(completion: &str) -> Option<&str> {
 mod tests {
     use serde_json::json;
 
-    use super::super::sample;
     use super::*;
+    use crate::reward::sample;
 
     fn score(completion: &str, truth: &str) -> f64 {
         MathDapo::new().unwrap().score(&sample(completion, &json!(truth))).unwrap()

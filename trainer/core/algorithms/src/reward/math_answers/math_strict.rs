@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::boxed::last_answer;
 use super::truth::{any_stated_truth, stated_answer};
-use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, one_if};
+use crate::reward::{DeclaredReward, Given, RewardError, RewardFunction, Sample, one_if};
 
 /// 1 when the last `\boxed{..}` (or `\boxed ..`, `\fbox{..}`) is the normalised text of a ground truth; else
 /// 0. The ground truth is read by [`stated_answer`].
@@ -52,8 +52,8 @@ impl RewardFunction for MathStrict {
 mod tests {
     use serde_json::json;
 
-    use super::super::sample;
     use super::*;
+    use crate::reward::sample;
 
     #[test]
     fn the_boxed_answer_is_compared_and_nothing_else() {
