@@ -81,6 +81,8 @@ check)
 all)
     # With benchmarks, which are not run.
     stage "lints and compilation" cargo test "${WORKSPACE[@]}" --all-targets --no-run --no-fail-fast --quiet
+    # Seconds, so that a stale file is not named behind minutes of preparation; these tests run below too.
+    stage "generated files and snapshots" nextest run "${WORKSPACE[@]}" --profile generated
     stage "preparation" "$target/debug/rlt-prepare"
     stage "tests" run_all
     stage "examples in documentation" cargo test --doc --workspace --features rlt-api/kube --locked --quiet

@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -49,6 +50,7 @@ struct Rule {
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     rules: Arc<Mutex<Vec<Rule>>>,
+    num_silent: Arc<AtomicUsize>,
 }
 
 impl Faults {
@@ -67,6 +69,11 @@ impl Faults {
     /// The number of faults that are left.
     pub fn num_left(&self) -> usize {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|rule| rule.num_left).sum()
+    }
+
+    /// The number of answers that have fallen silent by [`Fault::Stall`] and whose connections are open.
+    pub fn num_silent(&self) -> usize {
+        self.num_silent.load(Ordering::SeqCst)
     }
 
     fn next(&self, request: &Request<Body>) -> Option<Fault> {
@@ -138,7 +145,8 @@ where
             }
             Some(Fault::Stall(duration)) => {
                 let answer = self.inner.call(request);
-                Box::pin(async move { Ok(answer.await?.map(|body| cut(body, duration, stream::pending()))) })
+                let silence = silence(Arc::clone(&self.faults.num_silent));
+                Box::pin(async move { Ok(answer.await?.map(|body| cut(body, duration, silence))) })
             }
             None => {
                 let answer = self.inner.call(request);
@@ -166,6 +174,30 @@ where
     };
     let begun = body.map_err(Into::into).into_data_stream().take_until(Box::pin(end));
     StreamBody::new(begun.chain(rest).map_ok(Frame::data)).boxed_unsync()
+}
+
+/// An answer that has fallen silent, counted until it is dropped together with its connection.
+struct Silence(Arc<AtomicUsize>);
+
+impl Silence {
+    fn begin(num_silent: Arc<AtomicUsize>) -> Self {
+        num_silent.fetch_add(1, Ordering::SeqCst);
+        Self(num_silent)
+    }
+}
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Returns the rest of an answer that falls silent: a stream that has no item and no end.
+fn silence(num_silent: Arc<AtomicUsize>) -> impl Stream<Item = Result<Bytes, BoxError>> + Send + 'static {
+    stream::once(async move {
+        let _counted = Silence::begin(num_silent);
+        std::future::pending::<Result<Bytes, BoxError>>().await
+    })
 }
 
 /// The answer of an API server that says no.

@@ -1,6 +1,8 @@
 //! Compiles the emulated libraries by g++, once for the digest of their sources, the kernels and libtorch's
 //! version, across processes.
 
+mod incomplete;
+
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,12 +15,20 @@ use sha2::{Digest, Sha256};
 use crate::KERNELS;
 
 pub(crate) const KERNELS_FILE: &str = "rlt-kernels.fatbin";
+/// Library of our kernels for the CPU, without a driver.
+pub(crate) const KERNELS_ON_CPU: &str = "libkernels-on-cpu.so";
+/// Program that shows what fibers make of wrong kernels.
+pub(crate) const FIBERS_PROBE: &str = "fibers-probe";
+/// Folder of the libraries of a machine on which two are missing.
+pub(crate) const INCOMPLETE: &str = "incomplete";
 
-/// Options by which all sources are compiled.
-const FLAGS: [&str; 7] = [
+/// Options by which all sources are compiled. A product and a sum are rounded one after the other, as tests
+/// of kernels expect.
+const FLAGS: [&str; 8] = [
     "-std=c++17",
     "-fPIC",
     "-fopenmp",
+    "-ffp-contract=off",
     "-DAT_PER_OPERATOR_HEADERS",
     "-D_GLIBCXX_USE_CXX11_ABI=1",
     "-Wall",
@@ -47,22 +57,31 @@ fn failed(act: &str, path: &Path) -> impl FnOnce(io::Error) -> BuildError {
     move |error| BuildError(format!("{what}: {error}"))
 }
 
-/// One library: its file, the folder of its sources, and what it is linked with.
-struct Library {
+/// A library or program: its file, the folders of its sources, and what it is linked with.
+struct Linked {
     file: &'static str,
+    is_program: bool,
     folders: &'static [&'static str],
     links: &'static [&'static str],
 }
 
-/// Each is linked with those before it.
-const LIBRARIES: [Library; 3] = [
-    Library { file: "libcuda.so.1", folders: &["driver", "on_cpu"], links: &["-pthread"] },
-    Library {
+/// Libraries and programs in the order in which they are linked.
+const LINKED: [Linked; 5] = [
+    Linked { file: "libcuda.so.1", is_program: false, folders: &["driver", "on_cpu"], links: &["-pthread"] },
+    Linked {
         file: "libtorch_cuda.so",
+        is_program: false,
         folders: &["torch_cuda"],
         links: &["-ltorch_cpu", "-lc10", "-l:libcuda.so.1"],
     },
-    Library { file: "libnccl.so.2", folders: &["nccl"], links: &["-l:libcuda.so.1", "-pthread", "-lrt"] },
+    Linked {
+        file: "libnccl.so.2",
+        is_program: false,
+        folders: &["nccl"],
+        links: &["-l:libcuda.so.1", "-pthread", "-lrt"],
+    },
+    Linked { file: KERNELS_ON_CPU, is_program: false, folders: &["on_cpu"], links: &["-pthread"] },
+    Linked { file: FIBERS_PROBE, is_program: true, folders: &["on_cpu", "probe"], links: &["-pthread"] },
 ];
 
 /// Folders of sources, libtorch and build output.
@@ -103,11 +122,13 @@ impl Places {
 pub(crate) fn libraries() -> Result<PathBuf, BuildError> {
     let places = Places::find()?;
     let cache = places.target.join("stand-in");
-    let all = [files_below(&places.sources)?, files_below(&places.kernels())?].concat();
+    let link_rules = files_below(&places.sources.join("../src"))?;
+    let all = [files_below(&places.sources)?, files_below(&places.kernels())?, link_rules].concat();
     let folder = cache.join(digest(&places, &all)?);
     if folder.exists() {
         return Ok(folder);
     }
+    rlt_skipped::may_prepare("a library of the emulated devices").map_err(BuildError)?;
     fs::create_dir_all(&cache).map_err(failed("making", &cache))?;
     // One process compiles, the others wait for it.
     let lock = cache.join("lock");
@@ -168,10 +189,10 @@ fn is_source(path: &Path) -> bool {
 /// Missing objects are compiled into `objects`, named by their digest.
 fn compile(places: &Places, objects: &Path, into: &Path) -> Result<(), BuildError> {
     fs::create_dir_all(objects).map_err(failed("making", objects))?;
-    let (mut of_libraries, mut work) = (Vec::new(), Vec::new());
-    for library in &LIBRARIES {
+    let (mut of_files, mut work) = (Vec::new(), Vec::new());
+    for linked in &LINKED {
         let mut own = Vec::new();
-        for folder in library.folders {
+        for folder in linked.folders {
             let included = included(places, folder)?;
             for source in
                 files_below(&places.sources.join(folder))?.into_iter().filter(|path| is_source(path))
@@ -182,21 +203,29 @@ fn compile(places: &Places, objects: &Path, into: &Path) -> Result<(), BuildErro
                 work.push((source, object));
             }
         }
-        of_libraries.push(own);
+        of_files.push(own);
     }
+    // Several files have objects in common.
+    work.sort();
+    work.dedup();
     work.retain(|(_, object)| !object.exists());
     compile_all(places, &work)?;
-    for (library, objects) in LIBRARIES.iter().zip(&of_libraries) {
-        let mut link = Command::new("g++");
-        link.args(["-shared", "-fopenmp", "-Wl,--no-undefined", "-Wl,-rpath,$ORIGIN"]);
-        link.arg(format!("-Wl,-soname,{}", library.file))
-            .arg("-o")
-            .arg(into.join(library.file))
-            .args(objects);
-        link.arg("-L").arg(into).arg("-L").arg(places.libtorch.join("lib")).args(library.links);
-        run(&mut link)?;
+    for (linked, objects) in LINKED.iter().zip(&of_files) {
+        link(places, linked, objects, into)?;
     }
-    Ok(())
+    incomplete::make(&into.join(INCOMPLETE), &into.join(LINKED[0].file))
+}
+
+/// Links a library or program of these objects.
+fn link(places: &Places, linked: &Linked, objects: &[PathBuf], into: &Path) -> Result<(), BuildError> {
+    let mut link = Command::new("g++");
+    link.args(["-fopenmp", "-Wl,--no-undefined", "-Wl,-rpath,$ORIGIN"]);
+    if !linked.is_program {
+        link.arg("-shared").arg(format!("-Wl,-soname,{}", linked.file));
+    }
+    link.arg("-o").arg(into.join(linked.file)).args(objects);
+    link.arg("-L").arg(into).arg("-L").arg(places.libtorch.join("lib")).args(linked.links);
+    run(&mut link)
 }
 
 /// Compiles sources to objects, as many at a time as there are cores.
@@ -242,10 +271,11 @@ fn compiler(places: &Places, source: &Path, object: &Path) -> Command {
 }
 
 fn run(command: &mut Command) -> Result<(), BuildError> {
-    let output = command.output().map_err(|error| BuildError(format!("starting g++: {error}")))?;
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| BuildError(format!("starting {program}: {error}")))?;
     if output.status.success() {
         return Ok(());
     }
     let text = String::from_utf8_lossy(&output.stderr);
-    Err(BuildError(format!("g++ {}: {text}", output.status)))
+    Err(BuildError(format!("{program} {}: {text}", output.status)))
 }

@@ -54,6 +54,22 @@ impl StandIn {
         &self.folder
     }
 
+    /// Library of our kernels for the CPU, with the table of `csrc/on_cpu/table.h`; it needs no driver.
+    pub fn kernels_on_cpu(&self) -> PathBuf {
+        self.folder.join(build::KERNELS_ON_CPU)
+    }
+
+    /// Program of `csrc/probe`, which shows what the fibers of a block make of wrong kernels.
+    pub fn fibers_probe(&self) -> PathBuf {
+        self.folder.join(build::FIBERS_PROBE)
+    }
+
+    /// Folder with the driver and a `libtorch_cuda.so` that does not load: `libcublas.so.13` and
+    /// `libcusparse.so.12` are missing.
+    pub fn incomplete_folder(&self) -> PathBuf {
+        self.folder.join(build::INCOMPLETE)
+    }
+
     /// Variables of a process that finds one device; the crate's head lists further ones.
     pub fn env(&self) -> Vec<(String, String)> {
         let inherited = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();

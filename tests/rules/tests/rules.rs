@@ -13,19 +13,21 @@ mod cycles;
 mod dependencies;
 #[path = "rules/doc_comments.rs"]
 mod doc_comments;
-#[path = "rules/docs.rs"]
+#[path = "rules/pages/docs.rs"]
 mod docs;
+#[path = "rules/editors.rs"]
+mod editors;
 #[path = "rules/every_leaf_has_a_reader.rs"]
 mod every_leaf_has_a_reader;
-#[path = "rules/examples.rs"]
+#[path = "rules/pages/examples.rs"]
 mod examples;
 #[path = "rules/files.rs"]
 mod files;
 #[path = "rules/http.rs"]
 mod http;
-#[path = "rules/pictures.rs"]
+#[path = "rules/pages/pictures.rs"]
 mod pictures;
-#[path = "rules/promises.rs"]
+#[path = "rules/pages/promises.rs"]
 mod promises;
 #[path = "rules/supply.rs"]
 mod supply;
@@ -39,5 +41,5 @@ mod test_groups;
 mod tidy;
 #[path = "rules/tuples.rs"]
 mod tuples;
-#[path = "rules/walks.rs"]
+#[path = "rules/pages/walks.rs"]
 mod walks;

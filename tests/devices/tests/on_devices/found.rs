@@ -48,26 +48,8 @@ fn refused(workers: &Value, variables: &Variables) -> (Option<i32>, String) {
 
 /// The variables of a machine on which two libraries are missing: one that `libtorch_cuda.so` needs, and one
 /// that something else needs which it needs.
-fn without_two_libraries(folder: &Path) -> Variables {
-    let stand_in = StandIn::build().unwrap();
-    fs::copy(stand_in.folder().join("libcuda.so.1"), folder.join("libcuda.so.1")).unwrap();
-    fs::write(folder.join("empty.c"), "int rlt_nothing(void) { return 0; }\n").unwrap();
-    let compile = |file: &str, needed: &[&str]| {
-        let links = needed.iter().map(|name| format!("-l:{name}"));
-        let mut command = Command::new("cc");
-        command.current_dir(folder).args(["-shared", "-fPIC", "-Wl,--no-as-needed", "-L.", "-Wl,-soname"]);
-        command
-            .args([&format!("-Wl,{file}"), "-Wl,--allow-shlib-undefined", "-o", file, "empty.c"])
-            .args(links);
-        assert!(command.status().unwrap().success(), "{command:?}");
-    };
-    compile("libcublas.so.13", &[]);
-    compile("libcusparse.so.12", &[]);
-    compile("libcusolver.so.12", &["libcusparse.so.12"]);
-    compile("libtorch_cuda.so", &["libcublas.so.13", "libcusolver.so.12"]);
-    for missing in ["libcublas.so.13", "libcusparse.so.12"] {
-        fs::remove_file(folder.join(missing)).unwrap();
-    }
+fn without_two_libraries() -> Variables {
+    let folder = StandIn::build().unwrap().incomplete_folder();
     let path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     vec![("LD_LIBRARY_PATH".into(), format!("{}:{path}", folder.display()))]
 }
@@ -114,8 +96,7 @@ fn a_driver_that_is_too_old_is_named_with_both_versions() {
 
 #[test]
 fn all_missing_libraries_fail_with_cuda_and_warn_everywhere_with_auto() {
-    let folder = tempfile::tempdir().unwrap();
-    let broken = without_two_libraries(folder.path());
+    let broken = without_two_libraries();
     let (code, said) = refused(&json!({ "device": "Cuda" }), &broken);
     assert_eq!(code, Some(78), "{said}");
     let all = "libcublas.so.13, libcusparse.so.12 do not load";

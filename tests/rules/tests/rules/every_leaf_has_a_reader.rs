@@ -3,7 +3,7 @@
 //!
 //! The scan is of source text. A field counts as read where it is taken from a value named like its group
 //! (`training.max_grad_norm`), or taken or destructured in a file that reaches into its group or names a type
-//! that holds it. Types, rules and resolution in `crds/` are no readers, plans are.
+//! that holds it. Types, rules and resolution in `crds/` are no readers, plans and what follows failures are.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 
 /// Folders of the code that reads fields.
-const READERS: [&str; 5] =
-    ["trainer/src", "trainer/data/src", "trainer/hub/src", "operator", "crds/src/plan"];
+const READERS: [&str; 6] =
+    ["trainer/src", "trainer/data/src", "trainer/hub/src", "operator", "crds/src/failure", "crds/src/plan"];
 
 /// Sections that configure the training. Users have to read all of their fields, so the number is bounded.
 const TRAINERS: [&str; 8] =

@@ -42,16 +42,36 @@ const RENAMES_FOR_OTHERS: &str = "trainer/storage/src/checkpoint/storage.rs";
 /// Lines after a rename within which the folder is synced.
 const LINES_TO_SYNC: usize = 4;
 
-/// The lines that rename a file and sync no folder, with their numbers.
-fn unsynced_renames(code: &str) -> Vec<(usize, &str)> {
+/// Calls that sync the content of a file. Without one a file may have its name after a loss of power, and be
+/// empty.
+const SYNCS: [&str; 2] = [".sync_all()", "file.sync()?"];
+/// The file that renames a folder whose files are synced as they are fetched.
+const RENAMES_SYNCED_FOLDERS: &str = "trainer/storage/src/checkpoint/remote/fetch.rs";
+/// Lines before a rename within which the content is synced.
+const LINES_FROM_SYNC: usize = 2;
+
+/// The lines that rename a file and for which `is_synced` is false, with their numbers.
+fn renames_without(code: &str, is_synced: impl Fn(&[&str], usize) -> bool) -> Vec<(usize, &str)> {
     let lines: Vec<&str> = code.lines().collect();
     let is_rename =
         |line: &str| !line.trim_start().starts_with("//") && RENAMES.iter().any(|call| line.contains(call));
-    let is_synced = |idx: usize| {
-        lines.iter().skip(idx).take(LINES_TO_SYNC + 1).any(|line| line.contains("rlt_files::sync_folder("))
-    };
-    let unsynced = lines.iter().enumerate().filter(|(idx, line)| is_rename(line) && !is_synced(*idx));
+    let unsynced = lines.iter().enumerate().filter(|(idx, line)| is_rename(line) && !is_synced(&lines, *idx));
     unsynced.map(|(idx, line)| (idx + 1, line.trim())).collect()
+}
+
+/// The lines that rename a file and sync no folder, with their numbers.
+fn unsynced_renames(code: &str) -> Vec<(usize, &str)> {
+    renames_without(code, |lines, idx| {
+        lines.iter().skip(idx).take(LINES_TO_SYNC + 1).any(|line| line.contains("rlt_files::sync_folder("))
+    })
+}
+
+/// The lines that rename a file whose content is not synced, with their numbers.
+fn renames_of_unsynced_files(code: &str) -> Vec<(usize, &str)> {
+    renames_without(code, |lines, idx| {
+        let before = &lines[idx.saturating_sub(LINES_FROM_SYNC)..idx];
+        before.iter().any(|line| SYNCS.iter().any(|call| line.contains(call)))
+    })
 }
 
 #[test]
@@ -68,6 +88,27 @@ fn a_file_that_gets_its_name_has_it_after_a_power_loss_too() {
     }
     assert!(found.is_empty(), "sync the folder by rlt_files::sync_folder:\n{}", found.join("\n"));
     assert!(num_renames > 5, "renames are found: {num_renames}");
+}
+
+#[test]
+fn a_file_is_synced_before_it_gets_its_name() {
+    let mut found = Vec::new();
+    for file in rust_sources().unwrap() {
+        let Some(code) = file.production_code().filter(|_| file.path.contains("/src/")) else { continue };
+        if [RENAMES_FOR_OTHERS, RENAMES_SYNCED_FOLDERS].contains(&file.path.as_str()) {
+            continue;
+        }
+        let unsynced = renames_of_unsynced_files(code).into_iter();
+        found.extend(unsynced.map(|(at, line)| format!("{}:{at}: {line}", file.path)));
+    }
+    assert!(found.is_empty(), "sync the file before it is renamed:\n{}", found.join("\n"));
+}
+
+#[test]
+fn a_rename_is_found_unless_the_file_is_synced_just_before_it() {
+    let code = "file.as_file().sync_all()?;\n// It is complete.\nfile.persist(path)?;\n\n\n\
+                std::fs::rename(a, b)?;\nfile.sync_all()?;\n";
+    assert_eq!(renames_of_unsynced_files(code), [(6, "std::fs::rename(a, b)?;")]);
 }
 
 #[test]

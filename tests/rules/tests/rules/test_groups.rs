@@ -1,6 +1,9 @@
 //! Groups of the test runner in `.config/nextest.toml`. A filter that names a module that is gone, or misses
 //! one, is valid, and its tests then run beside others that disturb them.
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use regex::Regex;
 use rlt_rules::{rust_sources, workspace_root};
 
@@ -15,11 +18,20 @@ struct Override {
     is_serial: bool,
 }
 
+/// Reads a file of the workspace.
+fn read(path: impl AsRef<Path>) -> String {
+    std::fs::read_to_string(workspace_root().join(path)).unwrap()
+}
+
+/// Settings of the test runner.
+fn config() -> toml::Table {
+    read(".config/nextest.toml").parse().unwrap()
+}
+
 fn overrides() -> Vec<Override> {
-    let text = std::fs::read_to_string(workspace_root().join(".config/nextest.toml")).unwrap();
-    let config: toml::Table = text.parse().unwrap();
+    let config = config();
     let names = Regex::new(r"test\(/\^\(?([a-z_|]+)\)?::/\)").unwrap();
-    let read = |settings: &toml::Value| {
+    let parse = |settings: &toml::Value| {
         let mut modules = Vec::new();
         for found in names.captures_iter(settings["filter"].as_str().unwrap()) {
             modules.extend(found[1].split('|').map(str::to_owned));
@@ -28,7 +40,7 @@ fn overrides() -> Vec<Override> {
         let is_serial = group == Some("ranks") || settings.get("threads-required").is_some();
         Override { modules, is_serial }
     };
-    config["profile"]["default"]["overrides"].as_array().unwrap().iter().map(read).collect()
+    config["profile"]["default"]["overrides"].as_array().unwrap().iter().map(parse).collect()
 }
 
 #[test]
@@ -59,4 +71,81 @@ fn local_runs_with_several_ranks_run_one_at_a_time() {
     assert!(modules.len() > 10, "{modules:?}");
     let beside: Vec<&String> = modules.iter().filter(|module| !serial.contains(module)).collect();
     assert!(beside.is_empty(), "the group `ranks` of .config/nextest.toml has no {beside:?}");
+}
+
+/// Words in the source of a test that waits for a kubelet, for a browser, or for the build of an image, whose
+/// base comes from a registry.
+const OUTSIDE_ANSWERS: [&str; 4] = ["with_real_node()", "\"chromium\"", "charts/images.sh", "test_image("];
+
+#[test]
+fn only_tests_that_wait_for_a_kubelet_a_browser_or_a_registry_are_retried() {
+    let config = config();
+    let default = &config["profile"]["default"];
+    assert!(default.get("retries").is_none(), "a retry for all tests");
+    let settings = default["overrides"].as_array().unwrap();
+    let retried: Vec<&toml::Value> = settings.iter().filter(|one| one.get("retries").is_some()).collect();
+    assert!(retried.iter().all(|one| one["retries"].as_integer() == Some(1)), "at most one retry");
+    // Of each operand of a union, the modules if it names some, or else the executables.
+    let modules = Regex::new(r"test\(/\^\(?([a-z_|]+)\)?::/\)").unwrap();
+    let executables = Regex::new(r"binary_id\((?:/\^)?[a-z-]+::\(?([a-z_|]+)").unwrap();
+    let mut names = Vec::new();
+    for operand in retried.iter().flat_map(|one| one["filter"].as_str().unwrap().split(" + ")) {
+        let found = modules.captures(operand).or_else(|| executables.captures(operand));
+        let found = found.unwrap_or_else(|| panic!("{operand} names neither a module nor an executable"));
+        names.extend(found[1].split('|').map(str::to_owned));
+    }
+    assert!(names.len() > 5, "{names:?}");
+    let sources = rust_sources().unwrap();
+    let waits = |name: &String| {
+        let path = format!("tests/{name}.rs");
+        let mut texts = sources.iter().filter(|file| file.path.ends_with(&path)).map(|file| &file.text);
+        texts.any(|text| OUTSIDE_ANSWERS.iter().any(|word| text.contains(word)))
+    };
+    let others: Vec<&String> = names.iter().filter(|name| !waits(name)).collect();
+    assert!(others.is_empty(), "these tests of .config/nextest.toml may not be retried: {others:?}");
+}
+
+/// Call that compares a text with its snapshot, in two parts: this file has none.
+const SNAPSHOT: &str = concat!("insta::", "assert_");
+
+/// Name of the package to which a source belongs.
+fn package_of(source: &str) -> String {
+    let mut manifests = Path::new(source).ancestors().skip(1).map(|folder| folder.join("Cargo.toml"));
+    let manifest = manifests.find(|manifest| workspace_root().join(manifest).exists()).unwrap();
+    let manifest: toml::Table = read(manifest).parse().unwrap();
+    manifest["package"]["name"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn snapshots_and_generated_files_are_compared_before_anything_is_prepared() {
+    let suite = read("tests/suite.sh");
+    let place = |words: &str| suite.find(words).unwrap_or_else(|| panic!("tests/suite.sh has no {words}"));
+    assert!(place("--profile generated") < place("stage \"preparation\""), "the order of tests/suite.sh");
+    let config = config();
+    let filter = config["profile"]["generated"]["default-filter"].as_str().unwrap();
+    let sources = rust_sources().unwrap();
+    let compares = |text: &str| text.contains(SNAPSHOT) || text.contains("make generate`\"");
+    let packages: BTreeSet<String> =
+        sources.iter().filter(|file| compares(&file.text)).map(|file| package_of(&file.path)).collect();
+    assert!(packages.len() > 4, "{packages:?}");
+    let names = Regex::new(r"[a-z]+(-[a-z]+)*").unwrap();
+    let named: BTreeSet<&str> = names.find_iter(filter).map(|name| name.as_str()).collect();
+    let late: Vec<&String> = packages.iter().filter(|package| !named.contains(package.as_str())).collect();
+    assert!(late.is_empty(), "the profile `generated` of .config/nextest.toml has no tests of {late:?}");
+}
+
+/// Sources that may start a compiler: those of the preparation, and a test of an example's own command.
+const MAY_COMPILE: [&str; 3] =
+    ["tests/cluster/src/", "tests/devices/src/build", "tests/tests/local_run/rewards/reward_servers.rs"];
+
+#[test]
+fn no_other_test_starts_a_compiler() {
+    let start = Regex::new(r#"Command::new\("(cc|clang|g\+\+|gcc|go|nvcc|rustc)"\)"#).unwrap();
+    let sources = rust_sources().unwrap();
+    let starting = sources.iter().filter(|file| start.is_match(&file.text)).map(|file| file.path.as_str());
+    let (allowed, others): (Vec<&str>, Vec<&str>) =
+        starting.partition(|path| MAY_COMPILE.iter().any(|prefix| path.starts_with(*prefix)));
+    assert!(others.is_empty(), "`tests/prepare` makes what tests need, and {others:?} compile themselves");
+    let is_needed = |prefix: &&str| allowed.iter().any(|path| path.starts_with(*prefix));
+    assert!(MAY_COMPILE.iter().all(is_needed), "only {allowed:?} start a compiler");
 }

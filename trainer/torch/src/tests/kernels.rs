@@ -11,10 +11,9 @@ mod sampling;
 mod state;
 
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 
+use rlt_devices::StandIn;
 use tch::{Kind, Tensor};
 
 use super::{randn, relative_difference};
@@ -50,7 +49,8 @@ impl OnCpu {
     fn library() -> &'static Self {
         static LIBRARY: OnceLock<OnCpu> = OnceLock::new();
         LIBRARY.get_or_init(|| {
-            let path = CString::new(build().into_os_string().into_encoded_bytes()).unwrap();
+            let path = StandIn::build().unwrap().kernels_on_cpu();
+            let path = CString::new(path.into_os_string().into_encoded_bytes()).unwrap();
             let library = open(&path).unwrap();
             let find = |name: &CStr| symbol(library, name).unwrap();
             let mut count = 0;
@@ -85,51 +85,6 @@ impl OnCpu {
         unsafe { (entry.invoke)(grid.as_ptr(), block.as_ptr(), shared_bytes, parameters.as_mut_ptr()) };
         Ok(())
     }
-}
-
-/// Folder of the fibers, on which kernels run on CPUs.
-fn on_cpu() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/devices/csrc/on_cpu")
-}
-
-fn compile(sources: &[PathBuf], flags: &[&str], out: &Path) {
-    let mut command = Command::new("g++");
-    command.args(["-std=c++17", "-O2", "-Wall", "-Werror", "-ffp-contract=off"]).args(flags);
-    command.arg("-I").arg(on_cpu()).arg("-I").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc/cuda"));
-    let output = command.arg("-o").arg(out).args(sources).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// Compiles the kernels once for each state of them.
-fn build() -> PathBuf {
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc/cuda");
-    let digest = digest_of(&[&on_cpu(), &kernels]);
-    let out = Path::new(env!("OUT_DIR")).join(format!("kernels-on-cpu-{digest:016x}.so"));
-    if !out.exists() {
-        let partial = out.with_extension(format!("{}.partial", std::process::id()));
-        compile(
-            &["fibers.cpp", "kernels.cpp"].map(|file| on_cpu().join(file)),
-            &["-fPIC", "-shared"],
-            &partial,
-        );
-        std::fs::rename(&partial, &out).unwrap();
-    }
-    out
-}
-
-/// A digest that changes with the contents of the folders' files.
-fn digest_of(folders: &[&Path]) -> u64 {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    for folder in folders {
-        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        let mut files: Vec<PathBuf> = files.filter(|path| path.is_file()).collect();
-        files.sort();
-        for file in files {
-            (&file, std::fs::read(&file).unwrap()).hash(&mut hasher);
-        }
-    }
-    hasher.finish()
 }
 
 /// Runs `body` with the threads of a block in several orders. In the first one, the values of a warp are

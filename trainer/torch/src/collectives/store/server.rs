@@ -43,6 +43,9 @@ struct Content {
     /// Open connections, to be closed at the end.
     clients: Clients<TcpStream>,
     is_over: bool,
+    /// Number of questions that wait for a value.
+    #[cfg(test)]
+    num_waiting: usize,
 }
 
 impl Server {
@@ -51,7 +54,13 @@ impl Server {
         let listener = listen(settings)?;
         let listening = listener.local_addr()?;
         let limits = Limits::of(settings.world_size);
-        let content = Content { values: Values::new(limits), clients: Clients::new(limits), is_over: false };
+        let content = Content {
+            values: Values::new(limits),
+            clients: Clients::new(limits),
+            is_over: false,
+            #[cfg(test)]
+            num_waiting: 0,
+        };
         let shared = Arc::new(Shared {
             admission: settings.admission(),
             content: Mutex::new(content),
@@ -74,6 +83,12 @@ impl Server {
             address = (Ipv4Addr::LOCALHOST, address.port()).into();
         }
         address
+    }
+
+    /// Number of questions that wait for a value.
+    #[cfg(test)]
+    pub(super) fn num_waiting(&self) -> usize {
+        self.shared.lock().num_waiting
     }
 }
 
@@ -154,8 +169,16 @@ impl Shared {
             if left.is_zero() || content.is_over {
                 return Answer::Nothing;
             }
+            #[cfg(test)]
+            {
+                content.num_waiting += 1;
+            }
             let waited = self.changed.wait_timeout(content, left).unwrap_or_else(PoisonError::into_inner);
             content = waited.0;
+            #[cfg(test)]
+            {
+                content.num_waiting -= 1;
+            }
         }
     }
 }

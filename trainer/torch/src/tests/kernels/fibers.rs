@@ -2,14 +2,11 @@
 
 use std::process::Command;
 
-use super::{compile, on_cpu};
+use rlt_devices::StandIn;
 
 #[test]
 fn a_missing_barrier_is_found_an_unreached_one_ends_the_process_and_one_exchange_reduces_as_five() {
-    let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("probe");
-    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tests/kernels/fibers_probe.cpp");
-    compile(&[source, on_cpu().join("fibers.cpp")], &[], &program);
+    let program = StandIn::build().unwrap().fibers_probe();
     let output = Command::new(&program).output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "256 wrong\n".repeat(5) + "equal\n");
     let output = Command::new(&program).arg("diverge").output().unwrap();

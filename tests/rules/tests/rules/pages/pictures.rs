@@ -42,7 +42,7 @@ fn resource_of(kind: &str) -> String {
 fn pictures_of_phases_and_causes_have_every_variant() {
     for (picture, source, enumeration) in [
         ("phases.svg", "crds/src/status/conditions.rs", "Phase"),
-        ("failure.svg", "crds/src/plan/failure.rs", "FailureCause"),
+        ("failure.svg", "crds/src/failure/cause.rs", "FailureCause"),
         ("memory.svg", "crds/src/plan/memory/terms.rs", "Phase"),
     ] {
         let shown = names(&read(&format!("docs/pictures/{picture}")));

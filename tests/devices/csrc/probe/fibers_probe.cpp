@@ -1,6 +1,6 @@
 // Kernels that are right, that lack a barrier, and whose threads do not all reach one: what the fibers make of them. And
 // reductions of a warp in one exchange and in five.
-#include "fibers.h"
+#include "../on_cpu/fibers.h"
 
 extern "C" void rlt_fibers_seed(uint64_t seed);
 
