@@ -37,6 +37,10 @@ glibc=$(newest GLIBC) glibcxx=$(newest GLIBCXX)
 cp trainer/gpu-check.sh "$bundle/gpu-check"
 chmod 0755 "$bundle/gpu-check"
 cp "$kernels" "$bundle/rlt-kernels.fatbin"
+# The machine with the GPU may have no repository, and its report names what was measured.
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+if [ "$commit" != unknown ] && ! git diff --quiet HEAD; then commit+=" with changes"; fi
+echo "$commit" >"$bundle/commit"
 mkdir -p "$(dirname "$archive")"
 # One time and order, so that the same files make the same archive.
 tar --directory "$work" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --create gpu-bundle |

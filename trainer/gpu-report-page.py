@@ -96,7 +96,8 @@ def failure_rows(ended, made):
             yield [stage["stage"], stage["run"], subject(finding), error_of(finding)]
         # A check that says itself what failed ends with exit code 1.
         if stage["ended"] == "failed" and not (failed and stage["text"] == "exit code 1"):
-            yield [stage["stage"], stage["run"], "the stage", stage["text"]]
+            words = [stage["text"], *([stage["lastLine"]] if stage.get("lastLine") else [])]
+            yield [stage["stage"], stage["run"], "the stage", ": ".join(words)]
 
 
 def predicted(finding, name):

@@ -6,9 +6,9 @@
 #
 # Stages run in the order of the list below. A stage for which too little time is left is not started, and one that takes
 # longer than its limit is killed; both are reported. `--limit all=SECONDS` is for every stage that has no limit of its own.
-# Stages that failed run again with CUDA_LAUNCH_BLOCKING=1, without CUDA graphs if they decode, and, unless they hung, under
-# compute-sanitizer; `--limit reruns=SECONDS` is for all second runs before the measurements, and what does not fit runs at
-# the end. FOLDER (default: $OUT) receives at most 8 files of at most 16 MiB:
+# Stages that failed, except those of a peer, run again with CUDA_LAUNCH_BLOCKING=1, without CUDA graphs if they decode, and,
+# unless they hung, under compute-sanitizer; `--limit reruns=SECONDS` is for all second runs before the measurements, and for
+# those behind them; what does not fit runs at the end. FOLDER (default: $OUT) receives at most 8 files of at most 16 MiB:
 #
 #   gpu-report.md     the page; after a run that was killed, gpu-report-page.py makes it from findings.jsonl
 #   findings.jsonl    every finding, appended when it is made, and how every stage ended
@@ -45,6 +45,7 @@ STAGES='
     draws                                20   5
     checkpoints                          40  15
     trace                                40  12
+    reruns                               60   0
     memcheck:paged                       60  20
     racecheck:paged                      60  20
     peer-small                          110  60
@@ -52,7 +53,7 @@ STAGES='
     reruns                                0   0
     ncu:decode-speed                     60  20
 '
-# Checks whose times are the result: compute-sanitizer would only make them slow.
+# Checks whose times are the result. Their work is large, so compute-sanitizer takes them after all other checks.
 SPEED=' gemm copies decode-speed update grpo-step-small grpo-step-large published decode-tail peer-small peer-large trace '
 # Checks that decode by CUDA graphs.
 GRAPHS=' graphs graph-models training checkpoints decode-speed grpo-step-small grpo-step-large published decode-tail trace '
@@ -62,6 +63,8 @@ RESERVE=4
 PATIENCE=5
 # Most seconds of the second run of a stage that was killed.
 HUNG=20
+# Most errors that compute-sanitizer prints: with their stacks they fit MAX_OUTPUT.
+SANITIZER_ERRORS=20
 # Bytes of a file, and of the output of one stage.
 MAX_FILE=$((16 << 20))
 MAX_OUTPUT=$((256 << 10))
@@ -95,11 +98,18 @@ print_environment() {
     show compute-sanitizer --version
 }
 
-# A line about a stage: event STAGE RUN STATUS SECONDS TEXT
+# Prints a text as JSON: quoted TEXT
+quoted() {
+    local text=${1//\\/\\\\}
+    printf '"%s"' "${text//\"/\\\"}"
+}
+
+# A line about a stage: event STAGE RUN STATUS SECONDS TEXT [LAST-LINE]
 event() {
-    local text=${5//\\/\\\\}
-    text=${text//\"/\\\"}
-    local line="{\"stage\":\"$1\",\"run\":\"$2\",\"ended\":\"$3\",\"seconds\":$4,\"text\":\"$text\"}"
+    local line
+    line="{\"stage\":\"$1\",\"run\":\"$2\",\"ended\":\"$3\",\"seconds\":$4,\"text\":$(quoted "$5")"
+    [ -z "${6:-}" ] || line+=",\"lastLine\":$(quoted "$6")"
+    line+="}"
     printf '%s\n' "$line" >>"$findings"
     printf '%s\n' "$line"
 }
@@ -179,16 +189,36 @@ end_session() {
     done
 }
 
+# Prints the first error that compute-sanitizer has printed, behind its own name: sanitizer_error STAGE RUN
+sanitizer_error() {
+    local line
+    line=$(grep --text --fixed-strings "[$1 $2] ========= " "$log" | grep --text --invert-match COMPUTE-SANITIZER | head -n 1)
+    echo "${line#*] ========= }"
+}
+
+# Prints the last line that a stage has left in the log, as far as it is text: last_line STAGE RUN
+last_line() {
+    local line
+    line=$(grep --text --fixed-strings "[$1 $2] " "$log" | tail -n 1 | tr --delete '\000-\037\177' | head -c 300)
+    echo "${line#"[$1 $2] "}"
+}
+
 # Reports how a stage has ended: ended STAGE RUN STATUS TEXT
 ended() {
-    local stage=$1 run=$2 key="$1 $2" reader patience=$((SECONDS + PATIENCE))
+    local stage=$1 run=$2 key="$1 $2" text error="" last="" reader patience=$((SECONDS + PATIENCE))
     end_session "${pids[$key]}" || set -- "$1" "$2" failed "$4; its process cannot be killed"
     for reader in ${readers[$key]}; do
         # A process that cannot be killed keeps the pipe open.
         while kill -0 "$reader" 2>/dev/null && [ "$SECONDS" -le "$patience" ]; do sleep 0.02; done
         kill "$reader" 2>/dev/null
     done
-    event "$stage" "$run" "$3" "$((SECONDS - ${started[$key]}))" "$4"
+    # The log has all lines of the stage only now. A check that failed itself says why in a finding.
+    text=$4
+    if [ "$3" = failed ]; then
+        [ "$4" = "exit code 1" ] || error=$(sanitizer_error "$stage" "$run")
+        if [ -n "$error" ]; then text+="; compute-sanitizer: $error"; else last=$(last_line "$stage" "$run"); fi
+    fi
+    event "$stage" "$run" "$3" "$((SECONDS - ${started[$key]}))" "$text" "$last"
     if [ "$3" = failed ] && [ "$run" = first ]; then failed+=("$stage"); fi
     unset "pids[$key]" "readers[$key]" "started[$key]" "ends[$key]" "limits[$key]"
 }
@@ -201,6 +231,9 @@ describe() {
     fi
 }
 
+# Seconds after which a check of the bundle ends itself: two before it would be killed, to say why. own_limit LIMIT
+own_limit() { echo $(($1 > 3 ? $1 - 2 : $1)); }
+
 # Waits until every started stage has ended or was killed.
 finish() {
     local key stage run code
@@ -211,6 +244,7 @@ finish() {
                 wait "${pids[$key]}"
                 code=$?
                 if [ "$code" = 0 ]; then ended "$stage" "$run" passed ""; else
+                    [ $((SECONDS - ${started[$key]})) -lt "$(own_limit "${limits[$key]}")" ] || hung[$stage]=1
                     ended "$stage" "$run" failed "$(describe "$code")"
                 fi
             elif [ "$SECONDS" -ge "${ends[$key]}" ]; then
@@ -245,35 +279,41 @@ tool() {
     local stage=$1 run=$2 limit=$3 need=$4 check=$5
     shift 5
     if command -v "$1" >/dev/null; then
-        try "$stage" "$run" "$limit" "$need" "$@" "$gpu_check" --libtorch "$libraries" --here "$check"
+        try "$stage" "$run" "$limit" "$need" "$@" "$gpu_check" --libtorch "$libraries" --here --no-peer "$check"
     else
         event "$stage" "$run" "not started" 0 "there is no $1 on this machine"
     fi
 }
 
-sanitizer() { tool "$1" "$2" "$3" "$4" "$5" compute-sanitizer --tool "$6" --error-exitcode 86 --target-processes all; }
+sanitizer() {
+    tool "$1" "$2" "$3" "$4" "$5" compute-sanitizer --tool "$6" --error-exitcode 86 \
+        --print-limit "$SANITIZER_ERRORS" --target-processes all
+}
 
 # Starts a check of the bundle if enough time is left: check STAGE RUN LIMIT NEED. Peers have stages of their own at the
 # end: our own measurements come first.
 check() {
-    # The check ends itself two seconds before it would be killed, to say why.
-    local limit=${given[$1]:-${given[all]:-$3}}
-    limit=$((limit > 3 ? limit - 2 : limit))
+    local limit
+    limit=$(own_limit "${given[$1]:-${given[all]:-$3}}")
     try "$1" "$2" "$3" "$4" "$gpu_check" --libtorch "$libraries" --limit "$limit" --no-peer --trace-folder "$out" "$1"
 }
 
 # Adds the second runs of what has failed to those that wait, the cheapest kind first.
 queue_reruns() {
     local run stage
-    for run in blocking eager memcheck; do
+    for run in blocking eager memcheck memcheck-of-speed; do
         for stage in "${failed[@]}"; do
             # Only checks run again: not the environment, and nothing under a tool.
             [ -n "${times[$stage]:-}" ] || continue
+            # None of a peer's code is ours.
+            [[ $stage != peer-* ]] || continue
             case $run in
             eager) [[ $GRAPHS = *" $stage "* ]] || continue ;;
             memcheck) [[ $SPEED != *" $stage "* ]] || continue ;;
+            # The tool and libtorch's profiler exclude each other.
+            memcheck-of-speed) [[ $SPEED = *" $stage "* && $stage != trace ]] || continue ;;
             esac
-            waiting+=("$stage $run")
+            waiting+=("$stage ${run%-of-speed}")
         done
     done
     failed=()
@@ -292,9 +332,15 @@ reruns() {
         read -r stage run <<<"$entry"
         read -r limit need <<<"${times[$stage]}"
         # What hangs would take all the time that is left.
-        [ -z "${hung[$stage]:-}" ] || limit=$((limit < HUNG ? limit : HUNG))
-        # The tool makes kernels several times as slow.
-        if [ "$run" = memcheck ]; then limit=$((3 * limit)) need=$((2 * need)); fi
+        if [ -n "${hung[$stage]:-}" ]; then
+            limit=$((limit < HUNG ? limit : HUNG)) need=$((need < HUNG ? need : HUNG))
+        fi
+        # The tool makes kernels several times as slow. It prints an error when it finds it, and a check of speed repeats the
+        # same launches: its own limit leaves time for what follows.
+        if [ "$run" = memcheck ]; then
+            need=$((2 * need))
+            [[ $SPEED = *" $stage "* ]] || limit=$((3 * limit))
+        fi
         if [ "$deadline" -lt "$end" ] && [ $((deadline - SECONDS)) -lt "$limit" ]; then
             later+=("$entry")
             continue
@@ -390,7 +436,7 @@ fi
 for folder in /usr/local/cuda/bin /opt/nvidia/nsight-compute/*/; do
     if [ -d "$folder" ]; then PATH=$PATH:$folder; fi
 done
-commit=$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)
+commit=$(cat "$here_bundle/commit" 2>/dev/null || echo unknown)
 identity="commit $commit, bundle $(sha256sum "$bundle" | cut -c 1-12)"
 # A corrected kernel can be tried without a new bundle.
 [ -z "${RLT_KERNELS:-}" ] || identity+=", kernels of $RLT_KERNELS instead of the bundle's"

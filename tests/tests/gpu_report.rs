@@ -33,6 +33,7 @@ impl Machine {
         let machine = Self { folder: tempfile::tempdir().unwrap() };
         machine.script("gpu-bundle/gpu-check", &gpu_check(behaviour));
         machine.script("gpu-bundle/rlt-trainer", "#!/bin/sh\n");
+        machine.script("gpu-bundle/commit", "0a1b2c3 with changes\n");
         machine.script("bin/nvidia-smi", "#!/bin/sh\necho 'a fake driver'\n");
         // The command follows the tool's options.
         let tool = "#!/bin/bash\necho \"$(basename \"$0\") $*\"\n\
@@ -127,6 +128,14 @@ impl Report {
     }
 }
 
+/// Code that bash reads before the script: each pause in which the script waits for its stages takes 50,000
+/// seconds of its time.
+const TIME_PASSES_IN_PAUSES: &str = r#"sleep() {
+    if [ "${FUNCNAME[1]:-}" = finish ]; then SECONDS=$((SECONDS + 50000)); fi
+    command sleep "$@"
+}
+"#;
+
 const FAILS: &str = r#"echo '{"name":"paged","status":"passed","device":"Fake GPU"}'
 echo '{"name":"paged","status":"failed","device":"Fake GPU","error":"rows differ | by 1"}'; exit 1"#;
 
@@ -164,7 +173,8 @@ fn stages_that_fail_hang_and_crash_leave_the_others_reported() {
 
     assert!(report.has_row(&["| paged | first |", "rows differ \\| by 1"]), "{}", report.page);
     assert!(report.has_row(&["| graphs | first |", "took longer than 2 s"]), "{}", report.page);
-    assert!(report.has_row(&["| training | first |", "crashed: SIGSEGV"]), "{}", report.page);
+    let crashed = "| training | first | the stage | crashed: SIGSEGV: the last words |";
+    assert!(report.has_row(&[crashed]), "{}", report.page);
     assert!(report.has_row(&["| update | passed |"]), "{}", report.page);
     assert!(report.page.starts_with("# GPU report: Fake GPU"), "{}", report.page);
 }
@@ -194,6 +204,47 @@ fn what_failed_runs_again_blocking_without_graphs_and_under_the_sanitizer() {
 }
 
 #[test]
+fn checks_of_speed_that_failed_run_under_the_sanitizer_behind_all_other_checks() {
+    let machine = Machine::new("decode-speed | draws | trace | peer-small) exit 1 ;;");
+    let report = machine.report(&["--seconds", "100000"]);
+    for (stage, runs) in [
+        ("decode-speed", "first blocking eager memcheck"),
+        ("draws", "first blocking memcheck"),
+        // The tool and a profiler exclude each other.
+        ("trace", "first blocking eager"),
+        // None of a peer's code is ours.
+        ("peer-small", "first"),
+    ] {
+        let is_end = |line: &&Value| line["stage"] == stage && line["ended"].is_string();
+        let ends = report.findings.iter().filter(is_end);
+        let ended: Vec<&str> = ends.filter_map(|line| line["run"].as_str()).collect();
+        assert_eq!(ended.join(" "), runs, "{stage}: {}", report.page);
+    }
+    let tool = "[decode-speed memcheck] compute-sanitizer --tool memcheck";
+    assert!(report.log.contains(tool), "{}", report.log);
+    assert!(report.place("draws", "memcheck") < report.place("decode-speed", "memcheck"), "{}", report.page);
+    // Those of transformers take minutes, in which a failure would stay unexplained.
+    let peer = report.place("peer-small", "first");
+    assert!(report.place("decode-speed", "memcheck") < peer, "{}", report.page);
+}
+
+#[test]
+fn the_page_names_the_first_error_that_the_sanitizer_finds() {
+    let machine = Machine::new(&format!("paged) {FAILS} ;;"));
+    let finds = "#!/bin/sh\necho '========= COMPUTE-SANITIZER'\n\
+                 echo '========= Invalid __global__ write of size 4 bytes'\n\
+                 echo '=========     at rlt_paged+0x120'\nexit 86\n";
+    machine.script("bin/compute-sanitizer", finds);
+    let report = machine.report(&["--seconds", "100000"]);
+    let error = "exit code 86; compute-sanitizer: Invalid __global__ write of size 4 bytes";
+    for (stage, run) in [("paged", "memcheck"), ("memcheck:paged", "first"), ("racecheck:paged", "first")] {
+        assert_eq!(report.ended(stage, run), ("failed", error), "{}", report.page);
+        let row = format!("| {stage} | {run} | the stage | {error} |");
+        assert!(report.has_row(&[row.as_str()]), "{}", report.page);
+    }
+}
+
+#[test]
 fn second_runs_that_take_too_long_wait_until_everything_was_measured() {
     let machine = Machine::new(&format!("paged) {FAILS} ;;"));
     let report = machine.report(&["--seconds", "100000"]);
@@ -206,6 +257,26 @@ fn second_runs_that_take_too_long_wait_until_everything_was_measured() {
         assert_eq!(report.ended("paged", run).0, "failed", "{}", report.page);
         assert!(report.place("paged", run) > report.place("peer-large", "first"), "{}", report.page);
     }
+}
+
+#[test]
+fn the_page_has_the_last_line_of_a_stage_that_failed_without_a_finding() {
+    let fails = r#"printf 'version "GLIBC_2.38" is \\ not \033[1mfound\n' >&2; exit 1"#;
+    let report = Machine::new(&format!("device) {fails} ;;")).report(&["--seconds", "100000"]);
+    assert_eq!(report.ended("device", "first"), ("failed", "exit code 1"));
+    let row = r#"| device | first | the stage | exit code 1: version "GLIBC_2.38" is \ not [1mfound |"#;
+    assert!(report.has_row(&[row]), "{}", report.page);
+}
+
+#[test]
+fn a_check_that_ends_itself_at_its_limit_has_hung() {
+    let hangs = r#"while [ $# -gt 1 ] && [ "$1" != --limit ]; do shift; done; sleep "$2"; exit 1"#;
+    let machine = Machine::new(&format!("paged) {hangs} ;;"));
+    let report = machine.report(&["--seconds", "100000", "--limit", "paged=4"]);
+    assert_eq!(report.ended("paged", "blocking").0, "failed", "{}", report.page);
+    let has_run =
+        |run: &str| report.findings.iter().any(|line| line["stage"] == "paged" && line["run"] == run);
+    assert!(!has_run("memcheck"), "{}", report.page);
 }
 
 #[test]
@@ -235,10 +306,14 @@ fn nothing_is_started_for_which_no_time_is_left() {
     assert!(report.has_row(&["| device | not started |", "it needs"]), "{}", report.page);
     assert_eq!(report.output.status.code(), Some(0), "what was not started has not failed");
 
-    // A stage that never ends is killed at the end of the whole run, whatever its own limit is.
+    // A stage that never ends is killed at the end of the whole run, whatever its own limit is. The script's
+    // own pauses bring that end, and no clock.
     let machine = Machine::new("");
     machine.script("bin/nvidia-smi", "#!/bin/sh\nsleep 1000\n");
-    let report = machine.report(&["--seconds", "8", "--limit", "environment=1000"]);
+    machine.script("time", TIME_PASSES_IN_PAUSES);
+    let time = machine.path("time").display().to_string();
+    let limits = ["--seconds", "100000", "--limit", "environment=1000000"];
+    let report = machine.report_with(&limits, &[("BASH_ENV", time.as_str())]);
     let (ended, why) = report.ended("environment", "first");
     assert!(ended == "failed" && why.ends_with("and was killed"), "{}", report.page);
     assert_eq!(report.ended("device", "first").0, "not started");
@@ -338,7 +413,7 @@ fn other_kernels_than_the_bundles_are_used_and_named() {
     let report = machine.report_with(&["--seconds", "100000"], &[("RLT_KERNELS", "/tmp/mine.fatbin")]);
     assert_eq!(report.made("paged", "first")[0]["kernels"], "/tmp/mine.fatbin");
     let named = ", kernels of /tmp/mine.fatbin instead of the bundle's";
-    assert!(report.has_row(&["commit ", named]), "{}", report.page);
+    assert!(report.has_row(&["commit 0a1b2c3 with changes, bundle ", named]), "{}", report.page);
     let report = machine.report(&["--seconds", "100000"]);
     assert_eq!(report.made("paged", "first")[0]["kernels"], "");
     assert!(!report.page.contains("instead of the bundle's"), "{}", report.page);

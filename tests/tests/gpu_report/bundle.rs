@@ -69,7 +69,7 @@ impl Checkout {
 }
 
 #[test]
-fn a_bundle_has_three_files_and_names_the_newest_versions_that_its_binary_needs() {
+fn a_bundle_has_four_files_and_names_the_newest_versions_that_its_binary_needs() {
     let checkout = Checkout::new(SKIPS, VERSIONS);
     let (code, words) = checkout.bundle();
     assert_eq!(code, Some(0), "{words}");
@@ -78,7 +78,8 @@ fn a_bundle_has_three_files_and_names_the_newest_versions_that_its_binary_needs(
     let listed = Command::new("tar").arg("-tzf").arg(checkout.path("bundle.tar.gz")).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
     let files: Vec<&str> = listed.lines().filter(|name| !name.ends_with('/')).collect();
-    assert_eq!(files, ["gpu-bundle/gpu-check", "gpu-bundle/rlt-kernels.fatbin", "gpu-bundle/rlt-trainer"]);
+    let expected = ["commit", "gpu-check", "rlt-kernels.fatbin", "rlt-trainer"];
+    assert_eq!(files, expected.map(|name| format!("gpu-bundle/{name}")));
 }
 
 #[test]
