@@ -9,21 +9,17 @@
 
 mod cluster_only;
 pub mod conflicts;
-#[cfg(feature = "kube")]
-mod crd;
 mod defaults;
-#[cfg(feature = "kube")]
-mod documentation;
+mod degrees;
 mod documents;
-mod exit_code;
-
+pub mod failure;
 pub mod plan;
 mod presets;
 mod reason;
-#[cfg(feature = "kube")]
-mod reference;
 pub mod resolved;
 mod rules;
+#[cfg(feature = "kube")]
+mod schema;
 pub mod spec;
 pub mod status;
 pub mod symptoms;
@@ -32,18 +28,15 @@ mod variables;
 mod warnings;
 
 pub use conflicts::support_markdown;
-#[cfg(feature = "kube")]
-pub use crd::{custom_resource_definition, definition_yaml, spec_schema_json};
 pub use defaults::{Defaults, MergedSpec, Origin, merge};
 use documents::{manifest, overlay, quantity, yaml};
-pub use exit_code::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
+pub use failure::{Budget, ExitCode, FailureCause, TERMINATION_MESSAGE_VARIABLE};
 pub use manifest::{API_VERSION, KIND, Metadata};
 pub use overlay::overlay;
-pub use plan::{Budget, FailureCause};
 pub use quantity::value as quantity_value;
 pub use reason::Reason;
 #[cfg(feature = "kube")]
-pub use reference::reference_markdown;
+pub use schema::{custom_resource_definition, definition_yaml, reference_markdown, spec_schema_json};
 #[cfg(feature = "kube")]
 pub use spec::RLTrainingJob;
 pub use validate::{

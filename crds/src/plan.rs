@@ -11,9 +11,6 @@
 mod batch;
 mod choices;
 mod constants;
-mod degrees;
-mod failure;
-mod failure_policy;
 mod fit;
 mod machine;
 mod memory;
@@ -23,7 +20,6 @@ pub mod model_config;
 pub mod model_files;
 mod pictures;
 mod refusal;
-mod restarts;
 mod speed;
 mod weight_sync;
 mod workers;
@@ -31,25 +27,21 @@ mod workers;
 use serde::Serialize;
 
 pub use batch::{BatchPlan, concurrent_sequences};
-pub use choices::Choices;
+pub use choices::choices_for;
 pub use constants::{HEAD_CHUNK_TOKENS, KEPT_FEATURES_BYTES, KV_BLOCK_TOKENS, READ_CHUNK_NUMBERS};
-pub(crate) use degrees::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights};
-pub use failure::{Budget, FailureCause, SHORT_ATTEMPT, restart_delay};
-pub use failure_policy::{rule_in_words, rule_name};
 pub use fit::{Fit, OverfullPhase, Remedy};
 pub use machine::{Flops, MEMORY_LABEL, Machine, PRODUCT_LABEL, UnknownGpu};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
 pub use mesh::Mesh;
 pub use model_check::check_model;
 pub use refusal::ModelRefusal;
-pub use restarts::{restarts_in, restarts_line, retries_left};
 pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
 pub use weight_sync::WeightSync;
 pub use workers::{EnvironmentVariable, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup};
 
 use crate::ValidatedJob;
 use crate::conflicts::ChosenDevice;
-use crate::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
+use crate::resolved::{Choices, ModelSource, ResolvedSpec, TokenizerSource};
 use crate::spec::FailurePolicySpec;
 use model_config::{ModelConfig, ModelConfigError, VISION_TOKENS, VisionTokens};
 
@@ -149,7 +141,7 @@ pub fn plan_for_lengths(
 pub fn memory_on_gpu(job: &ValidatedJob, models: &Models, memory_bytes: u64) -> Option<MemoryPlan> {
     let (device, memory) = (ChosenDevice::Cuda, Some(memory_bytes));
     let policy = models.policy_beside_all_others(job.spec())?;
-    let mut spec = Choices::new(job.spec(), Some(policy), device, memory).made_in(job.spec());
+    let mut spec = choices_for(job.spec(), Some(policy), device, memory).made_in(job.spec());
     spec.workers.device = device.into();
     Some(MemoryPlan::new(&spec, policy, &models.reward, &BatchPlan::new(&spec), memory))
 }
@@ -161,7 +153,7 @@ fn plan_for(
     machine: Option<(&Machine, MeanLengths)>,
 ) -> Plan {
     let available = machine.and_then(|(machine, _)| machine.memory_bytes);
-    let choices = Choices::new(job.spec(), models.policy.as_ref(), device, available);
+    let choices = choices_for(job.spec(), models.policy.as_ref(), device, available);
     let mut spec = choices.made_in(job.spec());
     spec.workers.device = device.into();
     let spec = &spec;
@@ -175,7 +167,7 @@ fn plan_for(
     let speed = speed.map(|(policy, (machine, lengths))| SpeedPlan::new(spec, policy, machine, lengths));
     let parameters = models.policy.as_ref().map(|model| {
         let model = &model.clone().with_head(spec.algorithm.head());
-        let trained = memory::trained(spec, model);
+        let trained = memory::trained(spec, model, &memory::LocalCount::full(spec, model));
         let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
         let total = model.parameter_count().total() + model.num_vision_parameters() + adapter;
         Parameters { total, trainable: trained.num_parameters }

@@ -1,6 +1,6 @@
 //! Reasons of conditions and of events, in one word for programs: a part of the API.
 
-use crate::plan::FailureCause;
+use crate::failure::FailureCause;
 use crate::symptoms::SymptomKind;
 
 /// The reason why a condition holds or an event was published.
@@ -72,6 +72,8 @@ pub enum Reason {
     CheckpointNotSaved,
     /// The trainer finishes steps, and its metrics show a symptom.
     Symptom(SymptomKind),
+    /// The trainer warns for a reason that this release does not know.
+    OtherWarning,
     /// No checkpoint is complete yet.
     NoCheckpoint,
     /// The newest checkpoint is complete.
@@ -111,6 +113,7 @@ impl Reason {
             Self::Settled,
             Self::NoReport,
             Self::StepsAdvancing,
+            Self::OtherWarning,
             Self::NoCheckpoint,
             Self::CheckpointComplete,
         ];
@@ -122,9 +125,9 @@ impl Reason {
         [Self::RunsOnCpu, Self::CheckpointNotSaved].into_iter().chain(SymptomKind::ALL.map(Self::Symptom))
     }
 
-    /// Returns the reason of a trainer's warning with this name.
-    pub fn of_warning(name: &str) -> Option<Self> {
-        Self::warnings().find(|reason| reason.name() == name)
+    /// Returns the reason of a trainer's warning with this name; `OtherWarning` for one of a later release.
+    pub fn of_warning(name: &str) -> Self {
+        Self::warnings().find(|reason| reason.name() == name).unwrap_or(Self::OtherWarning)
     }
 
     /// Returns the reason as one word.

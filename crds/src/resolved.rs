@@ -5,12 +5,16 @@
 //! `rules`.
 
 mod algorithm;
+mod choices;
+mod head;
 mod model;
 mod training;
 
 use serde::Serialize;
 
 pub use algorithm::*;
+pub use choices::Choices;
+pub use head::OutputHead;
 pub use model::*;
 pub use training::*;
 

@@ -3,22 +3,16 @@
 //! Rules of a single field (type, range, enum) are in the schema instead.
 
 mod algorithm;
-mod batch;
-mod budgets;
 #[cfg(feature = "kube")]
 mod changes;
 mod data;
-mod lora;
 mod losses;
 mod model;
 mod parallelism;
 mod pods;
-mod quantization;
 mod reference;
-mod reward_fields;
 mod reward_model;
 mod rewards;
-mod roles;
 mod rollout;
 mod rule;
 mod task;
@@ -32,6 +26,7 @@ pub(crate) use algorithm::{cel_estimator, estimator, with_critic};
 #[cfg(feature = "kube")]
 pub(crate) use changes::change_rule;
 use losses::{loss, parameters, preference};
+use model::{lora, quantization};
 pub(crate) use pod::is_reserved_folder;
 use pods::{checkpoint, failure_policy, pod, tracking, workers};
 pub(crate) use roles::cel_has;
@@ -40,6 +35,7 @@ use rule::{
     cel_effective, cel_kinds, cel_name, cel_preset, cel_samples_nothing, conflict, divisors, learns_from,
     preset_of,
 };
+use training::{batch, budgets, roles};
 pub(crate) use workers::is_variable_reserved;
 
 /// Yields all rules, in the order of the specification's sections.
@@ -51,7 +47,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         data::RULES,
         task::RULES,
         rewards::RULES,
-        &*reward_fields::RULES,
+        &*rewards::fields::RULES,
         algorithm::RULES,
         &*parameters::RULES,
         loss::RULES,

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::FailureCause;
+use crate::failure::FailureCause;
 pub use accepted::*;
 pub use conditions::*;
 pub use progress::*;
@@ -56,8 +56,8 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub attempt_running_time: Option<String>,
-    /// Number of consecutive attempts that ended within a minute; the more there are, the longer the next one
-    /// waits.
+    /// Number of consecutive attempts that ended within a minute without a new checkpoint; the more there
+    /// are, the longer the next one waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub short_attempts: Option<u32>,
     /// Number of ended attempts and restarts in place over the life of the job, by cause.

@@ -20,8 +20,7 @@ pub(crate) use schema::allowed_range;
 
 use crate::conflicts::Facts;
 use crate::manifest::{API_VERSION, KIND, MAX_NAME_LEN, Metadata, NAME_NOT_A_LABEL, NAME_TOO_LONG};
-use crate::plan::Choices;
-use crate::resolved::ResolvedSpec;
+use crate::resolved::{Choices, ResolvedSpec};
 use crate::rules;
 use crate::spec::{Device, RLTrainingJobSpec, RunPolicySpec, WorkersSpec};
 use crate::variables;

@@ -33,7 +33,7 @@ use crate::client::Limiter;
 use crate::decide::{self, Decision};
 use crate::index::Index;
 use children::JobChildren;
-use params::{creation, exactly};
+use params::{creation, exactly, merge_patch};
 use queue::QueueRequest;
 
 /// Maximum number of impaired nodes that the affinity of a pod names.
@@ -77,22 +77,28 @@ pub async fn apply(
     let Access { client, index, .. } = access;
     pods::delete(client, index, input.job, &decision.delete).await?;
     pods::assign(client, index, input.job, &decision.assign).await?;
-    if let Some(action) = &decision.queue {
-        let excluded_nodes = &decision.status.excluded_nodes;
-        let request = QueueRequest { queueing: cluster.queueing, excluded_nodes };
-        Box::pin(queue::apply(client, index, input, request, action)).await?;
-    }
-    if decision.delete_job {
-        Box::pin(delete_job(client, input.job)).await?;
-    }
+    let queued = match Box::pin(change_queue(access, input, cluster, decision)).await {
+        // The queue is only told whether the workers run, and they need nothing of it.
+        Err(error) if !matches!(decision.queue, Some(WorkloadAction::SetPodsReady(..))) => return Err(error),
+        queued => queued,
+    };
     let attempt = decision.status.attempt.unwrap_or(1);
     let workers = index.workers(&input.job.key());
     let objects = JobChildren::new(client, index, input, reachable_firsts(input, &workers, attempt));
+    if decision.delete_job {
+        objects.retain_claim().await?;
+        Box::pin(delete_job(client, input.job)).await?;
+    }
     if !decision.needs_children {
-        return objects.change_claim(decision.status.completion_time.is_none()).await;
+        let changed = objects.change_claim(decision.status.completion_time.is_none()).await;
+        return ApplyError::first_of([queued, changed]);
     }
     let starts_ranks = !decision.start.is_empty() || !decision.assign.is_empty();
-    objects.apply_prerequisites(starts_ranks).await?;
+    if let Err(refused) = objects.apply_prerequisites(starts_ranks).await {
+        // Workers that are there find each other all the same.
+        let network = if workers.is_empty() { Ok(()) } else { objects.apply_network().await };
+        return ApplyError::first_of([queued, Err(refused), network]);
+    }
     let pods = async {
         if decision.start.is_empty() {
             return Ok(());
@@ -109,7 +115,20 @@ pub async fn apply(
     // An error in one branch does not cancel calls in the other.
     let (supplied, started) = futures::join!(objects.apply_volumes(), pods);
     let network = objects.apply_network().await;
-    ApplyError::first_of([supplied, started, network])
+    ApplyError::first_of([queued, supplied, started, network])
+}
+
+/// Applies a decision's change of the Workload.
+async fn change_queue(
+    access: Access<'_>,
+    input: &BuildInput<'_>,
+    cluster: &ClusterState<'_>,
+    decision: &Decision,
+) -> Result<(), ApplyError> {
+    let Some(action) = &decision.queue else { return Ok(()) };
+    let request =
+        QueueRequest { queueing: cluster.queueing, excluded_nodes: &decision.status.excluded_nodes };
+    queue::apply(access.client, access.index, input, request, action).await
 }
 
 /// Applies a change of the job's Workload and nothing else.

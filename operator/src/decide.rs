@@ -12,11 +12,9 @@
 mod attempt;
 mod attempt_end;
 mod clock;
-mod conditions;
 mod deadlines;
 mod decision;
 mod deletion;
-mod events;
 mod finished;
 mod job_pods;
 mod queue;
@@ -32,13 +30,14 @@ use rlt_api::FailureCause;
 use attempt_end::attempt_state::{AttemptState, attempt_state};
 use attempt_end::{evacuation, failure, restarts, retries, success};
 pub use decision::{ApplyFailure, Assignment, Decision, Deletion, JobState};
-pub use events::JobEvent;
 pub use queue::dispatch::dispatch;
 use queue::exclusion;
 use reconcile::Reconcile;
 pub use reconcile::{ReconcileInput, Report};
 pub use restarts::retries_left;
 pub use specification::{Specification, refuse, specification};
+use status::conditions;
+pub use status::events::JobEvent;
 use success::Completion;
 pub use topology::{nodes_to_read, topology_labels};
 

@@ -8,7 +8,8 @@ use futures::stream::{self, BoxStream, StreamExt as _};
 use kube::runtime::reflector::ObjectRef;
 use rlt_objects::job::Job;
 use rlt_objects::queue::{self, Queueing};
-use rlt_objects::worker::{JobKey, Launcher, Worker};
+use rlt_objects::worker::{JobKey, Launcher, Worker, WorkerPhase};
+use rlt_objects::worker_id::GroupName;
 
 use crate::context::Context;
 use crate::decide::Report;
@@ -36,6 +37,11 @@ pub struct Observed {
 pub trait Reports: Send + Sync + std::fmt::Debug {
     /// Returns the last report of a job's trainer.
     fn latest(&self, job: &JobKey) -> Option<Report>;
+
+    /// Returns the report that a worker which has finished all steps left in the status of its pod.
+    fn left_by(&self, _worker: &Worker) -> Option<Report> {
+        None
+    }
 
     /// Returns the stream of jobs to reconcile because of a report. Call it once.
     fn changes(&self) -> BoxStream<'static, ObjectRef<Job>> {
@@ -96,8 +102,8 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
     Some(Observed {
         current,
         nodes: context.index.nodes.of(&workers),
+        report: last_report(&*context.reports, &key, &workers),
         workers,
-        report: context.reports.latest(&key),
         launchers_due: context.reports.launchers_due(),
         queueing: Queueing {
             queue: queue::asked_for(job).map(str::to_owned),
@@ -107,4 +113,25 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
             wanted: None,
         },
     })
+}
+
+/// Returns the last report of a job's trainer: the one that its first worker left when it finished all steps,
+/// else the one that was received last. The operator may not run, or not answer, when the worker ends.
+fn last_report(reports: &dyn Reports, job: &JobKey, workers: &[Arc<Worker>]) -> Option<Report> {
+    let received = reports.latest(job);
+    let is_first = |worker: &&Arc<Worker>| {
+        worker.idx == 0 && worker.group == GroupName::default() && worker.phase == WorkerPhase::Succeeded
+    };
+    let first = workers.iter().filter(is_first).max_by_key(|worker| worker.attempt);
+    let Some(left) = first.and_then(|worker| reports.left_by(worker)) else { return received };
+    let received = received.unwrap_or_default();
+    if received.attempt > left.attempt {
+        return Some(received);
+    }
+    let newest = |report: &Report| Some(report.checkpoints.as_ref()?.last()?.step);
+    // The worker's last report has room for the newest checkpoints alone.
+    let is_heard = newest(&left).is_some() && newest(&left) == newest(&received);
+    let checkpoints = if is_heard { received.checkpoints } else { left.checkpoints.or(received.checkpoints) };
+    let commits = if left.commits.is_empty() { received.commits } else { left.commits };
+    Some(Report { checkpoints, commits, ..left })
 }

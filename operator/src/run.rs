@@ -55,7 +55,7 @@ pub async fn run(args: Args) -> Result<(), RunError> {
 }
 
 /// Writes the ConfigMap of every job again when the status channel has a new authority: pods read it there.
-async fn hand_out_authority(mut renewals: watch::Receiver<()>, context: Arc<Context>) {
+pub(crate) async fn hand_out_authority(mut renewals: watch::Receiver<()>, context: Arc<Context>) {
     while renewals.changed().await.is_ok() {
         context.prepared.clear();
         context.index.requeue_all();

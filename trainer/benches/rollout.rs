@@ -60,7 +60,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn answer(decoder: &Decoder, load: &Load) -> anyhow::Result<Value> {
-    let options = EngineOptions { max_concurrent: load.max_concurrent, ..EngineOptions::default() };
+    let options = EngineOptions { max_num_seqs: load.max_concurrent, ..EngineOptions::default() };
     let mut engine = Engine::new(options);
     let requests = requests(decoder, load);
     // Packing the weights is measured, too, because a job repeats it after each update.

@@ -11,13 +11,14 @@ pub mod launch;
 pub mod measure;
 pub mod model_args;
 pub mod score;
+mod termination;
 pub mod worker;
 
 use std::io::Write as _;
 use std::process::ExitCode as ProcessExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use rlt_api::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
+use rlt_api::ExitCode;
 use rlt_traces::Traces;
 
 use self::data::DataArgs;
@@ -38,9 +39,6 @@ Exit codes:
    2 wrong command line or manifest        79 no readable checkpoint
   75 input or output failed, may pass      80 stopped after a checkpoint
   76 another worker is gone                81 a GPU failed";
-
-/// Maximum length of a termination message that Kubernetes keeps, in bytes.
-const MAX_LAST_WORDS_BYTES: usize = 4096;
 
 /// Train language models by reinforcement learning, and use them.
 #[derive(Debug, Parser)]
@@ -177,29 +175,16 @@ fn start_logging(is_training: bool) -> Option<Traces> {
     rlt_traces::start(lines.with_target(false), filter, is_training.then_some("rlt-trainer"))
 }
 
-/// Prints the error with its chain of causes, and the meaning of the exit code. For a launched worker the
-/// launcher does so.
+/// Writes the error as the termination message, and prints it with its chain of causes and the meaning of the
+/// exit code. For a launched worker the launcher prints it.
 fn report_failure(error: &anyhow::Error, code: ExitCode) {
-    leave_last_words(error);
+    termination::write(&format!("{error:#}"));
     if launch::is_launched() {
         return;
     }
     let causes: String = error.chain().skip(1).map(|cause| format!("  caused by: {cause}\n")).collect();
     // A closed stream shows nothing.
     let _ = write!(rlt_terminal::messages(), "error: {error}\n{causes}exit code {}: {code:?}\n", code.code());
-}
-
-/// Writes the error to the termination message file, if the parent process named one.
-fn leave_last_words(error: &anyhow::Error) {
-    let Some(path) = std::env::var_os(TERMINATION_MESSAGE_VARIABLE) else { return };
-    let text = format!("{error:#}");
-    let end = text.floor_char_boundary(MAX_LAST_WORDS_BYTES);
-    if let Err(error) = std::fs::write(&path, &text[..end]) {
-        tracing::warn!(
-            "failed to write the last error to `{}`: {error}",
-            std::path::Path::new(&path).display()
-        );
-    }
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@
 
 mod axis_group;
 mod connection;
+mod digest;
 mod environment;
 mod ep_group;
 mod error;
@@ -43,6 +44,8 @@ use tch::{Device, Kind, Tensor};
 
 pub use axis_group::AxisGroup;
 use connection::Connection;
+pub(crate) use digest::{DigestCache, digest_of};
+pub use digest::{DigestError, WeightDigest};
 pub use environment::RankEnvironment;
 pub use error::RankError;
 pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, Ulysses};

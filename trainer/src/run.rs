@@ -109,6 +109,8 @@ pub struct Run {
     /// Warnings about rows that are left out, cut or repeated, each as the end of a sentence that begins with
     /// "this run".
     pub(crate) data_warnings: Vec<String>,
+    /// Whether a warning says that rows repeat within a step.
+    pub(crate) warns_of_repeats: bool,
     /// Numbers of training rows that are left out or cut, which every step reports as metrics.
     pub(crate) data_metrics: Metrics,
     pub(crate) source: ModelOrigin,
@@ -147,6 +149,16 @@ impl Run {
             1 => Some(StopReason::Deadline),
             _ => Some(StopReason::Signal),
         })
+    }
+
+    /// Adds a warning that rows repeat within a step, unless there is one already.
+    pub(crate) fn warn_of_repeats(&mut self, warning: Option<String>) {
+        let Some(warning) = warning.filter(|_| !self.warns_of_repeats) else { return };
+        if self.ranks.is_leader() {
+            tracing::warn!("this run {warning}");
+        }
+        self.data_warnings.push(warning);
+        self.warns_of_repeats = true;
     }
 
     /// Counts a step whose updates were skipped, because a loss or gradient was not finite; any other step

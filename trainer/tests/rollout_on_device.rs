@@ -132,7 +132,7 @@ fn a_device_samples_as_the_cpu_does() {
                 let requests = requests(7, 2, &SamplingParams { stop_token_ids, ..sampling });
                 let expected = generate(&cpu, options(), &requests).unwrap();
                 same.compare(&expected, &sampled(&device, options(), &requests).0);
-                let few = EngineOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
+                let few = EngineOptions { max_num_seqs: 3, max_num_batched_tokens: 6, ..options() };
                 same.compare(&expected, &sampled(&device, few, &requests).0);
             }
         }
@@ -182,7 +182,7 @@ fn long_contexts_of_a_batch_that_shrinks_and_grows_are_sampled_as_on_the_cpu() {
         };
         let requests: Vec<Request> = (0..12).map(request).collect();
         let options =
-            EngineOptions { max_concurrent: 4, max_prefill_tokens: 128, ..EngineOptions::default() };
+            EngineOptions { max_num_seqs: 4, max_num_batched_tokens: 128, ..EngineOptions::default() };
         let mut same = SameSamples::default();
         let expected = generate(&cpu, options.clone(), &requests).unwrap();
         for uses_graphs in [true, false] {
@@ -346,7 +346,7 @@ fn counted(batch: u64, num_tokens: usize, uses_graphs: bool) {
         sampling,
         max_new_tokens: num_tokens,
     };
-    let options = EngineOptions { max_concurrent: 256, uses_graphs, ..EngineOptions::default() };
+    let options = EngineOptions { max_num_seqs: 256, uses_graphs, ..EngineOptions::default() };
     let (completions, _) = sampled(&device, options, &[request]);
     assert!(completions[0].iter().all(|completion| completion.tokens.len() == num_tokens));
 }

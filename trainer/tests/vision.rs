@@ -82,8 +82,8 @@ fn greedy_completions_are_those_of_transformers() {
     for name in MODELS {
         let fixture = Fixture::open(name);
         let decoder = fixture.load();
-        for max_prefill_tokens in [4096, 7] {
-            let options = EngineOptions { block_size: 4, max_prefill_tokens, ..EngineOptions::default() };
+        for max_num_batched_tokens in [4096, 7] {
+            let options = EngineOptions { block_size: 4, max_num_batched_tokens, ..EngineOptions::default() };
             let prompts = [0, 1].map(|idx| fixture.prompt(idx));
             let requests = prompts.map(|prompt| request(&prompt, 1, SamplingParams::greedy(), 8));
             let (completions, _) = generate(&decoder, options, &requests);

@@ -61,6 +61,11 @@ impl Client {
         self.mailbox.update(urgency, change);
     }
 
+    /// Returns the newest state, whether the operator has received it or not.
+    pub fn newest(&self) -> ReportRequest {
+        self.mailbox.newest()
+    }
+
     /// Reports how the process ends, and waits at most `timeout` for the operator's acknowledgement. Returns
     /// whether it came. Nothing is reported afterwards.
     pub fn finish(&self, ending: Ending, timeout: Duration) -> bool {

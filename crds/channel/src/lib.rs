@@ -6,6 +6,7 @@
 pub mod client;
 pub mod environment;
 pub mod limits;
+pub mod termination;
 
 pub use messages::*;
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::ChosenDevice;
-use crate::plan::model_config::{ExpertForm, Experts, ModelConfig, NormKind, OutputHead, QkNorm};
-use crate::resolved::ResolvedSpec;
+use crate::plan::model_config::{ExpertForm, Experts, ModelConfig, NormKind, QkNorm};
+use crate::resolved::{OutputHead, ResolvedSpec};
 use crate::rules::{estimator, with_critic};
 use crate::spec::{DropoutPosition, LoraInit, LoraSpec, MeshSpec, RLTrainingJobSpec, VisionTraining};
 
@@ -147,7 +147,7 @@ facts! {
     /// Layer norms in place of RMS norms.
     LayerNorms: "", "layer norms";
     /// Feed-forward blocks that read the input of attention.
-    ParallelBlocks: "", "feed-forward blocks beside attention";
+    ParallelBlocks: "", "parallel attention and feed-forward blocks";
     /// Norm of queries and keys over all heads.
     QkNormAllHeads: "", "a norm of queries and keys over all heads";
     /// Norm of queries and keys with weights for each head.

@@ -38,7 +38,7 @@ pub static CONFLICTS: &[Conflict] = &[
     row(Fact::OnGpu, &[Fact::LayerNorms]).because(NO_KERNELS, "layer norms", "Cpu"),
     row(Fact::OnGpu, &[Fact::ParallelBlocks]).because(
         NO_KERNELS,
-        "feed-forward blocks beside attention",
+        "parallel attention and feed-forward blocks",
         "Cpu",
     ),
     row(Fact::OnGpu, &[Fact::LatentAttention]).because(
@@ -69,7 +69,7 @@ pub static CONFLICTS: &[Conflict] = &[
         .because(NARROW, "", "an adapter, as such weights are frozen")
         .rule(QUANTIZED_TRAINED),
     row(Fact::Dora, &[Fact::Quantized])
-        .because(NARROW, "", "false, as the rollout has no magnitudes beside codes")
+        .because(NARROW, "", "false, as the rollout has no magnitudes for quantized weights")
         .rule(QUANTIZED_DORA),
     row(Fact::MergedAdapter, &[Fact::Quantized])
         .because(NARROW, "", "false, as the rollout folds nothing into codes")
@@ -93,7 +93,7 @@ pub static CONFLICTS: &[Conflict] = &[
     ),
     row(Fact::UnmergedAdapter, &[Fact::Experts, Fact::OnGpu]).because(
         NOT_UNMERGED,
-        "experts on a GPU, where no product has an adapter beside it",
+        "experts on a GPU, whose kernels take no unmerged adapter",
         "true",
     ),
     row(Fact::AdaptedTower, &[Fact::NoVisionTower]).because(NO_TOWER, "", "Text").rule(ADAPTED_TOWER),
@@ -166,7 +166,7 @@ const SHARED_IMAGES: &str = "1, as the tokens of images are not shared among ran
 const NO_KERNELS: &str = "<family> has <part>, which have no kernels for GPUs yet";
 const NOT_QUANTIZED: &str = "<family> has <part>, which cannot be quantized yet";
 const NARROW: &str = "the model's linear layers have 4 or 8 bits";
-const NOT_UNMERGED: &str = "with the adapter beside its base the rollout does not sample from <part>";
+const NOT_UNMERGED: &str = "with an unmerged adapter the rollout does not sample from <part>";
 const TOWER: &str = "<family> has a vision tower";
 const NO_TOWER: &str = "<family> has no vision tower";
 

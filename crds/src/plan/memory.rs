@@ -46,7 +46,7 @@ use phases::PhaseTerms;
 pub(super) use rollout::{memory_of_rank, tp_shard as rollout_shard};
 use terms::{FP32, kept, on_host, term};
 pub use terms::{MemoryTerm, Phase, Place};
-pub(super) use trained::{Trained, cut, trained};
+pub(super) use trained::{LocalCount, Trained, cut, trained};
 use trained::{outer_parameters, trains_head};
 use widths::{
     dequantized, elements, frozen_width, generates, is_gathered_by_unit, largest_layer, merges, on_gpu,

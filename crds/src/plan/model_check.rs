@@ -1,10 +1,10 @@
 //! Checks whether the sizes of a model fit the parallelism of a job, after the table of conflicts has no
 //! objection.
 
-use super::degrees::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights, tp_width};
 use super::model_config::ModelConfig;
 use super::refusal::ModelRefusal;
 use crate::conflicts::{ChosenDevice, refusals};
+use crate::degrees::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights};
 use crate::resolved::ResolvedSpec;
 
 /// Checks that no part of the model conflicts with the job or its device, that the degrees of the job's mesh
@@ -37,6 +37,23 @@ pub fn check_model(
 /// Numbers of query heads and of key heads.
 fn heads_of(model: &ModelConfig) -> (u64, u64) {
     (model.num_heads as u64, model.num_kv_heads as u64)
+}
+
+/// Returns the feed-forward width that `tp` and `rolloutTp` must divide; with experts the greatest common
+/// divisor of their width, the shared block's and that of dense layers.
+fn tp_width(model: &ModelConfig) -> u64 {
+    let dense = (0..model.num_layers).any(|layer_idx| model.experts_of(layer_idx).is_none());
+    let experts = model.experts.as_ref();
+    let widths = [
+        dense.then_some(model.intermediate_size),
+        experts.map(|experts| experts.intermediate_size),
+        experts.and_then(|experts| experts.shared_intermediate_size),
+    ];
+    widths.into_iter().flatten().fold(0, |all, width| greatest_common_divisor(all, width as u64))
+}
+
+fn greatest_common_divisor(one: u64, other: u64) -> u64 {
+    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
 /// Checks that every sequence-parallel degree divides the heads that a rank has with tensor parallelism.

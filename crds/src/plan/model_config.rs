@@ -6,40 +6,39 @@
 //! `families/` that sets them. What is not implemented is refused by name; no field that would change a
 //! computed value is ignored. Never here: files, tensors, tokenizers.
 
-mod bounds;
+mod config_json;
 mod experts;
 mod families;
-mod fields;
 mod head;
 mod latent;
 mod multimodal;
-mod parse;
 mod parts;
 mod quantization;
 mod rope;
 mod routing;
 mod shapes;
-mod text_model;
-mod unknown;
 mod windows;
-mod write;
 
 use super::model_files::ModelFile;
+pub use crate::resolved::OutputHead;
 use crate::spec::ArchitectureSpec;
-pub use crate::spec::ModelFamily as Family;
+pub use crate::spec::{BLOCK_SIZES, ModelFamily as Family};
+use config_json::{fields, parse, text_model, write};
 pub use experts::{is_expert_weight, stored_ranges};
-pub use head::{SCORE_BIAS, SCORE_WEIGHT};
+pub use head::{HEAD_WEIGHT, SCORE_BIAS, SCORE_WEIGHT};
 pub use latent::LATENT_NORM_EPS;
 use multimodal::{new_tower, tower, vision};
 pub use new_tower::{VISION_TOKENS, VisionTokens};
 pub use parts::{
     BlockNorms, ExpertForm, ExpertGroups, ExpertNames, Experts, FusedProjections, HiddenActivation,
-    LatentAttention, ModelConfig, ModelConfigError, NormKind, OutputHead, ParameterShape, ProductRows,
-    ProjectionShape, QkNorm, Quantization, RopeConfig, RopePairing, RopeScaling, RouterScores, Routing,
-    SharedBlock, TOWER, TensorShape, VisionBlocks, VisionConfig,
+    LatentAttention, ModelConfig, ModelConfigError, NormKind, ParameterShape, ProductRows, ProjectionShape,
+    QkNorm, Quantization, RopeConfig, RopePairing, RopeScaling, RouterScores, Routing, SharedBlock, TOWER,
+    TensorShape, VisionBlocks, VisionConfig,
 };
-pub use quantization::{BLOCK_SIZES, QuantizedPart, QuantizedSize, QuantizedTensor};
-pub use shapes::ParameterCount;
+pub use quantization::{QuantizedPart, QuantizedSize, QuantizedTensor};
+pub use shapes::{
+    BlockShare, Blocks, DimSplit, EMBEDDING_WEIGHT, ModelSharding, ParameterCount, ParameterSplit,
+};
 pub use tower::TowerNames;
 
 impl ModelConfig {
@@ -152,8 +151,4 @@ impl ModelConfig {
 }
 
 #[cfg(test)]
-mod latent_tests;
-#[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod vision_tests;

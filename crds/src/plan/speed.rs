@@ -89,7 +89,7 @@ impl SpeedPlan {
         let model = &model.clone().with_head(spec.algorithm.head());
         let batch = &BatchPlan::new(spec);
         let own = &memory::cut(spec, model);
-        let trained = memory::trained(spec, own);
+        let trained = memory::trained(spec, own, &memory::LocalCount::trained(spec, model));
         let passes = Passes::new(spec, own, model, batch, trained.num_parameters);
         let phase = |name, kind, work: Work| {
             let (seconds, bound) = work.seconds(machine, kind);

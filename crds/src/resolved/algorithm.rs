@@ -6,7 +6,7 @@ use rlt_algorithms::loss::{Aggregation, PolicyLoss};
 use rlt_algorithms::preference::{Divergence, PreferenceLoss};
 use serde::Serialize;
 
-use crate::plan::model_config::OutputHead;
+use super::OutputHead;
 use crate::presets::Preset;
 use crate::spec::{
     AdaptiveKlSpec, AdvantageSpec, AlgorithmKind, AlgorithmSpec, ColdStartSpec, CriticSpec,

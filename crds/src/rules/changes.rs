@@ -8,7 +8,7 @@
 
 use serde_json::{Value, json};
 
-use crate::crd::schema_at;
+use crate::schema::schema_at;
 
 /// A field, or group of fields, that may not change.
 struct ChangeRule {

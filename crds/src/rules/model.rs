@@ -1,5 +1,8 @@
 //! Rules of `spec.model`.
 
+pub(super) mod lora;
+pub(super) mod quantization;
+
 use super::rewards::is_plain_url;
 use super::{Check, Rule, conflict, divisors};
 use crate::conflicts::{TRAINED_NO_TOWER, TRAINED_TOWER_ADAPTER};

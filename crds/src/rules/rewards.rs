@@ -1,4 +1,6 @@
-//! Rules of `spec.rewards`. [`super::reward_fields`] checks that a function has the fields of its kind.
+//! Rules of `spec.rewards`. `fields` checks that a function has the fields of its kind.
+
+pub(super) mod fields;
 
 use rlt_algorithms::reward::length::TARGET_TOKENS;
 

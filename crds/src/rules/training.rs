@@ -1,5 +1,9 @@
 //! Rules of `spec.training` about unsharded layers, offload and the schedule. Batches, budgets and roles have
-//! their own files.
+//! files of the folder.
+
+pub(super) mod batch;
+pub(super) mod budgets;
+pub(super) mod roles;
 
 use super::{Check, Rule, cel_preset, preset_of};
 use crate::spec::{RLTrainingJobSpec, ScheduleKind};

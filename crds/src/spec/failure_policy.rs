@@ -5,7 +5,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::FailureCause;
+use crate::failure::FailureCause;
 
 /// Rules that decide what follows the end of an attempt. If no rule matches, `retries` decides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -23,13 +23,13 @@ macro_rules! model_families {
             /// Qwen3-VL: Qwen3 with a vision tower, whose features are also added after the first layers.
             Qwen3Vl: qwen::qwen3_vl::QWEN3_VL,
             /// Gemma 1: scaled embeddings, GELU, norm weights stored as offsets from 1.
-            Gemma: gemma::GEMMA,
+            Gemma: google::gemma::GEMMA,
             /// Gemma 2: attention scores and logits are softcapped, and every other layer has a sliding
             /// window.
-            Gemma2: gemma2::GEMMA2,
+            Gemma2: google::gemma2::GEMMA2,
             /// Gemma 3, text: norms before and after each block, and another rotary embedding in layers
             /// with a sliding window.
-            Gemma3: gemma3::GEMMA3,
+            Gemma3: google::gemma3::GEMMA3,
             /// Phi-3, Phi-3.5 and Phi-4: fused projections.
             Phi3: phi3::PHI3,
             /// OLMo 2: norms after the blocks, and over all heads of queries and keys.
@@ -41,16 +41,16 @@ macro_rules! model_families {
             /// SmolLM3: no rotary embedding in every fourth layer.
             SmolLm3: smollm3::SMOLLM3,
             /// GLM-4 9B: fused gate and up, rotary embedding of half of each head.
-            Glm: glm::GLM,
+            Glm: zai_org::glm::GLM,
             /// GLM-4 (0414): norms before and after each block, rotary embedding of half of each head.
-            Glm4: glm4::GLM4,
+            Glm4: zai_org::glm4::GLM4,
             /// Seed-OSS: biases on the query, key and value projections, heads of width 128.
             SeedOss: seed_oss::SEED_OSS,
             /// Command R: layer norms, and feed-forward blocks parallel to attention.
-            Cohere: cohere::COHERE,
+            Cohere: cohere_labs::cohere::COHERE,
             /// Command R7B and A: Command R with sliding windows, and no rotary embedding in layers
             /// without one.
-            Cohere2: cohere2::COHERE2,
+            Cohere2: cohere_labs::cohere2::COHERE2,
             /// EXAONE 4: norms after the blocks, and of each head of queries and keys.
             Exaone4: exaone4::EXAONE4,
             /// ERNIE 4.5, dense: Llama whose rotary embedding rotates adjacent dimensions.

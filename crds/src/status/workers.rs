@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::FailureCause;
+use crate::failure::FailureCause;
 
 /// Number of workers of one group, by state. A worker is counted once, besides in `ready`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

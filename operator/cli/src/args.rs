@@ -78,7 +78,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The trainer is the rlt-trainer beside rlctl, or the first one on PATH. It takes over the terminal, and its exit code is
+The trainer is the rlt-trainer in rlctl's folder, or the first one on PATH. It takes over the terminal, and its exit code is
 rlctl's. An interrupt (Ctrl-C) saves a checkpoint; the same command continues from it.")]
 pub(crate) struct RunArgs {
     /// Manifest of the job; - for standard input.
@@ -108,7 +108,7 @@ Without one the rest of the plan is still shown.
             compared with the GPU's, and the times of a step are predicted; docs/memory-and-speed.md says how. If the
             job cannot fit, the exit code is 78, and the changes that would make it fit are listed
   --measure plans for workers like this machine, whose speed rlt-trainer measures in a few seconds
-  --run     reads the lengths of sequences from a run of the job, and shows what it took beside the prediction.
+  --run     reads the lengths of sequences from a run of the job, and compares what it took with the prediction.
             Without it, and without --prompt-tokens and --completion-tokens, every sequence is assumed to have its
             maximum length
 

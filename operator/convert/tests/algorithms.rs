@@ -132,7 +132,7 @@ fn one_clip_of_verl_counts_for_the_bounds_that_are_null() {
         let settings: Vec<_> = settings.iter().map(|one| format!("actor_rollout_ref.actor.{one}")).collect();
         let (spec, comments) = verl(&settings.join(" "));
         let loss = &spec["algorithm"]["loss"];
-        let is_said = comments.contains("has no effect in verl beside the defaults");
+        let is_said = comments.contains("has no effect in verl: clip_ratio_low");
         (loss["clipLow"].as_f64(), loss["clipHigh"].as_f64(), is_said)
     };
     assert_eq!(clips(&[]), (Some(0.2), Some(0.2), false));
@@ -200,7 +200,7 @@ fn rewards_say_where_they_differ_from_the_other_trainers() {
     };
     let (spec, comments) = trl("grpo", "--reward_funcs accuracy_reward think_format_reward");
     assert_eq!(kinds(&spec), ["Math", "Format"]);
-    assert!(comments.contains("math-verify") && comments.contains("\\boxed{} alone"), "{comments}");
+    assert!(comments.contains("math-verify") && comments.contains("\\boxed{} with those"), "{comments}");
     assert_eq!(spec["data"]["groundTruthKey"], "solution");
     let (spec, _) = trl("grpo", "--reward_funcs think_format_reward");
     assert!(spec["data"]["groundTruthKey"].is_null());

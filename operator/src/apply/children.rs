@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use futures::future::{join, join_all};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -18,8 +19,9 @@ use rlt_objects::labels;
 use rlt_objects::worker::{self, Worker};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::json;
 
-use super::{ApplyError, claim, creation, error, exactly, owned_fields};
+use super::{ApplyError, claim, creation, error, exactly, merge_patch, owned_fields};
 use crate::index::{Child, ChildEntry, ChildId, Children, Index};
 
 /// The children of a job, observed and desired.
@@ -67,7 +69,7 @@ impl<'a> JobChildren<'a> {
         }
         for (group, first) in &self.groups {
             if first.is_none() && self.known.contains_key(&id(Child::Endpoint, group)) {
-                self.apply_endpoint(group, None).await?;
+                self.clear_endpoint(group).await?;
             }
         }
         Ok(())
@@ -109,7 +111,7 @@ impl<'a> JobChildren<'a> {
     async fn apply_name(&self, group: &WorkerGroup, first: Option<&Worker>) -> Result<(), ApplyError> {
         let endpoint = async {
             match first {
-                Some(first) => self.apply_endpoint(group, Some(first)).await,
+                Some(first) => self.apply_endpoint(group, first).await,
                 None => Ok(()),
             }
         };
@@ -134,11 +136,7 @@ impl<'a> JobChildren<'a> {
     /// Updates the existing claim to what the job asks for. If the claim cannot become that, this is an error
     /// only with `must_fit`.
     pub(super) async fn change_claim(&self, must_fit: bool) -> Result<(), ApplyError> {
-        let Some(known) = self.known.get(&Child::Claim.into()) else { return Ok(()) };
-        let Some(claim) = build::storage_claim(self.input) else { return Ok(()) };
-        if known.as_deref() == build::content_digest(&claim) {
-            return Ok(());
-        }
+        let Some(claim) = self.outdated_claim() else { return Ok(()) };
         match Box::pin(claim::change(self.client, self.job.namespace(), &claim)).await {
             Ok(true) => self.enter_claim(&claim),
             Err(error @ ApplyError::Unfit { .. }) if must_fit => return Err(error),
@@ -146,6 +144,19 @@ impl<'a> JobChildren<'a> {
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// Releases a claim that is to be retained from the job, before that is deleted.
+    pub(super) async fn retain_claim(&self) -> Result<(), ApplyError> {
+        let Some(claim) = self.outdated_claim() else { return Ok(()) };
+        Box::pin(claim::retain(self.client, self.job.namespace(), &claim)).await
+    }
+
+    /// Returns the claim that the job asks for, if the existing one was made for another specification.
+    fn outdated_claim(&self) -> Option<PersistentVolumeClaim> {
+        let known = self.known.get(&Child::Claim.into())?;
+        let claim = build::storage_claim(self.input)?;
+        (known.as_deref() != build::content_digest(&claim)).then_some(claim)
     }
 
     fn enter_claim(&self, claim: &PersistentVolumeClaim) {
@@ -208,10 +219,30 @@ impl<'a> JobChildren<'a> {
         self.input.prepared.manifest_digest.get_or_init(digest).clone()
     }
 
-    async fn apply_endpoint(&self, group: &WorkerGroup, first: Option<&Worker>) -> Result<(), ApplyError> {
-        let digest = Some(build::endpoint_digest(first));
-        let wanted = || build::endpoint(self.input, group, first);
+    async fn apply_endpoint(&self, group: &WorkerGroup, first: &Worker) -> Result<(), ApplyError> {
+        let digest = Some(build::endpoint_digest(Some(first)));
+        let wanted = || build::endpoint(self.input, group, Some(first));
         self.ensure(id(Child::Endpoint, group), digest, wanted).await
+    }
+
+    /// Removes the address from the EndpointSlice of a group. Its address family stays: it can never change,
+    /// and nothing says of which family the next address is.
+    async fn clear_endpoint(&self, group: &WorkerGroup) -> Result<(), ApplyError> {
+        let (id, digest) = (id(Child::Endpoint, group), build::endpoint_digest(None));
+        if self.known.get(&id) == Some(&Some(digest.clone())) {
+            return Ok(());
+        }
+        let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), self.job.namespace());
+        let name = group.service_name();
+        let patch = json!({"metadata": {"annotations": {labels::CONTENT_DIGEST: digest}}, "endpoints": []});
+        match Box::pin(api.patch_metadata(&name, &merge_patch(), &Patch::Merge(patch))).await {
+            Ok(_) => {}
+            // It is made with the next address.
+            Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
+            Err(source) => return Err(ApplyError::Call { act: "change", name, source }),
+        }
+        self.index.enter(&self.job.key(), ChildEntry { id, digest: Some(digest) });
+        Ok(())
     }
 
     async fn apply_network_policy(&self) -> Result<(), ApplyError> {

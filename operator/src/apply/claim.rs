@@ -3,12 +3,11 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::{Api, Client};
-use rlt_objects::labels;
 use serde_json::{Value, json};
 
-use super::ApplyError;
+use super::{ApplyError, error, merge_patch};
 
 /// Access mode of a claim that workers on several nodes mount.
 const SEVERAL_WORKERS: &str = "ReadWriteMany";
@@ -21,17 +20,60 @@ pub(super) async fn change(
 ) -> Result<bool, ApplyError> {
     let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
     let name = wanted.metadata.name.clone().unwrap_or_default();
-    let found = api.get_opt(&name).await;
-    let found = found.map_err(|source| ApplyError::Call { act: "read", name: name.clone(), source })?;
     // The watch reports its deletion, and it is created again.
-    let Some(found) = found else { return Ok(false) };
+    let Some(found) = read(&api, &name).await? else { return Ok(false) };
     if let Some(why) = misfit(&found, wanted) {
+        release(&api, &found, wanted).await?;
         return Err(ApplyError::Unfit { message: format!("claim {name}: {why}") });
     }
-    let params = PatchParams { field_manager: Some(labels::OPERATOR.into()), ..PatchParams::default() };
-    match api.patch(&name, &params, &Patch::Merge(patch(&found, wanted))).await {
+    match api.patch(&name, &merge_patch(), &Patch::Merge(patch(&found, wanted))).await {
         Ok(_) => Ok(true),
-        Err(source) => Err(ApplyError::Call { act: "change", name, source }),
+        Err(source) => {
+            // For example because volumes of its class cannot grow.
+            if error::refusal(&source).is_some() {
+                release(&api, &found, wanted).await?;
+            }
+            Err(ApplyError::Call { act: "change", name, source })
+        }
+    }
+}
+
+/// Releases the existing claim from a job that is about to be deleted, if the claim is to be retained.
+/// Garbage collection would delete it with the job.
+pub(super) async fn retain(
+    client: &Client,
+    namespace: &str,
+    wanted: &PersistentVolumeClaim,
+) -> Result<(), ApplyError> {
+    let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
+    match read(&api, wanted.metadata.name.as_deref().unwrap_or_default()).await? {
+        Some(found) => release(&api, &found, wanted).await,
+        None => Ok(()),
+    }
+}
+
+async fn read(
+    api: &Api<PersistentVolumeClaim>,
+    name: &str,
+) -> Result<Option<PersistentVolumeClaim>, ApplyError> {
+    let found = api.get_opt(name).await;
+    found.map_err(|source| ApplyError::Call { act: "read", name: name.to_owned(), source })
+}
+
+/// Removes the job from the owners of a claim that is to be retained, whatever else of it cannot be changed.
+async fn release(
+    api: &Api<PersistentVolumeClaim>,
+    found: &PersistentVolumeClaim,
+    wanted: &PersistentVolumeClaim,
+) -> Result<(), ApplyError> {
+    let (name, owners) = (wanted.metadata.name.clone().unwrap_or_default(), owners(found, wanted));
+    if found.metadata.owner_references.iter().flatten().count() <= owners.len() {
+        return Ok(());
+    }
+    let patch = json!({"metadata": {"uid": found.metadata.uid, "ownerReferences": owners}});
+    match api.patch_metadata(&name, &merge_patch(), &Patch::Merge(patch)).await {
+        Ok(_) => Ok(()),
+        Err(source) => Err(ApplyError::Call { act: "release", name, source }),
     }
 }
 
@@ -69,20 +111,24 @@ fn misfit(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> Opti
 
 /// Returns the merge patch of what can be changed: labels, annotations, the job as an owner, and the size.
 fn patch(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> Value {
-    let is_of_job = |owner: &&OwnerReference| owner.kind == rlt_api::KIND;
-    let others = found.metadata.owner_references.iter().flatten().filter(|owner| !is_of_job(owner)).cloned();
-    let owners: Vec<_> =
-        others.chain(wanted.metadata.owner_references.clone().into_iter().flatten()).collect();
     let size = wanted.spec.as_ref().and_then(size);
     json!({
         "metadata": {
             "uid": found.metadata.uid,
             "labels": wanted.metadata.labels,
             "annotations": wanted.metadata.annotations,
-            "ownerReferences": owners,
+            "ownerReferences": owners(found, wanted),
         },
         "spec": {"resources": {"requests": {"storage": size}}},
     })
+}
+
+/// Returns the owners of a claim once it is the wanted one: those of others, and the job unless the claim is
+/// to be retained.
+fn owners(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> Vec<OwnerReference> {
+    let is_of_job = |owner: &&OwnerReference| owner.kind == rlt_api::KIND;
+    let others = found.metadata.owner_references.iter().flatten().filter(|owner| !is_of_job(owner)).cloned();
+    others.chain(wanted.metadata.owner_references.clone().into_iter().flatten()).collect()
 }
 
 fn size(spec: &PersistentVolumeClaimSpec) -> Option<String> {

@@ -4,12 +4,12 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry};
 use kube::Api;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use rlt_objects::labels;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::ApplyError;
+use super::{ApplyError, merge_patch};
 
 /// Marks the fields of an object that the operator created as applied by it. Does nothing if the object is
 /// gone.
@@ -26,8 +26,7 @@ where
     let patch = json!({"metadata": {
         "uid": metadata.uid, "resourceVersion": metadata.resource_version, "managedFields": applied,
     }});
-    let params = PatchParams { field_manager: Some(labels::OPERATOR.into()), ..PatchParams::default() };
-    api.patch_metadata(name, &params, &Patch::Merge(patch)).await.map_err(call("change"))?;
+    api.patch_metadata(name, &merge_patch(), &Patch::Merge(patch)).await.map_err(call("change"))?;
     Ok(())
 }
 

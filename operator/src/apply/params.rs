@@ -1,6 +1,6 @@
 //! Parameters of calls that several kinds of objects share.
 
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, PatchParams, PostParams, Preconditions};
 use rlt_objects::labels;
 
 /// Deletes the object of this UID, never another one of its name.
@@ -9,6 +9,12 @@ pub(super) fn exactly(uid: &str, params: DeleteParams) -> DeleteParams {
     DeleteParams { preconditions: Some(preconditions), ..params }
 }
 
+/// Creates an object under the name of the operator as the manager of its fields.
 pub(super) fn creation() -> PostParams {
     PostParams { field_manager: Some(labels::OPERATOR.into()), ..PostParams::default() }
+}
+
+/// Changes the fields of a merge patch under the name of the operator as their manager.
+pub(super) fn merge_patch() -> PatchParams {
+    PatchParams { field_manager: Some(labels::OPERATOR.into()), ..PatchParams::default() }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use kube::api::{DeleteParams, Patch, PatchParams, Request};
+use kube::api::{DeleteParams, Patch, Request};
 use kube::{Api, Client, Resource as _};
 use rlt_api::spec::RetriesSpec;
 use rlt_objects::build::{self, BuildInput, Placement, PlacementConflict};
@@ -15,7 +15,7 @@ use rlt_objects::worker::{self, Waiting, Worker};
 use rlt_objects::worker_id::{GroupName, WorkerId};
 use serde_json::json;
 
-use super::{Access, ApplyError, creation, error, exactly, nodes};
+use super::{Access, ApplyError, creation, error, exactly, merge_patch, nodes};
 use crate::client::{Importance, MAX_IN_FLIGHT, Turn};
 use crate::decide::{Assignment, Deletion};
 use crate::index::Index;
@@ -76,8 +76,7 @@ pub(super) async fn assign(
         });
         // A UID in a patch is a precondition: another pod of that name is not changed.
         let patch = Patch::Merge(json!({"metadata": {"uid": &*uid, "labels": labels}}));
-        let params = PatchParams { field_manager: Some(labels::OPERATOR.into()), ..PatchParams::default() };
-        match api.patch(&name, &params, &patch).await {
+        match api.patch(&name, &merge_patch(), &patch).await {
             Ok(pod) => {
                 if let Some((key, worker)) = Worker::read(&pod) {
                     index.enter(&key, worker);

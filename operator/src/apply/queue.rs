@@ -12,7 +12,7 @@ use rlt_objects::queue::{Queueing, Workload, WorkloadAction};
 use rlt_objects::served;
 use serde_json::{Value, json};
 
-use super::{ApplyError, creation, error, exactly};
+use super::{ApplyError, creation, error, exactly, merge_patch};
 use crate::index::Index;
 
 /// Longest message of a Workload's condition, in bytes.
@@ -125,8 +125,7 @@ async fn take_over(
         "labels": build::workload_labels(input),
         "annotations": {labels::CONTENT_DIGEST: build::workload_digest(input, queue, &[])},
     }});
-    let params = PatchParams { field_manager: Some(labels::OPERATOR.into()), ..PatchParams::default() };
-    match api.patch(name, &params, &Patch::Merge(patch)).await {
+    match api.patch(name, &merge_patch(), &Patch::Merge(patch)).await {
         Ok(taken) => enter(index, &taken),
         Err(source) => Err(ApplyError::Call { act: "take over workload", name: name.to_owned(), source }),
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rlt_api::status::{Condition, ConditionType, RLTrainingJobStatus};
-use rlt_api::{FailureCause, Reason, plan};
+use rlt_api::{FailureCause, Reason};
 use rlt_objects::worker::{Waiting, Worker};
 
 use super::failure::{Failure, in_words};
@@ -60,7 +60,7 @@ pub(super) fn wait_to_start(reconcile: &Reconcile<'_>) -> Option<Duration> {
 
 /// Delay of an attempt that follows short ones.
 pub(super) fn restart_delay(status: &RLTrainingJobStatus) -> Duration {
-    plan::restart_delay(status.short_attempts.unwrap_or(0))
+    rlt_api::failure::restart_delay(status.short_attempts.unwrap_or(0))
 }
 
 /// Seconds since the attempt began; `None` once all of its pods have run. They may have started while no

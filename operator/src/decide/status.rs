@@ -1,11 +1,14 @@
 //! The end of a reconcile: the status to write, and the decision with it.
 
+pub(super) mod conditions;
+pub(super) mod events;
+
 use std::time::Duration;
 
 use rlt_api::Warning;
 use rlt_api::status::Progress;
 
-use super::{Decision, JobState, Reconcile, conditions, queue, restarts, topology};
+use super::{Decision, JobState, Reconcile, queue, restarts, topology};
 
 impl<'a> Reconcile<'a> {
     /// Changes nothing, and reconciles again after `wait`.

@@ -175,6 +175,12 @@ fn each_symptom_of_a_training_is_a_reason_of_its_own_in_status_and_events() {
         assert_eq!(condition(&decision, ConditionType::Progressing), (ConditionStatus::True, kind));
         assert_eq!(reasons_of(decision.events(&before)), [kind]);
     }
+    for names in [&["OtherWarning"][..], &["OfALaterRelease", "OfAnother"][..]] {
+        let later = reported_with(names, &before);
+        let told = (ConditionStatus::True, "OtherWarning");
+        assert_eq!(condition(&later, ConditionType::Progressing), told, "nothing is known of the CPU");
+        assert_eq!(reasons_of(later.events(&before)), ["OtherWarning"]);
+    }
     let on_cpu = reported_with(&["RunsOnCpu"], &before).status;
     let both = reported_with(&["RunsOnCpu", "EntropyCollapse"], &on_cpu);
     assert_eq!(condition(&both, ConditionType::Progressing), (ConditionStatus::True, "RunsOnCpu"));

@@ -17,6 +17,7 @@ use rlt_objects::prepare::PreparedJobs;
 use rlt_objects::worker::{JobKey, Launcher, Worker};
 use rlt_objects::worker_id::GroupName;
 
+use super::bounds;
 use super::reports::{JobReport, Reports};
 use crate::decide::Report;
 use crate::index::Index;
@@ -27,6 +28,10 @@ impl observe::Reports for Reports {
     fn latest(&self, job: &JobKey) -> Option<Report> {
         let without_step = self.without_step(job);
         self.of(job).map(|report| Report { without_step, ..read(&report) })
+    }
+
+    fn left_by(&self, worker: &Worker) -> Option<Report> {
+        left_by(worker)
     }
 
     fn changes(&self) -> BoxStream<'static, ObjectRef<Job>> {
@@ -106,6 +111,26 @@ pub(super) fn read(report: &JobReport) -> Report {
     }
 }
 
+/// Reads the last report of a training that has finished all steps from the termination message of its first
+/// worker. It is bounded like a report that is received.
+fn left_by(worker: &Worker) -> Option<Report> {
+    let exit = worker.exit.as_deref().filter(|exit| exit.code == 0)?;
+    let left = channel::termination::report_in(&exit.message)?;
+    if let Err(why) = bounds::check(&left) {
+        tracing::warn!(pod = &*worker.name, why, "the report in a termination message is refused");
+        return None;
+    }
+    let channel::ReportRequest { progress, checkpoints, knows_checkpoints, restarts, commits, .. } = left;
+    Some(read(&JobReport {
+        attempt: worker.attempt,
+        progress,
+        checkpoints: knows_checkpoints.then_some(checkpoints),
+        commits,
+        restarts: restarts.into_iter().collect(),
+        ..JobReport::default()
+    }))
+}
+
 /// Progress of the training for the status. `None` before the number of steps is known, and in the cold
 /// start, which counts other steps.
 fn progress(reported: &channel::Progress) -> Option<Progress> {
@@ -138,10 +163,10 @@ fn is_found(reported: &channel::Progress) -> bool {
     reported.num_steps > 0 && reported.step == reported.num_steps && !has_stepped
 }
 
-/// The reasons of a warning that this release knows, each once.
+/// The reasons of a warning, each once. Those of a later release are one reason together.
 fn warning_reasons(reported: &channel::Progress) -> Vec<String> {
-    let is_known = |name: &&String| Reason::of_warning(name).is_some();
-    let mut reasons: Vec<String> = reported.warning_reasons.iter().filter(is_known).cloned().collect();
+    let names = reported.warning_reasons.iter();
+    let mut reasons: Vec<String> = names.map(|name| Reason::of_warning(name).name()).collect();
     let mut seen = BTreeSet::new();
     reasons.retain(|reason| seen.insert(reason.clone()));
     reasons
@@ -196,6 +221,8 @@ fn finite(value: Option<f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use rlt_objects::worker::Exit;
+
     use super::*;
 
     #[test]
@@ -236,14 +263,40 @@ mod tests {
     }
 
     #[test]
-    fn reasons_of_a_warning_are_those_that_are_known_each_once() {
+    fn a_report_in_a_termination_message_is_bounded_like_one_that_is_received() {
+        let left = |step: u64, code: i32| {
+            let progress = channel::Progress {
+                stage: Stage::Training.into(),
+                step,
+                num_steps: 10,
+                ..channel::Progress::default()
+            };
+            let report =
+                channel::ReportRequest { progress: Some(progress), ..channel::ReportRequest::default() };
+            let exit = Exit {
+                code,
+                reason: String::new(),
+                message: channel::termination::message(&report),
+                finished_at: None,
+            };
+            left_by(&Worker { attempt: 2, exit: Some(Box::new(exit)), ..Worker::default() })
+        };
+        let read = left(10, 0).unwrap();
+        assert_eq!((read.attempt, read.progress.unwrap().step, read.checkpoints), (2, 10, None));
+        assert_eq!(left(MAX_WHOLE + 1, 0), None);
+        assert_eq!(left(10, 80), None, "the next attempt continues");
+    }
+
+    #[test]
+    fn reasons_of_a_warning_are_there_once_and_those_of_a_later_release_are_one_reason() {
         let names = ["EntropyCollapse", "RunsOnCpu", "EntropyCollapse", "Complete", "OfALaterRelease"];
+        let told = ["EntropyCollapse", "RunsOnCpu", "OtherWarning"];
         let reported = channel::Progress {
             stage: Stage::Training.into(),
             warning_reasons: names.map(str::to_owned).to_vec(),
             ..channel::Progress::default()
         };
-        assert_eq!(progress(&reported).unwrap().warning_reasons, ["EntropyCollapse", "RunsOnCpu"]);
+        assert_eq!(progress(&reported).unwrap().warning_reasons, told);
         assert_eq!(Reason::warnings().count(), channel::limits::MAX_WARNING_REASONS, "all fit into a report");
     }
 

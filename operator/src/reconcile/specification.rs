@@ -51,7 +51,7 @@ pub(super) async fn of(
 }
 
 /// The specification that a job began with: from memory where it was read before, else from its ConfigMap,
-/// or from the job itself where the ConfigMap was deleted.
+/// or from the job itself where the ConfigMap was deleted or has another manifest.
 async fn read(
     context: &Context,
     job: &Job,
@@ -65,16 +65,22 @@ async fn read(
     let recorded = observed.current.status.accepted.as_ref();
     let pods = &context.settings.pods;
     let in_config_map = apply::read_manifest(&context.client, job).await?;
-    let manifest = in_config_map.or_else(|| Prepared::recorded_manifest(job, recorded?, pods, defaults));
-    let Some(manifest) = manifest else { return Ok(None) };
-    let read = Prepared::began_with(job, &manifest, recorded, present.map(Arc::as_ref), pods).map(Arc::new);
-    match &read {
-        Some(prepared) => context.prepared.keep(job, prepared.clone()),
-        None => tracing::warn!(
-            namespace = job.namespace(),
-            job = job.name(),
+    let began_with = |manifest: &str| {
+        Prepared::began_with(job, manifest, recorded, present.map(Arc::as_ref), pods).map(Arc::new)
+    };
+    let read = in_config_map.as_deref().and_then(began_with);
+    if in_config_map.is_some() && read.is_none() {
+        let (namespace, job) = (job.namespace(), job.name());
+        tracing::warn!(
+            namespace,
+            job,
             "the ConfigMap does not hold the specification that the job began with"
-        ),
+        );
+    }
+    let of_job = || began_with(&Prepared::recorded_manifest(job, recorded?, pods, defaults)?);
+    let read = read.or_else(of_job);
+    if let Some(prepared) = &read {
+        context.prepared.keep(job, prepared.clone());
     }
     Ok(read)
 }

@@ -3,6 +3,7 @@
 
 mod children;
 mod events;
+mod last_report;
 mod outdated;
 mod specification;
 

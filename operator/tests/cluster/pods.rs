@@ -1,6 +1,6 @@
 //! Pod settings of cluster, namespace and job, on a real API server with the chart's roles.
 
-use k8s_openapi::api::core::v1::{ConfigMap, PodTemplate};
+use k8s_openapi::api::core::v1::{ConfigMap, PodTemplate, ServiceAccount};
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use rlt_api::Defaults;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
@@ -116,6 +116,33 @@ async fn a_job_that_has_begun_continues_after_a_restart_with_settings_that_refus
     let still = test.status("done").await;
     assert!(is_true(&still, ConditionType::Complete) && !is_true(&still, ConditionType::Stalled));
     assert_eq!((still.phase, still.completion_time), (done.phase, done.completion_time));
+}
+
+/// The API server counts the fields of a created object as updated, and an apply alone would leave them.
+#[tokio::test]
+async fn a_cloud_role_that_a_job_no_longer_names_is_removed_and_annotations_of_others_stay() {
+    let Some(test) = set("role").await else { return };
+    let privileges =
+        Privileges { allow: vec![Privilege::ServiceAccountAnnotations], ..Privileges::default() };
+    let _operator = test.operator_in_roles_with(PodSettings { privileges, ..PodSettings::default() }).await;
+    let role = json!({"iam.example.com/role": "reader"});
+    test.post("reads", json!({"workers": {"pod": {"serviceAccountAnnotations": role}}})).await;
+    test.worker("reads", 1).await;
+    let accounts: Api<ServiceAccount> = Api::namespaced(test.client.clone(), &test.namespace);
+    let annotations =
+        async || accounts.get("reads-trainer").await.unwrap().metadata.annotations.unwrap_or_default();
+    assert_eq!(annotations().await["iam.example.com/role"], "reader");
+    let of_another = Patch::Merge(json!({"metadata": {"annotations": {"example.com/team": "a"}}}));
+    accounts.patch("reads-trainer", &PatchParams::default(), &of_another).await.unwrap();
+
+    test.patch_job("reads", json!({"runPolicy": {"suspend": true}})).await;
+    test.when_true("reads", ConditionType::Suspended).await;
+    let workers = json!({"pod": {"serviceAccountAnnotations": null}});
+    test.patch_job("reads", json!({"workers": workers, "runPolicy": {"suspend": false}})).await;
+    test.worker("reads", 2).await;
+    let left = annotations().await;
+    assert!(!left.contains_key("iam.example.com/role"), "{left:?}");
+    assert_eq!(left["example.com/team"], "a");
 }
 
 /// Sorts lists whose order has no meaning by the keys of their items.

@@ -26,7 +26,8 @@ const DRIVER: &str = "driver";
 fn driver(folder: &Folder) -> Value {
     let (from, to) = (StandIn::build().unwrap(), folder.path().join(DRIVER));
     fs::create_dir_all(&to).unwrap();
-    for file in fs::read_dir(from.folder()).unwrap().map(|entry| entry.unwrap().path()) {
+    let entries = fs::read_dir(from.folder()).unwrap().map(|entry| entry.unwrap().path());
+    for file in entries.filter(|path| path.is_file()) {
         fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
     }
     json!([{ "name": "LD_LIBRARY_PATH", "value": format!("{STORAGE}/{DRIVER}") }])

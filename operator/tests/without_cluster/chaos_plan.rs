@@ -2,12 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+#[path = "../real_node/chaos/limits.rs"]
+mod limits;
 #[path = "../real_node/chaos/plan.rs"]
 mod plan;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use limits::Limits;
 use plan::{FAULTS_PER_ROUND, Fault, NUM_WORKERS, RANKS_PER_WORKER, ROUND, Step, plan};
 
 /// Number of seeds of each test.
@@ -97,4 +100,19 @@ fn a_seed_gives_one_plan_and_seeds_give_every_order_rank_and_worker() {
     assert_eq!(firsts.len(), FAULTS_PER_ROUND - 2, "{firsts:?}");
     assert!(ranks.into_iter().eq(0..NUM_WORKERS * RANKS_PER_WORKER));
     assert!(workers.into_iter().eq(0..NUM_WORKERS));
+}
+
+#[test]
+fn a_run_of_one_round_applies_every_fault_and_a_longer_one_ends_in_bounded_time() {
+    for seconds in [0, 120, 239] {
+        let limits = Limits::of(Duration::from_secs(seconds));
+        assert_eq!((limits.patience, limits.min_percent), (Duration::from_secs(30), 100));
+        assert_eq!((limits.rounds, limits.second_tries), (Duration::MAX, Duration::MAX));
+        assert!(limits.are_met(12, 12) && !limits.are_met(11, 12));
+    }
+    let hour = Duration::from_secs(3600);
+    let limits = Limits::of(hour);
+    assert!(limits.patience > Limits::of(ROUND).patience && limits.patience <= ROUND);
+    assert!(limits.rounds >= hour && limits.rounds + limits.second_tries <= 3 * hour);
+    assert!(limits.are_met(288, 360) && !limits.are_met(287, 360));
 }

@@ -10,8 +10,7 @@ use crate::types::{RewardStatus, Rollout, RolloutGroup};
 /// to be compared (verl: std > 0 or size 1). The only counting sample of a larger group is not kept, because
 /// its advantage is 0.
 pub fn keeps_group(group: &RolloutGroup, masked: &[RewardStatus], metric: impl Fn(&Rollout) -> f64) -> bool {
-    let counted = group.rollouts.iter().filter(|rollout| !masked.contains(&rollout.reward.status));
-    let values: Vec<f64> = counted.map(metric).collect();
+    let values: Vec<f64> = group.counted(masked).map(metric).collect();
     let is_single = group.rollouts.len() == 1 && values.len() == 1;
     is_single || values.windows(2).any(|pair| pair[0] != pair[1])
 }

@@ -3,12 +3,13 @@
 //! There are no tensors, threads, files or clocks here, so all of it is tested in seconds and runs the same
 //! on a laptop and on a thousand devices.
 
+pub use batches::{batch, labelled, preferences};
 pub use rlt_algorithms::{
     advantage, declaration, kl, kto, loss, permutation, preference, reward, reward_model, reweighting, rows,
     whiten,
 };
 
-pub mod batch;
+mod batches;
 pub mod dapo;
 pub mod digest;
 pub mod engine;
@@ -16,16 +17,14 @@ pub mod expert_rows;
 pub mod held_out;
 pub mod images;
 pub mod importance;
-pub mod labelled;
 pub mod logits;
 pub mod metrics;
 pub mod packed_samples;
 pub mod packing;
 mod placement;
-pub mod preferences;
 pub mod sampling;
 pub mod schedule;
 pub mod task;
 pub mod types;
 
-pub use placement::{local_tensor, mesh, partition, tensor_parallel, tensor_shard};
+pub use placement::{local_tensor, mesh, parameter_layout, partition, tensor_parallel, tensor_shard};

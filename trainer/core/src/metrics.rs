@@ -43,8 +43,13 @@ pub fn rollout_metrics(groups: &[RolloutGroup], masked: &[RewardStatus]) -> Metr
     summarize(&mut metrics, "response_length", rollouts.iter().map(|r| r.completion.tokens.len() as f64));
     summarize(&mut metrics, "prompt_length", groups.iter().map(|g| g.prompt.tokens.len() as f64));
     let share = |num: usize, of: usize| num as f64 / of.max(1) as f64;
-    let clipped = rollouts.iter().filter(|r| r.completion.finish_reason == FinishReason::Length).count();
+    let reasons = || rollouts.iter().map(|r| r.completion.finish_reason);
+    let clipped = reasons().filter(|reason| reason.is_truncated()).count();
     metrics.insert("response_length/clip_ratio".into(), share(clipped, rollouts.len()));
+    let by_context = reasons().filter(|reason| *reason == FinishReason::Context).count();
+    if by_context > 0 {
+        metrics.insert("response_length/context_clip_ratio".into(), share(by_context, rollouts.len()));
+    }
     let errors = rollouts.len() - valued().count();
     metrics.insert("reward/error_ratio".into(), share(errors, rollouts.len()));
     for status in RewardStatus::ALL {
@@ -66,8 +71,7 @@ pub fn rollout_metrics(groups: &[RolloutGroup], masked: &[RewardStatus]) -> Metr
 /// Whether all rewards of a group that are not masked are equal, so that its advantages vanish. True for a
 /// group with one of them or none.
 fn has_equal_rewards(group: &RolloutGroup, masked: &[RewardStatus]) -> bool {
-    let counted = group.rollouts.iter().filter(|rollout| !masked.contains(&rollout.reward.status));
-    let mut values = counted.map(|rollout| rollout.reward.value);
+    let mut values = group.counted(masked).map(|rollout| rollout.reward.value);
     let first = values.next();
     values.all(|value| Some(value) == first)
 }
@@ -126,6 +130,21 @@ mod tests {
         // onTimeout: Zero, and onError: Zero as well.
         assert_eq!(share(&[Infra]), 0.25);
         assert_eq!(share(&[]), 0.0);
+    }
+
+    #[test]
+    fn completions_that_the_context_cuts_count_as_clipped_and_on_their_own() {
+        let mut groups = [group(&[(0.0, RewardStatus::Ok); 4])];
+        let ratios = |groups: &[RolloutGroup]| {
+            let metrics = rollout_metrics(groups, &[]);
+            let ratio = |name: &str| metrics.get(&format!("response_length/{name}")).copied();
+            [ratio("clip_ratio"), ratio("context_clip_ratio")]
+        };
+        assert_eq!(ratios(&groups), [Some(0.0), None]);
+        groups[0].rollouts[0].completion.finish_reason = FinishReason::Length;
+        assert_eq!(ratios(&groups), [Some(0.25), None]);
+        groups[0].rollouts[1].completion.finish_reason = FinishReason::Context;
+        assert_eq!(ratios(&groups), [Some(0.5), Some(0.25)]);
     }
 
     #[test]

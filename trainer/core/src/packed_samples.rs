@@ -223,7 +223,7 @@ impl Columns {
             tokens: self.tokens.by_ref().take(num_tokens).collect(),
             rollout_logprobs: self.logprobs.by_ref().take(num_tokens).collect(),
             text: text("a text")?.ok_or(PackedSamplesError::Missing { field: "a text" })?,
-            finish_reason: decoded("a finish reason", self.finish_reasons.next(), &FINISH_REASONS)?,
+            finish_reason: decoded("a finish reason", self.finish_reasons.next(), &FinishReason::ALL)?,
         };
         let reward = Reward {
             score: self.scores.next().unwrap_or_default(),
@@ -242,8 +242,6 @@ fn texts_of<'a>(completion: &'a Completion, reward: &'a Reward) -> [Option<&'a s
     [Some(&completion.text), reward.answer.as_deref(), reward.message.as_deref()]
 }
 
-/// Finish reasons in the order of their codes.
-const FINISH_REASONS: [FinishReason; 2] = [FinishReason::Stop, FinishReason::Length];
 /// Statuses in the order of their codes.
 const STATUSES: [RewardStatus; 4] = RewardStatus::ALL;
 
@@ -283,7 +281,7 @@ impl Packed {
         self.push(completions().flat_map(|completion| &completion.rollout_logprobs).map(|p| p.to_le_bytes()));
         self.push(rewards().map(|reward| reward.score.to_le_bytes()));
         self.push(rewards().map(|reward| reward.value.to_le_bytes()));
-        self.push(completions().map(|completion| [code(completion.finish_reason, &FINISH_REASONS)]));
+        self.push(completions().map(|completion| [code(completion.finish_reason, &FinishReason::ALL)]));
         self.push(rewards().map(|reward| [code(reward.status, &STATUSES)]));
         self.push(parts().map(|(name, _)| name_idx(name).to_le_bytes()));
         self.push(parts().map(|(_, value)| value.to_le_bytes()));

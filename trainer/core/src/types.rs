@@ -3,7 +3,7 @@
 //! ```text
 //! Prompt -> Completion -> Rollout (+ Reward) -> RolloutGroup -> Batch -> packed micro-batches
 //! ```
-//! These types only hold data: they have no arithmetic, tensors or I/O.
+//! These types hold data and say which samples of a group count: they have no arithmetic, tensors or I/O.
 
 #[cfg(test)]
 pub(crate) mod fixtures;
@@ -66,7 +66,7 @@ pub struct Completion {
     pub rollout_logprobs: Vec<f32>,
     /// Text of `tokens` without special tokens; a stop string is cut off.
     pub text: String,
-    /// Reason why sampling ended: an ending token or stop string, or the token limit.
+    /// Reason why sampling ended: an ending token or stop string, or which limit.
     pub finish_reason: FinishReason,
 }
 
@@ -127,4 +127,12 @@ pub struct RolloutGroup {
     pub prompt: Arc<Prompt>,
     /// `rollout.samplesPerPrompt` rollouts, in the order of their `sample_idx`.
     pub rollouts: Vec<Rollout>,
+}
+
+impl RolloutGroup {
+    /// Returns the rollouts that count in the loss and in the statistics of the group, in order: those whose
+    /// reward has none of the `masked` statuses.
+    pub fn counted<'a>(&'a self, masked: &'a [RewardStatus]) -> impl Iterator<Item = &'a Rollout> {
+        self.rollouts.iter().filter(move |rollout| !masked.contains(&rollout.reward.status))
+    }
 }

@@ -14,7 +14,8 @@ use super::prompt::{
     render_marked, render_messages, tokenize_error,
 };
 use super::rows::Row;
-use super::turns::{self, RenderMessages};
+use super::turns::ends::{self, EncodedToken};
+use super::turns::{self, RenderMessages, Turn};
 use super::{DataError, Fitted, images};
 use crate::tokenizer::{RenderedChat, Tokenizer};
 
@@ -142,8 +143,14 @@ impl<'a> DemonstrationReader<'a> {
         };
         let rendered = render_marked(self.tokenizer, row, &messages, false)?;
         let encoded = self.tokenizer.encode_with_offsets(&rendered.text);
-        let encoded = encoded.map_err(|source| tokenize_error(row, source))?;
-        let loss_mask = self.loss_mask(row, &messages, &rendered, &encoded)?;
+        let mut encoded = encoded.map_err(|source| tokenize_error(row, source))?;
+        let turns = self.turns(row, &messages, &rendered)?;
+        if rendered.generated.is_empty()
+            && let Some(token) = self.closing(row, &messages, &turns, &encoded)
+        {
+            encoded.push((token, rendered.text.len()..rendered.text.len()));
+        }
+        let loss_mask = self.loss_mask(&rendered, &turns, &encoded);
         let text = rendered.text;
         let tokens: Vec<TokenId> = encoded.into_iter().map(|(token, _)| token).collect();
         self.tokenizer.check_alphabet(&text, &tokens).map_err(|source| tokenize_error(row, source))?;
@@ -166,54 +173,62 @@ impl<'a> DemonstrationReader<'a> {
     }
 
     /// Returns for each token whether it is learned.
-    fn loss_mask(
-        &self,
-        row: &Row,
-        messages: &[Value],
-        rendered: &RenderedChat,
-        encoded: &[(TokenId, Range<usize>)],
-    ) -> Result<Vec<bool>, DataError> {
+    fn loss_mask(&self, rendered: &RenderedChat, turns: &[Turn], encoded: &[EncodedToken]) -> Vec<bool> {
         if self.train_on == TrainOn::Everything {
-            return Ok(vec![true; encoded.len()]);
+            return vec![true; encoded.len()];
         }
         let marked = &rendered.generated;
         let learns_last = self.train_on == TrainOn::LastTurn;
         if !learns_last && !marked.is_empty() {
-            return Ok(overlapping(encoded, marked));
+            return overlapping(encoded, marked);
         }
-        let turns = self.turns(row, messages, &rendered.text)?;
         let last_turn = &turns[turns.len().saturating_sub(1)..];
         if marked.is_empty() {
-            return Ok(self.within_turns(encoded, if learns_last { last_turn } else { &turns }));
+            return self.within_turns(encoded, if learns_last { last_turn } else { turns });
         }
         // A turn may have several tags, such as one for its text and one for its tool calls.
-        let start = last_turn.first().or(marked.last()).map_or(0, |span| span.start);
+        let last_span = last_turn.first().map(|turn| &turn.bytes).or(marked.last());
+        let start = last_span.map_or(0, |span| span.start);
         let of_last: Vec<_> = marked.iter().filter(|span| span.end > start).cloned().collect();
-        Ok(overlapping(encoded, &of_last))
+        overlapping(encoded, &of_last)
     }
 
-    /// Returns the byte ranges of the assistant's turns that `text`, the rendered conversation, shows.
-    fn turns(&self, row: &Row, messages: &[Value], text: &str) -> Result<Vec<Range<usize>>, DataError> {
+    /// Returns the assistant's turns that the rendered conversation shows; none if what is learned does not
+    /// depend on them.
+    fn turns(&self, row: &Row, messages: &[Value], rendered: &RenderedChat) -> Result<Vec<Turn>, DataError> {
+        let are_needed = match self.train_on {
+            TrainOn::Assistant => rendered.generated.is_empty(),
+            TrainOn::LastTurn => true,
+            TrainOn::Everything => false,
+        };
         let template = RowTemplate { tokenizer: self.tokenizer, row };
         let mut turns = Vec::new();
-        for (message_idx, message) in messages.iter().enumerate() {
+        for (message_idx, message) in messages.iter().enumerate().filter(|_| are_needed) {
             if turns::is_of_assistant(message) {
-                turns.extend(turns::turn(&template, messages, message_idx, text)?);
+                turns.extend(turns::turn(&template, messages, message_idx, &rendered.text)?);
             }
         }
         Ok(turns)
     }
 
-    /// Marks the tokens that begin inside a turn, up to the turn's last end-of-sequence token. What a
-    /// template writes after that token, such as a line break, is not the assistant's.
-    fn within_turns(&self, encoded: &[(TokenId, Range<usize>)], turns: &[Range<usize>]) -> Vec<bool> {
+    /// Returns the token that ends the last turn, if the template writes it with a next message alone.
+    fn closing(
+        &self,
+        row: &Row,
+        messages: &[Value],
+        turns: &[Turn],
+        encoded: &[EncodedToken],
+    ) -> Option<TokenId> {
+        let is_open = turns.last().is_some_and(|turn| ends::is_open(self.tokenizer, encoded, turn));
+        let template = RowTemplate { tokenizer: self.tokenizer, row };
+        if is_open { ends::closing(&template, self.tokenizer, messages) } else { None }
+    }
+
+    /// Marks the tokens of the turns, each up to its end.
+    fn within_turns(&self, encoded: &[EncodedToken], turns: &[Turn]) -> Vec<bool> {
         let mut mask = vec![false; encoded.len()];
-        let is_eos = |idx: &usize| self.tokenizer.eos_ids().contains(&encoded[*idx].0);
         for turn in turns {
-            let first = encoded.partition_point(|(_, bytes)| bytes.start < turn.start);
-            let past = encoded.partition_point(|(_, bytes)| bytes.start < turn.end);
-            let ending = (first..past).rev().find(is_eos);
-            mask[first..ending.map_or(past, |idx| idx + 1)].fill(true);
+            mask[ends::learned(self.tokenizer, encoded, turn)].fill(true);
         }
         mask
     }
@@ -247,7 +262,7 @@ impl<'a> DemonstrationReader<'a> {
 }
 
 /// Marks the tokens that have a byte within a span, as transformers does for `{% generation %}` tags.
-fn overlapping(encoded: &[(TokenId, Range<usize>)], spans: &[Range<usize>]) -> Vec<bool> {
+fn overlapping(encoded: &[EncodedToken], spans: &[Range<usize>]) -> Vec<bool> {
     let overlaps =
         |bytes: &Range<usize>| spans.iter().any(|span| bytes.start < span.end && bytes.end > span.start);
     encoded.iter().map(|(_, bytes)| overlaps(bytes)).collect()

@@ -43,6 +43,7 @@ use crate::tokenizer::Tokenizer;
 
 pub use error::{DataError, RowLocation};
 use files::{integers, jsonl, parquet, sets};
+pub use loader::draws::StepDraws;
 pub use loader::{
     DemonstrationLoader, Loader, LoaderError, LoaderState, PreferenceLoader, PromptLoader, StreamOptions,
 };

@@ -9,6 +9,8 @@
 //! The length of a [stream](super::stream) is not known before its end, so its batches span passes. Its state
 //! is the position of each of its lanes.
 
+pub(super) mod draws;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -18,6 +20,7 @@ use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 use serde::{Deserialize, Serialize};
 
+use self::draws::{Drawn, StepDraws, StepRows};
 use super::mixture::Mixture;
 use super::stream::{LanePosition, Stream};
 use super::{CheckItem, DataError, Dataset, DatasetCounts, Demonstration, ReadRow};
@@ -26,6 +29,7 @@ use super::{CheckItem, DataError, Dataset, DatasetCounts, Demonstration, ReadRow
 pub struct Loader<T> {
     source: Source<T>,
     state: LoaderState,
+    step_rows: StepRows,
 }
 
 /// Source of the items.
@@ -111,7 +115,7 @@ impl<T> Loader<T> {
         let weighted = dataset.weighted();
         let mixture = (!weighted.is_empty()).then(|| Mixture::new(weighted, shuffle_seed));
         let source = Source::Kept { items: dataset.items().clone(), order: None, mixture };
-        let mut loader = Self { source, state };
+        let mut loader = Self { source, state, step_rows: StepRows::default() };
         loader.shuffle();
         Ok(loader)
     }
@@ -122,16 +126,18 @@ impl<T> Loader<T> {
     /// [`DataError`] of a row that is read now, which happens only for streams.
     pub fn next_batch(&mut self, num_items: usize) -> Result<Vec<Arc<T>>, DataError> {
         if let Source::Streamed(stream) = &mut self.source {
-            return (0..num_items).map(|_| stream.next()).collect();
+            let batch = (0..num_items).map(|_| stream.next()).collect::<Result<Vec<_>, DataError>>()?;
+            return Ok(self.step_rows.count(batch));
         }
         let left = self.state.num_items - self.state.position;
         if (num_items as u64) > left && self.state.position > 0 && num_items as u64 <= self.state.num_items {
             self.next_epoch();
         }
-        Ok((0..num_items).filter_map(|_| self.next_item()).collect())
+        let batch: Vec<Drawn<T>> = (0..num_items).filter_map(|_| self.next_item()).collect();
+        Ok(self.step_rows.count(batch))
     }
 
-    fn next_item(&mut self) -> Option<Arc<T>> {
+    fn next_item(&mut self) -> Option<Drawn<T>> {
         if self.state.position == self.state.num_items {
             self.next_epoch();
         }
@@ -140,7 +146,7 @@ impl<T> Loader<T> {
         let Source::Kept { items, order, mixture } = &self.source else { return None };
         let draw = order.as_ref().and_then(|order| order.get(position)).unwrap_or(position);
         let idx = mixture.as_ref().map_or(draw, |mixture| mixture.item(epoch, draw));
-        items.get(idx as usize).cloned()
+        items.get(idx as usize).map(|item| Drawn { row_idx: idx, item: Arc::clone(item) })
     }
 
     fn next_epoch(&mut self) {
@@ -172,7 +178,17 @@ impl<T> Loader<T> {
             position: 0,
             lanes: Vec::new(),
         };
-        Ok(Self { source: Source::Streamed(stream), state })
+        Ok(Self { source: Source::Streamed(stream), state, step_rows: StepRows::default() })
+    }
+
+    /// Begins a step: its rows are counted from here on.
+    pub(crate) fn begin_step(&mut self) {
+        self.step_rows = StepRows::default();
+    }
+
+    /// Numbers of rows that the step has drawn so far.
+    pub(crate) fn step_draws(&self) -> StepDraws {
+        self.step_rows.draws()
     }
 
     /// Number of completed passes over the data; for a stream with weights, over all of its data sets.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 
-use super::{DataError, Dataset, DatasetCounts, Demonstration, Loader, LoaderError, LoaderState};
+use super::{DataError, Dataset, DatasetCounts, Demonstration, Loader, LoaderError, LoaderState, StepDraws};
 
 /// Training and held-out data, in an order that can be resumed.
 pub struct Pipeline {
@@ -89,6 +89,23 @@ impl Pipeline {
             self.preferences.as_ref().map(Loader::streamed_counts),
         ];
         of_kinds.into_iter().flatten().fold(DatasetCounts::default(), DatasetCounts::plus)
+    }
+
+    /// Begins a step: its rows are counted from here on ([`Self::step_draws`]).
+    pub fn begin_step(&mut self) {
+        self.prompts.iter_mut().for_each(Loader::begin_step);
+        self.demonstrations.iter_mut().for_each(Loader::begin_step);
+        self.preferences.iter_mut().for_each(Loader::begin_step);
+    }
+
+    /// Numbers of rows that the step has drawn so far.
+    pub fn step_draws(&self) -> StepDraws {
+        let of_kinds = [
+            self.prompts.as_ref().map(Loader::step_draws),
+            self.demonstrations.as_ref().map(Loader::step_draws),
+            self.preferences.as_ref().map(Loader::step_draws),
+        ];
+        of_kinds.into_iter().flatten().fold(StepDraws::default(), StepDraws::plus)
     }
 
     /// Positions of all loaders.

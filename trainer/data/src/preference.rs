@@ -23,7 +23,7 @@ use super::prompt::{
     tokenize_error,
 };
 use super::rows::Row;
-use super::turns;
+use super::turns::{self, ends};
 use super::{DataError, Fitted, images};
 use crate::tokenizer::Tokenizer;
 
@@ -109,7 +109,7 @@ impl<'a> PreferenceReader<'a> {
         }
         let mut completions = Vec::new();
         for (candidate, text) in candidates.iter().zip(&texts.completions) {
-            let tokens = self.completion(row, candidate.column, text, texts.prompt.is_chat)?;
+            let tokens = self.completion(row, candidate, text, texts.prompt.is_chat)?;
             if tokens.len() > self.limits.max_completion_tokens {
                 return self.too_long(row, candidate.column, tokens.len(), self.limits.max_completion_tokens);
             }
@@ -259,7 +259,7 @@ impl<'a> PreferenceReader<'a> {
             }
             let messages = [prompt, completion].concat();
             let turn = turns::turn(&template, &messages, prompt.len(), text)?.ok_or_else(unstable)?;
-            let before = &text[..turn.start];
+            let before = &text[..turn.bytes.start];
             if shared.is_some_and(|shared| shared != before) {
                 return Err(unstable());
             }
@@ -268,12 +268,13 @@ impl<'a> PreferenceReader<'a> {
         shared.map(str::to_owned).ok_or_else(unstable)
     }
 
-    /// Tokens of a completion, which end with an end-of-sequence token; it is appended to plain text. What a
-    /// chat template writes after it, such as a line break, is not the assistant's.
+    /// Tokens of a completion, which end with an end-of-sequence token; it is appended to plain text, and to
+    /// a conversation whose template writes it with a next message alone. What a chat template writes after
+    /// it, such as a line break, is not the assistant's.
     fn completion(
         &self,
         row: &Row,
-        column: &'static str,
+        candidate: &Candidate<'_>,
         text: &str,
         is_chat: bool,
     ) -> Result<Vec<TokenId>, DataError> {
@@ -281,15 +282,27 @@ impl<'a> PreferenceReader<'a> {
         let mut tokens = self.tokenizer.encode_rendered(text).map_err(failed)?;
         self.tokenizer.check_alphabet(text, &tokens).map_err(failed)?;
         if text.is_empty() || tokens.is_empty() {
-            return Err(DataError::EmptyCompletion { location: row.location.clone(), column });
+            let (location, column) = (row.location.clone(), candidate.column);
+            return Err(DataError::EmptyCompletion { location, column });
         }
         let is_eos = |token: &TokenId| self.tokenizer.eos_ids().contains(token);
         match tokens.iter().rposition(is_eos) {
             Some(last) if is_chat => tokens.truncate(last + 1),
             None if !is_chat => tokens.extend(self.tokenizer.eos_ids().first()),
-            _ => {}
+            None => tokens.extend(self.closing(row, candidate)),
+            Some(_) => {}
         }
         Ok(tokens)
+    }
+
+    /// Returns the token that ends a completion of messages, if the template writes it with a next message
+    /// alone.
+    fn closing(&self, row: &Row, candidate: &Candidate<'_>) -> Option<TokenId> {
+        let answer = candidate.content.as_array()?;
+        // Without a prompt column, the completions begin with the prompt.
+        let prompt = row.optional(self.prompt_key).and_then(Value::as_array);
+        let messages: Vec<Value> = prompt.into_iter().flatten().chain(answer).cloned().collect();
+        ends::closing(&RowTemplate { tokenizer: self.tokenizer, row }, self.tokenizer, &messages)
     }
 
     /// Fits a row into the limits. A prompt is truncated if the manifest says so; a completion never is,

@@ -14,6 +14,7 @@ use rlt_core::permutation::{Permutation, splitmix64};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::loader::draws::Drawn;
 use super::rows::{self, Place, RowsFrom};
 use super::{CheckItem, DataError, DatasetCounts, Fitted, ReadRow, Split, sets};
 
@@ -64,7 +65,7 @@ struct ShardReader<T> {
 
 /// A block of items in memory, and the place of the next block.
 struct Block<T> {
-    items: Vec<Arc<T>>,
+    items: Vec<Drawn<T>>,
     order: Option<Permutation>,
     counts: DatasetCounts,
     next: Next,
@@ -171,7 +172,7 @@ impl<T> Stream<T> {
     }
 
     /// Returns the next item.
-    pub(super) fn next(&mut self) -> Result<Arc<T>, DataError> {
+    pub(super) fn next(&mut self) -> Result<Drawn<T>, DataError> {
         let num_drawn: u64 = self.lanes.iter().map(|lane| lane.position.drawn).sum();
         let behind = |lane: &ShardReader<T>| lane.share * (num_drawn + 1) as f64 - lane.position.drawn as f64;
         let lanes = self.lanes.iter().enumerate().rev();
@@ -186,8 +187,9 @@ impl<T> Stream<T> {
         let idx = order.and_then(|order| order.get(position as u64)).map_or(position, |idx| idx as usize);
         lane.position.position += 1;
         lane.position.drawn += 1;
-        let item = block.and_then(|block| block.items.get(idx)).map(Arc::clone);
-        item.ok_or(DataError::Empty { split: Split::Train, num_filtered: 0 })
+        let drawn = block.and_then(|block| block.items.get(idx));
+        let drawn = drawn.map(|Drawn { row_idx, item }| Drawn { row_idx: *row_idx, item: Arc::clone(item) });
+        drawn.ok_or(DataError::Empty { split: Split::Train, num_filtered: 0 })
     }
 
     /// Ensures that a lane has a block in memory with an item that was not returned yet.
@@ -265,7 +267,7 @@ impl<T> ShardReader<T> {
             counts.num_truncated += u64::from(matches!(fitted, Fitted::Truncated(_)));
             if let Fitted::Whole(item) | Fitted::Truncated(item) = fitted {
                 check(&item, &row.location)?;
-                items.push(Arc::new(item));
+                items.push(Drawn { row_idx, item: Arc::new(item) });
             }
             next.place = rows.place();
             next.rows = Some(rows);

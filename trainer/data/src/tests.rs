@@ -6,6 +6,8 @@ mod foreign;
 mod images;
 mod mutated;
 mod pages;
+mod trl;
+mod turn_ends;
 
 use std::fs;
 use std::path::PathBuf;
@@ -203,6 +205,52 @@ fn overlong_prompts_are_filtered_cut_or_refused() {
     files.spec.max_prompt_tokens = 1;
     files.spec.overlong_prompts = OverlongPrompts::Filter;
     assert!(matches!(files.prompts(), Err(DataError::Empty { num_filtered: 2, .. })));
+}
+
+#[test]
+fn a_late_long_prompt_is_reported_with_its_row_before_the_first_step() {
+    let mut rows = vec![json!({"prompt": "abc"}); 40];
+    rows[36] = json!({"prompt": "abcdef"});
+    let mut files = Files::rows(&rows);
+    files.spec.max_prompt_tokens = 4;
+    files.spec.overlong_prompts = OverlongPrompts::Error;
+    let error = files.prompts().unwrap_err();
+    let DataError::TooLong { location, num_tokens: 7, max_tokens: 4, .. } = &error else { panic!("{error}") };
+    assert_eq!(location.number, 37);
+    assert!(error.to_string().contains("rows.jsonl row 37"), "{error}");
+}
+
+#[test]
+fn demonstrations_that_are_too_long_are_left_out_and_counted() {
+    let mut files = Files::rows(&[
+        json!({"prompt": "q", "response": "a"}),
+        json!({"prompt": "q", "response": "a long answer"}),
+        json!({"prompt": "q", "response": "b"}),
+    ]);
+    files.spec.overlong_prompts = OverlongPrompts::Filter;
+    let counts = files.demonstrations(6).unwrap().counts();
+    assert_eq!(counts, DatasetCounts { num_rows: 3, num_filtered: 1, num_truncated: 0 });
+    files.spec.overlong_prompts = OverlongPrompts::Error;
+    let error = files.demonstrations(6).unwrap_err();
+    let DataError::TooLong { location, max_tokens: 6, .. } = &error else { panic!("{error}") };
+    assert_eq!(location.number, 2);
+}
+
+#[test]
+fn a_role_that_the_template_refuses_is_reported_with_its_row_and_the_templates_words() {
+    let gemma = fs::read_to_string(turn_ends::chat_fixture("templates/gemma.jinja")).unwrap();
+    let tokenizer = tokenizer().with_chat_template(&gemma).unwrap();
+    let turn = |role: &str| json!({"role": role, "content": "a"});
+    for (messages, words) in [
+        ([turn("system"), turn("user")], "System role not supported"),
+        ([turn("user"), turn("user")], "Conversation roles must alternate"),
+    ] {
+        let files = Files::rows(&[json!({"prompt": [turn("user")]}), json!({"prompt": messages})]);
+        let error = Dataset::prompts(&files.spec, Split::Train, &tokenizer).unwrap_err();
+        assert!(error.to_string().contains("row 2"), "{error}");
+        let mut causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
+        assert!(causes.any(|cause| cause.to_string().contains(words)), "{error}: {words}");
+    }
 }
 
 #[test]

@@ -261,6 +261,15 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// Whether a token is special: text that is decoded without special tokens lacks it. The token for text
+    /// outside of the vocabulary is not, as it stands for a part of that text.
+    pub(crate) fn is_special(&self, token: TokenId) -> bool {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        added
+            .get(&token)
+            .is_some_and(|token| token.special && self.special.unk.as_ref() != Some(&token.content))
+    }
+
     /// First token, in lexicographic order, whose id differs between the two vocabularies, with its id in
     /// each; `None` for a vocabulary that lacks it.
     pub fn first_difference(&self, other: &Self) -> Option<(String, [Option<TokenId>; 2])> {

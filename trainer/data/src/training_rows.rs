@@ -15,7 +15,7 @@ pub enum TrainingRows<T> {
     /// All rows, read before the training.
     InMemory(Dataset<T>),
     /// Rows that are read during the training.
-    Streamed(Loader<T>),
+    Streamed(Box<Loader<T>>),
 }
 
 impl TrainingRows<Prompt> {
@@ -77,7 +77,7 @@ impl<T> TrainingRows<T> {
     ) -> Result<Self, DataError> {
         Ok(match options {
             None => Self::InMemory(Dataset::collect(spec, Split::Train, &read)?),
-            Some(options) => Self::Streamed(Loader::stream(spec, options, read, check()?)?),
+            Some(options) => Self::Streamed(Box::new(Loader::stream(spec, options, read, check()?)?)),
         })
     }
 
@@ -97,7 +97,7 @@ impl<T> TrainingRows<T> {
     pub fn in_order(self, shuffle: bool, seed: u64) -> Result<Loader<T>, LoaderError> {
         match self {
             Self::InMemory(dataset) => Loader::new(&dataset, shuffle, seed),
-            Self::Streamed(loader) => Ok(loader),
+            Self::Streamed(loader) => Ok(*loader),
         }
     }
 }

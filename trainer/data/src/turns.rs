@@ -5,6 +5,8 @@
 //! follow: Qwen3 drops their thoughts. For these, a turn is the text of the full conversation that changes
 //! when the content of its message changes.
 
+pub(super) mod ends;
+
 use std::ops::Range;
 
 use serde_json::{Value, json};
@@ -20,13 +22,26 @@ pub(super) trait RenderMessages {
     fn render(&self, messages: &[Value], add_generation_prompt: bool) -> Result<String, Self::Error>;
 }
 
+/// A turn of the assistant in the text of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Turn {
+    /// Byte range of the turn. Its end may lie within a token, whose beginning alone is common to the text
+    /// and to that of the conversation without the messages that follow.
+    pub(super) bytes: Range<usize>,
+    /// Byte index behind the content of the message, where the end of the turn begins; the end of `bytes` if
+    /// the template only extends its text.
+    pub(super) content_end: usize,
+    /// Whether the assistant wrote the next message, too, so that the token that opens it ends no turn.
+    pub(super) continues: bool,
+}
+
 /// Returns whether the assistant wrote `message`.
 pub(super) fn is_of_assistant(message: &Value) -> bool {
     message.get("role").and_then(Value::as_str) == Some("assistant")
 }
 
-/// Returns the byte range of message `message_idx` in `text`, the rendered conversation; `None` if the text
-/// does not show the message.
+/// Returns the turn of message `message_idx` in `text`, the rendered conversation; `None` if the text does
+/// not show the message.
 ///
 /// # Errors
 /// Those of the template.
@@ -35,22 +50,38 @@ pub(super) fn turn<R: RenderMessages>(
     messages: &[Value],
     message_idx: usize,
     text: &str,
-) -> Result<Option<Range<usize>>, R::Error> {
+) -> Result<Option<Turn>, R::Error> {
     let before = template.render(&messages[..message_idx], true)?;
     let after = template.render(&messages[..=message_idx], false)?;
+    let continues = messages.get(message_idx + 1).is_some_and(is_of_assistant);
     if after.starts_with(&before) && text.starts_with(&after) {
-        return Ok(Some(before.len()..after.len()));
+        let bytes = before.len()..after.len();
+        return Ok(Some(Turn { bytes, content_end: after.len(), continues }));
     }
     let Some(printed) = printed(template, messages, message_idx, text)? else { return Ok(None) };
     // The turn begins after the generation prompt, so that it includes thoughts before the content.
-    let opens = text.starts_with(&before) && before.len() <= printed.start;
-    let start = if opens { before.len() } else { printed.start };
+    let opened = opened(template, &messages[..message_idx], &before, text);
+    let start = opened.filter(|start| *start <= printed.start).unwrap_or(printed.start);
     // The turn includes what the template writes after the content, such as tool calls and the end of the
-    // turn, as far as it is the same when no message follows. If both only begin alike, such as two different
-    // tokens for the end of a turn, the token begins within the turn and is learned.
+    // turn, as far as it is the same when no message follows.
     let alone = self::printed(template, &messages[..=message_idx], message_idx, &after)?;
     let ending = alone.map_or("", |alone| &after[alone.end..]);
-    Ok(Some(start..printed.end + common_prefix(&text[printed.end..], ending)))
+    let end = printed.end + common_prefix(&text[printed.end..], ending);
+    Ok(Some(Turn { bytes: start..end, content_end: printed.end, continues }))
+}
+
+/// Returns the byte index of `text` behind what `before` opens, the text of the first messages with a
+/// generation prompt; `None` if `text` has nothing of the generation prompt. It may have a part: Nemotron's
+/// prompt opens a thought with a line break, and a turn without a thought closes it at once.
+fn opened<R: RenderMessages>(template: &R, first: &[Value], before: &str, text: &str) -> Option<usize> {
+    if text.starts_with(before) {
+        return Some(before.len());
+    }
+    // A tag or line of which both have the beginning alone, such as `<think>` and `<tool_call>`, differs.
+    let common = &text[..common_prefix(before, text)];
+    let shared = common.rfind(['>', '\n']).map_or(0, |last| last + 1);
+    let closed = template.render(first, false).ok()?;
+    (shared > common_prefix(before, &closed)).then_some(shared)
 }
 
 /// Returns the byte range of `text` that changes when the content of a message changes.
@@ -116,8 +147,8 @@ mod tests {
         let Ok(text) = template.render(&messages, false);
         let assistants = (0..messages.len()).filter(|at| is_of_assistant(&messages[*at]));
         let found = assistants.map(|at| {
-            let Ok(span) = turn(template, &messages, at, &text);
-            span.map_or("nothing".to_owned(), |span| text[span].to_owned())
+            let Ok(turn) = turn(template, &messages, at, &text);
+            turn.map_or("nothing".to_owned(), |turn| text[turn.bytes].to_owned())
         });
         found.collect()
     }

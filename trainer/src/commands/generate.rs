@@ -297,7 +297,7 @@ fn options(args: &GenerateArgs, decoder: &Decoder, tokenizer: Option<&Tokenizer>
     let mut eos_token_ids = decoder.config.eos_token_ids.clone();
     eos_token_ids.extend(tokenizer.iter().flat_map(|tokenizer| tokenizer.eos_ids()));
     EngineOptions {
-        max_concurrent: args.max_concurrent.get(),
+        max_num_seqs: args.max_concurrent.get(),
         uses_graphs: !args.no_graphs,
         eos_token_ids,
         ..EngineOptions::default()

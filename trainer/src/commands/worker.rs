@@ -14,7 +14,7 @@ use rlt_storage::error_chain;
 use rlt_storage::run_folder::RunFolder;
 use tracing::field::Empty;
 
-use crate::commands::launch;
+use crate::commands::{launch, termination};
 use crate::observe::status_channel::StatusChannel;
 use crate::observe::stop::{Outcome, SetupGuard, StopRequest};
 use crate::observe::{found_result, report};
@@ -80,6 +80,9 @@ pub(crate) fn run_as_read(
         let name = job.name().to_owned();
         follow(&name, || run_job(args, job, &channel, choose))
     });
+    if let (Ok(ExitCode::Success), Some(message)) = (&outcome, channel.termination_message()) {
+        termination::write(&message);
+    }
     channel.finish(outcome.as_ref().map_err(|error| (error.exit_code(), error_chain(error))).copied());
     outcome
 }
@@ -221,19 +224,31 @@ fn take_folder(
 /// holder is another run, for which this process does not wait.
 fn lock_patience(stop: &StopRequest) -> impl FnMut(&str) -> bool {
     let is_pod = std::env::var_os(environment::JOB_UID).is_some();
-    let deadline = Instant::now() + if is_pod { LOCK_TIMEOUT } else { Duration::ZERO };
+    let limit = if is_pod { LOCK_TIMEOUT } else { Duration::ZERO };
+    let started = Instant::now();
+    while_locked(limit, stop, move || started.elapsed(), std::thread::sleep)
+}
+
+/// Returns a function that waits as that of [`lock_patience`] does, up to `limit` after the first attempt, by
+/// a clock and a pause that tests replace.
+fn while_locked(
+    limit: Duration,
+    stop: &StopRequest,
+    elapsed: impl Fn() -> Duration,
+    sleep: impl Fn(Duration),
+) -> impl FnMut(&str) -> bool {
     let mut is_first = true;
     move |holder: &str| {
-        if Instant::now() >= deadline || stop.reason().is_some() {
+        if elapsed() >= limit || stop.reason().is_some() {
             return false;
         }
         if std::mem::take(&mut is_first) {
-            let seconds = LOCK_TIMEOUT.as_secs();
+            let seconds = limit.as_secs();
             tracing::warn!(
                 "another process holds the run folder ({holder}), waiting up to {seconds} s for it"
             );
         }
-        std::thread::sleep(LOCK_INTERVAL);
+        sleep(LOCK_INTERVAL);
         true
     }
 }
@@ -341,6 +356,8 @@ fn already_complete(folder: &RunFolder, channel: &StatusChannel) -> Result<ExitC
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use rlt_storage::run_folder::RunFolderError;
     use rlt_tests::tiny_job_with;
     use serde_json::json;
@@ -354,6 +371,24 @@ mod tests {
             TrainError::RunFolder(RunFolderError::Busy { path, holder, was_waited_for }).exit_code()
         };
         assert_eq!([code(true), code(false)], [ExitCode::RetryableIo, ExitCode::BadConfig]);
+    }
+
+    #[test]
+    fn a_pod_waits_three_minutes_for_a_held_lock_and_stops_waiting_when_it_is_asked_to_stop() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = RunFolder::lock(folder.path()).unwrap();
+        let (stop, time) = (StopRequest::never(), Cell::new(Duration::ZERO));
+        let end_after = |limit: Duration| {
+            time.set(Duration::ZERO);
+            let wait = while_locked(limit, &stop, || time.get(), |pause| time.set(time.get() + pause));
+            let error = RunFolder::lock_patiently(folder.path(), wait).unwrap_err();
+            (TrainError::RunFolder(error).exit_code(), time.get())
+        };
+        assert_eq!(end_after(LOCK_TIMEOUT), (ExitCode::RetryableIo, Duration::from_secs(180)));
+        assert_eq!(end_after(Duration::ZERO), (ExitCode::BadConfig, Duration::ZERO), "no pod");
+        stop.request();
+        assert_eq!(end_after(LOCK_TIMEOUT).1, Duration::ZERO);
+        drop(held);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 mod saved_weights;
 
+use std::cell::OnceCell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use rlt_api::plan::model_config::{ModelConfig, SCORE_BIAS};
@@ -41,6 +43,9 @@ pub struct Decoder {
     pub(crate) vision: Option<VisionTower>,
     /// File to which the weights of a frozen copy were moved.
     pub(crate) offload_file: Option<rlt_torch::TensorFile>,
+    /// Token ids whose embeddings and logits this rank has, from the moment the weights are sharded for
+    /// tensor parallelism.
+    pub(in crate::model) token_shard: OnceCell<Range<usize>>,
 }
 
 impl Decoder {
@@ -57,8 +62,11 @@ impl Decoder {
     }
 
     /// The input of the first layer, [tokens, hidden] in the compute dtype: embeddings, in which the features
-    /// of `context` replace those of image tokens.
+    /// of `context` replace those of image tokens. On a tensor-parallel rank they are its summand.
     pub(crate) fn embed_input(&self, input: &PackedInput, context: &LayerContext) -> Tensor {
+        if let Some(own) = self.own_tokens(&input.tokens) {
+            return self.embed_own(&own, context.adapter);
+        }
         let embedded_td = self.embed(&input.tokens, context.adapter);
         match &context.features {
             Some(features) => features.in_place_of(&embedded_td),

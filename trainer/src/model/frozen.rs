@@ -1,6 +1,7 @@
 //! Decoders with another decoder's weights: a frozen copy, the reference policy of a job that trains all
 //! weights, the backbone of a critic, and the rollout engine's decoder.
 
+use std::cell::OnceCell;
 use std::path::Path;
 
 use rlt_torch::TensorFile;
@@ -95,6 +96,7 @@ impl Decoder {
             saved: SavedModules::default(),
             vision: self.vision.as_ref().map(VisionTower::base),
             offload_file: None,
+            token_shard: OnceCell::new(),
         }
     }
 
@@ -154,6 +156,7 @@ impl DecoderLayer {
     pub(crate) fn without_projections(&self, adapter: Adapter, of: impl Fn(&Tensor) -> Tensor) -> Self {
         Self {
             shape: self.shape.clone(),
+            local_products: OnceCell::new(),
             norms: self.norms(adapter).map(&of),
             saved_norms: None,
             sinks: self.sinks.as_ref().map(of),
@@ -184,6 +187,7 @@ fn projection_of(
         weight: projection.weight.map(of, of_quantized),
         bias: projection.bias.as_ref().map(of),
         lora: None,
+        shard: OnceCell::new(),
     }
 }
 

@@ -5,6 +5,7 @@
 //! caller decides what is kept, recomputed or gathered: detach the input, call the layer, and later send a
 //! gradient back into the output.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 use rlt_api::plan::model_config::{HiddenActivation, LatentAttention, ProductRows};
@@ -72,6 +73,9 @@ pub(super) type QueriesKeysValues = (Tensor, Tensor, Tensor);
 #[derive(Debug)]
 pub struct DecoderLayer {
     pub(crate) shape: LayerShape,
+    /// Rows of q, k, v, o, gate, up and down in this rank's shards of `projections`, from the moment they are
+    /// sharded.
+    pub(in crate::model) local_products: OnceCell<Vec<ProductRows>>,
     pub(crate) norms: LayerNorms,
     /// Norms used with the adapter, if some are trained with it (`modulesToSave`): those, and the others
     /// unchanged.
@@ -115,7 +119,7 @@ impl DecoderLayer {
     /// Runs the layer on packed tokens `hidden_td` [tokens, hidden], with causal attention inside each
     /// sequence, its prefix included.
     pub fn forward(&self, hidden_td: &Tensor, context: &LayerContext) -> Tensor {
-        let products = self.training_products(context, None);
+        let products = self.training_products(context);
         let mut attend =
             |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| self.attend(q_thd, k_tkd, v_tkd, context);
         let Ok(output_td) = self.forward_with(hidden_td, &context.rope, &products, &mut attend);
@@ -189,6 +193,11 @@ impl DecoderLayer {
     /// Positions of q, k, v, o, gate, up and down among the linear layers.
     pub(crate) fn products(&self) -> &[ProductRows] {
         &self.shape.products
+    }
+
+    /// Positions of q, k, v, o, gate, up and down among the shards of the linear layers that this rank has.
+    pub(in crate::model) fn local_products(&self) -> &[ProductRows] {
+        self.local_products.get().unwrap_or(&self.shape.products)
     }
 
     /// The linear layers, in checkpoint order.

@@ -1,5 +1,6 @@
 //! Construction of a [`Decoder`] from weights, which are read from a Hugging Face folder or drawn.
 
+use std::cell::OnceCell;
 use std::path::Path;
 
 use rlt_api::conflicts::{Fact, Facts, conflict_of};
@@ -131,6 +132,7 @@ fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Resu
         saved: SavedModules::default(),
         vision: None,
         offload_file: None,
+        token_shard: OnceCell::new(),
         config: config.clone(),
     })
 }
@@ -159,7 +161,7 @@ fn build_layer(
             }
         };
         let bias = if shape.bias { Some(placed(&format!("{name}.bias"), &[outputs])?) } else { None };
-        projections.push(Linear { name, weight, bias, lora: None });
+        projections.push(Linear { name, weight, bias, lora: None, shard: OnceCell::new() });
     }
     let norm = |name: &str, shape: &[i64]| placed(&format!("{layer}.{name}.weight"), shape);
     let norms = LayerNorms::new(config, norm)?;
@@ -169,7 +171,8 @@ fn build_layer(
         false => None,
     };
     let shape = layer_shape(config, layer_idx);
-    Ok(DecoderLayer { shape, norms, saved_norms: None, sinks, projections, experts })
+    let local_products = OnceCell::new();
+    Ok(DecoderLayer { shape, local_products, norms, saved_norms: None, sinks, projections, experts })
 }
 
 fn layer_shape(config: &ModelConfig, layer_idx: usize) -> LayerShape {

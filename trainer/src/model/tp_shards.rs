@@ -1,19 +1,11 @@
 //! A rank's tensor-parallel shard of a decoder's products in rollout: the rows and columns of the weights
-//! that it multiplies. The collectives are elsewhere.
-//!
-//! ```text
-//! q, k, v       rows of local heads       -> queries of local heads, keys and values that these attend to
-//! latents       full on each rank; their expansion is sharded as q, k and v
-//! o             columns of local heads    -> a summand of the output; the first rank's has the bias
-//! gate, up      rows of local width       -> local width of the feed-forward block
-//! down          columns of local width    -> a summand of the output; the first rank's has the bias
-//! experts       as gate, up and down, for every expert; the router is full on each rank
-//! head          rows of local tokens      -> logits of local tokens
-//! ```
+//! that it multiplies, by the splits that `rlt_api::plan::model_config::ModelSharding` has for training too.
+//! Where ranks have summands of an output, that of the first rank has the bias. The collectives are
+//! elsewhere.
 
 use std::ops::Range;
 
-use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::plan::model_config::{BlockShare, DimSplit, Experts, ModelConfig};
 use rlt_core::local_tensor::{DimRanges, DimShards, LocalTensor};
 use rlt_core::mesh::AxisPlace;
 use tch::Tensor;
@@ -41,38 +33,22 @@ impl<'a> TpSharding<'a> {
         self.place.size == 1
     }
 
-    /// Views of a rank's shard of a layer's weights: q, k, v, o, and gate, up and down if it has a
-    /// feed-forward block.
-    pub(crate) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
-        // A shared expert has a width of its own.
-        let width = weights.get(4).map_or(0, |gate| gate.weight.size()[0] as usize);
+    /// Views of a rank's shard of the weights of layer `layer_idx`: q, k, v, o, and gate, up and down if it
+    /// has a feed-forward block.
+    pub(crate) fn layer(&self, layer_idx: usize, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
         let local = |(weights, shards): (ProjectionWeights, DimShards)| {
             let [outputs, inputs] = [0, 1].map(|dim: usize| weights.weight.size()[dim]);
             let local = self.local([outputs, inputs], 0..outputs as usize, &shards);
             self.keep(weights, &local)
         };
-        weights.into_iter().zip(self.products(width)).map(local).collect()
+        weights.into_iter().zip(self.products(layer_idx)).map(local).collect()
     }
 
-    /// Shards of q, k, v and o, and of gate, up and down of a feed-forward block of `width`, on all ranks.
-    pub(crate) fn products(&self, width: usize) -> Vec<DimShards> {
-        let (place, config) = (self.place, self.config);
-        let rows = |num: usize, len: usize| split(place, 0, [num, len], AxisPlace::range);
-        let columns = |num: usize, len: usize| split(place, 1, [num, len], AxisPlace::range);
-        let attention = match &config.latent {
-            Some(latent) => [
-                rows(config.num_heads, latent.head_dim()),
-                split(place, 0, [1, latent.kv_cache_width()], |_, num| 0..num),
-                rows(config.num_heads, latent.nope_dim + latent.value_dim),
-                columns(config.num_heads, latent.value_dim),
-            ],
-            None => {
-                let keys = split(place, 0, [config.num_kv_heads, config.head_dim], AxisPlace::key_heads);
-                let (num_heads, head_dim) = (config.num_heads, config.head_dim);
-                [rows(num_heads, head_dim), keys.clone(), keys, columns(num_heads, head_dim)]
-            }
-        };
-        attention.into_iter().chain([rows(width, 1), rows(width, 1), columns(width, 1)]).collect()
+    /// Shards of q, k, v and o on all ranks, and of gate, up and down if layer `layer_idx` has a feed-forward
+    /// block.
+    pub(crate) fn products(&self, layer_idx: usize) -> Vec<DimShards> {
+        let splits = self.config.product_splits(layer_idx);
+        splits.iter().map(|split| dim_shards(split, self.place)).collect()
     }
 
     /// This rank's indices of a projection's weight of `size`, [out, in]. A product that `shards` splits has
@@ -89,15 +65,22 @@ impl<'a> TpSharding<'a> {
 
     /// The shard of an expert's stacked gate and up, [2 width, hidden]: this rank's rows of both.
     pub(crate) fn expert_gate_up(&self, weight: &Tensor) -> Tensor {
-        let own = self.place.range(weight.size()[0] as usize / 2);
-        let halves = weight.unflatten(0, [2, -1]);
-        halves.narrow(1, own.start as i64, own.len() as i64).flatten(0, 1)
+        self.of_expert(weight, |[gate_up, _]| gate_up)
     }
 
     /// The shard of an expert's down, [hidden, width]: this rank's columns.
     pub(crate) fn expert_down(&self, weight: &Tensor) -> Tensor {
-        let own = self.place.range(weight.size()[1] as usize);
-        weight.narrow(1, own.start as i64, own.len() as i64)
+        self.of_expert(weight, |[_, down]| down)
+    }
+
+    /// The shard of an expert's weight, whose split is the one that `of` selects.
+    fn of_expert(&self, weight: &Tensor, of: fn([DimSplit; 2]) -> DimSplit) -> Tensor {
+        let split = self.config.experts.as_ref().map(Experts::splits).map(of);
+        let shards = split.filter(|_| !self.is_whole()).map(|split| dim_shards(&split, self.place));
+        shards.map_or_else(
+            || weight.shallow_clone(),
+            |shards| of_ranges(weight, &shards.of_ranks[self.place.index].ranges, shards.dim as i64),
+        )
     }
 
     /// Views of the local values of a projection's weights. Of summands only the first rank's has the bias.
@@ -121,19 +104,20 @@ impl<'a> TpSharding<'a> {
     }
 }
 
-/// Splits dimension `dim` of `num` blocks of `len` indices each over the ranks of the group of `place`;
-/// `blocks` gives the blocks of a rank.
-fn split(
-    place: AxisPlace,
-    dim: usize,
-    [num, len]: [usize; 2],
-    blocks: fn(AxisPlace, usize) -> Range<usize>,
-) -> DimShards {
+/// The indices of a dimension that each rank of the group of `place` has.
+pub(super) fn dim_shards(split: &DimSplit, place: AxisPlace) -> DimShards {
     let of_rank = |place: AxisPlace| {
-        let own = blocks(place, num);
-        DimRanges { len: num * len, ranges: std::iter::once(own.start * len..own.end * len).collect() }
+        let ranges = split.parts.iter().map(|part| {
+            let own = match part.share {
+                BlockShare::Own => place.range(part.count),
+                BlockShare::KeyHeads => place.key_heads(part.count),
+                BlockShare::All => 0..part.count,
+            };
+            part.start + own.start * part.len..part.start + own.end * part.len
+        });
+        DimRanges { len: split.len, ranges: ranges.collect() }
     };
-    DimShards { dim, of_ranks: place.all().map(of_rank).collect() }
+    DimShards { dim: split.dim, of_ranks: place.all().map(of_rank).collect() }
 }
 
 #[cfg(test)]
@@ -155,7 +139,7 @@ mod tests {
     fn last(num_ranks: usize, product: usize, size: [i64; 2], rows: Range<usize>) -> Vec<Range<usize>> {
         let config = config();
         let rank = TpSharding::new(AxisPlace { index: num_ranks - 1, size: num_ranks }, &config);
-        let local = rank.local(size, rows, &rank.products(8)[product]);
+        let local = rank.local(size, rows, &rank.products(0)[product]);
         local.dims().iter().flat_map(|dim| dim.ranges.clone()).collect()
     }
 

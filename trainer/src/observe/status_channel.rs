@@ -152,6 +152,14 @@ impl StatusChannel {
         });
     }
 
+    /// Returns the termination message of a run that has finished all steps, with the last report of rank 0:
+    /// the operator may not run when the process ends. `None` for other ranks and outside of a cluster.
+    pub(crate) fn termination_message(&self) -> Option<String> {
+        let report = self.client.as_ref()?.newest();
+        let is_first = report.source.as_ref().is_some_and(|source| source.rank == 0);
+        is_first.then(|| rlt_channel::termination::message(&report))
+    }
+
     /// Reports the exit code of the process, and the causes of a failure; waits briefly until the operator
     /// has received it.
     pub(crate) fn finish(&self, outcome: Result<ExitCode, (ExitCode, String)>) {

@@ -18,16 +18,6 @@ impl AxisGroup {
         let received = self.all_to_all(&Tensor::from_slice(counts), &splits, &splits)?;
         Ok(rlt_torch::to_vec(&received))
     }
-
-    /// All-gathers tensors of each rank's experts, `[e / size, ..]`, to those of all experts, `[e, ..]`.
-    ///
-    /// # Errors
-    /// [`RankError`] when a rank is lost.
-    pub(super) fn all_gather_experts(&self, own: &Tensor) -> Result<Tensor, RankError> {
-        let mut size = own.size();
-        size[0] *= self.place().size as i64;
-        Ok(self.all_gather(own)?.view(size.as_slice()))
-    }
 }
 
 impl Ranks {

@@ -88,11 +88,6 @@ impl ProcessGroups {
         self.copies.place()
     }
 
-    /// Ranks that hold the other tensor-parallel shards of every weight; `None` without tensor parallelism.
-    pub fn tp_group(&self) -> Option<&Arc<AxisGroup>> {
-        self.tp_group.as_ref()
-    }
-
     /// Groups of the ranks that hold the same experts, for the experts' weights; `None` if these are sharded
     /// like all others.
     pub fn experts(&self) -> Option<&ProcessGroups> {
@@ -102,6 +97,25 @@ impl ProcessGroups {
     /// Ranks that hold all experts together; `None` if each has all.
     pub fn ep_group(&self) -> Option<&AxisGroup> {
         self.ep_group.as_ref()
+    }
+
+    /// Ranks that hold the other shards of weights that `axis` splits; `None` if it splits none.
+    pub(super) fn along(&self, axis: Axis) -> Option<&AxisGroup> {
+        match axis {
+            Axis::Tp => self.tp_group.as_deref(),
+            Axis::Ep => self.ep_group(),
+            _ => None,
+        }
+    }
+
+    /// Groups of the ranks that hold the same values of weights that `axes` split.
+    pub(super) fn of_weights(&self, axes: &[Axis]) -> &Self {
+        self.experts().filter(|_| axes.contains(&Axis::Ep)).unwrap_or(self)
+    }
+
+    /// All groups that [`Self::of_weights`] may return, each once.
+    pub(super) fn of_all_weights(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(self.experts())
     }
 
     /// Starts to all-gather the replica's shards, `[n]` each, into `whole`, `[dp_shard * n]`.

@@ -17,11 +17,10 @@
 //! prefetched, unsharded and resharded. All ranks follow the same schedule, because each of its steps is a
 //! collective.
 //!
-//! With expert parallelism the weights of experts have a layout of their own ([`ProcessGroups::experts`]): a
-//! rank holds, gathers and updates only its experts' weights, and has all experts of a layer only in
-//! [`visit`]. With tensor parallelism the same applies to a rank's tensor-parallel shard of each weight.
-//!
-//! [`visit`]: ShardedParameters::visit
+//! Expert and tensor parallelism split weights before they are sharded ([`RankSharding::layout`]): a rank
+//! holds, gathers and updates only its local values, and has full weights only in
+//! [`ShardedParameters::visit`]. Those of experts are sharded over ranks of their own
+//! ([`ProcessGroups::experts`]).
 
 mod flat;
 mod gradients;
@@ -37,6 +36,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use rlt_api::plan::model_config::is_expert_weight;
+use rlt_core::mesh::{Axis, AxisPlace};
 use rlt_torch::{OffloadStorage, TensorFile};
 use tch::Tensor;
 
@@ -44,17 +44,16 @@ use self::flat::FlatParameter;
 use self::gradients::PendingReduceScatter;
 pub(crate) use self::place::copy_tensor_shard;
 pub use self::unit::FsdpUnit;
-use self::unit::{UnitParameters, own_experts};
+use self::unit::{UnitParameters, expert_place};
 pub use self::whole::WeightDtype;
 use super::{AxisGroup, ProcessGroups, RankError};
-use crate::model::tp_cuts::ModelSharding;
+use crate::model::tp_cuts::RankSharding;
 use crate::model::{Decoder, NamedTensors};
 
-/// Tensor-parallel group of a sharded role, and the shards of its weights.
+/// Tensor-parallel group of a sharded role.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorParallel<'a> {
     pub(crate) group: &'a AxisGroup,
-    pub(crate) cuts: &'a ModelSharding,
 }
 
 /// Sharded parameters of a role.
@@ -63,8 +62,8 @@ pub struct ShardedParameters {
     layers: Vec<UnitParameters>,
     outer: UnitParameters,
     ranks: Rc<ProcessGroups>,
-    /// Tensor-parallel shards of the weights; `None` without tensor parallelism.
-    cuts: Option<Rc<ModelSharding>>,
+    /// How parameters lie along the axes that split weights.
+    sharding: RankSharding,
     /// File with the shards of a frozen model; `None` where shards can be written.
     offload_file: Option<TensorFile>,
     /// Number of last layers that stay unsharded between forward and backward pass.
@@ -97,24 +96,18 @@ impl ShardedParameters {
         ranks: Rc<ProcessGroups>,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
-        let (compute, experts) = (decoder.compute_kind(), own_experts(decoder, &ranks)?);
+        let tp = ranks.along(Axis::Tp).map_or(AxisPlace::ALONE, AxisGroup::place);
+        let sharding = RankSharding::new(decoder, tp, expert_place(decoder, &ranks)?);
+        decoder.hold_shards(&sharding);
         let device = layers.iter().flatten().chain(&outer).map(|(_, leaf)| leaf.device()).next();
         let place = offload_to.zip(device).map(|(folder, device)| OffloadStorage::new(folder, device));
         let mut place = place.transpose()?;
-        let cuts = ranks.tp_group().map(|group| Rc::new(ModelSharding::new(decoder, group.place())));
-        let mut unit = |parameters| {
-            UnitParameters::new(
-                parameters,
-                &ranks,
-                experts.as_ref(),
-                cuts.as_deref(),
-                compute,
-                place.as_mut(),
-            )
-        };
+        let compute = decoder.compute_kind();
+        let mut unit =
+            |parameters| UnitParameters::new(parameters, &ranks, &sharding, compute, place.as_mut());
         let (layers, outer) = (layers.into_iter().map(&mut unit).collect::<Result<_, _>>()?, unit(outer)?);
         let scattering = RefCell::new(None);
-        Ok(Self { layers, outer, ranks, cuts, offload_file: None, unsharded_layers: 1, scattering })
+        Ok(Self { layers, outer, ranks, sharding, offload_file: None, unsharded_layers: 1, scattering })
     }
 
     /// Sets how many last layers stay unsharded between forward and backward pass (FSDP2's
@@ -161,16 +154,24 @@ impl ShardedParameters {
     /// Group of the ranks that compute the experts of each other's tokens; `None` if every rank has all
     /// experts.
     pub(crate) fn ep_group(&self) -> Option<&AxisGroup> {
-        let is_distributed =
-            self.layers.iter().flat_map(UnitParameters::flats).any(FlatParameter::is_of_experts);
+        let mut flats = self.layers.iter().flat_map(UnitParameters::flats);
+        let is_distributed = flats.any(|flat| flat.axes().contains(&Axis::Ep));
         self.ranks.ep_group().filter(|_| is_distributed)
     }
 
-    /// Group of the ranks with the other tensor-parallel shards of every weight, and the shards; `None`
-    /// without tensor parallelism.
+    /// Group of the ranks with the other tensor-parallel shards of every weight; `None` without tensor
+    /// parallelism.
     pub(crate) fn tensor_parallel(&self) -> Option<TensorParallel<'_>> {
-        let group = self.ranks.tp_group()?;
-        Some(TensorParallel { group, cuts: self.cuts.as_deref()? })
+        Some(TensorParallel { group: self.ranks.along(Axis::Tp)? })
+    }
+
+    /// This rank's place among those that hold the same values of weights that `axes` split.
+    pub(crate) fn copies(&self, axes: &[Axis]) -> AxisPlace {
+        let copies = self.ranks.of_weights(axes).copies();
+        // All ranks of a tensor-parallel group have copies of parameters that it does not split.
+        let tp =
+            if axes.contains(&Axis::Tp) { AxisPlace::ALONE } else { self.sharding.place_along(Axis::Tp) };
+        AxisPlace { index: copies.index * tp.size + tp.index, size: copies.size * tp.size }
     }
 
     /// Whether other ranks of the expert-parallel group hold other experts' values of this parameter, or of a
@@ -204,31 +205,28 @@ impl ShardedParameters {
         &self,
         norm_of: impl Fn(&dyn Fn(&str) -> bool) -> Result<f64, E>,
     ) -> Result<f64, E> {
-        let Some((experts, group)) = self.ranks.experts().zip(self.ep_group()) else {
-            return Ok(self.square_over(&self.ranks, &norm_of, &|_| true)?.sqrt());
-        };
-        let shared = self.square_over(&self.ranks, &norm_of, &|name| !self.is_of_experts(name))?;
-        let of_experts = self.square_over(experts, &norm_of, &|name| self.is_of_experts(name))?;
-        Ok((shared + group.sum(of_experts)?).sqrt())
+        // All ranks train the same parameters, so they take part in the same collectives, in the same order.
+        let mut all_axes: Vec<&[Axis]> = Vec::new();
+        for axes in self.trained().map(FlatParameter::axes) {
+            if !all_axes.contains(&axes) {
+                all_axes.push(axes);
+            }
+        }
+        all_axes.sort_by_key(|axes| axes.len());
+        let mut square = 0.0;
+        for axes in all_axes {
+            let norm = norm_of(&|name| self.sharding.layout(name).split_axes() == axes)?;
+            square += self.sum_over_holders(axes, norm * norm)?;
+        }
+        Ok(square.sqrt())
     }
 
-    /// The square of the norm of the parameters that `is_of` selects, over the ranks of `ranks` that hold
-    /// shards of them, and over the tensor-parallel group.
-    fn square_over<E: From<RankError>>(
-        &self,
-        ranks: &ProcessGroups,
-        norm_of: &impl Fn(&dyn Fn(&str) -> bool) -> Result<f64, E>,
-        is_of: &dyn Fn(&str) -> bool,
-    ) -> Result<f64, E> {
-        let Some(TensorParallel { group, cuts }) = self.tensor_parallel() else {
-            let norm = norm_of(is_of)?;
-            return Ok(ranks.sum_over_shards(norm * norm)?);
-        };
-        let whole = norm_of(&|name| is_of(name) && cuts.of(name).is_none())?;
-        let whole = ranks.sum_over_shards(whole * whole)?;
-        let cut = norm_of(&|name| is_of(name) && cuts.of(name).is_some())?;
-        let cut = ranks.sum_over_shards(cut * cut)?;
-        Ok(whole + group.sum(cut)?)
+    /// The sum of a number over the ranks that hold different values of weights that `axes` split.
+    fn sum_over_holders(&self, axes: &[Axis], number: f64) -> Result<f64, RankError> {
+        let of_shards = self.ranks.of_weights(axes).sum_over_shards(number)?;
+        axes.iter()
+            .filter_map(|axis| self.ranks.along(*axis))
+            .try_fold(of_shards, |sum, group| group.sum(sum))
     }
 
     /// Calls `change` for each buffer of trained parameters, while this rank's pieces in it can be read and

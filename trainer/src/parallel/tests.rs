@@ -3,7 +3,9 @@
 mod traffic;
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::mpsc;
 use std::thread;
 
 use rlt_core::batch::Batch;
@@ -137,16 +139,40 @@ fn every_rank_has_the_values_of_all_ranks() {
     }
 }
 
+/// Returns the folder of the calling thread below `/proc`.
+fn thread_folder() -> PathBuf {
+    Path::new("/proc").join(std::fs::read_link("/proc/thread-self").unwrap())
+}
+
+/// Waits until the thread of this folder waits for something.
+fn wait_until_blocked(thread_folder: &Path) {
+    loop {
+        let stat = std::fs::read_to_string(thread_folder.join("stat")).unwrap();
+        // The state follows the name, which is in brackets.
+        if stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('S')) {
+            return;
+        }
+        thread::yield_now();
+    }
+}
+
 #[test]
 fn the_leader_works_first() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("made");
+    let (announce, announced) = mpsc::channel();
+    let announced = Mutex::new(announced);
     let found = on_ranks(3, |ranks| {
+        if !ranks.is_leader() {
+            announce.send(thread_folder()).unwrap();
+        }
         ranks
             .leader_first(|| -> Result<bool, RankError> {
                 let found = file.exists();
                 if ranks.is_leader() {
-                    thread::sleep(Duration::from_millis(50));
+                    // A rank that did not wait for the leader would look for the file before it is blocked.
+                    let announced = announced.lock().unwrap();
+                    announced.iter().take(2).for_each(|other| wait_until_blocked(&other));
                     std::fs::write(&file, "").unwrap();
                 }
                 Ok(found)

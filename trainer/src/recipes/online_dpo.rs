@@ -18,7 +18,8 @@ pub struct OnlineDpo {
 
 impl Recipe for OnlineDpo {
     fn step(&mut self, roles: &mut Roles, data: &mut Pipeline) -> Result<(), StepError> {
-        let pairs = best_and_worst(&self.sampling.groups(roles, data)?);
+        let groups = self.sampling.groups(roles, data)?;
+        let pairs = best_and_worst(&groups, &roles.rewards.masked);
         if pairs.is_empty() {
             // All completions of every group are equally good: nothing is preferred.
             return Ok(());

@@ -31,7 +31,7 @@ use crate::roles::learner::scoring::Scoring;
 use crate::roles::learner::{
     DeferredLoss, Learner, LearnerError, LearnerOptions, MicroBatch, ProbeError, probe,
 };
-use crate::roles::optim::{AdamW, LossScale, StepOutcome};
+use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
 use crate::roles::train_state::TrainState;
 
 /// Settings of the actor's passes, which are fixed for a run.
@@ -140,7 +140,20 @@ impl Actor {
         self.learner.loss_scale()
     }
 
-    /// The parameters that updates change, with their optimizer.
+    /// Restores the loss scale of a checkpoint, see [`Learner::resume_loss_scale`].
+    pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
+        self.learner.resume_loss_scale(saved);
+    }
+
+    /// Resets the optimizer, see [`Learner::reset_optimizer`].
+    ///
+    /// # Errors
+    /// [`OptimError`] if offloaded moments cannot be written.
+    pub(crate) fn reset_optimizer(&mut self) -> Result<(), OptimError> {
+        self.learner.reset_optimizer()
+    }
+
+    /// The parameters and optimizer state that updates change, which a checkpoint saves and restores.
     pub(crate) fn train_state(&mut self) -> TrainState<'_> {
         self.learner.train_state()
     }

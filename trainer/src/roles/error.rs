@@ -3,7 +3,7 @@
 use rlt_api::ExitCode;
 use rlt_data::DataError;
 
-use crate::parallel::RankError;
+use crate::parallel::{DigestError, RankError};
 
 /// An error that can end a step. Each role implements it for its own error.
 pub trait StepFault: std::error::Error + Send + Sync + 'static {
@@ -72,6 +72,12 @@ impl StepFault for DataError {
 impl StepFault for RankError {
     fn act(&self) -> &'static str {
         "failed to communicate with the other ranks"
+    }
+}
+
+impl StepFault for DigestError {
+    fn act(&self) -> &'static str {
+        "failed to compute digests of weights"
     }
 }
 

@@ -257,8 +257,7 @@ impl Learner {
         routes.iter().for_each(|routes| routes.add(context.routes.take()));
         if let Some(grad_td) = grad_embedded {
             let grad_td = micro_batch.input.without_images(grad_td);
-            let cuts = model.tensor_parallel().map(|tp| tp.cuts);
-            outer_gradients.scatter_embedding(model.decoder, &micro_batch.input.tokens, &grad_td, cuts);
+            outer_gradients.scatter_embedding(model.decoder, &micro_batch.input.tokens, &grad_td);
         }
         // Weights are freed before the reduce-scatter, which needs memory.
         model.end_pass()?;

@@ -37,7 +37,6 @@
 
 mod completion;
 mod device;
-mod digest;
 mod engine;
 mod experts;
 mod images;
@@ -65,9 +64,8 @@ use rlt_core::types::TokenId;
 use serde::{Deserialize, Serialize};
 use tch::Kind;
 
-use crate::parallel::RankError;
+use crate::parallel::{DigestError, RankError};
 
-pub use digest::WeightDigest;
 pub use engine::{
     Command, CommandQueue, CommandSource, Engine, EngineEnded, EngineHandle, Event, NoCommandYet, NoCommands,
     command_queue,
@@ -80,7 +78,7 @@ pub use role::RolloutRole;
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Maximum number of sequences that decode together.
-    pub max_concurrent: usize,
+    pub max_num_seqs: usize,
     /// Number of tokens in a block of the key-value cache.
     pub block_size: usize,
     /// Compute dtype of the rollout; `None` means the actor's.
@@ -95,7 +93,7 @@ pub struct EngineOptions {
     pub memory: Option<MemoryShare>,
     /// Maximum number of prompt tokens that are prefilled in one pass; a longer prompt is prefilled in
     /// chunks.
-    pub max_prefill_tokens: usize,
+    pub max_num_batched_tokens: usize,
     /// Whether decoding steps on a GPU are captured as CUDA graphs.
     pub uses_graphs: bool,
     /// Whether adapters are merged, so that each sync packs all weights. Otherwise the engine keeps the base,
@@ -108,13 +106,13 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
-            max_concurrent: 64,
+            max_num_seqs: 64,
             block_size: 16,
             compute: None,
             max_model_len: None,
             max_cache_bytes: None,
             memory: None,
-            max_prefill_tokens: 4096,
+            max_num_batched_tokens: 4096,
             uses_graphs: true,
             merge_lora: true,
             eos_token_ids: Vec::new(),
@@ -217,6 +215,9 @@ pub enum EngineError {
     /// The weights could not be gathered, or a rank of the tensor-parallel group was lost.
     #[error("failed to gather weights, or to reduce the results of tensor-parallel shards")]
     Ranks(#[from] RankError),
+    /// The digests of the weights could not be computed.
+    #[error("failed to compare the weights with those of the trainer")]
+    Digests(#[from] DigestError),
     /// The ranks of a tensor-parallel group have sampled different tokens.
     #[error("failed to generate: ranks of a tensor-parallel group sampled different tokens in step {step}")]
     Disagreement {
@@ -360,6 +361,7 @@ impl EngineError {
             | Self::OlderWeights { .. }
             | Self::GatherMismatch { .. }
             | Self::Ranks(_)
+            | Self::Digests(_)
             | Self::Disagreement { .. }
             | Self::Tensor { .. } => None,
         }

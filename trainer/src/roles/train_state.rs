@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rlt_core::mesh::AxisPlace;
+use rlt_core::mesh::Axis;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use rlt_torch::TensorFile;
 use tch::{Tensor, no_grad};
@@ -208,16 +208,14 @@ pub(crate) fn owned_shards(shards: &ShardedParameters, pieces: Vec<CheckpointSha
     let (of_experts, others): (Vec<CheckpointShard>, Vec<CheckpointShard>) =
         pieces.into_iter().partition(|part| shards.is_of_experts(&part.name));
     let (cut, whole) = others.into_iter().partition(|part| !part.local.is_full());
-    let copies = shards.ranks().copies();
-    let mut parts = split_between_copies(cut, copies.index, copies.size);
-    // All ranks of a tensor-parallel group have copies of parameters that it does not shard.
-    let tp = shards.tensor_parallel().map_or(AxisPlace::ALONE, |tp| tp.group.place());
-    parts.extend(split_between_copies(whole, copies.index * tp.size + tp.index, copies.size * tp.size));
-    if let Some(experts) = shards.ranks().experts() {
-        let copies = experts.copies();
-        parts.extend(split_between_copies(of_experts, copies.index, copies.size));
+    let by_axes: [(Vec<CheckpointShard>, &[Axis]); 3] =
+        [(cut, &[Axis::Tp]), (whole, &[]), (of_experts, &[Axis::Tp, Axis::Ep])];
+    let mut owned = Vec::new();
+    for (parts, axes) in by_axes {
+        let copies = shards.copies(axes);
+        owned.extend(split_between_copies(parts, copies.index, copies.size));
     }
-    parts
+    owned
 }
 
 /// Gathers a unit's parameters and moments; the moments are removed from `moments`.

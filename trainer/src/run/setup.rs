@@ -86,7 +86,7 @@ pub fn setup(
     let run = Run {
         recipes: choose(&spec),
         source,
-        unquantized: roles.actor.decoder().starts_from_error().then_some(weights),
+        unquantized: roles.actor.policy.decoder().starts_from_error().then_some(weights),
         saver: saver.committing_after_sampling(),
         num_steps,
         identity,
@@ -95,7 +95,8 @@ pub fn setup(
         ranks,
         context,
         warning,
-        data_warnings: inputs.data_warnings,
+        warns_of_repeats: !inputs.repeat_warnings.is_empty(),
+        data_warnings: [inputs.data_warnings, inputs.repeat_warnings].concat(),
         data_metrics: inputs.datasets.metrics(),
         progress: Progress::default(),
         started: Instant::now(),

@@ -137,7 +137,7 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<CheckpointShard>>, T
         let whole = || tensors.map(|(name, tensor)| CheckpointShard::whole(name, tensor)).collect();
         return Ok(run.ranks.is_leader().then(whole));
     }
-    let mut parts = roles.actor.train_state().checkpoint_shards()?;
+    let mut parts = roles.actor.policy.train_state().checkpoint_shards()?;
     if let Some(critic) = roles.critic.train_state() {
         parts.extend(critic.checkpoint_shards()?);
     }
@@ -150,7 +150,7 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<CheckpointShard>>, T
 /// Returns the tensors of all roles on the leader. Collective with FSDP.
 fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
     let folder = run.folder.root();
-    let mut tensors = roles.actor.train_state().tensors(folder)?;
+    let mut tensors = roles.actor.policy.train_state().tensors(folder)?;
     if let Some(critic) = roles.critic.train_state() {
         tensors.extend(critic.tensors(folder)?);
     }
@@ -168,7 +168,7 @@ fn state(run: &Run, roles: &Roles, data: &Pipeline) -> Result<Value, TrainError>
         demonstrations,
         preferences,
         kl_coefficient: roles.reference.kl_coefficient(),
-        loss_scale: Some(roles.actor.loss_scale()),
+        loss_scale: Some(roles.actor.policy.loss_scale()),
         critic_loss_scale: roles.critic.loss_scale(),
         kept_best: run.saver.borrow().best.after_save_of(run.progress.step),
         precision: Some(run.spec().training.precision),
@@ -194,7 +194,7 @@ pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Pipeline) -> Result<(
     let resumed_after = match (&checkpoint, unquantized) {
         (Some(checkpoint), _) => Some(restore(run, roles, data, checkpoint)?),
         (None, Some(weights)) => {
-            roles.actor.start_from_error::<TrainError>(&weights)?;
+            roles.actor.policy.start_from_error::<TrainError>(&weights)?;
             None
         }
         (None, None) => None,
@@ -239,7 +239,7 @@ fn saved_bytes(run: &Run, roles: &mut Roles) -> Result<u64, TrainError> {
     let bytes_of = |parts: Vec<CheckpointShard>| -> u64 {
         parts.iter().map(|part| (part.values.numel() * part.values.kind().elt_size_in_bytes()) as u64).sum()
     };
-    let mut num_bytes = bytes_of(roles.actor.train_state().checkpoint_shards()?);
+    let mut num_bytes = bytes_of(roles.actor.policy.train_state().checkpoint_shards()?);
     if let Some(critic) = roles.critic.train_state() {
         num_bytes += bytes_of(critic.checkpoint_shards()?);
     }
@@ -319,14 +319,14 @@ fn restore(
     data: &mut Pipeline,
     checkpoint: &Checkpoint,
 ) -> Result<(Stage, u64), TrainError> {
-    roles.actor.train_state().restore(checkpoint)?;
+    roles.actor.policy.train_state().restore(checkpoint)?;
     // After the tensors, whose misfit says more.
     identity::check(&run.identity, checkpoint, checkpoint.path().starts_with(run.folder.checkpoints()))?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
     let State { progress, prompts, demonstrations, preferences, .. } = state;
     data.resume(&DataPosition { prompts, demonstrations, preferences })?;
     roles.reference.controller.resume(state.kl_coefficient);
-    roles.actor.resume_loss_scale(state.loss_scale);
+    roles.actor.policy.resume_loss_scale(state.loss_scale);
     run.recipes.training.resume(state.recipe).map_err(TrainError::State)?;
     run.progress = progress;
     run.saver.borrow_mut().saved_at = Some((run.progress.cold_start_steps, run.progress.step));
@@ -359,7 +359,7 @@ fn restore_reference(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), T
         return Ok(());
     }
     let copy_options = &roles.reference.copy_options;
-    if let Some(frozen) = FrozenPolicy::of_checkpoint(roles.actor.policy(), checkpoint, copy_options)? {
+    if let Some(frozen) = FrozenPolicy::of_checkpoint(&roles.actor.policy, checkpoint, copy_options)? {
         roles.reference.restore(frozen);
     }
     Ok(())

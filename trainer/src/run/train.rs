@@ -19,7 +19,7 @@ use crate::run::error::TrainError;
 use crate::run::evaluate::{Evaluation, evaluate};
 use crate::run::recipe::Recipe;
 use crate::run::saving::Wait;
-use crate::run::setup::datasets::{row_metrics, streamed_warnings};
+use crate::run::setup::datasets::{first_step_warning, repeat_metrics, row_metrics, streamed_warnings};
 use crate::run::{Run, StepReward};
 use crate::run::{finish, out_of_memory, state};
 
@@ -103,7 +103,7 @@ fn cold_start(
         run.check_divergence()?;
     }
     // RL has another loss: moments of the supervised loss would steer its first updates.
-    roles.actor.reset_optimizer()?;
+    roles.actor.policy.reset_optimizer()?;
     Ok(None)
 }
 
@@ -178,6 +178,7 @@ fn run_step(
         Stage::Training => run.progress.step,
     };
     let position = data.position();
+    data.begin_step();
     let exchanged = run.ranks.traffic();
     run.context.begin_step(StepPosition { stage, num_done });
     let done = recipe(run, stage).step(roles, data);
@@ -199,6 +200,10 @@ fn run_step(
     run.context.watch().completions(report.completions);
     let mut metrics = report.metrics;
     metrics.extend(communication_metrics(&run.ranks, exchanged)?);
+    metrics.extend(repeat_metrics(data.step_draws()));
+    if num_done == 0 {
+        run.warn_of_repeats(first_step_warning(stage, data.step_draws()));
+    }
     Ok(StepEnd::Complete(metrics))
 }
 

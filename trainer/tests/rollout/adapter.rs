@@ -76,8 +76,8 @@ fn a_sample_with_an_unmerged_adapter_does_not_depend_on_its_batch() {
         let decoder = adapted(family, Kind::Float);
         let requests = requests(7, 2, &truncated());
         let together = generate(&decoder, unmerged(), &requests).unwrap();
-        for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20), (5, 4096)] {
-            let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..unmerged() };
+        for (max_num_seqs, max_num_batched_tokens) in [(1, 4096), (3, 20), (5, 4096)] {
+            let bounds = EngineOptions { max_num_seqs, max_num_batched_tokens, ..unmerged() };
             assert_eq!(together, generate(&decoder, bounds, &requests).unwrap(), "{family}");
         }
     }

@@ -79,8 +79,8 @@ fn assert_samples_as_cpu(same: &mut SameSamples, [cpu, device]: [&Decoder; 2]) {
     let expected = generate(cpu, unmerged(), &requests).unwrap();
     same.compare(&expected, &sampled(device, unmerged(), &requests).0);
     // Passes of few rows, and of one.
-    for (max_concurrent, max_prefill_tokens) in [(3, 6), (1, 40)] {
-        let few = EngineOptions { max_concurrent, max_prefill_tokens, ..unmerged() };
+    for (max_num_seqs, max_num_batched_tokens) in [(3, 6), (1, 40)] {
+        let few = EngineOptions { max_num_seqs, max_num_batched_tokens, ..unmerged() };
         same.compare(&expected, &sampled(device, few, &requests).0);
     }
 }
@@ -125,8 +125,8 @@ fn in_bfloat16_both_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
                 for family in ["llama", "phi3"] {
                     let of = |device| adapted(device, family, quantization.as_ref(), Kind::BFloat16);
                     let (cpu, device) = (of(Device::Cpu), of(DEVICE));
-                    for max_prefill_tokens in [4096, 6] {
-                        let options = EngineOptions { max_prefill_tokens, ..unmerged() };
+                    for max_num_batched_tokens in [4096, 6] {
+                        let options = EngineOptions { max_num_batched_tokens, ..unmerged() };
                         let samples = sampled(&device, options.clone(), &requests).0;
                         let error = actor_error(&cpu, &requests, &samples);
                         let of_cpu =
@@ -213,7 +213,7 @@ fn counted(batch: u64, num_tokens: usize, is_quantized: bool, uses_graphs: bool)
         max_new_tokens: num_tokens,
     };
     let merge_lora = false;
-    let options = EngineOptions { max_concurrent: 64, uses_graphs, merge_lora, ..EngineOptions::default() };
+    let options = EngineOptions { max_num_seqs: 64, uses_graphs, merge_lora, ..EngineOptions::default() };
     let (completions, _) = sampled(&device, options, &[request]);
     assert!(completions[0].iter().all(|completion| completion.tokens.len() == num_tokens));
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rlt_core::sampling::SamplingParams;
-use rlt_core::types::Completion;
+use rlt_core::types::{Completion, FinishReason};
 use rlt_trainer::roles::rollout::{
     Command, CommandSource, Engine, EngineEnded, EngineError, EngineOptions, Event, NoCommandYet, Request,
     SequenceId, command_queue,
@@ -85,6 +85,26 @@ fn an_extended_sequence_is_computed_again_if_others_needed_its_blocks() {
         (0..2).for_each(|turn| same.compare(&roomy.turn(turn), &tight.turn(turn)));
     }
     same.check();
+}
+
+#[test]
+fn each_turn_has_the_limit_that_ended_it_as_its_finish_reason() {
+    let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+    let request = Request { max_new_tokens: 2, ..requests(1, 1, &sampling).remove(0) };
+    let num_before = request.prompt.len() + 2 + EXTENSION.len() + 4 + EXTENSION.len();
+    let mut commands = added(&[request], true);
+    // Nothing runs any more when the commands of a later step are taken.
+    for (step, max_new_tokens) in [(1000, 4), (2000, 100)] {
+        commands.push((step, Command::Extend { id: id(0, 0), tokens: EXTENSION.to_vec(), max_new_tokens }));
+    }
+    let played = play(&decoder("llama"), session(), commands);
+    let ends = |turn: usize| {
+        let completion = &played.turn(turn)[0][0];
+        (completion.tokens.len(), completion.finish_reason)
+    };
+    let expected =
+        [(2, FinishReason::Length), (4, FinishReason::Length), (64 - num_before, FinishReason::Context)];
+    assert_eq!([0, 1, 2].map(ends), expected);
 }
 
 /// Equality to the bit: a sample does not depend on its batch, and its cache is kept.

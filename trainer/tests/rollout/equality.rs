@@ -54,8 +54,8 @@ fn a_sample_is_the_same_alone_and_in_any_batch() {
         for sampling in [SamplingParams::default(), truncated(), SamplingParams::greedy()] {
             let requests = requests(7, 2, &sampling);
             let together = generate(&decoder, options(), &requests).unwrap();
-            for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20), (5, 4096)] {
-                let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..options() };
+            for (max_num_seqs, max_num_batched_tokens) in [(1, 4096), (3, 20), (5, 4096)] {
+                let bounds = EngineOptions { max_num_seqs, max_num_batched_tokens, ..options() };
                 assert_eq!(together, generate(&decoder, bounds, &requests).unwrap(), "{family}");
             }
         }
@@ -124,17 +124,17 @@ fn a_prompt_gives_the_same_result_if_it_is_prefilled_in_chunks() {
         let decoder = decoder(family);
         let requests = requests(7, 2, &truncated());
         let whole = generate(&decoder, options(), &requests).unwrap();
-        for (max_concurrent, max_prefill_tokens) in [(64, 1), (64, 3), (3, 4), (64, 10)] {
-            let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..options() };
+        for (max_num_seqs, max_num_batched_tokens) in [(64, 1), (64, 3), (3, 4), (64, 10)] {
+            let bounds = EngineOptions { max_num_seqs, max_num_batched_tokens, ..options() };
             let pieces = generate(&decoder, bounds, &requests).unwrap();
             same.compare(&whole, &pieces);
-            if max_concurrent == 64 {
+            if max_num_seqs == 64 {
                 continue;
             }
             let alone: Vec<_> = requests
                 .iter()
                 .map(|request| {
-                    let bounds = EngineOptions { max_prefill_tokens, ..options() };
+                    let bounds = EngineOptions { max_num_batched_tokens, ..options() };
                     generate(&decoder, bounds, std::slice::from_ref(request)).unwrap().remove(0)
                 })
                 .collect();

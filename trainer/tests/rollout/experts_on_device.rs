@@ -32,7 +32,7 @@ fn mixtures_sample_the_same_tokens_on_a_device_and_on_the_cpu() {
                 same.compare(&expected, &by_graphs);
                 let eager = EngineOptions { uses_graphs: false, ..options() };
                 assert_eq!(by_graphs, sampled(&device, eager, &requests).0, "{family}");
-                let few = EngineOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
+                let few = EngineOptions { max_num_seqs: 3, max_num_batched_tokens: 6, ..options() };
                 same.compare(&expected, &sampled(&device, few, &requests).0);
             }
         }

@@ -25,7 +25,9 @@ fn prompts_with_images_sample_the_same_tokens_on_a_device_and_on_the_cpu() {
             let config = &cpu.config;
             let token_bytes = 4 * 2 * config.num_layers * config.num_kv_heads * config.head_dim;
             let tight = EngineOptions { max_cache_bytes: Some(60 * 4 * token_bytes), ..options() };
-            for options in [options(), EngineOptions { max_prefill_tokens: 7, ..options() }, tight.clone()] {
+            for options in
+                [options(), EngineOptions { max_num_batched_tokens: 7, ..options() }, tight.clone()]
+            {
                 let is_tight = options.max_cache_bytes.is_some();
                 let (samples, stats) = sampled(&device, options, &requests);
                 assert_eq!(stats.num_preemptions > 0, is_tight, "{name}");

@@ -117,10 +117,10 @@ fn a_token_has_the_same_logits_in_bfloat16_in_rollout_and_actor() {
     if has_no_order() {
         return;
     }
-    for (max_concurrent, max_prefill_tokens) in [(1, 4096), (5, 100), (64, 4096)] {
-        let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..options() };
+    for (max_num_seqs, max_num_batched_tokens) in [(1, 4096), (5, 100), (64, 4096)] {
+        let bounds = EngineOptions { max_num_seqs, max_num_batched_tokens, ..options() };
         let off = mismatch(wide_model(), &mixed_requests(), bounds);
-        assert!(off <= SOFTMAX, "{max_concurrent} at once, prefills of {max_prefill_tokens}: off by {off}");
+        assert!(off <= SOFTMAX, "{max_num_seqs} at once, prefills of {max_num_batched_tokens}: off by {off}");
     }
 }
 

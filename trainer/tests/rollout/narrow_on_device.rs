@@ -32,8 +32,8 @@ fn sixteen_bits_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
                 let (cpu, device) = (decoder(family), decoder_on(DEVICE, family));
                 let requests = requests(5, 2, &truncated());
                 // Prompts whole, and in chunks that attend to the cache.
-                for max_prefill_tokens in [4096, 6] {
-                    let options = EngineOptions { max_prefill_tokens, ..options_in(kind) };
+                for max_num_batched_tokens in [4096, 6] {
+                    let options = EngineOptions { max_num_batched_tokens, ..options_in(kind) };
                     let (narrow, stats) = sampled(&device, options.clone(), &requests);
                     let wide = sampled(&device, EngineOptions { compute: None, ..options }, &requests).1;
                     assert_eq!(2 * stats.cache_bytes, wide.cache_bytes, "keys and values of 16 bits");
@@ -85,8 +85,8 @@ fn a_prefill_in_sixteen_bits_takes_eleven_launches_a_layer_one_copy_and_no_wait(
             sampling: SamplingParams { ignore_eos: true, ..SamplingParams::greedy() },
             max_new_tokens: 2,
         };
-        let costs = |max_prefill_tokens: usize| {
-            let options = EngineOptions { max_prefill_tokens, ..options_in(Kind::BFloat16) };
+        let costs = |max_num_batched_tokens: usize| {
+            let options = EngineOptions { max_num_batched_tokens, ..options_in(Kind::BFloat16) };
             let before = rlt_devices::driver::counts().unwrap();
             let tokens = tokens(&samples(&device, options, std::slice::from_ref(&request)));
             let after = rlt_devices::driver::counts().unwrap();

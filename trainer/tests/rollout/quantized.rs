@@ -117,8 +117,8 @@ fn a_sample_of_a_quantized_model_is_the_same_alone_and_in_any_batch() {
         let decoder = quantized(family, &spec, Kind::Float);
         let requests = requests(7, 2, &truncated());
         let together = generate(&decoder, options(), &requests).unwrap();
-        for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20), (5, 4096)] {
-            let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..options() };
+        for (max_num_seqs, max_num_batched_tokens) in [(1, 4096), (3, 20), (5, 4096)] {
+            let bounds = EngineOptions { max_num_seqs, max_num_batched_tokens, ..options() };
             assert_eq!(together, generate(&decoder, bounds, &requests).unwrap(), "{family}");
         }
     }

@@ -19,7 +19,7 @@ pub(crate) const EXTENSION: [TokenId; 3] = [7, 21, 3];
 
 /// A context of 64 tokens, for eight sequences at once.
 pub(crate) fn session() -> EngineOptions {
-    EngineOptions { max_concurrent: 8, max_model_len: Some(64), ..options() }
+    EngineOptions { max_num_seqs: 8, max_model_len: Some(64), ..options() }
 }
 
 pub(crate) fn id(request_idx: usize, sample_idx: usize) -> SequenceId {

@@ -65,11 +65,14 @@ fn a_stop_string_is_cut_from_the_text_and_kept_in_the_tokens() {
 }
 
 #[test]
-fn the_models_context_ends_a_completion() {
+fn the_models_context_ends_a_completion_and_is_its_finish_reason() {
     let bounds = EngineOptions { max_model_len: Some(8), ..options() };
     let completion = one(SamplingParams::default(), bounds).unwrap();
     assert_eq!(completion.tokens.len(), 5);
-    assert_eq!(completion.finish_reason, FinishReason::Length);
+    assert_eq!(completion.finish_reason, FinishReason::Context);
+    let as_long = EngineOptions { max_model_len: Some(15), ..options() };
+    let completion = one(SamplingParams::default(), as_long).unwrap();
+    assert_eq!((completion.tokens.len(), completion.finish_reason), (12, FinishReason::Length));
     let full = EngineOptions { max_model_len: Some(3), ..options() };
     let refused = one(SamplingParams::default(), full);
     assert!(matches!(

@@ -99,8 +99,8 @@ fn two_tensor_parallel_shards_sample_the_same_in_any_batch_and_after_a_preemptio
     let calls = [requests(7, 2, &truncated())];
     let run = |options: EngineOptions| sharded(2, || decoder("qwen3"), &options, &calls);
     let (together, roomy) = run(options());
-    for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20)] {
-        let bounds = EngineOptions { max_concurrent, max_prefill_tokens, ..options() };
+    for (max_num_seqs, max_num_batched_tokens) in [(1, 4096), (3, 20)] {
+        let bounds = EngineOptions { max_num_seqs, max_num_batched_tokens, ..options() };
         assert_eq!(run(bounds).0, together);
     }
     let sizes = decoder("qwen3").config;

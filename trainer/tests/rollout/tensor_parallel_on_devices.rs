@@ -54,7 +54,7 @@ fn two_ranks_with_one_device_each_sample_as_one_rank_does() {
             same.compare(&sampled(&device, options(), &requests).0, &as_one);
             same.compare(&generate(&decoder(family), options(), &requests).unwrap(), &as_one);
         }
-        let few = EngineOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
+        let few = EngineOptions { max_num_seqs: 3, max_num_batched_tokens: 6, ..options() };
         let eager = EngineOptions { uses_graphs: false, ..few.clone() };
         let by_graphs = sharded("llama", &few, &requests);
         assert_eq!(by_graphs, sharded("llama", &eager, &requests), "graphs hold collectives as they are");
@@ -78,7 +78,7 @@ fn a_tensor_parallel_decoding_step_waits_only_for_its_tokens() {
             max_new_tokens: variable("RLT_TEST_TOKENS"),
         };
         let uses_graphs = variable("RLT_TEST_GRAPHS") == 1;
-        let options = EngineOptions { max_concurrent: 256, uses_graphs, ..EngineOptions::default() };
+        let options = EngineOptions { max_num_seqs: 256, uses_graphs, ..EngineOptions::default() };
         sharded("llama", &options, &[request]);
         return;
     }

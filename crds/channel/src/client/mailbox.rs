@@ -87,6 +87,11 @@ impl Mailbox {
         Standing { has_urgent: state.urgent_version > state.acknowledged_version, life: state.life }
     }
 
+    /// The newest state, as it is numbered so far.
+    pub(super) fn newest(&self) -> ReportRequest {
+        self.lock().report.clone()
+    }
+
     /// The state to send, under a sequence number of its own, and its version.
     pub(super) fn take(&self) -> (ReportRequest, u64) {
         let mut state = self.lock();

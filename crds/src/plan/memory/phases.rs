@@ -3,7 +3,7 @@
 use super::activations::Activations;
 use super::passes::{self, Pass, cast_of_layer, larger, normed_weight};
 use super::shards::Shards;
-use super::trained::{Trained, trained, trains_head};
+use super::trained::{LocalCount, Trained, trained, trains_head};
 use super::{
     FP32, MemoryTerm, Phase, frozen_width, generates, has_critic, is_gathered_by_unit, kept, on_gpu, on_host,
     roles, rollout, rollout_width, term, vision,
@@ -65,12 +65,13 @@ impl<'a> PhaseTerms<'a> {
         batch: &'a BatchPlan,
     ) -> Self {
         let width = spec.training.precision.width();
-        let trained_locally = trained(spec, local);
-        let shards = Shards::new(spec, local, &trained_locally, width);
+        let (local_count, full_count) = (LocalCount::trained(spec, full), LocalCount::full(spec, full));
+        let trained_locally = trained(spec, local, &local_count);
+        let shards = Shards::new(spec, local, &local_count, &trained_locally, width);
         Self {
             critic_width: has_critic(spec).then(|| spec.training.critic_precision().width()),
             critic_shards: shards.of_degree(spec.workers.mesh.dp_shard_of_critic()),
-            sync_shards: Shards::new(spec, full, &trained(spec, full), width),
+            sync_shards: Shards::new(spec, full, &full_count, &trained(spec, full, &full_count), width),
             trained: trained_locally,
             spec,
             batch,
@@ -116,7 +117,7 @@ impl<'a> PhaseTerms<'a> {
     /// adapter's 4. Quantized weights take their stored bytes.
     fn weight_bytes(&self) -> u64 {
         let Self { spec, local, ref shards, .. } = *self;
-        let num_parameters = local.parameter_count().total() + vision::parameters(spec, local);
+        let num_parameters = shards.all_parameters() + vision::parameters(spec, local);
         let adapter = if spec.model.lora.is_some() { self.trained.num_parameters } else { 0 };
         let dense = num_parameters - local.quantized().numbers;
         match spec.model.lora {

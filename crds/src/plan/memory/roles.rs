@@ -69,7 +69,7 @@ pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &
 /// weights with the adapter disabled, so it takes nothing.
 fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> u64 {
     let shards = shards.of_degree(spec.workers.mesh.dp_shard_of_reference());
-    let part = shards.shard_of_model(model.parameter_count().total() + vision::parameters(spec, model));
+    let part = shards.shard_of_model(shards.all_parameters() + vision::parameters(spec, model));
     if has_reference(spec) { kept_width(spec) * part } else { 0 }
 }
 

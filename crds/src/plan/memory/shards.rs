@@ -3,7 +3,8 @@
 //! device.
 
 use super::{
-    FP32, MemoryTerm, Trained, frozen_width, is_gathered_by_unit, larger, on_gpu, outer_parameters, term,
+    FP32, LocalCount, MemoryTerm, Trained, frozen_width, is_gathered_by_unit, larger, on_gpu,
+    outer_parameters, term,
 };
 use crate::plan::model_config::{ModelConfig, QuantizedSize};
 use crate::resolved::ResolvedSpec;
@@ -23,6 +24,8 @@ pub(super) struct Shards {
     by_unit: bool,
     /// Number of layers that stay gathered between forward and backward pass.
     unsharded_layers: u64,
+    /// Parameters of the model, without an adapter and a vision tower.
+    all: u64,
     /// Parameters of one layer, adapter included.
     layer: u64,
     /// Quantized parameters of the first layer, whose size stands for all layers.
@@ -58,9 +61,9 @@ struct ExpertShards {
 }
 
 impl ExpertShards {
-    fn new(spec: &ResolvedSpec, model: &ModelConfig) -> Self {
+    fn new(spec: &ResolvedSpec, count: &LocalCount) -> Self {
         let mesh = &spec.workers.mesh;
-        let (all, layer) = if mesh.ep > 1 { model.expert_weights() } else { (0, 0) };
+        let (all, layer) = (count.experts, count.experts_of_layer);
         let is_trained = spec.model.lora.is_none();
         Self { ep: mesh.ep.into(), sp: mesh.sp.into(), all, layer, is_trained }
     }
@@ -76,9 +79,16 @@ impl ExpertShards {
 }
 
 impl Shards {
-    pub(super) fn new(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> Self {
-        let count = model.parameter_count();
-        let outer = outer_parameters(spec, model);
+    /// Collects the sizes of `model`, of which a rank has `count` parameters and trains `trained`; `width` is
+    /// the bytes of an element in the compute dtype.
+    pub(super) fn new(
+        spec: &ResolvedSpec,
+        model: &ModelConfig,
+        count: &LocalCount,
+        trained: &Trained,
+        width: u64,
+    ) -> Self {
+        let outer = outer_parameters(spec, model, count);
         let has_adapter = spec.model.lora.is_some();
         let saved_outside = if has_adapter { trained.outside } else { 0 };
         let adapter_layer = if has_adapter { trained.of_one_layer } else { 0 };
@@ -87,11 +97,12 @@ impl Shards {
             spec.rollout.precision.is_none_or(|precision| precision == spec.training.precision);
         Self {
             dp_shard: spec.workers.mesh.dp_shard.into(),
-            experts: ExpertShards::new(spec, model),
+            experts: ExpertShards::new(spec, count),
             is_offloaded: spec.training.is_any_offloaded(),
             by_unit: is_gathered_by_unit(spec),
             unsharded_layers: spec.training.layers_kept_unsharded(model.num_layers) as u64,
-            layer: count.per_layer + adapter_layer,
+            all: count.parameters.total(),
+            layer: count.parameters.per_layer + adapter_layer,
             quantized: model.quantized_in_layer(0),
             outer: outer + saved_outside,
             trained_layer: trained.of_one_layer,
@@ -108,6 +119,11 @@ impl Shards {
     /// Returns the shards of a role of which `dp_shard` ranks together hold one copy.
     pub(super) fn of_degree(&self, dp_shard: u32) -> Self {
         Self { dp_shard: dp_shard.into(), ..*self }
+    }
+
+    /// Parameters of the model, without an adapter and a vision tower, before FSDP shards them.
+    pub(super) fn all_parameters(&self) -> u64 {
+        self.all
     }
 
     /// Number of parameters that one rank keeps of `num_parameters`, which contain no distributed experts.

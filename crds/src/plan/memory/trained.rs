@@ -1,8 +1,43 @@
 //! Parameter counts of what a job trains: all of the model, or an adapter.
 
 use super::{adapter, vision};
-use crate::plan::model_config::ModelConfig;
+use crate::plan::model_config::{ModelConfig, ParameterCount};
 use crate::resolved::ResolvedSpec;
+
+/// Number of the parameters of a model that a rank has before FSDP shards them.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::plan) struct LocalCount {
+    /// All parameters of the model, or of the rank's tensor-parallel shard, with the experts of all ranks.
+    pub(super) parameters: ParameterCount,
+    /// Weights of distributed experts among them; 0 without expert parallelism.
+    pub(super) experts: u64,
+    /// Weights of distributed experts in one layer that has experts.
+    pub(super) experts_of_layer: u64,
+}
+
+impl LocalCount {
+    /// Counts what a rank computes with that has all of `model`.
+    pub(in crate::plan) fn full(spec: &ResolvedSpec, model: &ModelConfig) -> Self {
+        let (experts, experts_of_layer) = if distributes(spec) { model.expert_weights() } else { (0, 0) };
+        Self { parameters: model.parameter_count(), experts, experts_of_layer }
+    }
+
+    /// Counts what a rank trains of `model`, the full one.
+    pub(in crate::plan) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Self {
+        let tp = spec.workers.mesh.tp as usize;
+        if tp == 1 {
+            return Self::full(spec, model);
+        }
+        let of_rank = || model.expert_weights_of_rank(tp);
+        let (experts, experts_of_layer) = if distributes(spec) { of_rank() } else { (0, 0) };
+        Self { parameters: model.parameter_count_of_rank(tp), experts, experts_of_layer }
+    }
+}
+
+/// Whether ranks have different experts.
+fn distributes(spec: &ResolvedSpec) -> bool {
+    spec.workers.mesh.ep > 1
+}
 
 /// Counts of trained parameters, by where they are in the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,25 +56,26 @@ pub(in crate::plan) struct Trained {
     pub(in crate::plan) outside: u64,
 }
 
-/// Counts the parameters that a job trains: all of the model, or those of the adapter.
-pub(in crate::plan) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
+/// Counts the parameters that a job trains: all of the model, of which the rank has `count`, or those of the
+/// adapter.
+pub(in crate::plan) fn trained(spec: &ResolvedSpec, model: &ModelConfig, count: &LocalCount) -> Trained {
     match &spec.model.lora {
         Some(lora) => with_labels(adapter::trained(lora, model), model),
         None => Trained {
-            num_parameters: model.parameter_count().total() + vision::parameters(spec, model),
+            num_parameters: count.parameters.total() + vision::parameters(spec, model),
             largest_of_layer: model.largest_matrix(),
             largest_outside: ((model.vocab_size * model.hidden_size) as u64)
                 .max(vision::largest(spec, model)),
             adapter_width: 0,
-            of_one_layer: model.parameter_count().per_layer,
-            outside: outer_parameters(spec, model),
+            of_one_layer: count.parameters.per_layer,
+            outside: outer_parameters(spec, model, count),
         },
     }
 }
 
 /// Number of parameters of embedding, final norm and head, and of a trained vision tower.
-pub(super) fn outer_parameters(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
-    let count = model.parameter_count();
+pub(super) fn outer_parameters(spec: &ResolvedSpec, model: &ModelConfig, count: &LocalCount) -> u64 {
+    let count = &count.parameters;
     count.embedding + count.final_norm + count.head + vision::parameters(spec, model)
 }
 

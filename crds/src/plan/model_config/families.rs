@@ -2,17 +2,12 @@
 //! their differences from Llama. A family is a file, in this folder or in that of its maker, and a line of
 //! the list in `spec/families.rs`.
 
-mod cohere;
-mod cohere2;
+mod cohere_labs;
 mod deepseek;
 mod definition;
 mod ernie4_5;
 mod exaone4;
-mod gemma;
-mod gemma2;
-mod gemma3;
-mod glm;
-mod glm4;
+mod google;
 mod gpt_oss;
 mod granite;
 mod llama;
@@ -22,6 +17,7 @@ mod phi3;
 mod qwen;
 mod seed_oss;
 mod smollm3;
+mod zai_org;
 
 use super::Family;
 use crate::spec::model_families;

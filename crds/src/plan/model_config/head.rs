@@ -4,6 +4,8 @@ use serde_json::Value;
 
 use super::{Family, ModelConfig, OutputHead, TensorShape};
 
+/// Name of the weight of a head that gives logits of tokens.
+pub const HEAD_WEIGHT: &str = "lm_head.weight";
 /// Name of the weight of a classifier's head.
 pub const SCORE_WEIGHT: &str = "score.weight";
 /// Name of the bias of a token classifier's head.
@@ -61,7 +63,7 @@ impl ModelConfig {
 
     /// Returns the name of the head's weight in a checkpoint.
     pub fn head_name(&self) -> &'static str {
-        if self.head == OutputHead::Vocabulary { "lm_head.weight" } else { SCORE_WEIGHT }
+        if self.head == OutputHead::Vocabulary { HEAD_WEIGHT } else { SCORE_WEIGHT }
     }
 
     /// Returns the tensors of the head; none if it is tied to the embedding.

@@ -4,7 +4,6 @@
 mod config;
 mod error;
 mod experts;
-mod head;
 mod latent;
 mod norms;
 mod quantization;
@@ -16,7 +15,6 @@ mod vision;
 pub use config::{HiddenActivation, ModelConfig};
 pub use error::ModelConfigError;
 pub use experts::{ExpertForm, ExpertNames, Experts, SharedBlock};
-pub use head::OutputHead;
 pub use latent::LatentAttention;
 pub use norms::{BlockNorms, NormKind, QkNorm};
 pub use quantization::Quantization;

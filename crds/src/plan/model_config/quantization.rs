@@ -16,8 +16,6 @@ use super::{ExpertForm, ModelConfig, ModelConfigError, ProjectionShape, Quantiza
 use crate::conflicts::{self, Conflict, Fact, Facts};
 use crate::spec::{QuantizationFormat, QuantizationSpec};
 
-/// Supported numbers of 4-bit weights that share a scale.
-pub const BLOCK_SIZES: [u32; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
 /// Number of 8-bit scales that share a second scale.
 const NESTED_BLOCK: usize = 256;
 

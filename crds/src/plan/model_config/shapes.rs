@@ -1,10 +1,18 @@
 //! Tensors of a model: names as in Hugging Face checkpoints, shapes, and exact counts. Loader,
 //! initialization, LoRA and the memory estimate all read this one list.
 
+mod sharding;
+
 use super::{
     Experts, FusedProjections, LatentAttention, ModelConfig, ParameterShape, ProductRows, ProjectionShape,
     QkNorm, TensorShape, is_expert_weight,
 };
+pub use sharding::{BlockShare, Blocks, DimSplit, ModelSharding, ParameterSplit};
+
+/// Name of the embedding.
+pub const EMBEDDING_WEIGHT: &str = "model.embed_tokens.weight";
+/// Name of the final norm.
+const FINAL_NORM: &str = "model.norm.weight";
 
 impl ProjectionShape {
     /// Parameters of the projection, bias included.
@@ -108,10 +116,6 @@ impl ModelConfig {
     /// Output widths of q, k, v, o, gate, up and down.
     fn product_widths(&self, layer_idx: usize) -> Vec<usize> {
         let (queries, keys) = self.head_widths();
-        let width = match self.experts_of(layer_idx) {
-            None => Some(self.intermediate_size),
-            Some(experts) => experts.shared_intermediate_size,
-        };
         let attention = match &self.latent {
             None => vec![queries, keys, keys, self.hidden_size],
             Some(latent) => {
@@ -119,8 +123,17 @@ impl ModelConfig {
                 vec![queries, latent.kv_cache_width(), expanded, self.hidden_size]
             }
         };
+        let width = self.feed_forward_width(layer_idx);
         let feed_forward = width.map(|width| vec![width, width, self.hidden_size]);
         [attention, feed_forward.unwrap_or_default()].concat()
+    }
+
+    /// Width of a layer's feed-forward block, or of its shared expert; `None` with experts alone.
+    fn feed_forward_width(&self, layer_idx: usize) -> Option<usize> {
+        match self.experts_of(layer_idx) {
+            None => Some(self.intermediate_size),
+            Some(experts) => experts.shared_intermediate_size,
+        }
     }
 
     /// Total widths of all query heads and of all key heads.
@@ -154,11 +167,11 @@ impl ModelConfig {
     /// Returns all parameters of the model in a fixed order, without a tied head.
     pub fn parameters(&self) -> Vec<ParameterShape> {
         let embedding = [self.vocab_size, self.hidden_size];
-        let mut parameters = vec![ParameterShape::alone("model.embed_tokens.weight".to_owned(), &embedding)];
+        let mut parameters = vec![ParameterShape::alone(EMBEDDING_WEIGHT.to_owned(), &embedding)];
         for layer_idx in 0..self.num_layers {
             parameters.extend(self.parameters_of_layer(layer_idx));
         }
-        parameters.push(ParameterShape::alone("model.norm.weight".to_owned(), &[self.hidden_size]));
+        parameters.push(ParameterShape::alone(FINAL_NORM.to_owned(), &[self.hidden_size]));
         let head = self.head_tensors().into_iter();
         parameters.extend(head.map(|tensor| ParameterShape::alone(tensor.name, &tensor.shape)));
         parameters

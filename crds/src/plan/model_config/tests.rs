@@ -1,6 +1,8 @@
 //! Configurations as they are on disk, read and written back.
 
 mod classes;
+mod latent_attention;
+mod vision_models;
 
 use serde_json::{Value, json};
 
@@ -280,7 +282,7 @@ fn refuses_a_class_that_contradicts_the_model_type() {
     let refused = refusal(&with(llama(), "model_type", json!("qwen2")));
     assert_eq!(
         refused,
-        "model configuration: field `model_type`: expected \"llama\" beside LlamaForCausalLM, got \"qwen2\""
+        "model configuration: field `model_type`: expected \"llama\" with LlamaForCausalLM, got \"qwen2\""
     );
 }
 

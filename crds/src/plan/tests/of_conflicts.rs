@@ -225,8 +225,8 @@ fn a_refusal_names_the_field_the_values_of_the_job_and_what_is_supported() {
         ),
         (
             &[Fact::UnmergedAdapter, Fact::Experts, Fact::OnGpu][..],
-            "spec.model.lora.merge: with the adapter beside its base the rollout does not sample from experts on a \
-             GPU, where no product has an adapter beside it: expected true, got false",
+            "spec.model.lora.merge: with an unmerged adapter the rollout does not sample from experts on a \
+             GPU, whose kernels take no unmerged adapter: expected true, got false",
         ),
     ] {
         assert_eq!(refused(facts), Ok(vec![expected.to_owned()]));

@@ -104,7 +104,7 @@ pub(in crate::rules) const RULES: &[Rule] = &[
         scope: "spec.algorithm.preference",
         at: "losses",
         reads: &["losses", "loss"],
-        message: "losses has the loss and its parameters in each of its items: remove loss and parameters beside it",
+        message: "each item of losses has its own loss and parameters: remove loss and parameters outside of it",
         cel: || {
             let names = PreferenceLossKind::all_parameters().into_iter().map(|parameter| parameter.name);
             let given = ["loss"].into_iter().chain(names).map(|name| format!("!has(self.{name})"));

@@ -2,7 +2,7 @@
 //! models are checked once their files are read.
 
 use super::{cel_is_one, feed_forward_width, given, heads};
-use crate::plan::{divides_heads, legal_degrees, tp_divides_layers};
+use crate::degrees::{divides_heads, legal_degrees, tp_divides_layers};
 use crate::rules::{Check, Rule};
 
 /// Rule that a sequence-parallel degree divides the heads of a newly initialized model.

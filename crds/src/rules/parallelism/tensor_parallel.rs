@@ -3,7 +3,7 @@
 
 use super::{NUM_RANKS, feed_forward_width, given, given_default, heads};
 use crate::conflicts::{TP_DORA, TP_QUANTIZED, TP_VISION};
-use crate::plan::{legal_degrees, tp_divides_weights};
+use crate::degrees::{legal_degrees, tp_divides_weights};
 use crate::rules::{Check, Rule, conflict, divisors};
 use crate::spec::MeshSpec;
 

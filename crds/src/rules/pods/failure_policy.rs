@@ -1,7 +1,7 @@
 //! Rules of `spec.runPolicy.failurePolicy`.
 
 use super::super::{Check, Rule};
-use crate::plan::FailureCause;
+use crate::failure::FailureCause;
 use crate::spec::{FailureAction, FailureRuleSpec, RLTrainingJobSpec};
 
 const SCOPE: &str = "spec.runPolicy.failurePolicy.rules";

@@ -2,9 +2,8 @@
 
 use std::fmt::Write as _;
 
-use rlt_api::plan::{
-    BatchPlan, Fit, MemoryPlan, Mesh, PhaseMemory, Place, Plan, SpeedPlan, rule_in_words, rule_name,
-};
+use rlt_api::failure::{rule_in_words, rule_name};
+use rlt_api::plan::{BatchPlan, Fit, MemoryPlan, Mesh, PhaseMemory, Place, Plan, SpeedPlan};
 use rlt_api::spec::Device;
 use serde_json::Value;
 
@@ -95,7 +94,8 @@ fn write_model(text: &mut String, plan: &Plan) {
     let checkpointing = if choices.activation_checkpointing { "layers' inputs are kept" } else { "off" };
     line(text, "activation checkpointing", checkpointing);
     if let (Some(merges), Some(sync)) = (choices.merge_lora, plan.weight_sync) {
-        let place = if merges { "folded into the rollout's weights" } else { "beside the rollout's weights" };
+        let place =
+            if merges { "folded into the rollout's weights" } else { "next to the rollout's weights" };
         let mib = sync.bytes as f64 / f64::from(1 << 20);
         line(text, "adapter", &format!("{place}, a weight sync copies {mib:.1} MiB"));
     }

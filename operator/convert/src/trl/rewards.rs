@@ -81,14 +81,15 @@ const OWN: [(&str, &str, &str, &str); 3] = [
         "accuracy",
         "Math",
         "accuracy_reward is math-verify: it also reads an answer without a box, and leaves out rows whose solution it cannot parse; \
-         Math reads the last \\boxed{} alone, compares values by its own rules and judges every row (docs/rewards.md)",
+         Math reads the last \\boxed{} with those that are listed with it, compares values by its own rules and judges every row \
+         (docs/rewards.md)",
     ),
     (
         "reasoning_accuracy_reward",
         "accuracy",
         "Math",
         "reasoning_accuracy_reward is math-verify on the text behind </think>, and 0 without it; Math reads the last \\boxed{} of the \
-         whole completion (docs/rewards.md)",
+         whole completion, with those that are listed with it (docs/rewards.md)",
     ),
     ("think_format_reward", "think_format", "Format", ""),
 ];

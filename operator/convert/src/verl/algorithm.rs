@@ -217,7 +217,7 @@ fn clips(settings: &Settings, given: &Settings, draft: &mut Draft) {
     }
     if let Some(ratio) = both.filter(|ratio| has_default && *ratio != CLIP_RATIO) {
         let text = format!(
-            "clip_ratio={ratio} has no effect in verl beside the defaults of clip_ratio_low and clip_ratio_high, {CLIP_RATIO}."
+            "clip_ratio={ratio} has no effect in verl: clip_ratio_low and clip_ratio_high have the default {CLIP_RATIO}."
         );
         draft.remark("algorithm", text);
     }
@@ -250,7 +250,7 @@ fn kl(settings: &Settings, draft: &mut Draft) {
     if in_loss && in_reward {
         draft.remark(
             "algorithm",
-            "algorithm.use_kl_in_reward=True has no equal beside use_kl_loss: the KL acts in one place.",
+            "algorithm.use_kl_in_reward=True has no equal together with use_kl_loss: the KL acts in one place.",
         );
     }
     draft.set("spec.algorithm.kl.placement", placement);

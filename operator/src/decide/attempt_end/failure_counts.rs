@@ -1,9 +1,9 @@
 //! Counts of a job's failures, by cause and by node, and the budgets that they use up.
 //!
 //! Failures are counted by cause in the status, so that the counts survive a restart of the operator. A new
-//! checkpoint resets the counts, because the job makes progress.
+//! checkpoint refills the budgets and ends a series of short attempts, because the job makes progress.
 
-use rlt_api::plan::SHORT_ATTEMPT;
+use rlt_api::failure::SHORT_ATTEMPT;
 use rlt_api::status::{FailureStatus, RLTrainingJobStatus};
 use rlt_api::{Budget, FailureCause};
 
@@ -61,13 +61,15 @@ fn is_known_device(status: &RLTrainingJobStatus, failure: &Failure) -> bool {
         && failures.is_some_and(|failures| *failures < MAX_FREE_FAILURES)
 }
 
-/// Refills every budget if there is a new checkpoint since the last failure.
+/// Refills every budget, and ends a series of short attempts, if there is a new checkpoint since the last
+/// failure.
 pub(super) fn refill_after_checkpoint(status: &mut RLTrainingJobStatus) {
     let newest = status.checkpoints.iter().map(|checkpoint| checkpoint.step).max();
     if newest > status.retries_since_step {
         status.retries_since_step = newest;
         status.retries_used.clear();
         status.policy_restarts_used = None;
+        status.short_attempts = None;
     }
 }
 

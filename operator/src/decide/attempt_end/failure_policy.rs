@@ -1,10 +1,10 @@
 //! Matches failures to the rules of `spec.runPolicy.failurePolicy`: the first matching rule decides.
 
+use rlt_api::failure::{FailureCause, rule_name};
 use rlt_api::spec::{
     ExitCodesOperator, ExitCodesSpec, FailureAction, FailurePolicySpec, FailureReason, FailureRuleSpec,
 };
 use rlt_api::status::RLTrainingJobStatus;
-use rlt_api::{FailureCause, plan};
 
 use super::failure::Failure;
 
@@ -44,7 +44,7 @@ fn matches(rule: &FailureRuleSpec, failure: &Failure) -> bool {
 impl MatchedRule<'_> {
     /// Name and action of the rule, as in a status.
     pub(in crate::decide) fn title(&self) -> String {
-        format!("{}: {:?}", plan::rule_name(self.idx, self.rule), self.rule.action)
+        format!("{}: {:?}", rule_name(self.idx, self.rule), self.rule.action)
     }
 
     /// Whether the next workers prefer other nodes.

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rlt_api::FailureCause;
-use rlt_api::plan::{self, restarts_in};
+use rlt_api::failure::{self, FailureCause, restarts_in};
 use rlt_api::spec::RetriesSpec;
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::prepare::Prepared;
@@ -20,7 +19,7 @@ pub fn retries_left(prepared: &Prepared, status: &RLTrainingJobStatus) -> Option
     let policy = &prepared.job.spec().run_policy;
     let has_all_ranks = group.num_workers == 1 && group.ranks_per_worker > 1;
     let may_restart = has_all_ranks && policy.failure_policy.is_none();
-    may_restart.then(|| plan::retries_left(&policy.retries, &status.retries_used))
+    may_restart.then(|| failure::retries_left(&policy.retries, &status.retries_used))
 }
 
 /// Counts the restarts in place that are not counted yet: from the attempt's report, and from the termination

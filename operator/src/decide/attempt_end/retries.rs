@@ -1,6 +1,6 @@
 //! Retries: another attempt after a failed one, or the end of the job.
 
-use rlt_api::plan::SHORT_ATTEMPT;
+use rlt_api::failure::SHORT_ATTEMPT;
 
 use super::super::{
     Decision, JobState, Reconcile, clock, deadlines, evacuation, exclusion, finished, spares, suspension,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rlt_api::Reason;
-use rlt_api::plan::restarts_line;
+use rlt_api::failure::restarts_line;
 
 use super::super::retries_left;
 use super::*;

@@ -46,6 +46,28 @@ fn attempts_that_fail_at_their_start_are_retried_with_growing_delays() {
 }
 
 #[test]
+fn a_short_attempt_after_a_new_checkpoint_delays_no_start() {
+    let short =
+        RLTrainingJobStatus { short_attempts: Some(4), retries_since_step: Some(20), ..running(1, 5) };
+    let after = |step, num_restarts_in_place| {
+        let report = Report {
+            attempt: 1,
+            checkpoints: Some(vec![checkpoint(step)]),
+            restarts: [(FailureCause::Signalled, num_restarts_in_place)].into(),
+            ..Report::default()
+        };
+        let workers = vec![failed(0, 75, 1), runs(1)];
+        let next = reported(json!({"retries": {"io": 99}}), &short, workers, Some(&report)).status;
+        (next.short_attempts, next.attempt_start_time)
+    };
+    for num_restarts_in_place in [0, 1] {
+        assert_eq!(after(40, num_restarts_in_place), (Some(1), Some(ago(0))));
+        let unchanged = (Some(5), Some(ago(-40)));
+        assert_eq!(after(20, num_restarts_in_place), unchanged, "the job has made no progress");
+    }
+}
+
+#[test]
 fn a_failure_after_a_new_checkpoint_is_counted_anew_and_one_at_the_same_place_is_not() {
     let report = |step| Report {
         attempt: 1,

@@ -1,12 +1,15 @@
 //! Proves which objects of a job are made before its pods, how a claim that exists is changed, and which
 //! PodGroup a worker joins.
 
+use futures::{FutureExt as _, StreamExt as _};
 use rlt_channel::environment;
 use rlt_objects::build::{self, Authority, ChannelAccess};
 use rlt_objects::prepare::Prepared;
+use rlt_objects::queue::Workload;
 use rlt_objects::worker::{self, Explanation, Waiting};
 
 use super::*;
+use crate::run::hand_out_authority;
 
 /// The claim of a job as the operator would make it.
 fn claim_of(job: &Job, context: &Context) -> k8s_openapi::api::core::v1::PersistentVolumeClaim {
@@ -17,17 +20,23 @@ fn claim_of(job: &Job, context: &Context) -> k8s_openapi::api::core::v1::Persist
 
 /// One reconcile of a job whose claim exists as an earlier specification wanted it.
 async fn with_claim(before: &Value, status: &Value, now: Value) -> Server {
+    let mut job = with_workers(now);
+    job.status = Ok(serde_json::from_value(status.clone()).unwrap());
+    over_claim(before, job, Box::new(|_, _| None)).await
+}
+
+/// One reconcile of a job whose claim exists as an earlier specification of its workers wanted it, against an
+/// API server with this rule.
+async fn over_claim(before: &Value, job: Job, rule: Rule) -> Server {
     let server = Server::new(Box::new(|_, _| None));
     let found = serde_json::to_value(claim_of(&with_workers(before.clone()), &context(&server))).unwrap();
     let digest = found["metadata"]["annotations"][labels::CONTENT_DIGEST].as_str().unwrap().to_owned();
     let server = Server::new(Box::new(move |method, path| {
         let is_read = *method == Method::GET && path.ends_with("/persistentvolumeclaims/quickstart-storage");
-        is_read.then(|| (200, found.clone()))
+        if is_read { Some((200, found.clone())) } else { rule(method, path) }
     }));
     let context = context(&server);
     context.index.enter(&key(), ChildEntry { id: Child::Claim.into(), digest: Some(digest) });
-    let mut job = with_workers(now);
-    job.status = Ok(serde_json::from_value(status.clone()).unwrap());
     let _ = reconcile(Arc::new(job), context.into()).await;
     server
 }
@@ -205,6 +214,76 @@ async fn an_edited_policy_of_an_isolated_job_is_put_right_before_the_pods_of_an_
     assert!(written < place(Method::POST, "/pods"), "{calls:?}");
 }
 
+/// Both workers run, and others can reach them.
+fn reachable(context: &Context) {
+    for idx in 0..2 {
+        let runs = Worker { phase: WorkerPhase::Running, is_ready: true, ..fixtures::worker(idx, 1) };
+        context.index.enter(&key(), Worker { address: Some("10.0.0.7".into()), ..runs });
+    }
+}
+
+#[tokio::test]
+async fn workers_find_each_other_though_a_change_of_their_claim_is_refused() {
+    let server = Server::new(Box::new(|method, path| {
+        let is_read = *method == Method::GET && path.contains("/persistentvolumeclaims/");
+        is_read.then(|| refusal(403, "Forbidden", "may not get persistentvolumeclaims"))
+    }));
+    let context = context(&server);
+    reachable(&context);
+    let digest = Some("of another size".to_owned());
+    context.index.enter(&key(), ChildEntry { id: Child::Claim.into(), digest });
+    let _ = reconcile(Arc::new(job(&begun())), context.into()).await;
+    assert!(server.made("/services") && server.made("/endpointslices"));
+    let status = server.status().expect("a status is written");
+    assert_eq!(condition(&status, ConditionType::Stalled).reason, "ObjectRefused");
+}
+
+/// Kueue's webhook does not answer.
+#[tokio::test]
+async fn workers_find_each_other_though_their_queue_cannot_be_told_that_they_run() {
+    let version = json!({"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"});
+    let group = json!({"name": "kueue.x-k8s.io", "versions": [version]});
+    let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]});
+    let server = Server::new(Box::new(move |_, path| match path {
+        "/apis" => Some((200, served.clone())),
+        _ if path.contains("/workloads/") => Some(refusal(500, "InternalError", "a webhook does not answer")),
+        _ => None,
+    }));
+    let context = context(&server);
+    reachable(&context);
+    let admitted = Workload { has_quota: true, is_admitted: true, ..fixtures::waiting() };
+    context.index.enter(&key(), admitted);
+    let mut job = job(&begun());
+    job.metadata.labels = Some([(queue::QUEUE_LABEL.to_owned(), "team".to_owned())].into());
+    reconcile(Arc::new(job), context.into()).await.unwrap_err();
+    let calls = server.calls.lock().unwrap();
+    let is_told = calls.iter().any(|(_, path, _)| path.ends_with("/workloads/w/status"));
+    drop(calls);
+    assert!(is_told && server.made("/services") && server.made("/endpointslices"));
+}
+
+/// The API server refuses another address family of an EndpointSlice.
+#[tokio::test]
+async fn an_endpoint_slice_without_an_address_keeps_its_address_family() {
+    let server = Server::new(Box::new(|_, _| None));
+    let context = context(&server);
+    let digest = Some("of the first worker of attempt 1".to_owned());
+    context.index.enter(&key(), ChildEntry { id: Child::Endpoint.into(), digest });
+    let mut status = begun();
+    status["attempt"] = json!(2);
+    reconcile(Arc::new(job(&status)), context.into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let place = |wanted: Method, part: &str| {
+        calls.iter().position(|(method, path, _)| *method == wanted && path.contains(part)).unwrap()
+    };
+    let emptied = place(Method::PATCH, "/endpointslices/");
+    assert_eq!(
+        (&calls[emptied].2["endpoints"], &calls[emptied].2["addressType"]),
+        (&json!([]), &Value::Null)
+    );
+    assert!(emptied < place(Method::POST, "/pods"), "no worker finds the first one of the last attempt");
+}
+
 #[tokio::test]
 async fn a_claim_that_is_to_be_retained_is_released_at_once_also_while_the_job_is_suspended() {
     let storage = |retain: bool| json!({"count": 1, "storage": {"size": "1Gi", "retain": retain}});
@@ -216,6 +295,49 @@ async fn a_claim_that_is_to_be_retained_is_released_at_once_also_while_the_job_i
         let server = with_claim(&storage(true), &status, storage(true)).await;
         assert!(claim_patches(&server).is_empty(), "nothing has changed");
     }
+}
+
+#[tokio::test]
+async fn a_claim_that_is_to_be_retained_is_released_though_another_change_of_it_is_refused() {
+    let storage = |size: &str, retain: bool| json!({"count": 1, "storage": {"size": size, "retain": retain}});
+    // The operator refuses that it shrinks, and the API server that it grows.
+    for (size, num_patches) in [("1Mi", 1), ("2Gi", 2)] {
+        let num_seen = std::sync::atomic::AtomicUsize::new(0);
+        let rule: Rule = Box::new(move |method, path| {
+            let is_change = *method == Method::PATCH && path.contains("/persistentvolumeclaims/");
+            let is_first = is_change && num_seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
+            let is_refused = is_first && num_patches == 2;
+            is_refused.then(|| refusal(403, "Forbidden", "the storageclass must support resize"))
+        });
+        let mut job = with_workers(storage(size, true));
+        job.status = Ok(serde_json::from_value(begun()).unwrap());
+        let server = over_claim(&storage("1Gi", false), job, rule).await;
+        let patches = claim_patches(&server);
+        assert_eq!(patches.len(), num_patches, "{patches:?}");
+        let last = &patches[num_patches - 1];
+        assert_eq!((&last["metadata"]["ownerReferences"], &last["spec"]), (&json!([]), &Value::Null));
+        let status = server.status().expect("a status is written");
+        assert_eq!(condition(&status, ConditionType::Stalled).reason, "ObjectRefused");
+    }
+}
+
+/// No operator ran when the job was edited and its time to live ended.
+#[tokio::test]
+async fn a_claim_that_is_to_be_retained_is_released_before_its_job_is_deleted() {
+    let storage = |retain: bool| json!({"count": 1, "storage": {"size": "1Gi", "retain": retain}});
+    let mut job = with_workers(storage(true));
+    let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
+    spec["runPolicy"]["ttlSecondsAfterFinished"] = json!(60);
+    job.spec = spec.to_string();
+    let ended = json!({"attempt": 1, "completionTime": "2026-01-01T01:00:00Z"});
+    job.status = Ok(serde_json::from_value(ended).unwrap());
+    let server = over_claim(&storage(false), job, Box::new(|_, _| None)).await;
+    let calls = server.calls.lock().unwrap();
+    let place = |wanted: Method, part: &str| {
+        calls.iter().position(|(method, path, _)| *method == wanted && path.contains(part)).unwrap()
+    };
+    let released = place(Method::PATCH, "/persistentvolumeclaims/quickstart-storage");
+    assert!(released < place(Method::DELETE, "/rltrainingjobs/quickstart"), "{calls:?}");
 }
 
 #[tokio::test]
@@ -274,8 +396,15 @@ async fn a_replaced_authority_of_the_channel_is_written_into_the_config_map_of_a
     runs(&context);
     let (context, job) = (Arc::new(context), Arc::new(job(&begun())));
     reconcile(job.clone(), context.clone()).await.unwrap();
+    let mut requeues = std::pin::pin!(context.index.all_changes());
+    assert_eq!(requeues.next().now_or_never(), None);
     assert!(authority.replace("second") && !authority.replace("second"));
-    context.prepared.clear();
+    let (renewals, renewed) = watch::channel(());
+    renewals.send_replace(());
+    // The receiver ends after the renewal.
+    drop(renewals);
+    hand_out_authority(renewed, context.clone()).await;
+    assert_eq!(requeues.next().now_or_never(), Some(Some(())), "every job is reconciled");
     reconcile(job, context).await.unwrap();
     let calls = server.calls.lock().unwrap();
     let written: Vec<_> =

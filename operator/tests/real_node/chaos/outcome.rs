@@ -13,8 +13,9 @@ use super::site::{Site, num_failures};
 const CAUSES: [FailureCause; 3] =
     [FailureCause::Signalled, FailureCause::PeerLost, FailureCause::RetryableIo];
 
-/// Checks status, Events, objects and weights of a complete job with so many steps.
+/// Checks weights, status, Events and objects of a complete job with so many steps.
 pub(super) async fn check(site: &Site, num_steps: u64) {
+    check_training(site, num_steps);
     let status = site.test.status(NAME).await;
     check_status(site, &status);
     check_events(site, &status);
@@ -22,7 +23,6 @@ pub(super) async fn check(site: &Site, num_steps: u64) {
         let present = object.uid(site.test.cluster);
         assert!(present.as_ref().is_some_and(|present| present != uid), "{object:?} was not made again");
     }
-    check_training(site, num_steps);
 }
 
 /// Every attempt that ended has its cause, and every kill is among them.

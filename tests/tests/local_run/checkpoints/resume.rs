@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::process::Child;
 
 use serde_json::{Value, json};
 
@@ -100,23 +101,54 @@ fn assert_no_computing_thread_takes_signals(pid: u32) {
     assert_eq!(taking, ["signals"]);
 }
 
+/// Message of a rank that one signal ends in its setup, after a grace period.
+const STOPPED_IN_SETUP: &str = "asked to stop while the run was being set up";
+
+/// Starts `count` ranks whose setup waits for `hub`, which takes connections and never answers.
+fn start_blocked(place: &Place, hub: &TcpListener, count: u32) -> Child {
+    let endpoint = format!("http://{}", hub.local_addr().unwrap());
+    let hub_model = json!({ "repo": "owner/name", "endpoint": endpoint });
+    let model = json!({ "architecture": null, "tokenizer": null, "hub": hub_model, "lora": { "rank": 2 } });
+    let manifest = tiny_with(json!({ "model": model, "workers": { "count": count } }));
+    let cache = vec![("HF_HOME", place.file("hub").display().to_string())];
+    let child = place.start_in(&manifest, cache);
+    // Written once signals are listened for, before the setup.
+    wait_until("a manifest", || place.run("manifest.yaml").exists());
+    child
+}
+
 #[test]
 fn a_signal_ends_a_setup_that_never_would() {
     for count in [1, 2] {
-        let place = Place::new();
-        // A hub that takes connections and never answers.
-        let hub = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = format!("http://{}", hub.local_addr().unwrap());
-        let hub_model = json!({ "repo": "owner/name", "endpoint": endpoint });
-        let model =
-            json!({ "architecture": null, "tokenizer": null, "hub": hub_model, "lora": { "rank": 2 } });
-        let manifest = tiny_with(json!({ "model": model, "workers": { "count": count } }));
-        let cache = vec![("HF_HOME", place.file("hub").display().to_string())];
-        let child = place.start_in(&manifest, cache);
-        // Written once signals are listened for, before the setup.
-        wait_until("a manifest", || place.run("manifest.yaml").exists());
+        let (place, hub) = (Place::new(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let child = start_blocked(&place, &hub, count);
         signal(&child, "TERM");
-        end_of(child).expect(80, &["asked to stop while the run was being set up"]);
+        end_of(child).expect(80, &[STOPPED_IN_SETUP]);
+    }
+}
+
+/// Signals of one kind that arrive together count as one, so they are sent until the end.
+#[test]
+fn a_second_signal_ends_all_ranks_at_once() {
+    for count in [1, 2] {
+        let (place, hub) = (Place::new(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let mut child = start_blocked(&place, &hub, count);
+        // The setup blocks from here on.
+        let connection = hub.accept().unwrap();
+        signal(&child, "TERM");
+        wait_until("the end", || {
+            let is_ended = child.try_wait().unwrap().is_some();
+            if !is_ended {
+                signal(&child, "INT");
+            }
+            is_ended
+        });
+        drop(connection);
+        let ended = end_of(child);
+        let expected: &[i32] = if count == 1 { &[130, 143] } else { &[80] };
+        let (code, words) = (ended.code, ended.stderr);
+        assert!(code.is_some_and(|code| expected.contains(&code)), "{code:?}: {words}");
+        assert!(!words.contains(STOPPED_IN_SETUP), "the grace period was waited for: {words}");
     }
 }
 

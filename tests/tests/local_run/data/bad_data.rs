@@ -72,6 +72,51 @@ fn streamed_rows_that_are_left_out_are_counted_once_in_each_pass() {
     assert_eq!(filtered.collect::<Vec<_>>(), [json!(1.0), json!(2.0), json!(3.0)]);
 }
 
+/// Expects the run's only warning about its rows in `result.json`.
+#[track_caller]
+fn expect_data_warning(place: &Place, warning: &str) {
+    let result: Value = serde_json::from_str(&fs::read_to_string(place.run("result.json")).unwrap()).unwrap();
+    assert_eq!(result["data_warnings"], json!([warning]));
+}
+
+#[test]
+fn rows_that_repeat_within_a_step_are_counted_in_memory_and_streamed() {
+    let streaming = json!({ "blockRows": 2 });
+    for (streaming, warning) in [
+        (Value::Null, "repeats training prompts within a step: there are 1, and a step takes 2"),
+        (streaming, "repeats rows within a step: the first step takes 2 rows and has 1 without repetition"),
+    ] {
+        let place = Place::new();
+        let path = place.file("rows.jsonl");
+        fs::write(&path, GOOD).unwrap();
+        let data = json!({ "task": null, "train": [path], "streaming": streaming });
+        place.train(&tiny_with(json!({ "data": data }))).expect(0, &[&format!("this run {warning}")]);
+        expect_data_warning(&place, warning);
+        assert_eq!(place.steps().len(), 3);
+        for step in place.steps() {
+            assert_eq!(step["data/num_repeated"], json!(1.0));
+        }
+    }
+}
+
+#[test]
+fn a_cold_start_with_fewer_rows_than_its_steps_take_warns_of_it() {
+    let row = r#"{"data_source": "sums", "prompt": "1+1=", "response": "2", "reward_model": {"ground_truth": "2"}}"#;
+    let place = Place::new();
+    let path = place.file("rows.jsonl");
+    fs::write(&path, [row, row].join("\n")).unwrap();
+    let warning = "repeats demonstrations within a step: there are 2, and a step of the cold start takes 5";
+    let changes = json!({
+        "data": { "task": null, "train": [path] },
+        "algorithm": { "coldStart": { "steps": 2, "batchSize": 5 } }
+    });
+    place.train(&tiny_with(changes)).expect(0, &[&format!("this run {warning}")]);
+    expect_data_warning(&place, warning);
+    let repeated = place.metrics().into_iter().filter(|line| line["training/phase"] == 0);
+    assert_eq!(repeated.map(|line| line["data/num_repeated"].clone()).collect::<Vec<_>>(), [3.0, 3.0]);
+    assert!(place.steps().iter().all(|step| step["data/num_repeated"].is_null()));
+}
+
 #[test]
 fn a_malformed_row_is_named_by_file_and_number() {
     for bad in ["{\"prompt\": ", "17", "{\"question\": \"1+1=\"}", "{\"prompt\": 17}"] {

@@ -162,3 +162,25 @@ fn a_pod_without_retries_of_its_own_ends_with_its_first_rank() {
     send(workers(&pod)["0"], "KILL");
     end_of(pod).expect(76, &["rank 0 was killed by signal 9"]);
 }
+
+/// The operator does not answer, and the ranks run in processes of their own.
+#[test]
+fn the_last_report_of_a_complete_run_is_the_termination_message_of_its_launcher() {
+    let place = Place::new();
+    let message = place.file("message");
+    let variables = [
+        ("RLT_CHANNEL_ADDRESS", "https://127.0.0.1:1"),
+        ("RLT_CHANNEL_CA_FILE", "/nowhere/ca"),
+        ("RLT_CHANNEL_TOKEN_FILE", "/nowhere/token"),
+        ("RLT_JOB_UID", "u"),
+        ("RLT_JOB_NAMESPACE", "team"),
+        ("RLT_JOB_NAME", "tiny"),
+        (rlt_api::TERMINATION_MESSAGE_VARIABLE, message.to_str().unwrap()),
+    ];
+    let variables = variables.map(|(name, value)| (name, value.to_owned())).to_vec();
+    end_of(place.start_in(&one_by(2, 3, 3), variables)).expect(0, &[]);
+    let said = std::fs::read_to_string(message).unwrap();
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!((lines.len(), lines[0]), (2, "step 3 of 3 is done"), "{said}");
+    assert!(lines[1].starts_with("last report: "), "{said}");
+}

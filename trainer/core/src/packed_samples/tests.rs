@@ -7,9 +7,9 @@ use super::*;
 
 fn completion() -> impl Strategy<Value = Completion> {
     let token = (any::<u32>(), any::<f32>());
-    (prop::collection::vec(token, 0..5), any::<String>(), any::<bool>()).prop_map(|(tokens, text, stops)| {
+    let reason = prop::sample::select(FinishReason::ALL.to_vec());
+    (prop::collection::vec(token, 0..5), any::<String>(), reason).prop_map(|(tokens, text, finish_reason)| {
         let (tokens, rollout_logprobs) = tokens.into_iter().unzip();
-        let finish_reason = if stops { FinishReason::Stop } else { FinishReason::Length };
         Completion { tokens, rollout_logprobs, text, finish_reason }
     })
 }
@@ -123,7 +123,7 @@ fn lengths_and_numbers_that_do_not_fit_are_named() {
     assert_eq!(changed(40, 3), "samples of a group: expected lengths with the sum 1, got 3");
     assert_eq!(changed(56, 2), "tokens of a sample: expected lengths with the sum 3, got 2");
     let numbers = 40 + 16 + 16 + 24 + 16;
-    assert_eq!(changed(numbers, 2), "a finish reason: expected a number below 2, got 2");
+    assert_eq!(changed(numbers, 3), "a finish reason: expected a number below 3, got 3");
     assert_eq!(changed(numbers + 1, 9), "a reward's status: expected a number below 4, got 9");
     assert_eq!(changed(numbers + 2, 4), "the name of a reward part: expected a number below 1, got 4");
     assert_eq!(changed(bytes.len() - 1, 0xff), "an answer: expected UTF-8, got other bytes");

@@ -57,6 +57,18 @@ pub struct DimShards {
     pub of_ranks: Vec<DimRanges>,
 }
 
+impl DimShards {
+    /// Whether the shards are equally many rows that follow each other: concatenated, they are the tensor.
+    pub fn are_consecutive_rows(&self) -> bool {
+        let len = self.of_ranks.first().map_or(0, DimRanges::count);
+        let is_next = |rank: usize, own: &DimRanges| match own.ranges.as_slice() {
+            [rows] => rows.start == rank * len && rows.end == (rank + 1) * len,
+            _ => false,
+        };
+        self.dim == 0 && self.of_ranks.iter().enumerate().all(|(rank, own)| is_next(rank, own))
+    }
+}
+
 /// Placement of a parameter over the ranks of a group (DTensor's placements).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placement {
@@ -247,6 +259,22 @@ mod tests {
             let at = |share: f64| (share * (rows as usize * width) as f64) as usize;
             prop_assert!(local.chunks(at(f64::min(one, other))..at(f64::max(one, other))).len() <= 5);
         }
+    }
+
+    #[test]
+    fn equal_shards_of_rows_are_the_tensor_and_others_are_not() {
+        let are_consecutive = |dim: usize, of_ranks: [&[usize]; 2]| {
+            let of_ranks = of_ranks.map(|bounds| {
+                let ranges = bounds.chunks(2).map(|ends| ends[0]..ends[1]);
+                DimRanges { len: 8, ranges: ranges.collect() }
+            });
+            DimShards { dim, of_ranks: of_ranks.into() }.are_consecutive_rows()
+        };
+        assert!(are_consecutive(0, [&[0, 4], &[4, 8]]));
+        assert!(!are_consecutive(1, [&[0, 4], &[4, 8]]), "columns");
+        assert!(!are_consecutive(0, [&[0, 5], &[5, 8]]), "more rows for the first rank");
+        assert!(!are_consecutive(0, [&[0, 2, 4, 6], &[2, 4, 6, 8]]), "a fused weight");
+        assert!(!are_consecutive(0, [&[0, 4], &[0, 4]]), "a key head that two ranks have");
     }
 
     #[test]

@@ -73,7 +73,7 @@ fn try_open(
 }
 
 fn texts(stream: &mut Stream<Item>, num_items: usize) -> Vec<String> {
-    (0..num_items).map(|_| stream.next().unwrap().text.clone()).collect()
+    (0..num_items).map(|_| stream.next().unwrap().item.text.clone()).collect()
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_stream_resumes_from_any_position_with_the_same_items() {
         let mut whole = open(spec, 4, seed, &Alive::default());
         let (mut positions, mut items) = (vec![whole.position()], Vec::new());
         for _ in 0..100 {
-            let item = whole.next().unwrap();
+            let item = whole.next().unwrap().item;
             items.push((item.text.clone(), item.row_idx));
             positions.push(whole.position());
         }
@@ -144,7 +144,7 @@ fn a_stream_resumes_from_any_position_with_the_same_items() {
             let mut resumed = open(spec, 4, seed, &Alive::default());
             resumed.resume(&saved);
             for expected in &items[stopped..stopped + 10] {
-                let item = resumed.next().unwrap();
+                let item = resumed.next().unwrap().item;
                 assert_eq!((&item.text, item.row_idx), (&expected.0, expected.1), "from {stopped}");
             }
             assert_eq!(resumed.position(), positions[stopped + 10]);

@@ -96,6 +96,35 @@ fn weights_decide_how_often_an_epoch_has_each_data_set_and_resume_exactly() {
 }
 
 #[test]
+fn rows_that_a_step_draws_again_are_counted_in_memory_streamed_and_by_weight() {
+    let draws = |num_drawn, num_repeated| StepDraws { num_drawn, num_repeated };
+    let sets = |b_weight: Option<f64>| sets(&[("a", 5, b_weight.map(|_| 1.0)), ("b", 2, b_weight)]);
+    let plain = sets(None);
+    let options = StreamOptions { block_rows: 2, seed: Some(3) };
+    let check: CheckItem<Prompt> = Box::new(|_, _| Ok(()));
+    let streamed = Loader::stream(&plain.spec, options, prompt_reader(&tokenizer()), check).unwrap();
+    let kept = PromptLoader::new(&read(&plain.spec), true, 3).unwrap();
+    for mut loader in [streamed, kept] {
+        assert_eq!(loader.step_draws(), draws(0, 0));
+        loader.next_batch(4).unwrap();
+        loader.next_batch(3).unwrap();
+        assert_eq!(loader.step_draws(), draws(7, 0), "all rows once");
+        loader.next_batch(7).unwrap();
+        assert_eq!(loader.step_draws(), draws(14, 7), "all rows twice");
+        loader.begin_step();
+        loader.next_batch(7).unwrap();
+        assert_eq!(loader.step_draws(), draws(7, 0), "the rows of another step do not count");
+        loader.begin_step();
+        loader.next_batch(9).unwrap();
+        assert_eq!(loader.step_draws(), draws(9, 2));
+    }
+    // Of seven draws six are of the two rows of `b`.
+    let mut weighted = PromptLoader::new(&read(&sets(Some(6.0)).spec), false, 0).unwrap();
+    weighted.next_batch(7).unwrap();
+    assert_eq!(weighted.step_draws(), draws(7, 4));
+}
+
+#[test]
 fn a_data_set_with_a_weight_and_no_rows_is_named() {
     let sets = sets(&[("a", 4, Some(1.0)), ("b", 0, Some(3.0))]);
     let error = Dataset::prompts(&sets.spec, Split::Train, &tokenizer()).unwrap_err();

@@ -34,8 +34,8 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     };
     for variant in variants() {
         let options = EngineOptions {
-            max_concurrent: shapes::on_device(16, 4),
-            max_prefill_tokens: shapes::on_device(512, 24),
+            max_num_seqs: shapes::on_device(16, 4),
+            max_num_batched_tokens: shapes::on_device(512, 24),
             merge_lora: false,
             ..EngineOptions::default()
         };

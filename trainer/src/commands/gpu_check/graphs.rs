@@ -37,7 +37,7 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     let config = shapes::config(&shapes::tiny())?;
     let (num_requests, num_samples) = shapes::on_device(SIZES[0], SIZES[1]);
     let load = Load { num_requests, num_samples, prompt_lens: [3, 23, 5] };
-    let options = EngineOptions { max_concurrent: 6, ..EngineOptions::default() };
+    let options = EngineOptions { max_num_seqs: 6, ..EngineOptions::default() };
     let decoder = |device, kind| -> Result<Decoder, Failure> {
         let options = LoadOptions { device, param_dtype: kind, compute: kind, ..LoadOptions::default() };
         Ok(Decoder::from_config(&config, 3, &options)?)

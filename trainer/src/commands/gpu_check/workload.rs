@@ -86,8 +86,8 @@ pub struct GrpoWorkload {
 impl GrpoWorkload {
     /// Creates the workload of `actor` with `reference`, or with the actor's base as the reference.
     pub fn new(actor: Actor, reference: Option<FrozenPolicy>, load: GrpoLoad) -> Self {
-        let max_concurrent = load.num_prompts * load.samples_per_prompt;
-        let engine = Engine::new(EngineOptions { max_concurrent, ..EngineOptions::default() });
+        let max_num_seqs = load.num_prompts * load.samples_per_prompt;
+        let engine = Engine::new(EngineOptions { max_num_seqs, ..EngineOptions::default() });
         Self { actor, reference, engine, load, step: 0 }
     }
 

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rlt_api::plan::SHORT_ATTEMPT;
+use rlt_api::failure::SHORT_ATTEMPT;
 use rlt_api::{ExitCode, ValidatedJob};
 use rlt_storage::checkpoint::CheckpointStore;
 

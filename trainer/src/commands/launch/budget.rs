@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rlt_api::plan::restart_delay;
+use rlt_api::failure::restart_delay;
 use rlt_api::spec::RetriesSpec;
 use rlt_api::{Budget, FailureCause};
 

@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rlt_api::{FailureCause, TERMINATION_MESSAGE_VARIABLE};
+use rlt_api::{ExitCode, FailureCause, TERMINATION_MESSAGE_VARIABLE};
 use rlt_channel::environment;
 use rlt_torch::collectives::{Store, report_failure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,6 +16,7 @@ use tempfile::TempDir;
 
 use super::outcome::Cut;
 use super::{AttemptOutcome, End, LAUNCHER_VARIABLE, LaunchError, SPENT_VARIABLE, StopSignal, last_words};
+use crate::commands::termination;
 use crate::commands::worker::WorkerArgs;
 use crate::parallel::RankEnvironment;
 
@@ -117,7 +118,7 @@ impl Children {
         store: Option<&Store>,
     ) -> Result<AttemptOutcome, LaunchError> {
         self.watch_while(stop, store, &|| true)?;
-        Ok(AttemptOutcome::of(&self.ends))
+        Ok(self.outcome())
     }
 
     /// Does the same as [`Self::watch`]; `None` if all ranks were killed because another attempt has started.
@@ -128,7 +129,18 @@ impl Children {
         is_current: &dyn Fn() -> bool,
     ) -> Result<Option<AttemptOutcome>, LaunchError> {
         let is_over = self.watch_while(stop, store, is_current)?;
-        Ok(is_over.then(|| AttemptOutcome::of(&self.ends)))
+        Ok(is_over.then(|| self.outcome()))
+    }
+
+    /// Classifies the ends of all ranks. If all have finished, the termination message of rank 0 becomes that
+    /// of this process, which the status of the pod has.
+    fn outcome(&self) -> AttemptOutcome {
+        let outcome = AttemptOutcome::of(&self.ends);
+        let message = self.ends.iter().find_map(|end| end.words.as_deref());
+        if let (AttemptOutcome::Ended(ExitCode::Success), Some(message)) = (&outcome, message) {
+            termination::write(message);
+        }
+        outcome
     }
 
     /// Waits until all ranks have ended; returns false if they were killed because they are no longer

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use rlt_api::plan::restarts_line;
+use rlt_api::failure::restarts_line;
 use rlt_api::spec::RetriesSpec;
 use rlt_api::{ExitCode, FailureCause, ValidatedJob};
 use rlt_channel::environment::RETRIES_LEFT;

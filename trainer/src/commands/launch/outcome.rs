@@ -127,8 +127,9 @@ impl End {
             (_, None, None) => "ended without a code".to_owned(),
         };
         match &self.words {
-            Some(words) => format!("{ended}: {}", words.trim_end()),
-            None => ended,
+            // The message of a rank that is done is a report for the operator.
+            Some(words) if self.code != Some(0) => format!("{ended}: {}", words.trim_end()),
+            _ => ended,
         }
     }
 }
@@ -222,6 +223,12 @@ mod tests {
         let Failed { rank, how, code, .. } = failed(&[lost, exited(0, 76)]);
         assert_eq!((rank, code), (1, ExitCode::PeerLost));
         assert_eq!(how, "ended with exit code 76: no sign of life from rank 5");
+    }
+
+    #[test]
+    fn the_report_of_a_rank_that_is_done_is_no_part_of_the_cause() {
+        let done = End { words: Some("step 3 of 3 is done\nlast report: CgA".into()), ..exited(0, 0) };
+        assert_eq!(failed(&[done, exited(1, 78)]).others, [(0, "was done".to_owned())]);
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Names of parameters: those that code asks for, and the forms that names of vision-language models have in
 //! published files.
 
-use rlt_api::plan::model_config::{ModelConfig, SCORE_BIAS, SCORE_WEIGHT, TOWER, VisionBlocks};
+use rlt_api::plan::model_config::{
+    EMBEDDING_WEIGHT, HEAD_WEIGHT, ModelConfig, SCORE_BIAS, SCORE_WEIGHT, TOWER, VisionBlocks,
+};
 
 /// Name of the embedding.
-pub(in crate::model) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(in crate::model) const EMBEDDING: &str = EMBEDDING_WEIGHT;
 /// Name of a head that gives logits of tokens.
-pub(in crate::model) const HEAD: &str = "lm_head.weight";
+pub(in crate::model) const HEAD: &str = HEAD_WEIGHT;
 /// Name of a sequence classifier's weight.
 pub(in crate::model) const SCORE_HEAD: &str = SCORE_WEIGHT;
 

@@ -3,42 +3,28 @@
 
 use std::convert::Infallible;
 
-use rlt_api::plan::model_config::ProductRows;
 use tch::Tensor;
 
 use super::super::experts::{ExpertProducts, ExpertWeights, Router, Routes};
 use super::super::layer::{DecoderLayer, LayerContext, QueriesKeysValues};
 use super::super::projection::{Adapter, Dropout};
-use super::super::tp_cuts::ModelSharding;
 use super::latent::{self, LatentParts, LatentProducts};
 use super::products::{DenseProducts, FeedForward, Projections};
 
-/// Products of a layer from its own weights, or from this rank's tensor-parallel shards of them.
+/// Products of a layer from its own weights, of which a tensor-parallel rank has shards.
 pub(crate) struct TrainingProducts<'a> {
     layer: &'a DecoderLayer,
     context: &'a LayerContext,
-    /// This rank's shards of the weights; `None` without tensor parallelism.
-    cuts: Option<&'a ModelSharding>,
 }
 
 impl DecoderLayer {
-    /// The layer's products in training, from full weights, or from this rank's shards `cuts` of them.
-    pub(crate) fn training_products<'a>(
-        &'a self,
-        context: &'a LayerContext,
-        cuts: Option<&'a ModelSharding>,
-    ) -> TrainingProducts<'a> {
-        TrainingProducts { layer: self, context, cuts }
+    /// The layer's products in training.
+    pub(crate) fn training_products<'a>(&'a self, context: &'a LayerContext) -> TrainingProducts<'a> {
+        TrainingProducts { layer: self, context }
     }
 }
 
 impl TrainingProducts<'_> {
-    /// Rows of q, k, v, o, gate, up and down in the local weights of the projections.
-    fn product_rows(&self) -> &[ProductRows] {
-        let cuts = self.cuts.and_then(|cuts| cuts.layer(self.layer.shape.layer_idx));
-        cuts.map_or(&self.layer.shape.products, |cuts| &cuts.products)
-    }
-
     /// Computes the product `product_idx` of q, k, v, o, gate, up and down, which has a projection of its
     /// own.
     fn product(&self, product_idx: usize, x: &Tensor) -> Tensor {
@@ -49,15 +35,12 @@ impl TrainingProducts<'_> {
         let LayerContext { adapter, dropout_seed, first_token, .. } = *self.context;
         let projection = &self.layer.projections[projection_idx];
         let dropout = dropout_seed.map(|seed| Dropout { seed, first_token });
-        match self.cuts {
-            None => projection.forward(x, adapter, dropout),
-            Some(cuts) => projection.forward_part(x, adapter, dropout, cuts.around(&projection.name)),
-        }
+        projection.forward(x, adapter, dropout)
     }
 
     /// Computes `N` products from `first` on, which may be fused in one projection.
     fn products<const N: usize>(&self, first: usize, x: &Tensor) -> [Tensor; N] {
-        let products = &self.product_rows()[first..first + N];
+        let products = &self.layer.local_products()[first..first + N];
         let shared = products[0].projection_idx;
         if products[N - 1].projection_idx != shared {
             return std::array::from_fn(|idx| self.product(first + idx, x));

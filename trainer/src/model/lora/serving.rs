@@ -15,7 +15,7 @@ impl Decoder {
         let Some(config) = &self.lora else { return Vec::new() };
         let refused = [
             (config.dora, "it refuses DoRA (`use_dora`)"),
-            (self.config.head != OutputHead::Vocabulary, "it refuses a head beside it (`modules_to_save`)"),
+            (self.config.head != OutputHead::Vocabulary, "it refuses a head next to it (`modules_to_save`)"),
             (
                 !config.modules_to_save.is_empty(),
                 "it refuses modules that are trained whole (`modules_to_save`)",

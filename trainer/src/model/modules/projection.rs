@@ -1,5 +1,6 @@
 //! A linear layer with its optional low-rank adapter.
 
+use std::cell::OnceCell;
 use std::ops::Range;
 
 use rlt_api::spec::DropoutPosition;
@@ -42,12 +43,13 @@ pub(crate) struct LinearShard {
     pub(crate) adds_bias: bool,
 }
 
-impl Default for LinearShard {
+impl LinearShard {
     /// The full projection.
-    fn default() -> Self {
-        Self { inputs: None, outputs: None, adds_bias: true }
-    }
+    pub(in crate::model) const FULL: Self = Self { inputs: None, outputs: None, adds_bias: true };
 }
+
+/// The shard of projections whose weights are full.
+static FULL: LinearShard = LinearShard::FULL;
 
 /// The trainable low-rank matrices of a projection, whose update is `scaling * b a`, and with DoRA the
 /// magnitudes of the sum of weight and update.
@@ -74,6 +76,8 @@ pub struct Linear {
     pub(crate) weight: BaseWeight,
     pub(crate) bias: Option<Tensor>,
     pub(crate) lora: Option<LoraPair>,
+    /// The shard that weight, bias and adapter are, from the moment they are sharded.
+    pub(in crate::model) shard: OnceCell<LinearShard>,
 }
 
 /// The weights of a projection, for engines that pack weights themselves.
@@ -102,23 +106,31 @@ impl Linear {
             weight: self.weight.map(Tensor::shallow_clone, Tensor::shallow_clone),
             bias: self.bias.as_ref().map(Tensor::shallow_clone),
             lora: None,
+            shard: self.shard.clone(),
         }
     }
 
+    /// The shard of the projection that this rank has.
+    pub(in crate::model) fn shard(&self) -> &LinearShard {
+        self.shard.get().unwrap_or(&FULL)
+    }
+
     /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`. Weights are cast for the product,
-    /// and their gradients have the storage dtype. Without `dropout` nothing is dropped.
+    /// and their gradients have the storage dtype. Without `dropout` nothing is dropped. The layer of a
+    /// tensor-parallel rank applies its shard to its part of the inputs.
     pub fn forward(&self, x: &Tensor, adapter: Adapter, dropout: Option<Dropout>) -> Tensor {
-        let base = || self.product(x, self.bias.as_ref());
+        let shard = self.shard();
+        let base = || self.product(x, self.bias.as_ref().filter(|_| shard.adds_bias));
         match (&self.lora, adapter) {
             (Some(lora), Adapter::On) => match &lora.magnitudes {
                 Some(magnitudes) => self.forward_dora(lora, magnitudes, x, dropout),
-                None => lora.add_to(base(), x, &self.name, dropout),
+                None => lora.add_to(base(), x, &self.name, shard, dropout),
             },
             _ => base(),
         }
     }
 
-    /// [`Self::forward`] with a DoRA adapter.
+    /// [`Self::forward`] with a DoRA adapter, whose layer is full.
     fn forward_dora(
         &self,
         lora: &LoraPair,
@@ -130,30 +142,15 @@ impl Linear {
         let scale = (magnitudes / lora.adapted_norms(&self.weight.numbers(), kind)).to_kind(kind);
         match dropout.filter(|_| lora.dropout > 0.0) {
             None => {
-                let scaled = lora.add_to(self.product(x, None), x, name, None) * scale;
+                let scaled = lora.add_to(self.product(x, None), x, name, &FULL, None) * scale;
                 self.bias.as_ref().map_or_else(|| scaled.shallow_clone(), |bias| &scaled + bias.to_kind(kind))
             }
             Some(dropout) => {
                 let kept = x * lora.dropout_mask(x, name, dropout);
                 let base = self.product(&kept, None);
-                let scaled = lora.add_to(base.copy(), &kept, name, None) * scale;
+                let scaled = lora.add_to(base.copy(), &kept, name, &FULL, None) * scale;
                 self.product(x, self.bias.as_ref()) + scaled - base
             }
-        }
-    }
-
-    /// [`Self::forward`] of a tensor-parallel rank, whose weights and adapter are the shard `part`.
-    pub(in crate::model) fn forward_part(
-        &self,
-        x: &Tensor,
-        adapter: Adapter,
-        dropout: Option<Dropout>,
-        part: LinearShard,
-    ) -> Tensor {
-        let base = self.product(x, self.bias.as_ref().filter(|_| part.adds_bias));
-        match (&self.lora, adapter) {
-            (Some(lora), Adapter::On) => lora.add_part_to(base, x, &self.name, &part, dropout),
-            _ => base,
         }
     }
 
@@ -194,18 +191,13 @@ impl LoraPair {
 
     /// Adds the adapter's output to `base` in place, and applies the scaling where there are only `rank`
     /// values a token. Out of place, each wide tensor of the sum would leave a hole in the heap that cannot
-    /// be reused, because kept activations lie between them.
-    fn add_to(&self, base: Tensor, x: &Tensor, name: &str, dropout: Option<Dropout>) -> Tensor {
-        self.add_part_to(base, x, name, &LinearShard::default(), dropout)
-    }
-
-    /// [`Self::add_to`] of a tensor-parallel rank's shard `part` of the projection.
-    fn add_part_to(
+    /// be reused, because kept activations lie between them. The matrices are those of `shard`.
+    fn add_to(
         &self,
         mut base: Tensor,
         x: &Tensor,
         name: &str,
-        part: &LinearShard,
+        shard: &LinearShard,
         dropout: Option<Dropout>,
     ) -> Tensor {
         let kind = x.kind();
@@ -214,10 +206,11 @@ impl LoraPair {
         let kept = match (dropout, self.dropout_position) {
             (Some(dropout), DropoutPosition::After) => {
                 let update = inner_of(x).linear(&self.b.to_kind(kind), None::<Tensor>);
-                return base.g_add_(&(&update * self.mask_of(&update, name, dropout, part.outputs.as_ref())));
+                return base
+                    .g_add_(&(&update * self.mask_of(&update, name, dropout, shard.outputs.as_ref())));
             }
             (Some(dropout), DropoutPosition::Before) => {
-                x * self.mask_of(x, name, dropout, part.inputs.as_ref())
+                x * self.mask_of(x, name, dropout, shard.inputs.as_ref())
             }
             (None, _) => x.shallow_clone(),
         };

@@ -1,5 +1,7 @@
 //! Placements of a model with experts, a shared expert and adapters of all of them.
 
+use rlt_api::plan::model_config::is_expert_weight;
+
 use super::*;
 use crate::model::{LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights};
 
@@ -27,17 +29,25 @@ fn mixture() -> Decoder {
     decoder
 }
 
-fn cuts(size: usize) -> ModelSharding {
-    ModelSharding::new(&mixture(), AxisPlace { index: 0, size })
+fn cuts(size: usize) -> RankSharding {
+    RankSharding::new(&mixture(), AxisPlace { index: 0, size }, AxisPlace::ALONE)
+}
+
+/// The tensor-parallel shards of a parameter; `None` if every rank has all of it.
+fn shards_of(cuts: &RankSharding, name: &str) -> Option<DimShards> {
+    let layout = cuts.layout(name);
+    let (axis, shards) = layout.shards().next()?;
+    assert_eq!(axis, Axis::Tp, "{name}");
+    Some(shards.clone())
 }
 
 #[test]
 fn the_parts_of_all_ranks_are_every_number_once() {
-    for size in [1, 2, 4, 8] {
+    for size in [2, 4, 8] {
         let cuts = cuts(size);
         let mut num_split = 0;
         for (name, tensor) in mixture().named_parameters() {
-            let Some(DimShards { dim, of_ranks }) = cuts.of(&name) else { continue };
+            let Some(DimShards { dim, of_ranks }) = shards_of(&cuts, &name) else { continue };
             let len = tensor.size()[dim] as usize;
             assert!(of_ranks.len() == size && of_ranks.iter().all(|own| own.len == len), "{name}");
             let of_ranks = of_ranks.iter().flat_map(|own| own.ranges.iter().cloned().flatten());
@@ -55,7 +65,7 @@ fn the_parts_of_all_ranks_are_every_number_once() {
 #[test]
 fn experts_are_split_by_the_width_of_each() {
     let cuts = cuts(4);
-    let of = |name: &str| cuts.of(&format!("model.layers.0.mlp.experts.{name}")).unwrap();
+    let of = |name: &str| shards_of(&cuts, &format!("model.layers.0.mlp.experts.{name}")).unwrap();
     let (gate_up, down) = (of("gate_up_proj"), of("down_proj"));
     // The second rank has two of eight gates, and the ups of the same.
     assert_eq!((gate_up.dim, &gate_up.of_ranks[1].ranges[..]), (1, &[2..4, 10..12][..]));
@@ -79,7 +89,7 @@ fn a_parameter_that_scales_a_summand_has_a_partial_gradient() {
         adapter("mlp.shared_expert.down_proj.lora_B"),
         adapter("self_attn.q_proj.lora_A"),
     ] {
-        assert!(cuts.is_summed(&name), "{name}");
+        assert!(cuts.layout(&name).is_partial_along(Axis::Tp), "{name}");
     }
     for name in [
         layer(0, "input_layernorm.weight"),
@@ -88,8 +98,108 @@ fn a_parameter_that_scales_a_summand_has_a_partial_gradient() {
         adapter("mlp.experts.lora_A"),
         "model.norm.weight".to_owned(),
     ] {
-        assert!(!cuts.is_summed(&name), "{name}");
+        assert!(!cuts.layout(&name).is_partial_along(Axis::Tp), "{name}");
     }
-    assert!(cuts.of(&adapter("mlp.experts.base_layer.lora_B")).is_some());
-    assert!(cuts.of(&adapter("mlp.experts.lora_A")).is_some());
+    assert!(shards_of(&cuts, &adapter("mlp.experts.base_layer.lora_B")).is_some());
+    assert!(shards_of(&cuts, &adapter("mlp.experts.lora_A")).is_some());
+}
+
+#[test]
+fn experts_alone_are_split_along_the_expert_parallel_axis() {
+    let (decoder, tp) = (mixture(), AxisPlace { index: 1, size: 2 });
+    for tp in [AxisPlace::ALONE, tp] {
+        let sharding = RankSharding::new(&decoder, tp, AxisPlace { index: 3, size: 4 });
+        for (name, tensor) in decoder.named_parameters() {
+            let layout = sharding.layout(&name);
+            let is_distributed = layout.split_axes().contains(&Axis::Ep);
+            assert_eq!(is_distributed, is_expert_weight(&name), "{name}");
+            let local = layout.local(&tensor.size(), |axis| sharding.place_along(axis));
+            if is_distributed {
+                // Two of eight experts, and a part of the width of each.
+                let own = tensor.numel() / 4 / tp.size;
+                assert_eq!(local.local_shape().iter().product::<i64>() as usize, own, "{name}");
+                assert_eq!(local.dims()[0].ranges.first(), Some(&(6..8)), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_decoder_holds_the_parts_of_its_rank() {
+    let (decoder, tokens_t) = (mixture(), Tensor::from_slice(&[3_i64, 9]));
+    assert!(decoder.own_tokens(&tokens_t).is_none());
+    decoder.hold_shards(&RankSharding::new(&decoder, AxisPlace { index: 1, size: 2 }, AxisPlace::ALONE));
+    assert_eq!(decoder.tokens(), 8..16);
+    let own = decoder.own_tokens(&tokens_t).unwrap();
+    assert_eq!(rlt_torch::to_vec::<i64>(&own.rows_t), [0, 1]);
+    assert_eq!(rlt_torch::to_vec::<i64>(&own.is_other_t.to_kind(tch::Kind::Int64)), [1, 0]);
+    let layer = &decoder.layers()[0];
+    // Four of eight heads, each of four values.
+    let [queries, output] = [0, 3].map(|product: usize| {
+        assert_eq!(layer.local_products()[product].rows.start, 0);
+        layer.projections()[layer.products()[product].projection_idx].shard()
+    });
+    assert_eq!(layer.local_products()[0].rows, 0..16);
+    assert_eq!(queries.outputs.as_ref().unwrap().ranges.first(), Some(&(16..32)));
+    assert!(queries.inputs.is_none() && queries.adds_bias);
+    // Columns of the same heads, and the first rank's bias.
+    assert_eq!(output.inputs.as_ref().unwrap().ranges.first(), Some(&(16..32)));
+    assert!(output.outputs.is_none() && !output.adds_bias);
+}
+
+#[test]
+fn a_rank_that_is_alone_has_every_parameter() {
+    let decoder = mixture();
+    let sharding = RankSharding::new(&decoder, AxisPlace::ALONE, AxisPlace::ALONE);
+    for (name, _) in decoder.named_parameters() {
+        assert_eq!(sharding.layout(&name), ParameterLayout::default(), "{name}");
+    }
+}
+
+/// A small model of a class with the given fields.
+fn of_class(class: &str, fields: &serde_json::Value) -> ModelConfig {
+    let mut document = serde_json::json!({
+        "architectures": [class], "vocab_size": 200_003, "hidden_size": 64, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8,
+    });
+    document.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    ModelConfig::from_json(&document).unwrap()
+}
+
+/// Models of which each has something in its layers that others have not.
+fn models() -> Vec<ModelConfig> {
+    let dense = ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "GemmaForCausalLM"];
+    let others = ["Gemma2ForCausalLM", "GraniteForCausalLM", "Glm4ForCausalLM", "Phi3ForCausalLM"];
+    let plain = serde_json::json!({});
+    let mut models: Vec<ModelConfig> =
+        dense.into_iter().chain(others).map(|class| of_class(class, &plain)).collect();
+    let biases = serde_json::json!({"attention_bias": true, "mlp_bias": true});
+    let mut experts = serde_json::json!({
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": true,
+    });
+    models.push(of_class("LlamaForCausalLM", &biases));
+    models.push(of_class("Qwen3MoeForCausalLM", &experts));
+    experts["shared_expert_intermediate_size"] = 24.into();
+    models.push(of_class("Qwen2MoeForCausalLM", &experts));
+    models
+}
+
+#[test]
+fn planned_numbers_of_a_rank_are_those_it_keeps() {
+    for config in models() {
+        let decoder = Decoder::meta(&config, &LoadOptions::default()).unwrap();
+        for (tp, ep) in [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 2)] {
+            let first = |size: usize| AxisPlace { index: 0, size };
+            let sharding = RankSharding::new(&decoder, first(tp), first(ep));
+            let kept = |(name, tensor): &(String, Tensor)| {
+                let layout = sharding.layout(name);
+                let local = layout.local(&tensor.size(), |axis| sharding.place_along(axis));
+                local.local_shape().iter().product::<i64>() as u64
+            };
+            let kept: u64 = decoder.named_parameters().iter().map(kept).sum();
+            let experts = config.expert_weights_of_rank(tp).0;
+            let planned = config.parameter_count_of_rank(tp).total() - experts + experts / ep as u64;
+            assert_eq!(kept, planned, "{:?}, {tp} and {ep} ranks", config.family);
+        }
+    }
 }

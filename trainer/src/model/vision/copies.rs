@@ -1,6 +1,7 @@
 //! Vision towers that share or copy another tower's weights: for other roles, for the rollout's policy
 //! version, and for a pass in another dtype.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 use tch::{Kind, Tensor};
@@ -74,6 +75,7 @@ impl VisionTower {
                 weight: own.weight.map(weight, Tensor::shallow_clone),
                 bias: own.bias.as_ref().map(|bias| of(&format!("{}.bias", own.name), bias)),
                 lora: None,
+                shard: OnceCell::new(),
             }
         };
         let others = self.others.iter().map(|(name, tensor)| (name.clone(), of(name, tensor)));

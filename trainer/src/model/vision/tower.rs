@@ -1,6 +1,6 @@
 //! The weights of a vision tower: read, as meta tensors or trained, with their names on disk.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -153,7 +153,8 @@ fn split(tensors: NamedTensors, linears: &BTreeSet<String>) -> (Vec<Linear>, Nam
         match name.rsplit_once('.') {
             Some((module, "weight")) if linears.contains(module) => {
                 let weight = BaseWeight::Dense(tensor);
-                projections.push(Linear { name: module.to_owned(), weight, bias: None, lora: None });
+                let (name, shard) = (module.to_owned(), OnceCell::new());
+                projections.push(Linear { name, weight, bias: None, lora: None, shard });
             }
             Some((module, "bias")) if linears.contains(module) => {
                 // A bias follows its weight.

@@ -134,6 +134,7 @@ fn card(record: &CompletionRecord, with_prompt: bool) -> String {
     let ending = match record.finish_reason {
         FinishReason::Stop => "ended by itself",
         FinishReason::Length => "cut off",
+        FinishReason::Context => "cut off by the model's context",
     };
     let status = match record.reward_status {
         RewardStatus::Ok => String::new(),

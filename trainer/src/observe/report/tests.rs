@@ -56,6 +56,19 @@ fn rows_that_were_left_out_are_reported() {
 }
 
 #[test]
+fn a_completion_is_shown_with_the_limit_that_cut_it() {
+    for (reason, shown) in [
+        ("stop", "3 tokens, ended by itself"),
+        ("length", "3 tokens, cut off<"),
+        ("context", "3 tokens, cut off by the model's context<"),
+    ] {
+        let completions = completion(1, "2+2=", "4").replace("\"stop\"", &format!("\"{reason}\""));
+        let page = page(folder_with(&[step(1, &[])], "", &completions).path());
+        assert!(page.contains(shown), "{reason}: {page}");
+    }
+}
+
+#[test]
 fn the_page_of_an_empty_folder_reports_that_it_is_empty() {
     let dir = tempfile::tempdir().unwrap();
     let page = page(dir.path());
@@ -181,6 +194,20 @@ fn long_runs_make_small_pages() {
         .collect();
     let page = page(folder_with(&steps, "", "").path());
     assert!(page.len() < 200_000, "{} bytes", page.len());
+}
+
+/// The time of smoothing is quadratic in the number of points.
+#[test]
+fn a_long_noisy_line_is_thinned_before_it_is_smoothed() {
+    use super::plot::{Mark, Plot, Series};
+    let points = (0..100_000).map(|step| (f64::from(step), f64::from(step % 2))).collect();
+    let series = Series { label: "reward".to_owned(), points, mark: Mark::Line, color: 0 };
+    let html = Plot::new("Reward", "mean", vec![series]).to_html().unwrap();
+    for class in ["line faint c0", "line c0"] {
+        let line = html.split(&format!("<path class=\"{class}\" d=\"M")).nth(1).unwrap();
+        let num_points = line.split('"').next().unwrap().split('L').count();
+        assert!((500..=600).contains(&num_points), "{class}: {num_points} points");
+    }
 }
 
 #[test]

@@ -72,3 +72,26 @@ fn without_an_operator_every_call_does_nothing() {
     channel.checkpoints(&[]);
     channel.finish(Ok(ExitCode::Success));
 }
+
+#[test]
+fn the_last_report_of_the_first_rank_is_a_termination_message_and_of_no_other() {
+    let channel = |rank| {
+        let settings = Settings {
+            address: "https://127.0.0.1:1".into(),
+            ca_file: "/nowhere/ca".into(),
+            token_file: "/nowhere/token".into(),
+            source: rlt_channel::Source { rank, ..rlt_channel::Source::default() },
+            pace: rlt_channel::client::Pace::default(),
+        };
+        let channel =
+            StatusChannel { client: Some(Client::start(settings).unwrap()), pace: Mutex::default() };
+        channel.begin_stage(TrackedStage::Training, 0, 3);
+        channel.end_step(&step(3, &[("critic/rewards/mean", 0.5)]));
+        channel
+    };
+    let message = channel(0).termination_message().unwrap();
+    let progress = rlt_channel::termination::report_in(&message).unwrap().progress.unwrap();
+    assert_eq!((progress.step, progress.num_steps, progress.reward), (3, 3, Some(0.5)));
+    assert_eq!(channel(1).termination_message(), None);
+    assert_eq!(StatusChannel::default().termination_message(), None);
+}

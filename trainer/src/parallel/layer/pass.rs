@@ -35,7 +35,7 @@ impl<'a> LayerPass<'a> {
         context: &LayerContext,
         styles: &Styles<'a>,
     ) -> Result<Self, RankError> {
-        let products = layer.training_products(context, styles.cuts());
+        let products = layer.training_products(context);
         let mut run = Run { layer, context, products, graphs: Graphs::new(styles) };
         let attention_td = run.attention(&input_td)?;
         let (mut hidden_td, normed_td) = layer.after_attention(&input_td, attention_td, context.adapter);

@@ -5,7 +5,6 @@ use std::fmt::Debug;
 use tch::{Device, Tensor};
 
 use super::expert_parallel::ExpertDispatch;
-use crate::model::tp_cuts::ModelSharding;
 use crate::parallel::RankError;
 
 /// A place at which ranks may exchange tensors, in the order of a forward pass.
@@ -45,11 +44,6 @@ pub(crate) trait ParallelStyle<'a>: Debug {
     /// [`RankError`] when a rank is lost.
     fn experts(&self, _counts: &[i64], _device: Device) -> Result<Option<ExpertDispatch<'a>>, RankError> {
         Ok(None)
-    }
-
-    /// This rank's shards of the weights; `None` if it has full weights along this axis.
-    fn cuts(&self) -> Option<&'a ModelSharding> {
-        None
     }
 
     /// Whether this rank counts terms of the loss that all ranks of the axis compute alike, and whose
@@ -147,11 +141,6 @@ impl<'a> Styles<'a> {
             }
         }
         Ok(None)
-    }
-
-    /// This rank's shards of the weights; `None` without tensor parallelism.
-    pub(super) fn cuts(&self) -> Option<&'a ModelSharding> {
-        self.styles.iter().find_map(|style| style.cuts())
     }
 
     /// Whether this rank counts terms of the loss that several ranks compute alike.

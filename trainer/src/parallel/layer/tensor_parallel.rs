@@ -15,7 +15,6 @@
 use tch::Tensor;
 
 use super::style::{Boundary, Exchange, ParallelStyle};
-use crate::model::tp_cuts::ModelSharding;
 use crate::parallel::{AxisGroup, RankError, TensorParallel};
 
 impl<'a> ParallelStyle<'a> for TensorParallel<'a> {
@@ -29,10 +28,6 @@ impl<'a> ParallelStyle<'a> for TensorParallel<'a> {
             }
             Boundary::Heads | Boundary::Attended | Boundary::ExpertRows | Boundary::ExpertOutputs => None,
         }
-    }
-
-    fn cuts(&self) -> Option<&'a ModelSharding> {
-        Some(self.cuts)
     }
 
     fn counts_terms(&self) -> bool {

@@ -1,6 +1,7 @@
 //! Passes over single layers on one rank, with their outputs and gradients.
 
 mod copies;
+mod memory;
 
 use tch::{Device, Kind, Tensor, no_grad};
 

@@ -11,10 +11,9 @@
 //! With `dp_shard` 1 the shard is the full buffer. Parameters then begin at aligned addresses, so that
 //! products have the bits of separate tensors.
 //!
-//! With expert parallelism the buffer of experts' weights holds only this rank's experts, and is sharded over
-//! the ranks that hold the same. With tensor parallelism the buffer holds this rank's tensor-parallel shard
-//! of each weight, and is sharded over the ranks with its index. All experts, and full weights, are gathered
-//! only where a role reads the model, see [`FlatParameter::gather_full_tensors`].
+//! A buffer holds this rank's local values of weights that are split along axes, such as those of its experts
+//! or of its tensor-parallel shard, and is sharded over the ranks that hold the same. Full weights are
+//! gathered only where a role reads the model, see [`FlatParameter::gather_full_tensors`].
 
 mod copies;
 mod gradients;
@@ -24,20 +23,19 @@ mod verified;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use rlt_core::local_tensor::DimRanges;
-use rlt_core::mesh::EvenSplit;
+use rlt_core::mesh::{Axis, EvenSplit};
 use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use self::gradients::Gradients;
 use super::own::ShardStorage;
-use super::place::{FlatSlot, local_indices, places};
+use super::place::{FlatSlot, places};
 use super::whole::{UnshardState, UnshardedBuffer, WeightDtype};
-use crate::model::tp_cuts::ModelSharding;
-use crate::parallel::{AxisGroup, ProcessGroups, RankError};
+use crate::model::tp_cuts::RankSharding;
+use crate::parallel::{ProcessGroups, RankError};
 
-/// Parameters of one dtype in one buffer, all trained or all frozen.
+/// Parameters of one dtype in one buffer, all trained or all frozen, and all split along the same axes.
 #[derive(Debug)]
 pub(super) struct FlatParameter {
     parameters: Vec<Parameter>,
@@ -51,11 +49,9 @@ pub(super) struct FlatParameter {
     compute: Option<UnshardedBuffer>,
     state: RefCell<UnshardState>,
     gradients: RefCell<Gradients>,
-    /// Whether these are weights of experts, and other ranks hold other experts'.
-    is_of_experts: bool,
-    /// Whether other ranks of the tensor-parallel group hold other shards of these weights.
-    is_cut: bool,
-    /// Whether the leaves hold all experts, or full weights, at present.
+    /// Axes along which other ranks hold other values of these parameters.
+    axes: Vec<Axis>,
+    /// Whether the leaves hold full parameters at present, although axes split them.
     has_others: Cell<bool>,
 }
 
@@ -70,28 +66,28 @@ struct Parameter {
 }
 
 impl FlatParameter {
-    /// Takes the named leaves, all of one dtype, which layers use in `compute`; `None` if there are none. The
-    /// shard is offloaded to `place` if there is one. The leaves hold full tensors or this rank's local
-    /// values: those of `experts`, if these are weights of experts of which it has some, and of the
-    /// tensor-parallel shards in `cuts`.
+    /// Takes the named leaves, all of one dtype and split along the same axes, which layers use in `compute`;
+    /// `None` if there are none. The shard is offloaded to `place` if there is one. The leaves hold full
+    /// tensors, or this rank's local values by `sharding`.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
         ranks: &ProcessGroups,
-        experts: Option<&DimRanges>,
-        cuts: Option<&ModelSharding>,
+        sharding: &RankSharding,
         compute: Kind,
         place: Option<&mut OffloadStorage>,
     ) -> Result<Option<Self>, RankError> {
-        let is_of_experts = experts.is_some();
-        let ranks = Self::ranks_of(ranks, is_of_experts);
-        let Some((_, first)) = leaves.first() else { return Ok(None) };
+        let Some((first_name, first)) = leaves.first() else { return Ok(None) };
+        let axes = sharding.layout(first_name).split_axes();
+        let ranks = ranks.of_weights(&axes);
         let (kind, device) = (first.kind(), first.device());
         let width = kind.elt_size_in_bytes().min(compute.elt_size_in_bytes());
-        let local = |(name, leaf): &(String, Tensor)| local_indices(name, &leaf.size(), experts, cuts);
+        let local = |(name, leaf): &(String, Tensor)| {
+            let layout = sharding.layout(name);
+            (layout.local(&leaf.size(), |axis| sharding.place_along(axis)), layout)
+        };
         let locals = leaves.iter().map(local).collect();
         let (places, layout) = places(locals, ranks.dp_shard(), ranks.shard(), width);
         let own = layout.range(ranks.shard());
-        let is_cut = places.iter().any(|place| place.tp.is_some());
         let master = UnshardedBuffer::new(layout, &places, (kind, device))?;
         let compute = (kind != compute)
             .then(|| UnshardedBuffer::new(layout, &places, (compute, device)))
@@ -116,39 +112,19 @@ impl FlatParameter {
             compute,
             state,
             gradients,
-            is_of_experts,
-            is_cut,
+            axes,
             has_others: Cell::new(false),
         }))
     }
 
-    fn ranks_of(ranks: &ProcessGroups, is_of_experts: bool) -> &ProcessGroups {
-        ranks.experts().filter(|_| is_of_experts).unwrap_or(ranks)
-    }
-
     /// The ranks among `ranks` over which the buffer is sharded.
     pub(super) fn own_ranks<'a>(&self, ranks: &'a ProcessGroups) -> &'a ProcessGroups {
-        Self::ranks_of(ranks, self.is_of_experts)
+        ranks.of_weights(&self.axes)
     }
 
-    /// The group whose ranks together hold all experts; `None` for other parameters.
-    fn ep_group<'a>(&self, ranks: &'a ProcessGroups) -> Option<&'a AxisGroup> {
-        ranks.ep_group().filter(|_| self.is_of_experts)
-    }
-
-    /// Whether these are weights of experts, and other ranks hold other experts'.
-    pub(super) fn is_of_experts(&self) -> bool {
-        self.is_of_experts
-    }
-
-    /// The group whose ranks hold the other tensor-parallel shards; `None` for other parameters.
-    fn tp_group<'a>(&self, ranks: &'a ProcessGroups) -> Option<&'a AxisGroup> {
-        ranks.tp_group().filter(|_| self.is_cut).map(|group| group.as_ref())
-    }
-
-    /// Whether other ranks of the tensor-parallel group hold other shards of these weights.
-    pub(super) fn is_cut(&self) -> bool {
-        self.is_cut
+    /// Axes along which other ranks hold other values of these parameters.
+    pub(super) fn axes(&self) -> &[Axis] {
+        &self.axes
     }
 
     /// This rank's shard, whose values can be read unless they are offloaded.

@@ -1,12 +1,14 @@
 //! Gradients of sharded parameters: accumulated in unsharded buffers, reduce-scattered, and summed over all
 //! ranks. The optimizer is elsewhere.
 
+use rlt_core::mesh::Axis;
+use rlt_core::parameter_layout::ParameterLayout;
 use rlt_torch::collectives::Pending;
 use tch::{Tensor, no_grad};
 
 use super::flat::FlatParameter;
-use super::{FsdpUnit, ShardedParameters, TensorParallel};
-use crate::parallel::RankError;
+use super::{FsdpUnit, ShardedParameters};
+use crate::parallel::{AxisGroup, RankError};
 
 /// A reduce-scatter of gradients in flight.
 #[derive(Debug)]
@@ -48,25 +50,24 @@ impl ShardedParameters {
     pub fn finish_gradients(&self) -> Result<(), RankError> {
         self.wait_reduce_scatter()?;
         // An expert receives rows from all ranks, so its gradient is that of the whole group.
-        let (of_experts, others): (Vec<&FlatParameter>, Vec<&FlatParameter>) =
-            self.trained().partition(|flat| flat.is_of_experts());
-        for flats in [others, of_experts] {
-            let Some(first) = flats.first() else { continue };
-            let gradients: Vec<Tensor> = flats.iter().map(|flat| flat.gradient_shard()).collect();
-            first.own_ranks(&self.ranks).all_reduce_over_replicas(&gradients)?;
+        for ranks in self.ranks.of_all_weights() {
+            let flats = self.trained().filter(|flat| std::ptr::eq(flat.own_ranks(&self.ranks), ranks));
+            let gradients: Vec<Tensor> = flats.map(FlatParameter::gradient_shard).collect();
+            if !gradients.is_empty() {
+                ranks.all_reduce_over_replicas(&gradients)?;
+            }
         }
-        self.sum_over_tensor_parallel()?;
+        for axis in ParameterLayout::AXES {
+            self.ranks.along(axis).map_or(Ok(()), |group| self.sum_partial(axis, group))?;
+        }
         self.trained().for_each(FlatParameter::assign_gradients);
         Ok(())
     }
 
-    /// All-reduces, in one call, the gradients of full parameters for which each rank of the tensor-parallel
-    /// group has a summand. They have the same places on all of its ranks.
-    fn sum_over_tensor_parallel(&self) -> Result<(), RankError> {
-        let Some(TensorParallel { group, cuts }) = self.tensor_parallel() else { return Ok(()) };
-        let whole = self.trained().filter(|flat| !flat.is_cut());
-        let gradients: Vec<Tensor> =
-            whole.flat_map(|flat| flat.gradients_of(|name| cuts.is_summed(name))).collect();
+    /// All-reduces, in one call, the gradients for which each rank along `axis`, those of `group`, has a
+    /// summand. They have the same places on all of its ranks.
+    fn sum_partial(&self, axis: Axis, group: &AxisGroup) -> Result<(), RankError> {
+        let gradients: Vec<Tensor> = self.trained().flat_map(|flat| flat.partial_gradients(axis)).collect();
         if gradients.is_empty() {
             return Ok(());
         }

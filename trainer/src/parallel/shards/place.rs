@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
-use rlt_core::local_tensor::{DimRanges, DimShards, LocalTensor};
+use rlt_core::local_tensor::LocalTensor;
 use rlt_core::mesh::EvenSplit;
+use rlt_core::parameter_layout::ParameterLayout;
 use rlt_core::tensor_shard::{TensorShard, TensorSlice};
 use tch::{Tensor, no_grad};
 
 use crate::model::of_ranges;
-use crate::model::tp_cuts::ModelSharding;
 
 /// Alignment in bytes at which memory is read fastest.
 const CACHE_LINE: usize = 64;
@@ -18,14 +18,13 @@ const CACHE_LINE: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct FlatSlot {
     pub(super) range: Range<usize>,
-    /// Local size of the parameter: of this rank's experts with expert parallelism, of its shard with tensor
-    /// parallelism, else the full size.
+    /// Local size of the parameter.
     pub(super) size: Vec<i64>,
     /// Indices of the parameter that are local.
     pub(super) local: LocalTensor,
     pub(super) part: Range<usize>,
-    /// Tensor-parallel shards of the parameter; `None` if all ranks of the group have the same values.
-    pub(super) tp: Option<DimShards>,
+    /// How the parameter lies along the axes that split weights.
+    pub(super) layout: ParameterLayout,
 }
 
 impl FlatSlot {
@@ -65,42 +64,23 @@ impl FlatSlot {
     }
 }
 
-/// The local indices of a leaf of size `leaf`, which has its full size or already its local one, and its
-/// tensor-parallel shards. `experts` are the local indices of the first dimension of experts' weights.
-/// Without both a rank has all of a parameter.
-pub(super) fn local_indices(
-    name: &str,
-    leaf: &[i64],
-    experts: Option<&DimRanges>,
-    cuts: Option<&ModelSharding>,
-) -> (LocalTensor, Option<DimShards>) {
-    let mut local = LocalTensor::full(leaf);
-    if let Some(experts) = experts {
-        local = local.with(0, experts.clone());
-    }
-    match cuts.and_then(|cuts| Some((cuts, cuts.of(name)?))) {
-        None => (local, None),
-        Some((cuts, tp)) => (local.with(tp.dim, cuts.own(&tp).clone()), Some(tp)),
-    }
-}
-
 /// Places of parameters in a buffer over `num_shards` ranks, whose values take `width` bytes, for the rank
 /// that holds shard `shard`; and the layout of the buffer. `locals` are the parameters' local indices and
-/// tensor-parallel shards.
+/// layouts.
 pub(super) fn places(
-    locals: Vec<(LocalTensor, Option<DimShards>)>,
+    locals: Vec<(LocalTensor, ParameterLayout)>,
     num_shards: usize,
     shard: usize,
     width: usize,
 ) -> (Vec<FlatSlot>, EvenSplit) {
     let sizes: Vec<Vec<i64>> = locals.iter().map(|(local, _)| local.local_shape()).collect();
     let ranges = ranges(&sizes, num_shards, width);
-    let layout = EvenSplit::new(ranges.last().map_or(0, |last| last.end), num_shards);
+    let split = EvenSplit::new(ranges.last().map_or(0, |last| last.end), num_shards);
     let mut places = Vec::with_capacity(locals.len());
-    for (((local, tp), size), range) in locals.into_iter().zip(sizes).zip(ranges) {
-        places.push(FlatSlot { part: layout.part_of(&range, shard), range, size, local, tp });
+    for (((local, layout), size), range) in locals.into_iter().zip(sizes).zip(ranges) {
+        places.push(FlatSlot { part: split.part_of(&range, shard), range, size, local, layout });
     }
-    (places, layout)
+    (places, split)
 }
 
 /// The ranges of consecutive parameters of `sizes` in a buffer of `num_shards`. They are contiguous, but with

@@ -2,13 +2,12 @@
 
 use std::rc::Rc;
 
-use rlt_api::plan::model_config::is_expert_weight;
-use rlt_core::local_tensor::DimRanges;
+use rlt_core::mesh::{Axis, AxisPlace};
 use rlt_torch::OffloadStorage;
 use tch::{Kind, Tensor};
 
 use super::flat::FlatParameter;
-use crate::model::tp_cuts::ModelSharding;
+use crate::model::tp_cuts::RankSharding;
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError};
 
@@ -42,21 +41,23 @@ pub(super) struct UnitParameters {
 
 impl UnitParameters {
     /// Shards parameters that layers use in the dtype `compute`, offloaded to `place` if there is one. Of
-    /// experts' weights only those of `experts` are kept, of tensor-parallel weights this rank's shard.
+    /// weights that `sharding` splits only this rank's values are kept. Parameters that are split along
+    /// different axes are in different buffers.
     pub(super) fn new(
         parameters: NamedTensors,
         ranks: &ProcessGroups,
-        experts: Option<&DimRanges>,
-        cuts: Option<&ModelSharding>,
+        sharding: &RankSharding,
         compute: Kind,
         mut place: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {
         let mut flats = |parameters: NamedTensors| -> Result<Vec<FlatParameter>, RankError> {
-            let (of_experts, parameters): (NamedTensors, NamedTensors) =
-                parameters.into_iter().partition(|(name, _)| experts.is_some() && is_expert_weight(name));
-            let (cut, parameters): (NamedTensors, NamedTensors) = parameters
-                .into_iter()
-                .partition(|(name, _)| cuts.is_some_and(|cuts| cuts.of(name).is_some()));
+            let split_along = |axis: Axis, parameters: NamedTensors| -> [NamedTensors; 2] {
+                let is_split = |name: &str| sharding.layout(name).split_axes().contains(&axis);
+                let (split, others) = parameters.into_iter().partition(|(name, _)| is_split(name));
+                [split, others]
+            };
+            let [of_experts, parameters] = split_along(Axis::Ep, parameters);
+            let [cut, parameters] = split_along(Axis::Tp, parameters);
             // Codes of quantized weights are gathered in their own dtype.
             let (codes, parameters): (NamedTensors, NamedTensors) =
                 parameters.into_iter().partition(|(_, tensor)| !tensor.is_floating_point());
@@ -65,15 +66,15 @@ impl UnitParameters {
             let kind_of = |tensors: &NamedTensors| tensors.first().map_or(compute, |(_, one)| one.kind());
             let exact = [kind_of(&codes), kind_of(&cut_vectors), kind_of(&vectors)];
             let parts = [
-                (codes, None, exact[0]),
-                (matrices, None, compute),
-                (cut_matrices, None, compute),
-                (of_experts, experts, compute),
-                (cut_vectors, None, exact[1]),
-                (vectors, None, exact[2]),
+                (codes, exact[0]),
+                (matrices, compute),
+                (cut_matrices, compute),
+                (of_experts, compute),
+                (cut_vectors, exact[1]),
+                (vectors, exact[2]),
             ];
-            let flat = |(parameters, experts, kind)| {
-                FlatParameter::new(parameters, ranks, experts, cuts, kind, place.as_deref_mut())
+            let flat = |(parameters, kind)| {
+                FlatParameter::new(parameters, ranks, sharding, kind, place.as_deref_mut())
             };
             parts.into_iter().map(flat).filter_map(Result::transpose).collect()
         };
@@ -94,15 +95,15 @@ fn by_use(parameters: NamedTensors, compute: Kind) -> [NamedTensors; 2] {
     [matrices, vectors]
 }
 
-/// Returns the experts of a decoder that this rank holds, as indices of the first dimension of their tensors;
-/// `None` without expert parallelism, or without experts.
-pub(super) fn own_experts(decoder: &Decoder, ranks: &ProcessGroups) -> Result<Option<DimRanges>, RankError> {
-    let Some((group, experts)) = ranks.ep_group().zip(decoder.config.experts.as_ref()) else {
-        return Ok(None);
+/// Returns this rank's place in the expert-parallel group that distributes the experts of a decoder. A rank
+/// is alone without expert parallelism, or without experts.
+pub(super) fn expert_place(decoder: &Decoder, ranks: &ProcessGroups) -> Result<AxisPlace, RankError> {
+    let Some((group, experts)) = ranks.along(Axis::Ep).zip(decoder.config.experts.as_ref()) else {
+        return Ok(AxisPlace::ALONE);
     };
     let (place, num_experts) = (group.place(), experts.num_experts);
-    if !num_experts.is_multiple_of(place.size) {
-        return Err(RankError::Experts { num_experts, ep: place.size });
+    match num_experts.is_multiple_of(place.size) {
+        true => Ok(place),
+        false => Err(RankError::Experts { num_experts, ep: place.size }),
     }
-    Ok(Some(DimRanges { len: num_experts, ranges: vec![place.range(num_experts)] }))
 }

@@ -10,22 +10,19 @@ use rlt_core::schedule::Schedule;
 use rlt_data::seeds::SeedUse;
 
 use super::Actor;
-use crate::model::{Adapter, Decoder, ModelError, Weights};
+use crate::model::Adapter;
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
-use crate::parallel::{DecoderUnits, RankError};
 use crate::roles::StepError;
 use crate::roles::learner::MiniBatches;
 use crate::roles::objective::supervised_objective;
-use crate::roles::optim::{LossScale, OptimError};
 use crate::roles::step_context::{StepContext, StepPosition};
-use crate::roles::train_state::TrainState;
 use crate::roles::update::{UpdatePlan, UpdateReport, update};
 
 /// The trained policy as a role.
 pub struct ActorRole {
-    /// The trained weights with their optimizer.
-    pub(crate) policy: Actor,
+    /// The trained weights with their optimizer. Other roles read it.
+    pub policy: Actor,
     /// Split of a batch into updates by [`Self::update`].
     pub(crate) mini_batches: MiniBatches,
     /// Token budget of a pass without gradients on one rank.
@@ -36,56 +33,6 @@ pub struct ActorRole {
 }
 
 impl ActorRole {
-    /// The trained weights with their optimizer, for roles that compute with the same policy.
-    pub(crate) fn policy(&self) -> &Actor {
-        &self.policy
-    }
-
-    /// The decoder that is trained. Its parameters can be read while their unit is unsharded.
-    pub fn decoder(&self) -> &Decoder {
-        self.policy.decoder()
-    }
-
-    /// The decoder for callers that read all of it, unit by unit.
-    pub fn units(&self) -> DecoderUnits<'_> {
-        self.policy.units()
-    }
-
-    /// The parameters and optimizer state, which a checkpoint saves and restores.
-    pub(crate) fn train_state(&mut self) -> TrainState<'_> {
-        self.policy.train_state()
-    }
-
-    /// The scale of the loss in half precision.
-    pub(crate) fn loss_scale(&self) -> LossScale {
-        self.policy.loss_scale()
-    }
-
-    /// Restores the loss scale of a checkpoint, if both runs compute in half precision.
-    pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
-        self.policy.learner.resume_loss_scale(saved);
-    }
-
-    /// Initializes a new adapter from the quantization error of `weights`. Collective.
-    ///
-    /// # Errors
-    /// [`ModelError`] if the weights cannot be read, [`RankError`] when a rank is lost or an offloaded
-    /// parameter cannot be written.
-    pub(crate) fn start_from_error<E: From<ModelError> + From<RankError>>(
-        &mut self,
-        weights: &Weights,
-    ) -> Result<(), E> {
-        self.policy.start_from_error(weights)
-    }
-
-    /// Resets the optimizer's moments and step counts, as if no step had been taken.
-    ///
-    /// # Errors
-    /// [`OptimError`] if offloaded moments cannot be written.
-    pub(crate) fn reset_optimizer(&mut self) -> Result<(), OptimError> {
-        self.policy.learner.reset_optimizer()
-    }
-
     /// Fills in the old policy's log-probs: those of the actor before the update. Records how far they are
     /// from the rollout's.
     ///

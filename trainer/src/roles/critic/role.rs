@@ -48,7 +48,7 @@ impl CriticRole {
         let Some(plan) = self.plan.as_ref().filter(|_| self.value_function.is_none()) else { return Ok(()) };
         let lora = plan.lora.as_ref().map(|(spec, seed)| (spec, *seed));
         let (options, ranks) = (plan.options.clone(), plan.ranks.clone());
-        self.value_function = Some(Critic::from_actor(actor.policy(), lora, options, ranks)?);
+        self.value_function = Some(Critic::from_actor(&actor.policy, lora, options, ranks)?);
         Ok(())
     }
 

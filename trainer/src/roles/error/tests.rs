@@ -41,6 +41,11 @@ fn every_step_fault_has_its_message_and_exit_code() {
             "failed to communicate with the other ranks",
             ExitCode::Failure,
         ),
+        (
+            DigestError::Shards(RankError::NothingFromLeader).into(),
+            "failed to compute digests of weights",
+            ExitCode::Failure,
+        ),
         (unreadable.into(), "failed to read the data", ExitCode::RetryableIo),
         (unknown.into(), "failed to read the data", ExitCode::BadConfig),
         (RowsError::NoOffsets.into(), "failed to pack the batch", ExitCode::Failure),

@@ -10,7 +10,6 @@
 use rlt_api::plan::model_config::SCORE_BIAS;
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::tp_cuts::ModelSharding;
 use crate::model::{ADAPTED_MODEL, Decoder, OutputHead};
 
 /// Leaves whose gradients are filled by hand; `None` if the weight is frozen.
@@ -78,15 +77,9 @@ impl EmbeddingAndHeadGradients {
     }
 
     /// Adds the gradient of embedded tokens, `[t, d]`, to the embedding's rows of those tokens, `[t]` i64.
-    /// The row of the padding token gets none, as in transformers. With `cuts` the embedding has only the
-    /// rows of this rank's tokens.
-    pub(crate) fn scatter_embedding(
-        &self,
-        decoder: &Decoder,
-        tokens_t: &Tensor,
-        grad_td: &Tensor,
-        cuts: Option<&ModelSharding>,
-    ) {
+    /// The row of the padding token gets none, as in transformers. A tensor-parallel rank has the rows of
+    /// its tokens alone.
+    pub(crate) fn scatter_embedding(&self, decoder: &Decoder, tokens_t: &Tensor, grad_td: &Tensor) {
         let Some(mut embedding_vd) = self.embedding_vd.as_ref().map(gradient) else { return };
         no_grad(|| {
             let mut grad_td = grad_td.to_kind(Kind::Float) * decoder.embedding_scale();
@@ -94,13 +87,12 @@ impl EmbeddingAndHeadGradients {
                 let is_pad = tokens_t.eq(i64::from(pad)).unsqueeze(1);
                 grad_td = grad_td.masked_fill(&is_pad, 0.0);
             }
-            let Some(cuts) = cuts else {
+            let Some(own) = decoder.own_tokens(tokens_t) else {
                 let _ = embedding_vd.index_add_(0, tokens_t, &grad_td);
                 return;
             };
-            let (own_t, is_other_t) = cuts.own_tokens(tokens_t);
-            let grad_td = grad_td.masked_fill(&is_other_t.unsqueeze(1), 0.0);
-            let _ = embedding_vd.index_add_(0, &own_t, &grad_td);
+            let grad_td = grad_td.masked_fill(&own.is_other_t.unsqueeze(1), 0.0);
+            let _ = embedding_vd.index_add_(0, &own.rows_t, &grad_td);
         });
     }
 }

@@ -78,13 +78,7 @@ impl<'a> DecoderPass<'a> {
         context: &LayerContext,
         styles: &Styles<'_>,
     ) -> Result<Tensor, RankError> {
-        no_grad(|| {
-            let hidden_td = match self.tensor_parallel() {
-                Some(tp) => self.decoder.embed_part(&input.tokens, context.adapter, tp.cuts),
-                None => self.decoder.embed_input(input, context),
-            };
-            styles.forward_at(Boundary::Embedding, hidden_td)
-        })
+        no_grad(|| styles.forward_at(Boundary::Embedding, self.decoder.embed_input(input, context)))
     }
 
     /// The passes of this rank: its `own` micro-batches, padded with `None` to the number of the rank with

@@ -11,12 +11,12 @@ use crate::parallel::{Boundary, RankError, TensorParallel};
 impl DecoderPass<'_> {
     /// Calls `head` with the head's weight `weight_vd`, which is full or this rank's shard.
     pub(crate) fn with_head<T>(&self, weight_vd: &Tensor, head: impl FnOnce(HeadWeight<'_>) -> T) -> T {
-        let Some(TensorParallel { group, cuts }) = self.tensor_parallel() else {
+        let Some(TensorParallel { group }) = self.tensor_parallel() else {
             return head(HeadWeight::from(weight_vd));
         };
         let gather = |own: &Tensor| -> Result<Tensor, CollectiveError> { group.gather_statistics(own) };
         let vocab_size = self.decoder.config.vocab_size;
-        let shard = VocabularyShard { first: cuts.tokens().start, vocab_size, gather: &gather };
+        let shard = VocabularyShard { first: self.decoder.tokens().start, vocab_size, gather: &gather };
         head(HeadWeight { weight_vd, shard: Some(shard) })
     }
 

@@ -12,10 +12,9 @@ use rlt_core::metrics::Metrics;
 use super::log_prob_cache::{self, LogProbCache};
 use super::{CopyOptions, FrozenPolicy, Reference};
 use crate::model::Adapter;
-use crate::parallel::{DecoderUnits, RankError};
+use crate::parallel::{DecoderUnits, RankError, WeightDigest};
 use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
-use crate::roles::rollout::WeightDigest;
 use crate::roles::step_context::StepContext;
 
 /// The reference policy as a role, with the KL term that uses it.
@@ -89,7 +88,7 @@ impl ReferenceRole {
             Some(cache) => cache,
             None => {
                 let digest = self.digest(actor)?;
-                let ranks = actor.policy().ranks().world();
+                let ranks = actor.policy.ranks().world();
                 LogProbCache::open(&self.copy_options.folder.join(log_prob_cache::FOLDER), digest, ranks)
             }
         };
@@ -106,10 +105,10 @@ impl ReferenceRole {
     fn digest(&self, actor: &ActorRole) -> Result<u64, StepError> {
         let units = match &self.policy {
             Reference::Frozen(Some(copy)) => DecoderUnits::new(copy.decoder(), copy.shards()),
-            Reference::None | Reference::AdapterOff | Reference::Frozen(None) => actor.units(),
+            Reference::None | Reference::AdapterOff | Reference::Frozen(None) => actor.policy.units(),
         };
         let trained = match &self.policy {
-            Reference::AdapterOff => actor.decoder().trainable_parameters(),
+            Reference::AdapterOff => actor.policy.decoder().trainable_parameters(),
             Reference::None | Reference::Frozen(_) => Vec::new(),
         };
         let is_trained = |name: &str| trained.iter().any(|(own, _)| own == name);
@@ -119,7 +118,7 @@ impl ReferenceRole {
         Ok(match units.shards() {
             None => own,
             Some(_) => {
-                let ranks = actor.policy().ranks().world();
+                let ranks = actor.policy.ranks().world();
                 ranks.all_gather(own)?.into_iter().fold(0, digest::combine)
             }
         })
@@ -127,7 +126,7 @@ impl ReferenceRole {
 
     fn logprobs(&self, actor: &ActorRole, batch: &Batch) -> Result<Vec<f64>, StepError> {
         self.context.end_sampling()?;
-        let (actor, max_tokens) = (actor.policy(), self.max_forward_tokens);
+        let (actor, max_tokens) = (&actor.policy, self.max_forward_tokens);
         let scores = self.context.measure("ref", || {
             let scores = match &self.policy {
                 Reference::Frozen(Some(copy)) => actor.score_with(copy, batch, max_tokens),
@@ -172,7 +171,7 @@ impl ReferenceRole {
     /// Copies the present weights as the reference, if the algorithm needs a copy and there is none.
     pub(crate) fn freeze(&mut self, actor: &ActorRole) -> Result<(), RankError> {
         if let Reference::Frozen(copy @ None) = &mut self.policy {
-            *copy = Some(Box::new(FrozenPolicy::copy_of(actor.policy(), &self.copy_options)?));
+            *copy = Some(Box::new(FrozenPolicy::copy_of(&actor.policy, &self.copy_options)?));
             self.is_own = true;
         }
         Ok(())
@@ -188,7 +187,7 @@ impl ReferenceRole {
         if !num_done.is_multiple_of(every_steps.into()) {
             return Ok(());
         }
-        self.context.measure("update_ref", || copy.sync(actor.policy(), alpha))?;
+        self.context.measure("update_ref", || copy.sync(&actor.policy, alpha))?;
         self.policy.release_pages();
         self.is_own = true;
         // The cached log-probs are those of other weights. The run folder keeps them under those weights'

@@ -14,6 +14,8 @@ use super::{EngineError, Request};
 #[derive(Debug)]
 struct SequenceOutput {
     sampling: Arc<SamplingParams>,
+    /// Requested maximum of new tokens. The model's context may end the sequence sooner.
+    max_new_tokens: usize,
     tokens: Vec<TokenId>,
     logprobs: Vec<f32>,
     text: IncrementalText,
@@ -21,9 +23,14 @@ struct SequenceOutput {
 }
 
 impl SequenceOutput {
-    fn new(sampling: Arc<SamplingParams>) -> Self {
+    fn new(sampling: Arc<SamplingParams>, max_new_tokens: usize) -> Self {
         let text = IncrementalText::default();
-        Self { sampling, tokens: Vec::new(), logprobs: Vec::new(), text, end: None }
+        Self { sampling, max_new_tokens, tokens: Vec::new(), logprobs: Vec::new(), text, end: None }
+    }
+
+    /// Returns the limit that ends the sequence at its present length.
+    fn reached_limit(&self) -> FinishReason {
+        if self.tokens.len() < self.max_new_tokens { FinishReason::Context } else { FinishReason::Length }
     }
 }
 
@@ -65,7 +72,15 @@ impl<'a> RequestOutputs<'a> {
         }
         for sample_idx in 0..request.seeds.len() {
             let id = SequenceId { request_idx, sample_idx };
-            self.sequences.insert(id, SequenceOutput::new(Arc::clone(&sampling)));
+            let output = SequenceOutput::new(Arc::clone(&sampling), request.max_new_tokens);
+            self.sequences.insert(id, output);
+        }
+    }
+
+    /// Begins another turn of a sequence, of at most `max_new_tokens` tokens.
+    pub(super) fn begin_turn(&mut self, id: SequenceId, max_new_tokens: usize) {
+        if let Some(output) = self.sequences.get_mut(&id) {
+            output.max_new_tokens = max_new_tokens;
         }
     }
 
@@ -104,7 +119,7 @@ impl<'a> RequestOutputs<'a> {
         };
         let stopped = matched.is_some() || ends_sample(sampled.token, &output.sampling, &self.eos_token_ids);
         let reason =
-            if stopped { Some(FinishReason::Stop) } else { is_longest.then_some(FinishReason::Length) };
+            if stopped { Some(FinishReason::Stop) } else { is_longest.then(|| output.reached_limit()) };
         output.end = reason.map(|reason| Ended { reason, text_len: matched });
         Ok(reason.is_some())
     }
@@ -127,7 +142,7 @@ impl<'a> RequestOutputs<'a> {
     /// Takes the completion of a sequence that has ended. Another turn of it begins with an empty output.
     pub(super) fn complete(&mut self, id: SequenceId) -> Result<Option<Completion>, EngineError> {
         let Some(output) = self.sequences.get_mut(&id) else { return Ok(None) };
-        let next = SequenceOutput::new(Arc::clone(&output.sampling));
+        let next = SequenceOutput::new(Arc::clone(&output.sampling), output.max_new_tokens);
         let SequenceOutput { tokens, logprobs: rollout_logprobs, text, end, .. } =
             std::mem::replace(output, next);
         let Ended { reason, text_len } =

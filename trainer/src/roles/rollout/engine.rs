@@ -15,13 +15,12 @@ use rlt_core::types::Completion;
 
 use super::completion::RequestOutputs;
 use super::device::{CudaRunner, RunnerLimits};
-use super::digest::DigestCache;
 use super::images::RequestImages;
 use super::kv_cache::KvCache;
 use super::runner::{CpuRunner, Runner, timed};
 use super::weights::{PackOptions, RolloutWeights};
-use super::{EngineError, EngineOptions, Request, RolloutProgress, RolloutStats, WeightDigest};
-use crate::parallel::{AxisGroup, DecoderUnits};
+use super::{EngineError, EngineOptions, Request, RolloutProgress, RolloutStats};
+use crate::parallel::{AxisGroup, DecoderUnits, DigestCache, WeightDigest};
 use bounds::RequestBounds;
 use capacity::{RunCapacity, allocate_cache, scheduler_for};
 pub use commands::{
@@ -93,9 +92,9 @@ impl Engine {
     /// two FSDP units are unsharded at a time.
     ///
     /// # Errors
-    /// [`EngineError::OlderWeights`] when the engine already has a later version, [`EngineError::Tensor`]
-    /// when memory cannot be reached, [`EngineError::GatherMismatch`] or [`EngineError::Ranks`] when ranks
-    /// could not gather the weights.
+    /// [`EngineError::OlderWeights`] when the engine already has a later version, [`EngineError::Tensor`] or
+    /// [`EngineError::Digests`] when memory cannot be reached, [`EngineError::GatherMismatch`] or
+    /// [`EngineError::Ranks`] when ranks could not gather the weights.
     pub fn sync_weights<'a>(
         &mut self,
         policy: impl Into<DecoderUnits<'a>>,
@@ -135,7 +134,7 @@ impl Engine {
 
     fn pack_options(&self, policy: DecoderUnits<'_>) -> PackOptions {
         PackOptions {
-            rows_hint: self.options.max_concurrent.clamp(1, MAX_ROWS_HINT) as i64,
+            rows_hint: self.options.max_num_seqs.clamp(1, MAX_ROWS_HINT) as i64,
             kind: self.options.compute.unwrap_or_else(|| policy.decoder().compute_kind()),
             ranks: self.ranks.clone(),
             merges: self.options.merge_lora,
@@ -240,7 +239,7 @@ impl Engine {
 
     /// Executes `commands` until no sequence runs and the source of commands has ended. Sequences that are
     /// then paused or kept open are dropped. The sizes of cache and batch follow from the options:
-    /// [`EngineOptions::max_concurrent`] sequences of the model's context, within the options' memory limit.
+    /// [`EngineOptions::max_num_seqs`] sequences of the model's context, within the options' memory limit.
     ///
     /// `progress` is called after each step and may end the run there. `on_event` gets every token and
     /// completion, and commands that could not be applied.

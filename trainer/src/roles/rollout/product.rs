@@ -149,7 +149,7 @@ impl Product {
             Self::Projections(_) => Err(Error::Argument {
                 act: "a linear layer into a given tensor",
                 expected: "a weight on a device".into(),
-                got: "one on the CPU with an adapter beside it".into(),
+                got: "one on the CPU with an unmerged adapter".into(),
             }),
         }
     }

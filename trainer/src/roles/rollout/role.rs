@@ -21,7 +21,7 @@ use super::{Engine, EngineError, Request, RolloutProgress, RolloutStats, routes}
 use crate::observe::phases::{gib, memory};
 use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
-use crate::roles::actor::ActorRole;
+use crate::roles::actor::{Actor, ActorRole};
 use crate::roles::reward::{ExternalFunctions, Sampled, SamplingCost};
 use crate::roles::step_context::StepContext;
 use crate::roles::{StepError, StepFault};
@@ -97,7 +97,7 @@ impl RolloutRole {
     ///
     /// # Errors
     /// [`StepError::Failed`].
-    pub fn sample(&mut self, policy: &ActorRole, prompts: &[Arc<Prompt>]) -> Result<Sampled, StepError> {
+    pub fn sample(&mut self, actor: &ActorRole, prompts: &[Arc<Prompt>]) -> Result<Sampled, StepError> {
         let step = self.context.policy_version();
         let batch_idx = if self.last_version == step { self.num_batches } else { 0 };
         (self.last_version, self.num_batches) = (step, batch_idx + 1);
@@ -108,7 +108,7 @@ impl RolloutRole {
             params: self.params(self.spec.temperature),
             num_samples: self.spec.samples_per_prompt,
         };
-        self.sample_by(policy, prompts, &plan)
+        self.sample_by(&actor.policy, prompts, &plan)
     }
 
     /// Returns the greedy completion of each prompt.
@@ -117,7 +117,7 @@ impl RolloutRole {
     /// As [`Self::sample`].
     pub fn sample_greedy(
         &mut self,
-        policy: &ActorRole,
+        actor: &ActorRole,
         prompts: &[Arc<Prompt>],
     ) -> Result<Sampled, StepError> {
         let plan = SamplingPlan {
@@ -127,7 +127,7 @@ impl RolloutRole {
             params: self.params(0.0),
             num_samples: 1,
         };
-        self.sample_by(policy, prompts, &plan)
+        self.sample_by(&actor.policy, prompts, &plan)
     }
 
     /// Samples held-out prompts with the settings of `spec.rollout.heldOut`. Every evaluation uses the same
@@ -137,7 +137,7 @@ impl RolloutRole {
     /// As [`Self::sample`].
     pub fn sample_held_out(
         &mut self,
-        policy: &ActorRole,
+        actor: &ActorRole,
         prompts: &[Arc<Prompt>],
     ) -> Result<Sampled, StepError> {
         let plan = SamplingPlan {
@@ -147,7 +147,7 @@ impl RolloutRole {
             params: self.params(self.spec.held_out.temperature),
             num_samples: self.spec.held_out.samples_per_prompt,
         };
-        self.sample_by(policy, prompts, &plan)
+        self.sample_by(&actor.policy, prompts, &plan)
     }
 
     /// Frees packed weights and cache.
@@ -182,7 +182,7 @@ impl RolloutRole {
 
     fn sample_by(
         &mut self,
-        policy: &ActorRole,
+        policy: &Actor,
         prompts: &[Arc<Prompt>],
         plan: &SamplingPlan,
     ) -> Result<Sampled, StepError> {
@@ -231,7 +231,7 @@ impl RolloutRole {
     /// its own.
     fn exchange_routes(
         &self,
-        policy: &ActorRole,
+        policy: &Actor,
         requests: &[Request],
         completions: &[Vec<Completion>],
     ) -> Result<(), StepError> {
@@ -249,7 +249,7 @@ impl RolloutRole {
 
     /// Packs the actor's weights of `policy_version` unless the engine has them. Collective if the model is
     /// sharded.
-    fn sync_weights(&self, policy: &ActorRole, policy_version: u64) -> Result<(), EngineError> {
+    fn sync_weights(&self, policy: &Actor, policy_version: u64) -> Result<(), EngineError> {
         let mut engine = self.engine.borrow_mut();
         if engine.policy_version() != Some(policy_version) {
             memory::during("update_weights", || engine.sync_weights(policy.units(), policy_version))?;
@@ -274,7 +274,7 @@ impl RolloutRole {
     /// Samples the completions of all requests; `None` if this rank was asked to stop.
     fn generate(
         &self,
-        policy: &ActorRole,
+        policy: &Actor,
         requests: &[Request],
         on_finish: &mut dyn FnMut((usize, usize), &Completion),
     ) -> Result<Option<Vec<Vec<Completion>>>, EngineError> {

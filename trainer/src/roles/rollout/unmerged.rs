@@ -18,15 +18,14 @@ use rlt_core::local_tensor::{DimShards, LocalTensor};
 use rlt_torch::{Error, WeightArena};
 use tch::Tensor;
 
-use super::digest::{DigestCache, digest_of};
+use super::EngineError;
 use super::experts::PackedExperts;
 use super::product::{DeviceProduct, Product, ProductOptions};
 use super::weights::{DOWN, OUTPUT, PackOptions, PackedBlock, PackedLayer, RolloutWeights, unit_name};
 use super::wide_heads::PaddedHeads;
-use super::{EngineError, WeightDigest};
 use crate::model::tp_shards::TpSharding;
 use crate::model::{Decoder, DecoderLayer, FeedForward, Linear, NamedTensors, VisionTower};
-use crate::parallel::{DecoderUnits, FsdpUnit};
+use crate::parallel::{DecoderUnits, DigestCache, FsdpUnit, WeightDigest, digest_of};
 
 /// Checks that the decoder's adapter can be used unmerged.
 pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
@@ -40,7 +39,7 @@ pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
     match conflict_of(Fact::UnmergedAdapter, &facts) {
         None => Ok(()),
         Some(conflict) => Err(Error::Argument {
-            act: "sampling with an adapter beside its base",
+            act: "sampling with an unmerged adapter",
             expected: "spec.model.lora.merge: true".into(),
             got: conflict.part().into(),
         }),
@@ -79,7 +78,7 @@ impl RolloutWeights {
                 None => None,
                 Some(shards) => {
                     let unit = FsdpUnit::Layer(layer_idx);
-                    let digest = |tensor: &_| digest_of(&what(), tensor);
+                    let digest = |tensor: &_| digest_of(&what(), tensor).map_err(EngineError::from);
                     Some(shards.gather_verified(unit, digest)?.ok_or_else(gather_mismatch)?)
                 }
             };
@@ -100,7 +99,7 @@ impl RolloutWeights {
         let gathered = match policy.shards().filter(|_| tower.is_adapted()) {
             None => NamedTensors::new(),
             Some(shards) => {
-                let digest = |tensor: &_| digest_of(&unit_name(unit), tensor);
+                let digest = |tensor: &_| digest_of(&unit_name(unit), tensor).map_err(EngineError::from);
                 let gather_mismatch = || EngineError::GatherMismatch { unit: unit_name(unit) };
                 shards.gather_verified(unit, digest)?.ok_or_else(gather_mismatch)?
             }
@@ -223,8 +222,7 @@ type ShardOf<'a> = (&'a Linear, LocalTensor);
 
 /// This rank's shards of q, k, v and o, and of gate, up and down if the layer has a feed-forward block.
 fn parts<'a>(layer: &'a DecoderLayer, cut: &TpSharding<'_>) -> Vec<ShardOf<'a>> {
-    let width = layer.products().get(4).map_or(0, |gate| gate.rows.len());
-    let parts = layer.products().iter().zip(cut.products(width));
+    let parts = layer.products().iter().zip(cut.products(layer.shape.layer_idx));
     let part = |(product, shards): (&ProductRows, DimShards)| {
         let projection = &layer.projections()[product.projection_idx];
         (projection, cut.local(projection.weight.size(), product.rows.clone(), &shards))

@@ -15,17 +15,16 @@ use rlt_core::types::TokenId;
 use rlt_torch::{PackedLinear, WeightArena};
 use tch::{Device, Kind, Tensor};
 
-use super::digest::{DigestCache, digest_of};
+use super::EngineError;
 use super::experts::PackedExperts;
 use super::latent::PackedLatent;
 use super::product::{DeviceProduct, Product, ProductOptions, fused};
 use super::tp_projections::TpProjections;
 use super::unmerged;
 use super::wide_heads::PaddedHeads;
-use super::{EngineError, WeightDigest};
 use crate::model::tp_shards::TpSharding;
 use crate::model::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog};
-use crate::parallel::{AxisGroup, DecoderUnits, FsdpUnit, RankError};
+use crate::parallel::{AxisGroup, DecoderUnits, DigestCache, FsdpUnit, RankError, WeightDigest, digest_of};
 
 /// Settings by which weights are packed.
 #[derive(Clone, Debug)]
@@ -220,7 +219,8 @@ impl Packer<'_> {
     /// Verifies that the gathered values of a unit equal the ranks' shards, by their digests.
     fn verify_gathered(&self, unit: FsdpUnit) -> Result<(), EngineError> {
         let Some(shards) = self.policy.shards() else { return Ok(()) };
-        match shards.matches_shards(unit, |tensor| digest_of(&unit_name(unit), tensor))? {
+        let digest = |tensor: &_| digest_of(&unit_name(unit), tensor).map_err(EngineError::from);
+        match shards.matches_shards(unit, digest)? {
             true => Ok(()),
             false => Err(EngineError::GatherMismatch { unit: unit_name(unit) }),
         }
@@ -264,7 +264,7 @@ impl Packer<'_> {
             let packed = PackedLayer::of_projections(layer, cut, layout, options, &mut self.arena)?;
             return Ok((norms, packed));
         }
-        let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
+        let weights = self.cut.layer(layer.shape.layer_idx, layer.merged_projection_weights(Adapter::On));
         let weights = self.head_layout.layer(self.scaled(weights));
         let (kind, rows_hint, arena) = (self.kind, self.rows_hint, &mut self.arena);
         let experts = PackedExperts::pack(layer, &self.cut, kind, shares, rows_hint, None, arena)?;

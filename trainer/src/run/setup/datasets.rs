@@ -14,12 +14,13 @@ use rlt_data::seeds::{SeedUse, seed};
 use rlt_data::tokenizer::Tokenizer;
 use rlt_data::{
     CheckItem, DataError, Dataset, DatasetCounts, Demonstration, Pipeline, PreferenceFormat,
-    PreferenceLimits, PreferenceRows, Split, StepFormat, StreamOptions, TrainingRows,
+    PreferenceLimits, PreferenceRows, Split, StepDraws, StepFormat, StreamOptions, TrainingRows,
 };
 use rlt_storage::run_folder::{DATA_RECORD, RunFolder};
 use serde::{Deserialize, Serialize};
 
 use super::hub_models;
+use crate::observe::tracking::Stage;
 use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;
 
@@ -156,9 +157,9 @@ impl Datasets {
         row_metrics(of_kinds.into_iter().flatten().fold(DatasetCounts::default(), DatasetCounts::plus))
     }
 
-    /// Returns warnings about rows that are left out, cut, or repeated within a step, and about completions
-    /// that the model's context of `context` tokens may cut; each follows the words "this run". `data` is the
-    /// specification with which the rows were loaded. Streamed rows are counted while they are read.
+    /// Returns warnings about rows that are left out or cut, and about completions that the model's context
+    /// of `context` tokens may cut; each follows the words "this run". `data` is the specification with which
+    /// the rows were loaded. Streamed rows are counted while they are read.
     pub(super) fn warnings(&self, spec: &ResolvedSpec, data: &DataSpec, context: usize) -> Vec<String> {
         let max_prompt_tokens = data.max_prompt_tokens;
         let of_prompts = if max_prompt_tokens < spec.data.max_prompt_tokens {
@@ -180,23 +181,35 @@ impl Datasets {
             of_preferences += &format!(", or both together than the {context} tokens of the model's context");
         }
         let of_held_out = if self.held_out_preferences.is_some() { &of_preferences } else { &of_prompts };
-        let batch = spec.training.prompts_per_step as usize;
-        // A cold start has batches of another size.
-        let supervised_batch = if spec.algorithm.is_supervised() { batch } else { 0 };
         let all = [
-            ("training prompts", in_memory(self.prompts.as_ref()), &of_prompts, batch),
-            ("demonstrations", in_memory(self.demonstrations.as_ref()), &of_demonstrations, supervised_batch),
-            ("preferences", in_memory(self.preferences.as_ref()), &of_preferences, batch),
-            ("held-out rows", Some(self.held_out.counts()), of_held_out, 0),
+            ("training prompts", in_memory(self.prompts.as_ref()), &of_prompts),
+            ("demonstrations", in_memory(self.demonstrations.as_ref()), &of_demonstrations),
+            ("preferences", in_memory(self.preferences.as_ref()), &of_preferences),
+            ("held-out rows", Some(self.held_out.counts()), of_held_out),
         ];
-        let rows =
-            all.into_iter().filter_map(|(rows, counts, limit, batch)| Some((rows, counts?, limit, batch)));
-        let of_rows = rows.flat_map(|(rows, counts, limit, batch)| row_warnings(rows, counts, limit, batch));
+        let rows = all.into_iter().filter_map(|(rows, counts, limit)| Some((rows, counts?, limit)));
+        let of_rows = rows.flat_map(|(rows, counts, limit)| row_warnings(rows, counts, limit));
         let prompts = self.prompts.as_ref().and_then(TrainingRows::in_memory);
         let lens =
             prompts.iter().flat_map(|prompts| prompts.items().iter()).map(|prompt| prompt.tokens.len());
         let of_completions = context_warning(lens, spec.rollout.max_completion_tokens as usize, context);
         of_rows.chain(of_completions).collect()
+    }
+
+    /// Returns warnings about data sets in memory with fewer rows than a step takes, whose rows repeat within
+    /// the step; each follows the words "this run".
+    pub(super) fn repeat_warnings(&self, spec: &ResolvedSpec) -> Vec<String> {
+        let batch = spec.training.prompts_per_step;
+        let (step, supervised_batch) = match &spec.algorithm.cold_start {
+            Some(cold_start) => ("a step of the cold start", cold_start.batch_size),
+            None => ("a step", batch),
+        };
+        let all = [
+            repeat_warning("training prompts", in_memory(self.prompts.as_ref()), "a step", batch),
+            repeat_warning("demonstrations", in_memory(self.demonstrations.as_ref()), step, supervised_batch),
+            repeat_warning("preferences", in_memory(self.preferences.as_ref()), "a step", batch),
+        ];
+        all.into_iter().flatten().collect()
     }
 
     pub(super) fn in_order(self, spec: &ResolvedSpec) -> Result<Pipeline, TrainError> {
@@ -230,18 +243,39 @@ pub(crate) fn row_metrics(counts: DatasetCounts) -> Metrics {
 
 /// Returns the warnings about streamed rows that were left out or cut.
 pub(crate) fn streamed_warnings(counts: DatasetCounts) -> Vec<String> {
-    row_warnings("streamed rows", counts, "the job or the model's context allows", 0)
+    row_warnings("streamed rows", counts, "the job or the model's context allows")
+}
+
+/// Returns the number of rows that a step drew again, if there are any.
+pub(crate) fn repeat_metrics(draws: StepDraws) -> Metrics {
+    let repeated = (draws.num_repeated > 0).then_some(("data/num_repeated", draws.num_repeated));
+    repeated.into_iter().map(|(name, number)| (name.to_owned(), number as f64)).collect()
+}
+
+/// Returns a warning if the first step of a stage drew rows again: no warning before the start knows how many
+/// rows a stream has, or how often a step draws those of a data set with a weight.
+pub(crate) fn first_step_warning(stage: Stage, draws: StepDraws) -> Option<String> {
+    let StepDraws { num_drawn, num_repeated } = draws;
+    let step = match stage {
+        Stage::ColdStart => "the first step of the cold start",
+        Stage::Training => "the first step",
+    };
+    (num_repeated > 0).then(|| {
+        let num_new = num_drawn - num_repeated;
+        format!(
+            "repeats rows within a step: {step} takes {num_drawn} rows and has {num_new} without repetition"
+        )
+    })
 }
 
 fn in_memory<T>(rows: Option<&TrainingRows<T>>) -> Option<DatasetCounts> {
     rows.and_then(TrainingRows::in_memory).map(Dataset::counts)
 }
 
-/// Returns the warnings about `rows`, such as "training prompts". Rows longer than `limit` were left out or
-/// cut, and a step takes `batch` rows.
-fn row_warnings(rows: &str, counts: DatasetCounts, limit: &str, batch: usize) -> Vec<String> {
+/// Returns the warnings about `rows`, such as "training prompts", of which those longer than `limit` were
+/// left out or cut.
+fn row_warnings(rows: &str, counts: DatasetCounts, limit: &str) -> Vec<String> {
     let DatasetCounts { num_rows, num_filtered, num_truncated } = counts;
-    let num_kept = num_rows - num_filtered;
     let mut warnings = Vec::new();
     if num_filtered > 0 {
         warnings
@@ -250,11 +284,16 @@ fn row_warnings(rows: &str, counts: DatasetCounts, limit: &str, batch: usize) ->
     if num_truncated > 0 {
         warnings.push(format!("cuts {num_truncated} of {num_rows} {rows}: they are longer than {limit}"));
     }
-    if num_rows > 0 && num_kept < batch as u64 {
-        warnings
-            .push(format!("repeats {rows} within a step: there are {num_kept}, and a step takes {batch}"));
-    }
     warnings
+}
+
+/// Returns a warning if `rows`, such as "training prompts", are fewer than the `batch` that `step` takes;
+/// `None` for `counts` if the job has no such rows in memory.
+fn repeat_warning(rows: &str, counts: Option<DatasetCounts>, step: &str, batch: u32) -> Option<String> {
+    let counts = counts?;
+    let num_kept = counts.num_rows - counts.num_filtered;
+    (num_kept < u64::from(batch))
+        .then(|| format!("repeats {rows} within a step: there are {num_kept}, and {step} takes {batch}"))
 }
 
 /// Returns a warning if prompts of these lengths leave less than `max_completion_tokens` of the model's
@@ -376,19 +415,28 @@ mod tests {
 
     #[test]
     fn rows_that_are_left_out_cut_or_repeated_are_counted() {
-        let warnings = |num_rows, num_filtered, num_truncated, batch| {
-            let counts = DatasetCounts { num_rows, num_filtered, num_truncated };
-            row_warnings("prompts", counts, "4 tokens", batch)
-        };
-        assert_eq!(warnings(8, 0, 0, 8), [""; 0]);
-        assert_eq!(warnings(0, 0, 0, 8), [""; 0], "a job without such rows");
+        let counts = |num_filtered, num_truncated| DatasetCounts { num_rows: 8, num_filtered, num_truncated };
+        assert_eq!(row_warnings("prompts", counts(0, 0), "4 tokens"), [""; 0]);
         assert_eq!(
-            warnings(8, 3, 2, 6),
+            row_warnings("prompts", counts(3, 2), "4 tokens"),
             [
                 "leaves out 3 of 8 prompts: they are longer than 4 tokens",
                 "cuts 2 of 8 prompts: they are longer than 4 tokens",
-                "repeats prompts within a step: there are 5, and a step takes 6",
             ]
+        );
+        let repeats = |counts| repeat_warning("prompts", counts, "a step", 6);
+        assert_eq!([None, Some(counts(2, 2))].map(repeats), [None, None]);
+        assert_eq!(
+            repeats(Some(counts(3, 2))).unwrap(),
+            "repeats prompts within a step: there are 5, and a step takes 6"
+        );
+        let first =
+            |num_repeated| first_step_warning(Stage::ColdStart, StepDraws { num_drawn: 9, num_repeated });
+        assert_eq!(first(0), None);
+        assert_eq!(
+            first(2).unwrap(),
+            "repeats rows within a step: the first step of the cold start takes 9 rows and has 7 without \
+             repetition"
         );
     }
 }

@@ -4,8 +4,8 @@
 use rlt_api::ValidatedJob;
 use rlt_api::conflicts::ChosenDevice;
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_api::plan::{Choices, Models, memory_on_gpu};
-use rlt_api::resolved::ResolvedSpec;
+use rlt_api::plan::{Models, choices_for, memory_on_gpu};
+use rlt_api::resolved::{Choices, ResolvedSpec};
 use rlt_api::spec;
 use rlt_torch::cuda::{self, CudaStatus, Kernels};
 use tch::Device;
@@ -33,7 +33,8 @@ pub(super) struct Placement {
 pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Placement, TrainError> {
     rlt_torch::set_num_threads(spec.workers.threads.map_or(ranks.cores(), |threads| threads as usize));
     rlt_torch::reuse_large_buffers();
-    rlt_torch::set_float32_matmul_precision(matmul_precision(spec.training.matmul_precision))?;
+    let precision = matmul_precision(spec.training.matmul_precision, rlt_torch::cpu_has_amx());
+    rlt_torch::set_float32_matmul_precision(precision)?;
     rlt_torch::set_deterministic(spec.training.deterministic)?;
     let own = match spec.workers.device {
         spec::Device::Cpu => Placement { device: Device::Cpu, warning: None },
@@ -113,18 +114,18 @@ pub(super) fn choices(
     ranks: &Ranks,
 ) -> Result<Choices, TrainError> {
     let Some(memory) = rlt_torch::device_memory(device)? else {
-        return Ok(Choices::new(spec, Some(model), ChosenDevice::Cpu, None));
+        return Ok(choices_for(spec, Some(model), ChosenDevice::Cpu, None));
     };
     let smallest = -ranks.all_reduce_max(-(memory.total_bytes as i64))?;
-    Ok(Choices::new(spec, Some(model), ChosenDevice::Cuda, Some(smallest.unsigned_abs())))
+    Ok(choices_for(spec, Some(model), ChosenDevice::Cuda, Some(smallest.unsigned_abs())))
 }
 
-fn matmul_precision(wanted: spec::MatmulPrecision) -> rlt_torch::MatmulPrecision {
+fn matmul_precision(wanted: spec::MatmulPrecision, has_amx: bool) -> rlt_torch::MatmulPrecision {
     use spec::MatmulPrecision as Wanted;
     match wanted {
         // Without matrix tiles libtorch's "medium" is full fp32 by a faster library; with them it would be
         // bfloat16.
-        Wanted::Highest if !rlt_torch::cpu_has_amx() => rlt_torch::MatmulPrecision::Medium,
+        Wanted::Highest if !has_amx => rlt_torch::MatmulPrecision::Medium,
         Wanted::Highest => rlt_torch::MatmulPrecision::Highest,
         Wanted::High => rlt_torch::MatmulPrecision::High,
         Wanted::Medium => rlt_torch::MatmulPrecision::MediumEvenReduced,
@@ -174,11 +175,18 @@ fn is_everywhere(own: Device, ranks: &Ranks) -> Result<bool, RankError> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use rlt_api::ExitCode;
+    use rlt_tests::{choices, tiny_job_with};
+    use rlt_torch::MatmulPrecision;
+    use serde_json::json;
 
     use super::*;
 
     const GIB: u64 = 1 << 30;
+    /// Environment variable of a process in which a test may change what all threads compute with.
+    const OWN_PROCESS: &str = "RLT_TEST_OWN_PROCESS";
 
     fn with_gpus(num_gpus: usize) -> CudaStatus {
         if num_gpus == 0 { CudaStatus::NoGpu } else { CudaStatus::Found { num_gpus } }
@@ -224,6 +232,42 @@ mod tests {
         let placement = choose(spec::Device::Auto, &broken(), 0, 1).unwrap();
         assert_eq!(placement.device, Device::Cpu);
         assert!(placement.warning.unwrap().contains("libcudnn.so.9 does not load"));
+    }
+
+    fn with_precision(name: &str) -> ValidatedJob {
+        let job = tiny_job_with(json!({ "training": { "matmulPrecision": name } }));
+        rlt_api::validate(&job.to_string()).unwrap()
+    }
+
+    #[test]
+    fn every_precision_of_products_has_libtorchs_name_for_it_without_and_with_matrix_tiles() {
+        let table = [
+            ("Highest", [MatmulPrecision::Medium, MatmulPrecision::Highest]),
+            ("High", [MatmulPrecision::High; 2]),
+            ("Medium", [MatmulPrecision::MediumEvenReduced; 2]),
+        ];
+        assert_eq!(choices("spec.training.matmulPrecision"), table.map(|(name, _)| name));
+        for (name, expected) in table {
+            let wanted = with_precision(name).spec().training.matmul_precision;
+            assert_eq!([false, true].map(|has_amx| matmul_precision(wanted, has_amx)), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_run_computes_products_in_the_precision_of_its_manifest() {
+        if std::env::var_os(OWN_PROCESS).is_some() {
+            let uses_tf32 = ["Highest", "High", "Medium", "Highest"].map(|name| {
+                prepare(with_precision(name).spec(), &Ranks::alone()).unwrap();
+                rlt_torch::cuda_multiplies_in_tf32().unwrap()
+            });
+            assert_eq!(uses_tf32, [false, true, true, false]);
+            return;
+        }
+        let test = "run::setup::device::tests::a_run_computes_products_in_the_precision_of_its_manifest";
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let output = child.args([test, "--exact"]).env(OWN_PROCESS, "1").output().unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && printed.contains("1 passed"), "{output:?}");
     }
 
     #[test]

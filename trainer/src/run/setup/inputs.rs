@@ -55,8 +55,10 @@ pub(super) struct Inputs {
     pub(super) weights: Weights,
     /// The rows of the data sets.
     pub(super) datasets: Datasets,
-    /// Warnings about rows that are left out, cut or repeated.
+    /// Warnings about rows that are left out or cut.
     pub(super) data_warnings: Vec<String>,
+    /// Warnings about rows that repeat within a step, because a data set has fewer.
+    pub(super) repeat_warnings: Vec<String>,
 }
 
 impl Inputs {
@@ -85,8 +87,15 @@ impl Inputs {
         let model_context = context_of(weights.config());
         let data = within_context(&downloaded.spec, model_context);
         let datasets = Datasets::load(spec, &data, &tokenizer, model_context)?;
-        let data_warnings = datasets.warnings(spec, &data, model_context);
-        Ok(Self { model: ModelFiles { dir, base }, tokenizer, downloaded, weights, datasets, data_warnings })
+        Ok(Self {
+            data_warnings: datasets.warnings(spec, &data, model_context),
+            repeat_warnings: datasets.repeat_warnings(spec),
+            model: ModelFiles { dir, base },
+            tokenizer,
+            downloaded,
+            weights,
+            datasets,
+        })
     }
 }
 

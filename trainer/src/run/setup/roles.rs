@@ -153,12 +153,12 @@ fn engine_options(
 ) -> Result<EngineOptions, TrainError> {
     let rollout = &spec.rollout;
     Ok(EngineOptions {
-        max_concurrent: concurrent_sequences(spec) as usize,
+        max_num_seqs: concurrent_sequences(spec) as usize,
         block_size: KV_BLOCK_TOKENS as usize,
         compute: rollout.precision.map(model::kind_of),
         max_model_len: rollout.max_model_tokens.map(|longest| longest as usize),
         memory: Some(MemoryShare::of(device, rollout.memory_fraction, ranks.local_size())?),
-        max_prefill_tokens: rollout.max_batched_tokens as usize,
+        max_num_batched_tokens: rollout.max_batched_tokens as usize,
         max_cache_bytes: None,
         uses_graphs: true,
         merge_lora: spec.model.lora.as_ref().and_then(|lora| lora.merge).unwrap_or(true),

@@ -49,8 +49,8 @@ pub(in crate::plan::model_config) fn shape(
     };
     match (spec.family.has_vision(), &spec.vision, tokens) {
         (false, None, _) => Ok(()),
-        (false, Some(_), _) => Err(invalid(format!("nothing beside the family {:?}", spec.family), "vision")),
-        (true, None, _) => Err(invalid(format!("a tower beside the family {:?}", spec.family), "nothing")),
+        (false, Some(_), _) => Err(invalid(format!("nothing with the family {:?}", spec.family), "vision")),
+        (true, None, _) => Err(invalid(format!("a tower with the family {:?}", spec.family), "nothing")),
         (true, Some(_), None) => {
             Err(invalid(format!("a tokenizer with {}", VISION_TOKENS.join(", ")), "one without"))
         }

@@ -1,9 +1,10 @@
 //! The configuration of a decoder: what decides the values that it computes.
 
 use super::{
-    BlockNorms, Experts, FusedProjections, LatentAttention, NormKind, OutputHead, QkNorm, Quantization,
-    RopeConfig, RopePairing, VisionConfig,
+    BlockNorms, Experts, FusedProjections, LatentAttention, NormKind, QkNorm, Quantization, RopeConfig,
+    RopePairing, VisionConfig,
 };
+use crate::resolved::OutputHead;
 use crate::spec::ModelFamily as Family;
 
 /// Activation function of the feed-forward block's gate.

@@ -41,7 +41,7 @@ fn lengths() -> ([usize; 2], usize) {
 
 fn finding(config: &ModelConfig, decoder: &Decoder, batch: usize) -> Result<Finding, Failure> {
     let ([few, many], prompt_len) = lengths();
-    let options = EngineOptions { max_concurrent: batch, ..EngineOptions::default() };
+    let options = EngineOptions { max_num_seqs: batch, ..EngineOptions::default() };
     let mut engine = Engine::new(options);
     engine.sync_weights(decoder, 0)?;
     let mut seconds = |new_tokens| seconds(&mut engine, decoder, batch, new_tokens);

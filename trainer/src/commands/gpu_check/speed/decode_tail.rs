@@ -114,8 +114,8 @@ fn judged(calls: usize, [before, after_warm, after_all]: [i64; 3]) -> Finding {
     Finding::new(taken > 0 && grown <= allowed, figures)
 }
 
-pub(super) fn engine(decoder: &Decoder, max_concurrent: usize) -> Result<Engine, Failure> {
-    let mut engine = Engine::new(EngineOptions { max_concurrent, ..EngineOptions::default() });
+pub(super) fn engine(decoder: &Decoder, max_num_seqs: usize) -> Result<Engine, Failure> {
+    let mut engine = Engine::new(EngineOptions { max_num_seqs, ..EngineOptions::default() });
     engine.sync_weights(decoder, 0)?;
     Ok(engine)
 }

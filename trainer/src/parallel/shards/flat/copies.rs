@@ -53,8 +53,7 @@ impl FlatParameter {
         Ok(whole)
     }
 
-    /// The full parameters in an unsharded buffer, with the experts and tensor-parallel shards of other
-    /// ranks.
+    /// The full parameters in an unsharded buffer, with the values of other ranks.
     fn parameters_in(&self, whole: &Tensor, ranks: &ProcessGroups) -> Result<NamedTensors, RankError> {
         let one = |Parameter { name, place, .. }: &Parameter| {
             Ok((name.clone(), self.with_others(&place.in_whole(whole), place, ranks)?))

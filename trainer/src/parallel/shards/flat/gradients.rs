@@ -1,5 +1,6 @@
 //! Gradients of a buffer's parameters, in the master dtype.
 
+use rlt_core::mesh::Axis;
 use tch::{Tensor, no_grad};
 
 use super::{FlatParameter, Parameter};
@@ -60,10 +61,10 @@ impl FlatParameter {
         *self.gradients.borrow_mut() = Gradients::default();
     }
 
-    /// Views of this rank's gradients of the parameters that `is_wanted`, `[len]` each.
-    pub(in crate::parallel::shards) fn gradients_of(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<Tensor> {
+    /// Views of this rank's gradients, `[len]` each, of which every rank along `axis` has a summand.
+    pub(in crate::parallel::shards) fn partial_gradients(&self, axis: Axis) -> Vec<Tensor> {
         let gradient = self.gradient_shard();
-        let wanted = self.own_parameters().filter(|parameter| is_wanted(&parameter.name));
-        wanted.map(|Parameter { place, .. }| place.in_shard(&gradient, &self.own)).collect()
+        let partial = self.own_parameters().filter(|parameter| parameter.place.layout.is_partial_along(axis));
+        partial.map(|Parameter { place, .. }| place.in_shard(&gradient, &self.own)).collect()
     }
 }

@@ -1,5 +1,5 @@
 //! The unsharded buffer while parameters can be read: gathered from the shards or fetched from offload
-//! storage, optionally with the experts and tensor-parallel shards of other ranks.
+//! storage, optionally with the values of other ranks along the axes that split weights.
 
 use rlt_core::local_tensor::{DimRanges, DimShards};
 use tch::{Tensor, no_grad};
@@ -10,13 +10,12 @@ use super::{FlatParameter, Parameter};
 use crate::parallel::{AxisGroup, ProcessGroups, RankError};
 
 impl FlatParameter {
-    /// Rebinds the leaves of an unsharded unit to all experts, or full weights, until it is resharded.
-    /// Collective.
+    /// Rebinds the leaves of an unsharded unit to full weights until it is resharded. Collective.
     pub(in crate::parallel::shards) fn gather_full_tensors(
         &self,
         ranks: &ProcessGroups,
     ) -> Result<(), RankError> {
-        if self.has_others.get() || (self.ep_group(ranks).is_none() && self.tp_group(ranks).is_none()) {
+        if self.has_others.get() || self.axes.is_empty() {
             return Ok(());
         }
         for Parameter { leaf, place, .. } in &self.parameters {
@@ -27,19 +26,20 @@ impl FlatParameter {
         Ok(())
     }
 
-    /// The full parameter from this rank's local values: tensor-parallel shards are joined first, then
-    /// experts.
+    /// The full parameter from this rank's local values, whose shards are joined axis by axis.
     pub(super) fn with_others(
         &self,
         own: &Tensor,
         place: &FlatSlot,
         ranks: &ProcessGroups,
     ) -> Result<Tensor, RankError> {
-        let joined = match self.tp_group(ranks).zip(place.tp.as_ref()) {
-            Some((group, shards)) => gather_dim(own, shards, group)?,
-            None => own.shallow_clone(),
-        };
-        self.ep_group(ranks).map_or(Ok(joined.shallow_clone()), |group| group.all_gather_experts(&joined))
+        let mut joined = own.shallow_clone();
+        for (axis, shards) in place.layout.shards() {
+            if let Some(group) = ranks.along(axis) {
+                joined = gather_dim(&joined, shards, group)?;
+            }
+        }
+        Ok(joined)
     }
 
     /// Rebinds the leaves to views of this rank's buffer.
@@ -111,6 +111,11 @@ impl FlatParameter {
 
 /// All-gathers the shards of a dim, of which `own` is this rank's: the tensor with the full dim.
 fn gather_dim(own: &Tensor, shards: &DimShards, group: &AxisGroup) -> Result<Tensor, RankError> {
+    let full_len = shards.of_ranks.first().map_or(0, |ranges| ranges.len);
+    let full_size = with_dim(own, shards, full_len);
+    if shards.are_consecutive_rows() {
+        return Ok(group.all_gather(own)?.view(full_size.as_slice()));
+    }
     let sizes: Vec<Vec<i64>> =
         shards.of_ranks.iter().map(|ranges| with_dim(own, shards, ranges.count())).collect();
     let lens = sizes.iter().map(|size| size.iter().product::<i64>());
@@ -118,8 +123,7 @@ fn gather_dim(own: &Tensor, shards: &DimShards, group: &AxisGroup) -> Result<Ten
     let padding = lens.clone().max().unwrap_or(0) - own.numel() as i64;
     let sent = own.detach().contiguous().view(-1).constant_pad_nd([0, padding]);
     let received = group.all_gather(&sent)?;
-    let len = shards.of_ranks.first().map_or(0, |ranges| ranges.len);
-    let all = Tensor::empty(with_dim(own, shards, len), (own.kind(), own.device()));
+    let all = Tensor::empty(full_size, (own.kind(), own.device()));
     for (rank, ((ranges, size), len)) in shards.of_ranks.iter().zip(&sizes).zip(lens).enumerate() {
         let part = received.get(rank as i64).narrow(0, 0, len).view(size.as_slice());
         no_grad(|| copy_to_ranges(&all, &part, shards.dim as i64, ranges));

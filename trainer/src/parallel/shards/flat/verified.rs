@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
+use rlt_core::local_tensor::DimShards;
 use tch::{Kind, Tensor, no_grad};
 
-use super::super::place::FlatSlot;
 use super::super::whole::WeightDtype;
 use super::{FlatParameter, Parameter};
 use crate::model::of_ranges;
@@ -28,16 +28,17 @@ impl FlatParameter {
         for (Parameter { leaf, place, .. }, own) in self.parameters.iter().zip(&whole.views) {
             let mut expected =
                 Tensor::from_slice(&[digest(&own.detach().contiguous().view(-1))?.cast_signed()]);
-            if let Some(group) = self.tp_group(ranks) {
-                expected = group.all_gather(&expected)?.view(-1);
+            for (axis, _) in place.layout.shards() {
+                if let Some(group) = ranks.along(axis) {
+                    expected = group.all_gather(&expected)?.view(-1);
+                }
             }
-            let mut of_experts = vec![leaf.detach()];
-            if let Some(group) = self.ep_group(ranks) {
-                expected = group.all_gather(&expected)?.view(-1);
-                of_experts = leaf.detach().chunk(group.place().size as i64, 0);
+            // The digests along the last axis are outermost.
+            let mut parts = vec![leaf.detach()];
+            for (_, shards) in place.layout.shards().rev() {
+                parts = parts.iter().flat_map(|all| shards_of(all, shards)).collect();
             }
-            let parts = of_experts.iter().flat_map(|all| shards_of(all, place));
-            for (part, expected) in parts.zip(rlt_torch::to_vec::<i64>(&expected)) {
+            for (part, expected) in parts.iter().zip(rlt_torch::to_vec::<i64>(&expected)) {
                 let got = digest(&part.contiguous().view(-1))?.cast_signed();
                 others_match &= got == expected;
             }
@@ -69,8 +70,7 @@ impl FlatParameter {
     }
 }
 
-/// The tensor-parallel shards of `all`, which has the local experts of one rank, in the order of ranks.
-fn shards_of(all: &Tensor, place: &FlatSlot) -> Vec<Tensor> {
-    let Some(tp) = &place.tp else { return vec![all.shallow_clone()] };
-    tp.of_ranks.iter().map(|own| of_ranges(all, &own.ranges, tp.dim as i64)).collect()
+/// The parts of `all` that ranks have by `shards`, in the order of ranks.
+fn shards_of(all: &Tensor, shards: &DimShards) -> Vec<Tensor> {
+    shards.of_ranks.iter().map(|own| of_ranges(all, &own.ranges, shards.dim as i64)).collect()
 }

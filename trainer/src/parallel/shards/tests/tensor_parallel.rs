@@ -71,6 +71,20 @@ fn ranks_with_shards_of_every_weight_train_as_one_rank_with_fsdp_and_sequence_pa
 }
 
 #[test]
+fn a_rank_loads_as_many_numbers_as_are_planned() {
+    for case in [CUT, BIASED, FUSED, Case { tied: true, ..CUT }] {
+        let kept = on_layout((2, 2, 1, 1), |ranks| {
+            let actor = actor(case, ranks, 1);
+            let pieces = actor.shards().unwrap().pieces();
+            pieces.iter().map(|(_, piece)| piece.numel() as u64).sum::<u64>()
+        });
+        // The first rank has one of 11 tokens more.
+        assert_eq!(kept[0], config(case).parameter_count_of_rank(2).total(), "{case:?}");
+        assert!(kept[1] < kept[0], "{case:?}");
+    }
+}
+
+#[test]
 fn recomputed_layers_and_tied_weights_train_as_on_one_rank() {
     let tied = Case { tied: true, activation_checkpointing: true, ..CUT };
     assert_trains_as_one(tied, &[(2, 2, 1, 1), (4, 2, 2, 1)]);

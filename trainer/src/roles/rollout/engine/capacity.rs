@@ -29,12 +29,12 @@ impl RunCapacity {
         let num_samples: usize = planned.iter().map(|request| request.seeds.len()).sum();
         let longest = planned.iter().map(|request| request.max_blocks(options.block_size)).max();
         let limits = RunnerLimits {
-            max_rows: options.max_concurrent.min(num_samples).max(1),
+            max_rows: options.max_num_seqs.min(num_samples).max(1),
             max_blocks: longest.unwrap_or(1).max(1),
             has_penalty: requests.iter().any(|request| request.sampling.has_penalty()),
             uses_graphs: options.uses_graphs && !graphs_are_forbidden(),
         };
-        let num_blocks = Scheduler::blocks_wanted(planned, options.block_size, options.max_concurrent);
+        let num_blocks = Scheduler::blocks_wanted(planned, options.block_size, options.max_num_seqs);
         Self { num_blocks, limits }
     }
 
@@ -43,12 +43,12 @@ impl RunCapacity {
     pub(super) fn of_options(options: &EngineOptions, bounds: &RequestBounds) -> Self {
         let max_blocks = bounds.max_model_len.div_ceil(options.block_size.max(1)).max(1);
         let limits = RunnerLimits {
-            max_rows: options.max_concurrent.max(1),
+            max_rows: options.max_num_seqs.max(1),
             max_blocks,
             has_penalty: true,
             uses_graphs: options.uses_graphs && !graphs_are_forbidden(),
         };
-        Self { num_blocks: options.max_concurrent.saturating_mul(max_blocks).saturating_add(1), limits }
+        Self { num_blocks: options.max_num_seqs.saturating_mul(max_blocks).saturating_add(1), limits }
     }
 }
 
@@ -104,8 +104,8 @@ pub(super) fn scheduler_for(
     let config = SchedulerConfig {
         num_blocks: cache.num_blocks(),
         block_size: cache.block_size(),
-        max_num_seqs: options.max_concurrent,
-        max_num_batched_tokens: options.max_prefill_tokens,
+        max_num_seqs: options.max_num_seqs,
+        max_num_batched_tokens: options.max_num_batched_tokens,
     };
     let mut scheduler = Scheduler::new(config).map_err(EngineError::Schedule)?;
     let mut requests = planned.iter().enumerate();

@@ -292,7 +292,7 @@ impl DeviceProduct {
     }
 }
 
-const ADAPTER: &str = "a linear layer with its adapter beside it";
+const ADAPTER: &str = "a linear layer with an unmerged adapter";
 /// Index of the product whose inputs are heads.
 const OUTPUT: usize = 3;
 

@@ -2,6 +2,8 @@
 //! from the manifest to numbers, and compares these with numbers that are computed here. No two choices have
 //! equal numbers, so a test fails if any two arms between the manifest and the arithmetic are swapped.
 
+mod adapter;
+
 use std::fmt::Debug;
 
 use rlt_api::resolved::{Kl, PolicyGradient, Preference, ResolvedSpec};

@@ -57,8 +57,10 @@ impl RunLoop<'_, '_, '_> {
         max_new_tokens: usize,
     ) -> Result<(), EngineError> {
         let num_before = self.scheduler.find(id).map_or(0, |sequence| sequence.tokens().len());
-        let max_new_tokens = self.bounds.plan_turn(id.request_idx, num_before, tokens, max_new_tokens)?;
-        self.scheduler.extend(id, tokens, max_new_tokens).map_err(EngineError::Schedule)
+        let within_context = self.bounds.plan_turn(id.request_idx, num_before, tokens, max_new_tokens)?;
+        self.scheduler.extend(id, tokens, within_context).map_err(EngineError::Schedule)?;
+        self.outputs.begin_turn(id, max_new_tokens);
+        Ok(())
     }
 
     fn cancel(&mut self, id: SequenceId) -> Result<(), EngineError> {

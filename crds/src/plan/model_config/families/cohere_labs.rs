@@ -1,0 +1,4 @@
+//! Families of Cohere.
+
+pub(super) mod cohere;
+pub(super) mod cohere2;

@@ -1,0 +1,258 @@
+//! How ranks split the parameters of a model before FSDP shards them, by the names of a checkpoint: the table
+//! that memory plan, training and rollout read. It has no degrees; its readers apply it to theirs.
+//!
+//! ```text
+//! tensor parallel      (Megatron-LM, Shoeybi et al. 2019)
+//! q, k, v, gate, up    rows of a rank's heads and width, with their biases     (column-parallel)
+//! o, down              columns of a rank's heads and width; biases are full    (row-parallel)
+//! latents              full; their expansion is split as q, k and v are
+//! embedding, head      rows of a rank's tokens
+//! norms, value head    full
+//! experts              as gate, up and down, for every expert; router and gate of the shared expert are full
+//! adapter              of split rows: full A, rows of B;  of split columns: columns of A, full B
+//!
+//! expert parallel
+//! experts              all weights of a rank's experts; everything else is full
+//! ```
+//! A full parameter that acts on the residual stream, which all ranks have, has the same gradient on all
+//! ranks. One that acts on a rank's own heads, or its part of a product, has a summand of its gradient on
+//! each rank.
+
+mod layer;
+
+use std::collections::BTreeMap;
+
+use super::super::{Experts, HEAD_WEIGHT, ModelConfig, OutputHead, ParameterShape, is_expert_weight};
+use super::{EMBEDDING_WEIGHT, FINAL_NORM, ParameterCount};
+use layer::{ADAPTER_A, ADAPTER_B, INNER_EXPERTS, OUTER_EXPERTS, splits_of_layer};
+
+/// Rule by which a rank has some of the blocks of a dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockShare {
+    /// Blocks that no other rank has.
+    Own,
+    /// The blocks of the key heads that the rank's query heads attend to. With more ranks than key heads,
+    /// several ranks have the same one.
+    KeyHeads,
+    /// All blocks of the part, as on every other rank.
+    All,
+}
+
+/// Consecutive blocks of a dimension, such as heads, which are never split themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Index at which the first block begins.
+    pub start: usize,
+    /// Number of blocks.
+    pub count: usize,
+    /// Length of each block.
+    pub len: usize,
+    /// Rule by which a rank has some of the blocks.
+    pub share: BlockShare,
+}
+
+impl Blocks {
+    /// Largest number of indices that one of `num_ranks` ranks has.
+    fn largest_share(&self, num_ranks: usize) -> usize {
+        let blocks = match self.share {
+            BlockShare::Own => self.count.div_ceil(num_ranks),
+            BlockShare::KeyHeads => (self.count / num_ranks).max(1),
+            BlockShare::All => self.count,
+        };
+        blocks * self.len
+    }
+}
+
+/// A dimension of a parameter that ranks split: each has some blocks of each part. A fused weight has several
+/// parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DimSplit {
+    /// Index of the dimension.
+    pub dim: usize,
+    /// Length of the dimension.
+    pub len: usize,
+    /// Parts of the dimension, ascending.
+    pub parts: Vec<Blocks>,
+}
+
+impl DimSplit {
+    /// Splits dimension `dim`, which has `count` blocks of length `len`.
+    fn new(dim: usize, count: usize, len: usize, share: BlockShare) -> Self {
+        Self { dim, len: count * len, parts: vec![Blocks { start: 0, count, len, share }] }
+    }
+
+    fn rows(count: usize, len: usize) -> Self {
+        Self::new(0, count, len, BlockShare::Own)
+    }
+
+    fn columns(count: usize, len: usize) -> Self {
+        Self::new(1, count, len, BlockShare::Own)
+    }
+
+    /// Splits the dimension behind in the same way, for a tensor of several such weights.
+    fn stacked(&self) -> Self {
+        Self { dim: self.dim + 1, ..self.clone() }
+    }
+
+    /// Largest number of indices that one of `num_ranks` ranks has.
+    fn largest_share(&self, num_ranks: usize) -> usize {
+        self.parts.iter().map(|part| part.largest_share(num_ranks)).sum()
+    }
+}
+
+/// How the ranks of a tensor-parallel group split a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ParameterSplit {
+    /// Every rank has the parameter and computes its whole gradient.
+    Replicate,
+    /// Every rank has some indices of one dimension.
+    Dim(DimSplit),
+    /// Every rank has the parameter and computes a summand of its gradient.
+    Partial,
+}
+
+/// The splits of a model's parameters and of its adapters'.
+#[derive(Clone, Debug)]
+pub struct ModelSharding {
+    vocabulary: DimSplit,
+    head_is_split: bool,
+    num_experts: usize,
+    /// Splits of each layer's parameters that are not replicated, by their names inside the layer.
+    layers: Vec<BTreeMap<String, ParameterSplit>>,
+}
+
+impl ModelSharding {
+    /// Makes the table of a model. For a layer whose experts have an adapter of gate and up and none of down,
+    /// see [`Self::adapting_gate_and_up_alone`].
+    pub fn new(model: &ModelConfig) -> Self {
+        Self {
+            vocabulary: DimSplit::rows(model.vocab_size, 1),
+            head_is_split: model.head == OutputHead::Vocabulary,
+            num_experts: model.experts.as_ref().map_or(0, |experts| experts.num_experts),
+            layers: (0..model.num_layers).map(|layer_idx| splits_of_layer(model, layer_idx)).collect(),
+        }
+    }
+
+    /// Sets that the experts of layer `layer_idx` have an adapter of gate and up and none of down. PEFT wraps
+    /// the module of experts once for each adapter, and the outer wrapper, which is that of down otherwise,
+    /// is theirs.
+    pub fn adapting_gate_and_up_alone(&mut self, layer_idx: usize) {
+        let Some(splits) = self.layers.get_mut(layer_idx) else { return };
+        for part in [ADAPTER_A, ADAPTER_B] {
+            let inner = splits.get(&format!("{INNER_EXPERTS}{part}")).cloned();
+            splits.extend(inner.map(|split| (format!("{OUTER_EXPERTS}{part}"), split)));
+        }
+    }
+
+    /// The split of a parameter over the ranks of a tensor-parallel group, by its name in any role.
+    pub fn along_tp(&self, name: &str) -> ParameterSplit {
+        let is_of_tokens =
+            name.ends_with(EMBEDDING_WEIGHT) || (self.head_is_split && name.ends_with(HEAD_WEIGHT));
+        if is_of_tokens {
+            return ParameterSplit::Dim(self.vocabulary.clone());
+        }
+        let split = inside_layer(name).and_then(|(layer_idx, rest)| self.layers.get(layer_idx)?.get(rest));
+        split.cloned().unwrap_or(ParameterSplit::Replicate)
+    }
+
+    /// The split of a parameter over the ranks of an expert-parallel group, by its name in any role; `None`
+    /// if every rank has the parameter.
+    pub fn along_ep(&self, name: &str) -> Option<DimSplit> {
+        is_expert_weight(name).then(|| DimSplit::rows(self.num_experts, 1))
+    }
+
+    /// Largest number of elements of a parameter that a rank of a tensor-parallel group of `tp` ranks and an
+    /// expert-parallel group of `ep` ranks has.
+    pub fn largest_part(&self, parameter: &ParameterShape, tp: usize, ep: usize) -> u64 {
+        let mut shape = parameter.shape.clone();
+        if let ParameterSplit::Dim(split) = self.along_tp(&parameter.name) {
+            shape[split.dim] = split.largest_share(tp);
+        }
+        if let Some(split) = self.along_ep(&parameter.name) {
+            shape[split.dim] = split.largest_share(ep);
+        }
+        shape.iter().map(|len| *len as u64).product()
+    }
+}
+
+impl ModelConfig {
+    /// Splits of the weights of q, k, v, o, gate, up and down over tensor-parallel ranks, each as a weight of
+    /// its own: one for each of [`Self::products`].
+    pub fn product_splits(&self, layer_idx: usize) -> Vec<DimSplit> {
+        let heads = self.num_heads;
+        let attention = match &self.latent {
+            Some(latent) => [
+                DimSplit::rows(heads, latent.head_dim()),
+                DimSplit::new(0, 1, latent.kv_cache_width(), BlockShare::All),
+                DimSplit::rows(heads, latent.nope_dim + latent.value_dim),
+                DimSplit::columns(heads, latent.value_dim),
+            ],
+            None => {
+                let len = self.head_dim;
+                let keys = DimSplit::new(0, self.num_kv_heads, len, BlockShare::KeyHeads);
+                [DimSplit::rows(heads, len), keys.clone(), keys, DimSplit::columns(heads, len)]
+            }
+        };
+        let block = self.feed_forward_width(layer_idx).map(block_splits);
+        attention.into_iter().chain(block.into_iter().flatten()).collect()
+    }
+
+    /// Counts the parameters that one of `tp` tensor-parallel ranks has at most.
+    pub fn parameter_count_of_rank(&self, tp: usize) -> ParameterCount {
+        let sharding = ModelSharding::new(self);
+        let (mut embedding, mut final_norm, mut head) = (0, 0, 0);
+        let mut layers = vec![0; self.num_layers];
+        for parameter in self.parameters() {
+            let count = match (inside_layer(&parameter.name), parameter.name.as_str()) {
+                (Some((layer_idx, _)), _) => &mut layers[layer_idx],
+                (None, EMBEDDING_WEIGHT) => &mut embedding,
+                (None, FINAL_NORM) => &mut final_norm,
+                (None, _) => &mut head,
+            };
+            *count += sharding.largest_part(&parameter, tp, 1);
+        }
+        ParameterCount {
+            embedding,
+            per_layer: layers.iter().copied().max().unwrap_or(0),
+            layers: layers.iter().sum(),
+            num_layers: self.num_layers as u64,
+            final_norm,
+            head,
+        }
+    }
+
+    /// Counts the expert weights that one of `tp` tensor-parallel ranks has at most: in the whole model, and
+    /// in one layer that has experts, without routers.
+    pub fn expert_weights_of_rank(&self, tp: usize) -> (u64, u64) {
+        let sharding = ModelSharding::new(self);
+        let parameters = self.parameters().into_iter();
+        let of_experts = parameters.filter(|parameter| is_expert_weight(&parameter.name));
+        let all: u64 = of_experts.map(|parameter| sharding.largest_part(&parameter, tp, 1)).sum();
+        (all, all.checked_div(self.num_expert_layers() as u64).unwrap_or(0))
+    }
+}
+
+impl Experts {
+    /// Splits of the stacked gate and up of one expert, [2 width, hidden], and of its down, [hidden, width],
+    /// over tensor-parallel ranks.
+    pub fn splits(&self) -> [DimSplit; 2] {
+        let width = self.intermediate_size;
+        let half = |start| Blocks { start, count: width, len: 1, share: BlockShare::Own };
+        let gate_up = DimSplit { dim: 0, len: 2 * width, parts: vec![half(0), half(width)] };
+        [gate_up, DimSplit::columns(width, 1)]
+    }
+}
+
+/// Splits of gate, up and down of a block of this width.
+fn block_splits(width: usize) -> [DimSplit; 3] {
+    [DimSplit::rows(width, 1), DimSplit::rows(width, 1), DimSplit::columns(width, 1)]
+}
+
+/// The layer index in a parameter's name, an adapter's too, and the name inside the layer.
+fn inside_layer(name: &str) -> Option<(usize, &str)> {
+    let (layer_idx, rest) = name.split_once(".layers.")?.1.split_once('.')?;
+    Some((layer_idx.parse().ok()?, rest))
+}
+
+#[cfg(test)]
+mod tests;
