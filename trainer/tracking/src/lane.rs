@@ -1,7 +1,7 @@
 //! A tracker behind a bounded queue and a separate thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -113,17 +113,38 @@ impl Lane {
         }
     }
 
+    /// Records that the tracker was still busy when the run ended, unless it has failed before.
+    pub(super) fn was_late(&self, timeout: Duration) {
+        let late = || format!("it was still busy {} s after the end of the run", timeout.as_secs());
+        self.losses.last_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(late);
+    }
+
     pub(super) fn report(&self) -> TrackerReport {
         let last_error = self.losses.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
         TrackerReport { name: self.name, num_lost: self.losses.num_lost.load(Ordering::Relaxed), last_error }
     }
 }
 
-/// Sends a request to each lane and waits for all answers, at most `timeout` in total. Returns whether all
-/// have answered.
-pub(super) fn ask_all(lanes: &[&Lane], timeout: Duration, question: impl Fn(SyncSender<()>) -> Item) -> bool {
+/// Outcome of a request to a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The tracker has done what it was asked for.
+    Done,
+    /// The tracker has failed, and its error is recorded.
+    Failed,
+    /// The tracker is still busy at the end of the time, or its queue is full.
+    Late,
+}
+
+/// Sends a request to each lane and waits for all answers, at most `timeout` in total. Returns one answer for
+/// each lane.
+pub(super) fn ask_all(
+    lanes: &[&Lane],
+    timeout: Duration,
+    question: impl Fn(SyncSender<()>) -> Item,
+) -> Vec<Answer> {
     let deadline = Instant::now() + timeout;
-    let answers: Vec<Option<Receiver<()>>> = lanes
+    let receivers: Vec<Option<Receiver<()>>> = lanes
         .iter()
         .map(|lane| {
             let (sender, receiver) = sync_channel(1);
@@ -131,12 +152,14 @@ pub(super) fn ask_all(lanes: &[&Lane], timeout: Duration, question: impl Fn(Sync
             lane.sender.try_send(queued).is_ok().then_some(receiver)
         })
         .collect();
-    let answered = |receiver: &Receiver<()>| {
-        receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_ok()
+    let time_left = || deadline.saturating_duration_since(Instant::now());
+    let answer = |receiver: &Receiver<()>| match receiver.recv_timeout(time_left()) {
+        Ok(()) => Answer::Done,
+        Err(RecvTimeoutError::Disconnected) => Answer::Failed,
+        Err(RecvTimeoutError::Timeout) => Answer::Late,
     };
-    // No short circuit: every lane gets the whole time.
-    let unanswered = answers.iter().filter(|answer| !answer.as_ref().is_some_and(answered));
-    unanswered.count() == 0
+    // Every lane is asked for its answer: one that is late does not hide the answers of others.
+    receivers.iter().map(|receiver| receiver.as_ref().map_or(Answer::Late, answer)).collect()
 }
 
 fn drain(name: &'static str, mut tracker: Box<dyn Tracker>, items: &Receiver<Queued>, losses: &Losses) {

@@ -159,6 +159,17 @@ fn a_hanging_tracker_delays_no_other_and_is_named() {
     assert_eq!(positions(dir.path()).len(), 1000);
 }
 
+#[test]
+fn a_tracker_that_is_still_busy_at_the_end_is_named_though_it_lost_nothing() {
+    let mut trackers = Trackers::default();
+    let (_until_the_end, hanging) = channel();
+    trackers.add("hanging", Ok(Box::new(Hanging(hanging))));
+    trackers.log(&step(Stage::Training, 1, 0.0));
+    let reports = trackers.finish_within(Duration::ZERO, RunEnd::Complete);
+    let error = Some("it was still busy 0 s after the end of the run".to_owned());
+    assert_eq!(reports, [TrackerReport { name: "hanging", num_lost: 0, last_error: error }]);
+}
+
 /// A hundred long completions are far fewer than the queue has places.
 #[test]
 fn completions_of_more_bytes_than_may_wait_for_a_slow_tracker_are_left_out_and_counted() {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::lane::{self, Item, Lane};
+use crate::lane::{self, Answer, Item, Lane};
 use crate::mlflow::{Mlflow, MlflowOptions};
 use crate::reopening::{Open, Reopening, Takes};
 use crate::trackio::{Trackio, TrackioOptions};
@@ -18,8 +18,12 @@ use crate::{
     TrackingError, error_chain, step_log, tensorboard,
 };
 
-/// Maximum time that the end of a run waits for slow trackers.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time that the end of a complete run waits for slow trackers: two requests that time out, and what
+/// is queued behind them.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum time that the end of another run waits for slow trackers. A stopped run has a grace period, and
+/// the next attempt of a failed one sends what is missing.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Trackers besides the files that every run has.
 #[derive(Clone, Debug, Default)]
@@ -168,14 +172,22 @@ impl Trackers {
     /// logs. Steps that a server has not received by then are later sent again from the logs.
     pub fn sync(&self, timeout: Duration) -> bool {
         let files: Vec<&Lane> = self.lanes.iter().filter(|lane| lane.is_file()).collect();
-        lane::ask_all(&files, timeout, Item::Sync)
+        lane::ask_all(&files, timeout, Item::Sync).iter().all(|answer| *answer == Answer::Done)
     }
 
-    /// Waits a few seconds until the trackers have written their records and the end of the run, then drops
-    /// them. Returns those that lost something or failed.
+    /// Waits until the trackers have written their records and the end of the run, at most 30 s after a
+    /// complete run and 5 s after another, then drops them. Returns those that lost something, failed or
+    /// were still busy.
     pub fn finish(self, end: RunEnd) -> Vec<TrackerReport> {
+        let timeout = if end == RunEnd::Complete { FINISH_TIMEOUT } else { STOP_TIMEOUT };
+        self.finish_within(timeout, end)
+    }
+
+    pub(crate) fn finish_within(self, timeout: Duration, end: RunEnd) -> Vec<TrackerReport> {
         let lanes: Vec<&Lane> = self.lanes.iter().collect();
-        lane::ask_all(&lanes, FINISH_TIMEOUT, |answer| Item::End(end, answer));
+        let answers = lane::ask_all(&lanes, timeout, |answer| Item::End(end, answer));
+        let late = lanes.iter().zip(answers).filter(|(_, answer)| *answer == Answer::Late);
+        late.for_each(|(lane, _)| lane.was_late(timeout));
         let reports = self.lanes.iter().map(Lane::report).filter(TrackerReport::has_losses);
         let num_lost = self.num_steps.load(Ordering::Relaxed);
         let dead = self.dead.iter().map(|report| TrackerReport { num_lost, ..report.clone() });

@@ -72,8 +72,6 @@ fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_do
     let mut tracker = Mlflow::open(&options, run(), &History::default()).unwrap();
     tracker.log_step(&cold_start).unwrap();
     (1..=3).for_each(|idx| tracker.log_step(&step(idx)).unwrap());
-    // The first request makes tables: on a busy machine it takes longer than a request may.
-    let _ = (0..6).any(|_| tracker.flush().is_ok());
     assert_eq!(tracker.num_pending(), 0);
     let runs = server.runs();
     assert_eq!(
