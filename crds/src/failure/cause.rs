@@ -1,28 +1,11 @@
 //! Causes that can end an attempt, and how often each cause is retried. Other modules read the cause from a
 //! pod.
 
-use std::time::Duration;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::exit_code::ExitCode;
 use crate::spec::RetriesSpec;
-
-/// Longest attempt that counts as short, and so delays the next one.
-pub const SHORT_ATTEMPT: Duration = Duration::from_secs(60);
-/// The delay of the next attempt after the second short one in a row; doubled after each further one.
-const FIRST_DELAY: Duration = Duration::from_secs(5);
-/// Longest delay of an attempt after short ones.
-const MAX_DELAY: Duration = Duration::from_secs(300);
-
-/// Returns the delay of the next attempt after `num_short` short attempts in a row.
-pub fn restart_delay(num_short: u32) -> Duration {
-    match num_short {
-        0 | 1 => Duration::ZERO,
-        many => (FIRST_DELAY * (1 << (many - 2).min(16))).min(MAX_DELAY),
-    }
-}
 
 /// Cause of an attempt's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -168,8 +151,9 @@ impl FailureCause {
                 "nothing: the job continues on other nodes; drain the node and have it repaired"
             }
             Self::OutOfMemory => {
-                "raise spec.workers.resources.memory, or lower spec.training.maxTokensPerMicroBatch or \
-                 spec.rollout.maxCompletionTokens"
+                "raise spec.workers.resources.memory, set spec.training.activationCheckpointing, or lower \
+                 spec.rollout.maxCompletionTokens or spec.training.maxTokensPerMicroBatch, which times \
+                 spec.workers.mesh.sp also limits the length of demonstrations"
             }
             Self::Signalled => "see the pod's log for what came before the signal",
             Self::DeviceFailed => {
@@ -196,7 +180,7 @@ impl FailureCause {
 
 #[cfg(test)]
 mod tests {
-    use super::{Budget, FailureCause, restart_delay};
+    use super::{Budget, FailureCause};
     use crate::failure::ExitCode;
     use crate::spec::RetriesSpec;
 
@@ -208,12 +192,6 @@ mod tests {
         }
         assert_eq!(FailureCause::from_exit_code(139), Some(FailureCause::Signalled));
         assert_eq!(FailureCause::from_exit_code(3), Some(FailureCause::TrainerFailed));
-    }
-
-    #[test]
-    fn the_wait_doubles_up_to_a_limit() {
-        let seconds = |num_short| restart_delay(num_short).as_secs();
-        assert_eq!([0, 1, 2, 3, 5, 7, 8, 40, u32::MAX].map(seconds), [0, 0, 5, 10, 40, 160, 300, 300, 300]);
     }
 
     #[test]

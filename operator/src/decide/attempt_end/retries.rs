@@ -1,6 +1,8 @@
 //! Retries: another attempt after a failed one, or the end of the job.
 
-use rlt_api::failure::SHORT_ATTEMPT;
+use std::time::Duration;
+
+use rlt_api::failure::{AttemptProgress, SHORT_ATTEMPT};
 
 use super::super::{
     Decision, JobState, Reconcile, clock, deadlines, evacuation, exclusion, finished, spares, suspension,
@@ -49,14 +51,23 @@ pub(in crate::decide) fn answer(mut reconcile: Reconcile<'_>, failure: Failure) 
 
 fn begin_next(reconcile: &mut Reconcile<'_>) {
     let now = reconcile.input.now;
-    let lived = reconcile.time(reconcile.status.attempt_start_time.as_deref()).unwrap_or(now);
-    let is_short = clock::seconds_between(lived, now) < SHORT_ATTEMPT.as_secs();
-    reconcile.status.short_attempts =
-        is_short.then(|| reconcile.status.short_attempts.unwrap_or(0).saturating_add(1));
+    count_short_attempt(reconcile);
     let delay = deadlines::restart_delay(&reconcile.status);
     reconcile.status.attempt = Some(reconcile.attempt() + 1);
     reconcile.status.attempt_start_time = Some(clock::rfc3339(now + delay));
     reconcile.status.attempt_running_time = None;
     evacuation::end(reconcile);
     reconcile.status.restarts_in_place.clear();
+}
+
+/// Counts the ended attempt if it was short, as launchers count theirs. After a short attempt with a new
+/// checkpoint the count is 0, and not absent: an evacuation reads from it that the attempt was short.
+fn count_short_attempt(reconcile: &mut Reconcile<'_>) {
+    let (now, status) = (reconcile.input.now, &reconcile.status);
+    let began = reconcile.time(status.attempt_start_time.as_deref()).unwrap_or(now);
+    let lived = Duration::from_secs(clock::seconds_between(began, now));
+    // The failure was counted in this reconcile, after the last report.
+    let has_saved = status.retries_since_step > reconcile.input.status.retries_since_step;
+    let num_short = AttemptProgress::of(has_saved, lived).num_short(status.short_attempts.unwrap_or(0));
+    reconcile.status.short_attempts = (lived < SHORT_ATTEMPT).then_some(num_short);
 }

@@ -61,10 +61,28 @@ fn a_short_attempt_after_a_new_checkpoint_delays_no_start() {
         (next.short_attempts, next.attempt_start_time)
     };
     for num_restarts_in_place in [0, 1] {
-        assert_eq!(after(40, num_restarts_in_place), (Some(1), Some(ago(0))));
+        assert_eq!(after(40, num_restarts_in_place), (Some(0), Some(ago(0))));
         let unchanged = (Some(5), Some(ago(-40)));
         assert_eq!(after(20, num_restarts_in_place), unchanged, "the job has made no progress");
     }
+}
+
+/// The launcher of a local run starts attempts after the same delays.
+#[test]
+fn short_attempts_after_one_with_a_new_checkpoint_are_counted_from_the_first() {
+    let report =
+        |attempt, step| Report { attempt, checkpoints: Some(vec![checkpoint(step)]), ..Report::default() };
+    let mut status =
+        RLTrainingJobStatus { short_attempts: Some(4), retries_since_step: Some(20), ..running(1, 5) };
+    let mut delays = Vec::new();
+    for (attempt, step) in [(1, 40), (2, 40), (3, 40)] {
+        let workers = vec![Worker { attempt, ..failed(0, 75, 1) }, Worker { attempt, ..runs(1) }];
+        let policy = json!({"retries": {"io": 99}});
+        let next = reported(policy, &status, workers, Some(&report(attempt, step))).status;
+        delays.push((next.short_attempts, next.attempt_start_time.clone()));
+        status = RLTrainingJobStatus { attempt_start_time: Some(ago(5)), ..next };
+    }
+    assert_eq!(delays, [(Some(0), Some(ago(0))), (Some(1), Some(ago(0))), (Some(2), Some(ago(-5)))]);
 }
 
 #[test]

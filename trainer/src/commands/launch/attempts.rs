@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rlt_api::failure::SHORT_ATTEMPT;
+use rlt_api::failure::AttemptProgress;
 use rlt_api::{ExitCode, ValidatedJob};
 use rlt_storage::checkpoint::CheckpointStore;
 
-use super::budget::{Next, Progress, Restarts};
+use super::budget::{Next, Restarts};
 use super::{
     AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, grace_period, key, serve, text_of,
 };
@@ -57,15 +57,16 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
 }
 
 /// Returns the progress of an attempt that began at `started`, when `saved` was the newest checkpoint.
-pub(super) fn progress_since(root: &Path, saved: Option<&str>, started: Instant) -> Progress {
-    match newest_checkpoint(root) {
-        newest if newest.as_deref() != saved => Progress::Saved,
-        _ if started.elapsed() < SHORT_ATTEMPT => Progress::None,
-        _ => Progress::Lived,
-    }
+pub(super) fn progress_since(root: &Path, saved: Option<&str>, started: Instant) -> AttemptProgress {
+    AttemptProgress::of(newest_checkpoint(root).as_deref() != saved, started.elapsed())
 }
 
-pub(super) fn next(restarts: &mut Restarts, stop: &StopSignal, failed: &Failed, progress: Progress) -> Next {
+pub(super) fn next(
+    restarts: &mut Restarts,
+    stop: &StopSignal,
+    failed: &Failed,
+    progress: AttemptProgress,
+) -> Next {
     match failed.cause {
         Some(cause) if !stop.is_asked_for() => restarts.after(cause, progress),
         _ => Next::End { why: String::new() },

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rlt_api::failure::restart_delay;
+use rlt_api::failure::{AttemptProgress, restart_delay};
 use rlt_api::spec::RetriesSpec;
 use rlt_api::{Budget, FailureCause};
 
@@ -13,17 +13,6 @@ pub(super) struct Restarts {
     retries: RetriesSpec,
     used: BTreeMap<&'static str, u32>,
     num_short: u32,
-}
-
-/// Progress of an attempt before it failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// The attempt saved a new checkpoint.
-    Saved,
-    /// The attempt saved no checkpoint, but was not short.
-    Lived,
-    /// The attempt failed soon after its start.
-    None,
 }
 
 /// Decision after a failed attempt.
@@ -50,8 +39,8 @@ impl Restarts {
 
     /// Decides after an attempt that ended for `cause`. A new checkpoint resets all budgets. The delay grows
     /// with the number of consecutive attempts without progress.
-    pub(super) fn after(&mut self, cause: FailureCause, progress: Progress) -> Next {
-        if progress == Progress::Saved {
+    pub(super) fn after(&mut self, cause: FailureCause, progress: AttemptProgress) -> Next {
+        if progress == AttemptProgress::Saved {
             self.used.clear();
         }
         let Budget::Limited { field, limit } = cause.budget(&self.retries) else {
@@ -63,7 +52,7 @@ impl Restarts {
         }
         *used += 1;
         let budget = format!("{used} of retries.{field} {limit}");
-        self.num_short = if progress == Progress::None { self.num_short + 1 } else { 0 };
+        self.num_short = progress.num_short(self.num_short);
         Next::Restart { after: restart_delay(self.num_short), budget }
     }
 }
@@ -83,10 +72,10 @@ mod tests {
     fn each_cause_has_its_own_budget_and_permanent_failures_have_none() {
         let mut restarts = Restarts::new(&RetriesSpec { crash: 2, io: 1, ..RetriesSpec::default() });
         for cause in [FailureCause::Signalled, FailureCause::PeerLost, FailureCause::RetryableIo] {
-            seconds(restarts.after(cause, Progress::Lived));
+            seconds(restarts.after(cause, AttemptProgress::Lived));
         }
         let over = |why: &str| Next::End { why: format!("\n  not started again: {why} used up") };
-        let mut end = |cause| restarts.after(cause, Progress::Lived);
+        let mut end = |cause| restarts.after(cause, AttemptProgress::Lived);
         assert_eq!(end(FailureCause::Signalled), over("retries.crash of 2"));
         assert_eq!(end(FailureCause::RetryableIo), over("retries.io of 1"));
         assert_eq!(end(FailureCause::TrainerFailed), over("retries.failure of 0"));
@@ -98,15 +87,15 @@ mod tests {
     #[test]
     fn a_new_checkpoint_resets_the_budgets_of_retries() {
         let mut restarts = Restarts::new(&RetriesSpec { crash: 1, ..RetriesSpec::default() });
-        for progress in [Progress::None, Progress::Saved, Progress::Saved] {
+        for progress in [AttemptProgress::None, AttemptProgress::Saved, AttemptProgress::Saved] {
             seconds(restarts.after(FailureCause::Signalled, progress));
         }
-        assert!(matches!(restarts.after(FailureCause::Signalled, Progress::Lived), Next::End { .. }));
+        assert!(matches!(restarts.after(FailureCause::Signalled, AttemptProgress::Lived), Next::End { .. }));
     }
 
     #[test]
     fn attempts_without_progress_are_retried_with_growing_delays() {
-        use Progress::{None, Saved};
+        use AttemptProgress::{None, Saved};
         let mut restarts = Restarts::new(&RetriesSpec { crash: 100, ..RetriesSpec::default() });
         let mut after = |progress| seconds(restarts.after(FailureCause::Signalled, progress));
         assert_eq!([None, None, None, Saved, None, None].map(&mut after), [0, 5, 10, 0, 0, 5]);

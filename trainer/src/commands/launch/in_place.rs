@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use rlt_api::failure::restarts_line;
+use rlt_api::failure::{AttemptProgress, restarts_line};
 use rlt_api::spec::RetriesSpec;
 use rlt_api::{ExitCode, FailureCause, ValidatedJob};
 use rlt_channel::environment::RETRIES_LEFT;
@@ -17,7 +17,7 @@ use rustix::process::{
 };
 
 use super::attempts::{newest_checkpoint, next, progress_since};
-use super::budget::{Next, Progress, Restarts};
+use super::budget::{Next, Restarts};
 use super::{
     AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, grace_period, key, serve, text_of,
 };
@@ -104,12 +104,12 @@ impl InPlaceBudget {
         &mut self,
         stop: &StopSignal,
         failed: &Failed,
-        progress: Progress,
+        progress: AttemptProgress,
     ) -> Result<(FailureCause, Duration), String> {
         let Some(cause) = failed.cause.filter(|cause| cause.restarts_in_place()) else {
             return Err(String::new());
         };
-        let is_second = self.is_second && progress != Progress::Saved;
+        let is_second = self.is_second && progress != AttemptProgress::Saved;
         if is_second && cause.may_be_the_nodes() {
             return Err("\n  not restarted in place a second time: another node may do better".to_owned());
         }
@@ -174,11 +174,11 @@ mod tests {
         let retries = RetriesSpec { crash: 100, ..RetriesSpec::default() };
         let mut budget = InPlaceBudget { restarts: Restarts::new(&retries), is_second: false };
         let mut after = |cause, progress| budget.after(&stop, &failed(cause), progress).is_ok();
-        assert!(!after(FailureCause::DeviceFailed, Progress::Lived));
-        assert!(after(FailureCause::Signalled, Progress::Lived));
-        assert!(after(FailureCause::Signalled, Progress::Saved));
-        assert!(after(FailureCause::PeerLost, Progress::Lived), "not a node's fault");
-        assert!(!after(FailureCause::Signalled, Progress::Lived));
+        assert!(!after(FailureCause::DeviceFailed, AttemptProgress::Lived));
+        assert!(after(FailureCause::Signalled, AttemptProgress::Lived));
+        assert!(after(FailureCause::Signalled, AttemptProgress::Saved));
+        assert!(after(FailureCause::PeerLost, AttemptProgress::Lived), "not a node's fault");
+        assert!(!after(FailureCause::Signalled, AttemptProgress::Lived));
     }
 
     #[test]
