@@ -131,7 +131,10 @@ fn last_report(reports: &dyn Reports, job: &JobKey, workers: &[Arc<Worker>]) -> 
     let newest = |report: &Report| Some(report.checkpoints.as_ref()?.last()?.step);
     // The worker's last report has room for the newest checkpoints alone.
     let is_heard = newest(&left).is_some() && newest(&left) == newest(&received);
-    let checkpoints = if is_heard { received.checkpoints } else { left.checkpoints.or(received.checkpoints) };
+    let checkpoints = match received.checkpoints {
+        received if is_heard => received,
+        received => left.checkpoints_with(received.as_deref().unwrap_or_default()).or(received),
+    };
     let commits = if left.commits.is_empty() { received.commits } else { left.commits };
     Some(Report { checkpoints, commits, ..left })
 }

@@ -21,6 +21,7 @@ mod connections;
 mod endpoint;
 mod identity;
 mod keys;
+mod last_report;
 mod launchers;
 mod rate;
 mod release;

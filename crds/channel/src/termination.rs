@@ -7,23 +7,38 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use prost::Message as _;
 
-use crate::ReportRequest;
 use crate::limits::shortened;
+use crate::{Progress, ReportRequest};
 
 /// Prefix of the line with the encoded report.
 const LINE: &str = "last report: ";
-/// Bytes of the encoded report. Kubernetes keeps 4096 bytes of a message, and base64 takes four thirds.
-const MAX_REPORT_BYTES: usize = 2900;
+/// Prefix of the line with the steps of the checkpoints that did not fit into the report.
+const LEFT_OUT_LINE: &str = "older checkpoints: ";
+/// Bytes of a message that Kubernetes keeps.
+const MAX_MESSAGE_BYTES: usize = 4096;
+/// Bytes of the encoded report; base64 takes four thirds of it.
+const MAX_REPORT_BYTES: usize = 2600;
 /// Bytes of the warning of a report that would be too long.
 const MAX_WARNING_BYTES: usize = 512;
+/// Bytes of the reasons of the warning of such a report. All reasons of this release together take less.
+const MAX_REASONS_BYTES: usize = 512;
 
 /// Formats the last report of a rank as a termination message, without its metrics. A report that is too long
-/// loses its commits, which were reported at the start, the end of its warning, and its oldest checkpoints.
+/// loses its commits, which were reported at the start, the end of its warning and of the list of reasons,
+/// and its oldest checkpoints, whose steps are listed beside the report.
 pub fn message(report: &ReportRequest) -> String {
-    let report = fitted(report);
     let steps = report.progress.as_ref().map_or((0, 0), |progress| (progress.step, progress.num_steps));
-    let encoded = STANDARD_NO_PAD.encode(report.encode_to_vec());
-    format!("step {} of {} is done\n{LINE}{encoded}", steps.0, steps.1)
+    let (report, left_out) = fitted(report);
+    let head = format!("step {} of {} is done\n", steps.0, steps.1);
+    let last = format!("{LINE}{}", STANDARD_NO_PAD.encode(report.encode_to_vec()));
+    let list = listed(&left_out, MAX_MESSAGE_BYTES.saturating_sub(head.len() + last.len()));
+    format!("{head}{list}{last}")
+}
+
+/// Parses the steps of the checkpoints that exist besides those in the message's report, oldest first.
+pub fn left_out_in(message: &str) -> Vec<u64> {
+    let line = message.lines().find_map(|line| line.strip_prefix(LEFT_OUT_LINE));
+    line.into_iter().flat_map(str::split_whitespace).filter_map(|step| step.parse().ok()).collect()
 }
 
 /// Parses the report in a termination message; `None` if it has none that can be decoded.
@@ -33,28 +48,54 @@ pub fn report_in(message: &str) -> Option<ReportRequest> {
     ReportRequest::decode(bytes.as_slice()).ok()
 }
 
-fn fitted(report: &ReportRequest) -> ReportRequest {
+/// Returns a report that fits into a message, and the steps of its checkpoints without room, oldest first.
+fn fitted(report: &ReportRequest) -> (ReportRequest, Vec<u64>) {
     let mut report = ReportRequest { source: None, metrics: HashMap::new(), ending: None, ..report.clone() };
-    if report.encoded_len() > MAX_REPORT_BYTES {
+    let is_too_long = |report: &ReportRequest| report.encoded_len() > MAX_REPORT_BYTES;
+    if is_too_long(&report) {
         report.commits.clear();
     }
-    if report.encoded_len() > MAX_REPORT_BYTES
+    if is_too_long(&report)
         && let Some(progress) = &mut report.progress
     {
-        progress.warning.truncate(shortened(&progress.warning, MAX_WARNING_BYTES).len());
+        shorten_warning(progress);
     }
-    while report.encoded_len() > MAX_REPORT_BYTES && !report.checkpoints.is_empty() {
-        report.checkpoints.remove(0);
+    let mut left_out = Vec::new();
+    while is_too_long(&report) && !report.checkpoints.is_empty() {
+        left_out.push(report.checkpoints.remove(0).step);
         // An empty list would say that no checkpoint exists.
         report.knows_checkpoints &= !report.checkpoints.is_empty();
     }
-    report
+    if is_too_long(&report) {
+        report.restarts.clear();
+    }
+    (report, left_out)
+}
+
+fn shorten_warning(progress: &mut Progress) {
+    progress.warning.truncate(shortened(&progress.warning, MAX_WARNING_BYTES).len());
+    let mut num_bytes = 0;
+    progress.warning_reasons.retain(|reason| {
+        // Its tag and length take a few bytes too.
+        num_bytes += reason.len() + 4;
+        num_bytes <= MAX_REASONS_BYTES
+    });
+}
+
+/// Formats the line with these steps, without the oldest of those that would exceed `max_bytes`.
+fn listed(steps: &[u64], max_bytes: usize) -> String {
+    let line = |steps: &[u64]| {
+        let words: Vec<String> = steps.iter().map(u64::to_string).collect();
+        format!("{LEFT_OUT_LINE}{}\n", words.join(" "))
+    };
+    let fits = (0..steps.len()).map(|first| line(&steps[first..])).find(|line| line.len() <= max_bytes);
+    fits.unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Checkpoint, ModelCommit, Progress, Source};
+    use crate::{Checkpoint, ModelCommit, Source};
 
     fn report(num_checkpoints: u64, path: &str) -> ReportRequest {
         let saved = |step| Checkpoint { step, path: path.into(), ..Checkpoint::default() };
@@ -97,7 +138,33 @@ mod tests {
             assert!(num_kept.contains(&read.checkpoints.len()), "{}", read.checkpoints.len());
             assert_eq!(read.checkpoints.last().map_or(100, |newest| newest.step), 100);
             assert_eq!(read.knows_checkpoints, !read.checkpoints.is_empty());
+            let mut steps = left_out_in(&message);
+            steps.extend(read.checkpoints.iter().map(|one| one.step));
+            assert_eq!(steps, (1..=100).collect::<Vec<_>>(), "each is in one of both");
         }
+    }
+
+    #[test]
+    fn a_message_fits_and_tells_the_last_step_however_long_its_report_is() {
+        let mut report = report(100, &"p".repeat(4000));
+        report.checkpoints.iter_mut().for_each(|one| one.step += 1 << 53);
+        report.restarts = (0..17).map(|idx| (format!("{idx}{}", "c".repeat(256)), u32::MAX)).collect();
+        let progress = report.progress.as_mut().unwrap();
+        (progress.step, progress.num_steps) = (u64::MAX, u64::MAX);
+        progress.warning_reasons = (0..11).map(|idx| format!("{idx:02}{}", "r".repeat(254))).collect();
+        let message = message(&report);
+        assert!(message.len() <= MAX_MESSAGE_BYTES, "{} bytes", message.len());
+        let left_out = left_out_in(&message);
+        assert_eq!(left_out.last(), Some(&((1 << 53) + 100)), "{left_out:?}");
+        let read = report_in(&message).unwrap().progress.unwrap();
+        assert_eq!((read.step, read.warning.len(), read.warning_reasons.len()), (u64::MAX, 512, 1));
+        assert!(read.warning_reasons[0].starts_with("00"), "the first reason is the most important one");
+    }
+
+    #[test]
+    fn a_report_that_fits_has_no_list_of_older_checkpoints() {
+        let message = message(&ReportRequest::default());
+        assert_eq!((message.lines().count(), left_out_in(&message)), (2, Vec::new()));
     }
 
     #[test]

@@ -53,8 +53,10 @@ pub struct Report {
     pub attempt: u32,
     /// Progress of the training.
     pub progress: Option<Progress>,
-    /// All complete checkpoints, oldest first; `None` where they are not known.
+    /// Complete checkpoints, oldest first; `None` where they are not known.
     pub checkpoints: Option<Vec<CheckpointStatus>>,
+    /// Steps of further checkpoints, which are complete too and had no room in the report.
+    pub left_out: Vec<u64>,
     /// Restarts of the attempt's processes within their pod, by cause.
     pub restarts: BTreeMap<FailureCause, u32>,
     /// The commits at which models from the hub were read; empty where they are not known.
@@ -62,6 +64,20 @@ pub struct Report {
     /// Time since the training was heard to advance, by the operator's monotonic clock; `None` while its rank
     /// is silent.
     pub without_step: Option<Duration>,
+}
+
+impl Report {
+    /// Returns all complete checkpoints, oldest first: those of the report, and those without room in it as
+    /// far as an earlier list has them. `None` where they are not known.
+    pub fn checkpoints_with(&self, earlier: &[CheckpointStatus]) -> Option<Vec<CheckpointStatus>> {
+        let mut all = self.checkpoints.clone()?;
+        let is_listed = |step| self.checkpoints.iter().flatten().any(|listed| listed.step == step);
+        let is_further = |one: &&CheckpointStatus| self.left_out.contains(&one.step) && !is_listed(one.step);
+        let further = earlier.iter().filter(is_further);
+        all.extend(further.map(|one| CheckpointStatus { latest: false, ..one.clone() }));
+        all.sort_by_key(|one| one.step);
+        Some(all)
+    }
 }
 
 /// One reconcile: its input, and the decision as far as it is made.

@@ -75,8 +75,8 @@ impl<'a> Reconcile<'a> {
 
     fn take_progress(&mut self) {
         let Some(report) = self.input.report else { return };
-        if let Some(checkpoints) = &report.checkpoints {
-            self.status.checkpoints.clone_from(checkpoints);
+        if let Some(checkpoints) = report.checkpoints_with(&self.status.checkpoints) {
+            self.status.checkpoints = checkpoints;
         }
         if !report.commits.is_empty() {
             self.status.commits.clone_from(&report.commits);

@@ -15,6 +15,7 @@ use rlt_channel::{Checkpoint, Ending, ModelCommit, Progress, ReportRequest, Sour
 use rlt_objects::job::Job;
 use rlt_objects::worker::{JobKey, Launcher};
 
+use super::last_report::RefusedMessages;
 use super::launchers::{Launchers, Taken};
 use super::release::{Release, release};
 use super::stalls::{self, StepWatch};
@@ -53,6 +54,7 @@ struct Shared {
     /// Number of ranks of all jobs that report.
     num_ranks: AtomicUsize,
     launchers: Launchers,
+    refused_messages: RefusedMessages,
     /// Jobs to requeue: at most one for each release of a report, which is rare, and each change of a
     /// launcher.
     changes: UnboundedSender<ObjectRef<Job>>,
@@ -87,6 +89,7 @@ impl Reports {
                 jobs: Mutex::default(),
                 num_ranks: AtomicUsize::new(0),
                 launchers: Launchers::default(),
+                refused_messages: RefusedMessages::default(),
                 changes,
                 receiver: Mutex::new(Some(receiver)),
             }),
@@ -118,6 +121,11 @@ impl Reports {
     /// Returns the last reports of the launchers of a job's pods, by the UID of their pods.
     pub fn launchers(&self, job: &JobKey) -> BTreeMap<Arc<str>, Launcher> {
         self.shared.launchers.of(job, Instant::now())
+    }
+
+    /// The termination messages that were refused.
+    pub(super) fn refused_messages(&self) -> &RefusedMessages {
+        &self.shared.refused_messages
     }
 
     /// Records that launchers can report to this process when it leads.

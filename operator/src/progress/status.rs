@@ -17,12 +17,15 @@ use rlt_objects::prepare::PreparedJobs;
 use rlt_objects::worker::{JobKey, Launcher, Worker};
 use rlt_objects::worker_id::GroupName;
 
-use super::bounds;
+use super::last_report::LastReport;
 use super::reports::{JobReport, Reports};
 use crate::decide::Report;
 use crate::index::Index;
 use crate::observe;
 use crate::progress::{FollowingPod, ReportingWorker, UnknownWorker, Workers};
+
+/// Longest name of a reason that is kept in a status, in bytes.
+const MAX_REASON_BYTES: usize = 64;
 
 impl observe::Reports for Reports {
     fn latest(&self, job: &JobKey) -> Option<Report> {
@@ -31,7 +34,8 @@ impl observe::Reports for Reports {
     }
 
     fn left_by(&self, worker: &Worker) -> Option<Report> {
-        left_by(worker)
+        let LastReport { request, left_out } = self.refused_messages().read_unless_refused(worker)?;
+        Some(Report { left_out, ..read(&job_report(worker.attempt, request)) })
     }
 
     fn changes(&self) -> BoxStream<'static, ObjectRef<Job>> {
@@ -108,27 +112,21 @@ pub(super) fn read(report: &JobReport) -> Report {
             .collect(),
         commits: report.commits.iter().map(commit).collect(),
         without_step: None,
+        left_out: Vec::new(),
     }
 }
 
-/// Reads the last report of a training that has finished all steps from the termination message of its first
-/// worker. It is bounded like a report that is received.
-fn left_by(worker: &Worker) -> Option<Report> {
-    let exit = worker.exit.as_deref().filter(|exit| exit.code == 0)?;
-    let left = channel::termination::report_in(&exit.message)?;
-    if let Err(why) = bounds::check(&left) {
-        tracing::warn!(pod = &*worker.name, why, "the report in a termination message is refused");
-        return None;
-    }
-    let channel::ReportRequest { progress, checkpoints, knows_checkpoints, restarts, commits, .. } = left;
-    Some(read(&JobReport {
-        attempt: worker.attempt,
+/// Returns the report of a worker in this attempt as that of its job.
+fn job_report(attempt: u32, request: channel::ReportRequest) -> JobReport {
+    let channel::ReportRequest { progress, checkpoints, knows_checkpoints, restarts, commits, .. } = request;
+    JobReport {
+        attempt,
         progress,
         checkpoints: knows_checkpoints.then_some(checkpoints),
         commits,
         restarts: restarts.into_iter().collect(),
         ..JobReport::default()
-    }))
+    }
 }
 
 /// Progress of the training for the status. `None` before the number of steps is known, and in the cold
@@ -163,10 +161,14 @@ fn is_found(reported: &channel::Progress) -> bool {
     reported.num_steps > 0 && reported.step == reported.num_steps && !has_stepped
 }
 
-/// The reasons of a warning, each once. Those of a later release are one reason together.
+/// The reasons of a warning, each once. Those of a later release keep their names, so that a further one is
+/// noticed. A name that no release gives becomes `OtherWarning`.
 fn warning_reasons(reported: &channel::Progress) -> Vec<String> {
-    let names = reported.warning_reasons.iter();
-    let mut reasons: Vec<String> = names.map(|name| Reason::of_warning(name).name()).collect();
+    let is_word = |name: &str| {
+        (1..=MAX_REASON_BYTES).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    };
+    let known = |name: &String| if is_word(name) { name.clone() } else { Reason::OtherWarning.name() };
+    let mut reasons: Vec<String> = reported.warning_reasons.iter().map(known).collect();
     let mut seen = BTreeSet::new();
     reasons.retain(|reason| seen.insert(reason.clone()));
     reasons
@@ -221,8 +223,6 @@ fn finite(value: Option<f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use rlt_objects::worker::Exit;
-
     use super::*;
 
     #[test]
@@ -263,34 +263,9 @@ mod tests {
     }
 
     #[test]
-    fn a_report_in_a_termination_message_is_bounded_like_one_that_is_received() {
-        let left = |step: u64, code: i32| {
-            let progress = channel::Progress {
-                stage: Stage::Training.into(),
-                step,
-                num_steps: 10,
-                ..channel::Progress::default()
-            };
-            let report =
-                channel::ReportRequest { progress: Some(progress), ..channel::ReportRequest::default() };
-            let exit = Exit {
-                code,
-                reason: String::new(),
-                message: channel::termination::message(&report),
-                finished_at: None,
-            };
-            left_by(&Worker { attempt: 2, exit: Some(Box::new(exit)), ..Worker::default() })
-        };
-        let read = left(10, 0).unwrap();
-        assert_eq!((read.attempt, read.progress.unwrap().step, read.checkpoints), (2, 10, None));
-        assert_eq!(left(MAX_WHOLE + 1, 0), None);
-        assert_eq!(left(10, 80), None, "the next attempt continues");
-    }
-
-    #[test]
-    fn reasons_of_a_warning_are_there_once_and_those_of_a_later_release_are_one_reason() {
-        let names = ["EntropyCollapse", "RunsOnCpu", "EntropyCollapse", "Complete", "OfALaterRelease"];
-        let told = ["EntropyCollapse", "RunsOnCpu", "OtherWarning"];
+    fn reasons_of_a_warning_are_there_once_and_those_of_a_later_release_keep_their_names() {
+        let names = ["EntropyCollapse", "RunsOnCpu", "EntropyCollapse", "OfALaterRelease", "no word", ""];
+        let told = ["EntropyCollapse", "RunsOnCpu", "OfALaterRelease", "OtherWarning"];
         let reported = channel::Progress {
             stage: Stage::Training.into(),
             warning_reasons: names.map(str::to_owned).to_vec(),

@@ -23,20 +23,31 @@ fn last_report() -> ReportRequest {
     }
 }
 
-/// The status after one reconcile of a job whose workers have succeeded.
+/// The status of a job whose workers have succeeded, and whose first one left [`last_report`].
 async fn completed(reports: Arc<dyn observe::Reports>) -> RLTrainingJobStatus {
+    completed_after(&last_report(), &[], reports).await
+}
+
+/// The status after one reconcile of a job whose workers have succeeded. Its first one left this report, and
+/// these checkpoints were in the status before.
+async fn completed_after(
+    last: &ReportRequest,
+    checkpoints: &[CheckpointStatus],
+    reports: Arc<dyn observe::Reports>,
+) -> RLTrainingJobStatus {
     let server = Server::new(Box::new(|_, _| None));
     let context = Context { reports, ..context(&server) };
     for idx in 0..2 {
         let mut exit = fixtures::exit(0, 1_700_000_000);
         if idx == 0 {
-            exit.message = termination::message(&last_report());
+            exit.message = termination::message(last);
         }
         let worker = Worker { phase: WorkerPhase::Succeeded, exit: Some(exit), ..fixtures::worker(idx, 1) };
         context.index.enter(&key(), worker);
     }
     let mut status = begun();
     status["progress"] = json!({"step": 38, "numSteps": 60, "reward": 0.5});
+    status["checkpoints"] = json!(checkpoints);
     reconcile(Arc::new(job(&status)), context.into()).await.unwrap();
     server.status().expect("a status is written")
 }
@@ -51,22 +62,26 @@ async fn a_job_that_completes_while_no_operator_runs_has_its_last_step_reward_an
     assert_eq!(steps, [60]);
 }
 
-/// A store that has received all checkpoints and not the last step.
+/// A checkpoint that was reported before the last report.
+fn saved(step: u64, latest: u64) -> CheckpointStatus {
+    CheckpointStatus {
+        step,
+        path: String::new(),
+        digest: String::new(),
+        world_size: None,
+        latest: step == latest,
+        time: "2026-01-01T00:00:00Z".into(),
+    }
+}
+
+/// A store that has received these checkpoints and not the last step.
 #[derive(Debug)]
-struct EarlierReport;
+struct EarlierReport(Vec<CheckpointStatus>);
 
 impl observe::Reports for EarlierReport {
     fn latest(&self, _: &JobKey) -> Option<Report> {
-        let saved = |step: u64| CheckpointStatus {
-            step,
-            path: String::new(),
-            digest: String::new(),
-            world_size: None,
-            latest: step == 60,
-            time: "2026-01-01T00:00:00Z".into(),
-        };
         let progress = Progress { step: 59, num_steps: 60, ..Progress::default() };
-        let checkpoints = Some(vec![saved(40), saved(60)]);
+        let checkpoints = Some(self.0.clone());
         Some(Report { attempt: 1, progress: Some(progress), checkpoints, ..Report::default() })
     }
 
@@ -77,7 +92,29 @@ impl observe::Reports for EarlierReport {
 
 #[tokio::test]
 async fn the_last_report_of_a_worker_says_how_a_training_ended_and_drops_no_checkpoint() {
-    let status = completed(Arc::new(EarlierReport)).await;
+    let status = completed(Arc::new(EarlierReport(vec![saved(40, 60), saved(60, 60)]))).await;
     let steps: Vec<u64> = status.checkpoints.iter().map(|checkpoint| checkpoint.step).collect();
     assert_eq!((status.progress.unwrap().step, steps), (60, vec![40, 60]));
+}
+
+/// The checkpoints of steps 21 to 60 exist. Some were reported over the channel, to this operator or to the
+/// one before, when those of steps 11 to 20 were still there.
+#[tokio::test]
+async fn a_last_report_without_room_for_all_checkpoints_drops_none_that_was_reported() {
+    let at =
+        |step| Checkpoint { step, path: "p".repeat(200), is_latest: step == 60, ..Checkpoint::default() };
+    let last = ReportRequest { checkpoints: (21..=60).map(at).collect(), ..last_report() };
+    let earlier: Vec<_> = (11..=59).map(|step| saved(step, 59)).collect();
+    let reports: [(&[_], Arc<dyn observe::Reports>); 2] = [
+        (&[], Arc::new(EarlierReport(earlier.clone()))),
+        (&earlier, Arc::new(crate::progress::Reports::new())),
+    ];
+    for (in_status, reports) in reports {
+        let status = completed_after(&last, in_status, reports).await;
+        let steps: Vec<u64> = status.checkpoints.iter().map(|checkpoint| checkpoint.step).collect();
+        assert_eq!(steps, (21..=60).collect::<Vec<_>>());
+        let latest: Vec<u64> =
+            status.checkpoints.iter().filter(|one| one.latest).map(|one| one.step).collect();
+        assert_eq!((status.progress.unwrap().step, latest), (60, vec![60]));
+    }
 }
