@@ -2,6 +2,7 @@
 
 mod children;
 mod claim;
+mod endpoint;
 mod error;
 mod gang;
 mod manifest;
@@ -86,8 +87,8 @@ pub async fn apply(
     let workers = index.workers(&input.job.key());
     let objects = JobChildren::new(client, index, input, reachable_firsts(input, &workers, attempt));
     if decision.delete_job {
-        objects.retain_claim().await?;
-        Box::pin(delete_job(client, input.job)).await?;
+        objects.settle_claim().await?;
+        return Box::pin(delete_job(client, input.job)).await;
     }
     if !decision.needs_children {
         let changed = objects.change_claim(decision.status.completion_time.is_none()).await;

@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::{ApplyError, claim, creation, error, exactly, merge_patch, owned_fields};
+use super::{ApplyError, claim, creation, endpoint, error, exactly, merge_patch, owned_fields};
 use crate::index::{Child, ChildEntry, ChildId, Children, Index};
 
 /// The children of a job, observed and desired.
@@ -146,10 +146,23 @@ impl<'a> JobChildren<'a> {
         Ok(())
     }
 
-    /// Releases a claim that is to be retained from the job, before that is deleted.
-    pub(super) async fn retain_claim(&self) -> Result<(), ApplyError> {
+    /// Lets the claim be retained or deleted as the job says, before the job is deleted. A claim that is to
+    /// be retained keeps the job until it is released. One that is to be deleted with the job, and may not be
+    /// changed, is left as it is: nothing is lost if it stays.
+    pub(super) async fn settle_claim(&self) -> Result<(), ApplyError> {
         let Some(claim) = self.outdated_claim() else { return Ok(()) };
-        Box::pin(claim::retain(self.client, self.job.namespace(), &claim)).await
+        let namespace = self.job.namespace();
+        if claim::is_retained(&claim) {
+            return Box::pin(claim::retain(self.client, namespace, &claim)).await;
+        }
+        match Box::pin(claim::change(self.client, namespace, &claim)).await {
+            Err(ApplyError::Unfit { .. }) => Ok(()),
+            Err(ApplyError::Call { name, source, .. }) if error::refusal(&source).is_some() => {
+                tracing::warn!(namespace, name, error = %source, "the claim of a deleted job may stay");
+                Ok(())
+            }
+            changed => changed.map(|_| ()),
+        }
     }
 
     /// Returns the claim that the job asks for, if the existing one was made for another specification.
@@ -220,9 +233,16 @@ impl<'a> JobChildren<'a> {
     }
 
     async fn apply_endpoint(&self, group: &WorkerGroup, first: &Worker) -> Result<(), ApplyError> {
-        let digest = Some(build::endpoint_digest(Some(first)));
+        let (id, digest) = (id(Child::Endpoint, group), Some(build::endpoint_digest(Some(first))));
         let wanted = || build::endpoint(self.input, group, Some(first));
-        self.ensure(id(Child::Endpoint, group), digest, wanted).await
+        let refused = match self.ensure(id.clone(), digest.clone(), wanted).await {
+            Err(error) if error.is_invalid() => error,
+            applied => return applied,
+        };
+        let Some(wanted) = wanted() else { return Err(refused) };
+        Box::pin(endpoint::replace(self.client, self.job, &wanted, refused)).await?;
+        self.index.enter(&self.job.key(), ChildEntry { id, digest });
+        Ok(())
     }
 
     /// Removes the address from the EndpointSlice of a group. Its address family stays: it can never change,

@@ -38,6 +38,11 @@ pub(super) async fn change(
     }
 }
 
+/// Whether the claim outlives its job.
+pub(super) fn is_retained(wanted: &PersistentVolumeClaim) -> bool {
+    wanted.metadata.owner_references.iter().flatten().next().is_none()
+}
+
 /// Releases the existing claim from a job that is about to be deleted, if the claim is to be retained.
 /// Garbage collection would delete it with the job.
 pub(super) async fn retain(
@@ -46,10 +51,17 @@ pub(super) async fn retain(
     wanted: &PersistentVolumeClaim,
 ) -> Result<(), ApplyError> {
     let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
-    match read(&api, wanted.metadata.name.as_deref().unwrap_or_default()).await? {
-        Some(found) => release(&api, &found, wanted).await,
-        None => Ok(()),
-    }
+    let released = match read(&api, wanted.metadata.name.as_deref().unwrap_or_default()).await {
+        Ok(Some(found)) => release(&api, &found, wanted).await,
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    released.map_err(|error| match error {
+        ApplyError::Call { name, source, .. } => {
+            ApplyError::Call { act: "release, before the job is deleted, its claim", name, source }
+        }
+        other => other,
+    })
 }
 
 async fn read(

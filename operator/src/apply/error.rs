@@ -49,6 +49,11 @@ impl ApplyError {
         }
     }
 
+    /// Whether the API server refuses an object as invalid, such as the change of a field that is immutable.
+    pub(super) fn is_invalid(&self) -> bool {
+        matches!(self, Self::Call { source: kube::Error::Api(status), .. } if status.code == 422)
+    }
+
     /// Whether nothing was changed, because an outdated version of the job was decided from.
     pub fn is_outdated(&self) -> bool {
         matches!(self, Self::Outdated { .. })

@@ -2,6 +2,8 @@
 //! fields are kept.
 
 mod children;
+mod claims;
+mod endpoints;
 mod events;
 mod last_report;
 mod outdated;
@@ -12,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use http::{Method, Request, Response};
 use kube::Client;
 use kube::client::Body;
-use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::events::Reporter;
 use rlt_api::status::{Condition, ConditionStatus, ConditionType, Progress};
 use rlt_objects::args::PullPolicy;
 use rlt_objects::build::{PodSettings, Settings};
@@ -110,9 +112,8 @@ fn context(server: &Server) -> Context {
     let client = server.client.clone();
     let (leader, leadership) = watch::channel(true);
     std::mem::forget(leader);
-    let reporter = Reporter { controller: labels::OPERATOR.into(), instance: None };
     Context {
-        recorder: Recorder::new(client.clone(), reporter),
+        reporter: Reporter { controller: labels::OPERATOR.into(), instance: None },
         client,
         limiter: Limiter::new(CallRate::default(), MAX_IN_FLIGHT),
         settings: Settings {
@@ -186,6 +187,14 @@ fn runs(context: &Context) {
     for idx in 0..2 {
         let worker = Worker { phase: WorkerPhase::Running, is_ready: true, ..fixtures::worker(idx, 1) };
         context.index.enter(&key(), worker);
+    }
+}
+
+/// Both workers run, and others can reach them.
+fn reachable(context: &Context) {
+    for idx in 0..2 {
+        let runs = Worker { phase: WorkerPhase::Running, is_ready: true, ..fixtures::worker(idx, 1) };
+        context.index.enter(&key(), Worker { address: Some("10.0.0.7".into()), ..runs });
     }
 }
 

@@ -10,7 +10,7 @@ use rlt_api::status::{ConditionStatus, ConditionType};
 use rlt_objects::labels;
 use serde_json::json;
 
-use crate::test_namespace::{ADDRESS, is_true, reason, unseen, until};
+use crate::test_namespace::{ADDRESS, is_true, reason, running, unseen, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_becomes_a_pod_runs_and_completes_and_its_status_says_so() {
@@ -104,7 +104,7 @@ async fn a_deleted_worker_starts_a_new_attempt_without_using_a_retry() {
 #[tokio::test]
 async fn the_name_of_a_gang_resolves_to_its_first_worker_and_never_to_a_deleted_one() {
     let Some(test) = crate::set("rendezvous").await else { return };
-    let _operator = test.operator().await;
+    let _operator = test.operator_in_roles().await;
     test.post("met", json!({"workers": {"count": 2, "device": "Cpu"}})).await;
     let pods = test.when_pods("met", |pods| pods.len() == 2).await;
     for pod in &pods {
@@ -123,11 +123,18 @@ async fn the_name_of_a_gang_resolves_to_its_first_worker_and_never_to_a_deleted_
     let is_second = |pod: &k8s_openapi::api::core::v1::Pod| pod.labels()[rlt_objects::labels::ATTEMPT] == "2";
     test.when_pods("met", |pods| pods.iter().filter(|pod| is_second(pod)).count() == 2).await;
     assert_eq!(slices.get("met-trainer").await.unwrap().endpoints, []);
-    test.run(&test.worker("met", 2).await).await;
-    let is_found = async || !slices.get("met-trainer").await.unwrap().endpoints.is_empty();
+    // The API server refuses another family of the addresses: the slice is made again.
+    let mut elsewhere = running();
+    elsewhere["podIP"] = json!("fd00::7");
+    test.set_status(&test.worker("met", 2).await, elsewhere).await;
+    let is_found = async || {
+        let found = slices.get_opt("met-trainer").await.unwrap();
+        found.is_some_and(|slice| !slice.endpoints.is_empty())
+    };
     until("the name resolves again", is_found).await;
     let found = slices.get("met-trainer").await.unwrap();
     assert_ne!(found.endpoints[0].target_ref.as_ref().unwrap().uid, pods[0].uid());
+    assert_eq!((&*found.address_type, &*found.endpoints[0].addresses[0]), ("IPv6", "fd00::7"));
 }
 
 #[tokio::test]

@@ -1,54 +1,13 @@
-//! Proves which objects of a job are made before its pods, how a claim that exists is changed, and which
-//! PodGroup a worker joins.
+//! Proves which objects of a job are made before its pods, and which PodGroup a worker joins.
 
 use futures::{FutureExt as _, StreamExt as _};
 use rlt_channel::environment;
 use rlt_objects::build::{self, Authority, ChannelAccess};
-use rlt_objects::prepare::Prepared;
 use rlt_objects::queue::Workload;
 use rlt_objects::worker::{self, Explanation, Waiting};
 
 use super::*;
 use crate::run::hand_out_authority;
-
-/// The claim of a job as the operator would make it.
-fn claim_of(job: &Job, context: &Context) -> k8s_openapi::api::core::v1::PersistentVolumeClaim {
-    let prepared = Prepared::new(job).unwrap();
-    let input = BuildInput { job, prepared: &prepared, settings: &context.settings };
-    build::storage_claim(&input).unwrap()
-}
-
-/// One reconcile of a job whose claim exists as an earlier specification wanted it.
-async fn with_claim(before: &Value, status: &Value, now: Value) -> Server {
-    let mut job = with_workers(now);
-    job.status = Ok(serde_json::from_value(status.clone()).unwrap());
-    over_claim(before, job, Box::new(|_, _| None)).await
-}
-
-/// One reconcile of a job whose claim exists as an earlier specification of its workers wanted it, against an
-/// API server with this rule.
-async fn over_claim(before: &Value, job: Job, rule: Rule) -> Server {
-    let server = Server::new(Box::new(|_, _| None));
-    let found = serde_json::to_value(claim_of(&with_workers(before.clone()), &context(&server))).unwrap();
-    let digest = found["metadata"]["annotations"][labels::CONTENT_DIGEST].as_str().unwrap().to_owned();
-    let server = Server::new(Box::new(move |method, path| {
-        let is_read = *method == Method::GET && path.ends_with("/persistentvolumeclaims/quickstart-storage");
-        if is_read { Some((200, found.clone())) } else { rule(method, path) }
-    }));
-    let context = context(&server);
-    context.index.enter(&key(), ChildEntry { id: Child::Claim.into(), digest: Some(digest) });
-    let _ = reconcile(Arc::new(job), context.into()).await;
-    server
-}
-
-/// The patches of the claim.
-fn claim_patches(server: &Server) -> Vec<Value> {
-    let calls = server.calls.lock().unwrap();
-    let patches = calls
-        .iter()
-        .filter(|(method, path, _)| *method == Method::PATCH && path.contains("/persistentvolumeclaims/"));
-    patches.map(|(_, _, sent)| sent.clone()).collect()
-}
 
 #[tokio::test]
 async fn no_pod_of_an_isolated_job_is_made_without_its_policy() {
@@ -214,14 +173,6 @@ async fn an_edited_policy_of_an_isolated_job_is_put_right_before_the_pods_of_an_
     assert!(written < place(Method::POST, "/pods"), "{calls:?}");
 }
 
-/// Both workers run, and others can reach them.
-fn reachable(context: &Context) {
-    for idx in 0..2 {
-        let runs = Worker { phase: WorkerPhase::Running, is_ready: true, ..fixtures::worker(idx, 1) };
-        context.index.enter(&key(), Worker { address: Some("10.0.0.7".into()), ..runs });
-    }
-}
-
 #[tokio::test]
 async fn workers_find_each_other_though_a_change_of_their_claim_is_refused() {
     let server = Server::new(Box::new(|method, path| {
@@ -260,100 +211,6 @@ async fn workers_find_each_other_though_their_queue_cannot_be_told_that_they_run
     let is_told = calls.iter().any(|(_, path, _)| path.ends_with("/workloads/w/status"));
     drop(calls);
     assert!(is_told && server.made("/services") && server.made("/endpointslices"));
-}
-
-/// The API server refuses another address family of an EndpointSlice.
-#[tokio::test]
-async fn an_endpoint_slice_without_an_address_keeps_its_address_family() {
-    let server = Server::new(Box::new(|_, _| None));
-    let context = context(&server);
-    let digest = Some("of the first worker of attempt 1".to_owned());
-    context.index.enter(&key(), ChildEntry { id: Child::Endpoint.into(), digest });
-    let mut status = begun();
-    status["attempt"] = json!(2);
-    reconcile(Arc::new(job(&status)), context.into()).await.unwrap();
-    let calls = server.calls.lock().unwrap();
-    let place = |wanted: Method, part: &str| {
-        calls.iter().position(|(method, path, _)| *method == wanted && path.contains(part)).unwrap()
-    };
-    let emptied = place(Method::PATCH, "/endpointslices/");
-    assert_eq!(
-        (&calls[emptied].2["endpoints"], &calls[emptied].2["addressType"]),
-        (&json!([]), &Value::Null)
-    );
-    assert!(emptied < place(Method::POST, "/pods"), "no worker finds the first one of the last attempt");
-}
-
-#[tokio::test]
-async fn a_claim_that_is_to_be_retained_is_released_at_once_also_while_the_job_is_suspended() {
-    let storage = |retain: bool| json!({"count": 1, "storage": {"size": "1Gi", "retain": retain}});
-    let suspended = json!({"attempt": 1, "conditions": []});
-    for status in [suspended, json!({"attempt": 1, "completionTime": "2026-01-01T01:00:00Z"})] {
-        let server = with_claim(&storage(false), &status, storage(true)).await;
-        let [patch] = claim_patches(&server).try_into().unwrap();
-        assert_eq!(patch["metadata"]["ownerReferences"], json!([]), "{status}");
-        let server = with_claim(&storage(true), &status, storage(true)).await;
-        assert!(claim_patches(&server).is_empty(), "nothing has changed");
-    }
-}
-
-#[tokio::test]
-async fn a_claim_that_is_to_be_retained_is_released_though_another_change_of_it_is_refused() {
-    let storage = |size: &str, retain: bool| json!({"count": 1, "storage": {"size": size, "retain": retain}});
-    // The operator refuses that it shrinks, and the API server that it grows.
-    for (size, num_patches) in [("1Mi", 1), ("2Gi", 2)] {
-        let num_seen = std::sync::atomic::AtomicUsize::new(0);
-        let rule: Rule = Box::new(move |method, path| {
-            let is_change = *method == Method::PATCH && path.contains("/persistentvolumeclaims/");
-            let is_first = is_change && num_seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
-            let is_refused = is_first && num_patches == 2;
-            is_refused.then(|| refusal(403, "Forbidden", "the storageclass must support resize"))
-        });
-        let mut job = with_workers(storage(size, true));
-        job.status = Ok(serde_json::from_value(begun()).unwrap());
-        let server = over_claim(&storage("1Gi", false), job, rule).await;
-        let patches = claim_patches(&server);
-        assert_eq!(patches.len(), num_patches, "{patches:?}");
-        let last = &patches[num_patches - 1];
-        assert_eq!((&last["metadata"]["ownerReferences"], &last["spec"]), (&json!([]), &Value::Null));
-        let status = server.status().expect("a status is written");
-        assert_eq!(condition(&status, ConditionType::Stalled).reason, "ObjectRefused");
-    }
-}
-
-/// No operator ran when the job was edited and its time to live ended.
-#[tokio::test]
-async fn a_claim_that_is_to_be_retained_is_released_before_its_job_is_deleted() {
-    let storage = |retain: bool| json!({"count": 1, "storage": {"size": "1Gi", "retain": retain}});
-    let mut job = with_workers(storage(true));
-    let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
-    spec["runPolicy"]["ttlSecondsAfterFinished"] = json!(60);
-    job.spec = spec.to_string();
-    let ended = json!({"attempt": 1, "completionTime": "2026-01-01T01:00:00Z"});
-    job.status = Ok(serde_json::from_value(ended).unwrap());
-    let server = over_claim(&storage(false), job, Box::new(|_, _| None)).await;
-    let calls = server.calls.lock().unwrap();
-    let place = |wanted: Method, part: &str| {
-        calls.iter().position(|(method, path, _)| *method == wanted && path.contains(part)).unwrap()
-    };
-    let released = place(Method::PATCH, "/persistentvolumeclaims/quickstart-storage");
-    assert!(released < place(Method::DELETE, "/rltrainingjobs/quickstart"), "{calls:?}");
-}
-
-#[tokio::test]
-async fn a_larger_claim_is_requested_and_what_a_claim_cannot_become_holds_the_job_with_the_reason() {
-    let workers = |count: u32, size: &str| json!({"count": count, "storage": {"size": size}});
-    let server = with_claim(&workers(1, "1Gi"), &begun(), workers(1, "2Gi")).await;
-    let [patch] = claim_patches(&server).try_into().unwrap();
-    assert_eq!(patch["spec"]["resources"]["requests"]["storage"], "2Gi");
-    for (now, field) in [(workers(2, "1Gi"), "spec.workers.count"), (workers(1, "1Mi"), "storage.size")] {
-        let server = with_claim(&workers(1, "1Gi"), &begun(), now).await;
-        assert!(claim_patches(&server).is_empty() && !server.made("/pods"));
-        let status = server.status().expect("a status is written");
-        let stalled = condition(&status, ConditionType::Stalled);
-        assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::True, "ObjectRefused"));
-        assert!(stalled.message.contains(field), "{stalled:?}");
-    }
 }
 
 #[tokio::test]
