@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kube::Client;
-use kube::runtime::events::Recorder;
+use kube::runtime::events::Reporter;
 use rlt_objects::build::Settings;
 use rlt_objects::job::Job;
 use rlt_objects::prepare::PreparedJobs;
@@ -37,8 +37,8 @@ pub struct Context {
     pub prepared: Arc<PreparedJobs>,
     /// Statuses that were written last.
     pub written: Arc<Written>,
-    /// Recorder of Events.
-    pub recorder: Recorder,
+    /// Name of this process in Events.
+    pub reporter: Reporter,
     /// Reports of trainers.
     pub reports: Arc<dyn Reports>,
     /// Whether this process may write.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource as _;
 use kube::runtime::controller::Action;
-use kube::runtime::events::{Event, EventType};
+use kube::runtime::events::{Event, EventType, Recorder};
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::build::{self, BuildInput};
 use rlt_objects::job::Job;
@@ -310,9 +310,13 @@ async fn report(
 }
 
 /// Publishes Events in the background. One that is lost costs nothing: the status has the same information.
+///
+/// Each has a recorder of its own. A recorder counts an Event of the same reason within six minutes as a
+/// repetition of the first one, whose message it keeps, and so would hide what another failure says.
 fn publish(context: &Context, job: &Job, before: &RLTrainingJobStatus, decision: &Decision) {
     for job_event in decision.events(before) {
-        let (recorder, event, about) = (context.recorder.clone(), event(&job_event), job.object_ref(&()));
+        let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
+        let (event, about) = (event(&job_event), job.object_ref(&()));
         tokio::spawn(async move {
             if let Err(error) = recorder.publish(&event, &about).await {
                 tracing::warn!(job = about.name, %error, "failed to publish event");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::events::Reporter;
 use rlt_objects::args::Args;
 use rlt_objects::build::{ChannelAccess, Settings};
 use rlt_objects::labels;
@@ -68,9 +68,8 @@ fn context(args: &Args, process: &Process) -> Context {
         authority: channel.authority.clone(),
     });
     let instance = args.process.pod_name.clone().or_else(|| std::env::var("HOSTNAME").ok());
-    let reporter = Reporter { controller: labels::OPERATOR.into(), instance };
     Context {
-        recorder: Recorder::new(process.client.clone(), reporter),
+        reporter: Reporter { controller: labels::OPERATOR.into(), instance },
         client: process.client.clone(),
         limiter: process.limiter.clone(),
         settings: Settings {

@@ -181,6 +181,12 @@ fn each_symptom_of_a_training_is_a_reason_of_its_own_in_status_and_events() {
         assert_eq!(condition(&later, ConditionType::Progressing), told, "nothing is known of the CPU");
         assert_eq!(reasons_of(later.events(&before)), ["OtherWarning"]);
     }
+    let later = reported_with(&["OfALaterRelease"], &before).status;
+    assert_eq!(reasons_of(reported_with(&["OfALaterRelease"], &later).events(&later)), [""; 0]);
+    let another = reported_with(&["OfALaterRelease", "OfAnother"], &later);
+    let [event] = another.events(&later).try_into().unwrap();
+    assert_eq!((event.reason, &*event.message), (Reason::OtherWarning, "OfALaterRelease; OfAnother"));
+    assert_eq!(condition(&another, ConditionType::Progressing), (ConditionStatus::True, "OtherWarning"));
     let on_cpu = reported_with(&["RunsOnCpu"], &before).status;
     let both = reported_with(&["RunsOnCpu", "EntropyCollapse"], &on_cpu);
     assert_eq!(condition(&both, ConditionType::Progressing), (ConditionStatus::True, "RunsOnCpu"));

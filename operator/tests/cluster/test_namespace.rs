@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::events::Reporter;
 use kube::{Client, ResourceExt as _};
 use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
 use rlt_cluster::Cluster;
@@ -335,9 +335,8 @@ impl Operator {
     pub(crate) fn start_with(client: Client, namespaces: Vec<String>, pods: PodSettings) -> Self {
         let (leader, leadership) = watch::channel(true);
         let (stop, stopped) = oneshot::channel();
-        let reporter = Reporter { controller: labels::OPERATOR.into(), instance: None };
         let context = Context {
-            recorder: Recorder::new(client.clone(), reporter),
+            reporter: Reporter { controller: labels::OPERATOR.into(), instance: None },
             client,
             limiter: Limiter::new(CallRate::default(), MAX_IN_FLIGHT),
             settings: Settings {

@@ -219,20 +219,30 @@ fn checkpoint_healthy(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     }
 }
 
-/// The reasons of the trainer's warning, the most important first. A trainer of an earlier release names
-/// none: it warned of the CPU before it knew symptoms. An operator of a later release may have written names
-/// into the status that this one does not know.
-pub(in crate::decide) fn warning_reasons(status: &RLTrainingJobStatus) -> Vec<Reason> {
-    let Some(progress) = status.progress.as_ref().filter(|progress| progress.warning.is_some()) else {
-        return Vec::new();
-    };
-    let mut named = Vec::new();
-    for reason in progress.warning_reasons.iter().map(|name| Reason::of_warning(name)) {
-        if !named.contains(&reason) {
-            named.push(reason);
+/// The reasons of the trainer's warning, the most important first.
+fn warning_reasons(status: &RLTrainingJobStatus) -> Vec<Reason> {
+    reasons_of(&warning_names(status))
+}
+
+/// The reasons with these names, each once. All names that this release does not know are one reason.
+pub(in crate::decide) fn reasons_of(names: &[String]) -> Vec<Reason> {
+    let mut reasons = Vec::new();
+    for reason in names.iter().map(|name| Reason::of_warning(name)) {
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
         }
     }
-    if named.is_empty() { vec![Reason::RunsOnCpu] } else { named }
+    reasons
+}
+
+/// The names of the reasons of the trainer's warning, the most important first, with those of later releases.
+/// A trainer of an earlier release names none: it warned of the CPU before it knew symptoms.
+pub(in crate::decide) fn warning_names(status: &RLTrainingJobStatus) -> Vec<String> {
+    match status.progress.as_ref().filter(|progress| progress.warning.is_some()) {
+        None => Vec::new(),
+        Some(progress) if progress.warning_reasons.is_empty() => vec![Reason::RunsOnCpu.name()],
+        Some(progress) => progress.warning_reasons.clone(),
+    }
 }
 
 fn progressing_unhindered(state: &JobState, has_steps: bool) -> Entry {

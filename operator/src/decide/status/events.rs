@@ -50,12 +50,7 @@ fn between(
     if before.attempt.is_none() || before.attempt == after.attempt {
         events.extend(restarts(before, after));
     }
-    let warning = |status: &RLTrainingJobStatus| status.progress.as_ref()?.warning.clone();
-    if let Some(message) = warning(after).filter(|_| warning(before) != warning(after)) {
-        let known = conditions::warning_reasons(before);
-        let new = conditions::warning_reasons(after).into_iter().filter(|reason| !known.contains(reason));
-        events.extend(new.map(|reason| JobEvent { is_warning: true, reason, message: message.clone() }));
-    }
+    events.extend(symptoms(before, after));
     events.extend(of_refusal(before, after));
     events.extend(of_found_result(before, after));
     let reason = reconciling_reason(after);
@@ -70,6 +65,17 @@ fn between(
         }
     }
     events
+}
+
+/// Returns one Event for each new reason of the trainer's warning. New reasons that this release does not
+/// know have one Event together, also if there were others before.
+fn symptoms(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Vec<JobEvent> {
+    let known = conditions::warning_names(before);
+    let mut new = conditions::warning_names(after);
+    new.retain(|name| !known.contains(name));
+    let message = after.progress.as_ref().and_then(|progress| progress.warning.clone()).unwrap_or_default();
+    let reasons = conditions::reasons_of(&new).into_iter();
+    reasons.map(|reason| JobEvent { is_warning: true, reason, message: message.clone() }).collect()
 }
 
 /// Returns one Event for each cause of new restarts in place.

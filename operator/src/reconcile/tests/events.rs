@@ -1,9 +1,12 @@
-//! Proves that Events are published although the first status of a job waits to be written.
+//! Proves that Events are published although the first status of a job waits to be written, and that each has
+//! its own message.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
 /// The reasons of the Events that were published, after everything that runs in the background had its turn.
-async fn reasons(server: &Server) -> Vec<String> {
+pub(super) async fn reasons(server: &Server) -> Vec<String> {
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
@@ -30,4 +33,34 @@ async fn a_job_whose_first_status_waits_is_warned_of_its_settings_once() {
     let reasons = reasons(&server).await;
     let num = |reason: &str| reasons.iter().filter(|one| *one == reason).count();
     assert_eq!((num("OpenSecret"), num("WorkersRunning")), (1, 1), "{reasons:?}");
+}
+
+/// A store of a trainer that warns for one more reason of a later release at each look.
+#[derive(Debug, Default)]
+struct MoreWarnings(AtomicUsize);
+
+impl observe::Reports for MoreWarnings {
+    fn latest(&self, _: &JobKey) -> Option<Report> {
+        let num_reasons = self.0.fetch_add(1, Ordering::SeqCst) + 1;
+        let warning_reasons: Vec<String> = (1..=num_reasons).map(|idx| format!("Later{idx}")).collect();
+        let warning = Some(warning_reasons.join("; "));
+        let progress = Progress { step: 3, num_steps: 60, warning, warning_reasons, ..Progress::default() };
+        Some(Report { attempt: 1, progress: Some(progress), ..Report::default() })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_event_has_the_message_of_its_own_change() {
+    let server = Server::new(Box::new(|_, _| None));
+    let context = Context { reports: Arc::new(MoreWarnings::default()), ..context(&server) };
+    let (context, job) = (Arc::new(context), Arc::new(job(&begun())));
+    runs(&context);
+    for _ in 0..2 {
+        reconcile(job.clone(), context.clone()).await.unwrap();
+        reasons(&server).await;
+    }
+    let calls = server.calls.lock().unwrap();
+    let of_warnings = calls.iter().filter(|(.., sent)| sent["reason"] == "OtherWarning");
+    let events: Vec<_> = of_warnings.map(|(method, _, sent)| (method, &sent["note"])).collect();
+    assert_eq!(events, [(&Method::POST, &json!("Later1")), (&Method::POST, &json!("Later1; Later2"))]);
 }
