@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::Problem;
 use crate::resolved::ResolvedSpec;
-use crate::spec::{LoraSpec, RewardFunctionSpec};
+use crate::spec::{LoraSpec, ModulePattern, PatternError, RewardFunctionSpec};
 
 /// Returns the problems of the patterns, schemas and templates that do not compile.
 pub(super) fn problems(spec: &ResolvedSpec) -> Vec<Problem> {
@@ -69,14 +69,25 @@ fn template_problem(path: String, template: &str) -> Option<Problem> {
 
 fn lora_problems(lora: &LoraSpec) -> Vec<Problem> {
     let single = [("targetPattern", &lora.target_pattern), ("excludePattern", &lora.exclude_pattern)];
-    let single = single.into_iter().filter_map(|(field, pattern)| Some((field, pattern.as_ref()?)));
-    let ranks = lora.rank_pattern.keys().map(|pattern| ("rankPattern", pattern));
-    let alphas = lora.alpha_pattern.keys().map(|pattern| ("alphaPattern", pattern));
-    let problem = |(field, pattern): (&str, &String)| {
-        let error = fancy_regex::Regex::new(&format!("^(?:{pattern})$")).err()?;
-        Some(refused(format!("spec.model.lora.{field}"), Some(Value::from(pattern.as_str())), &error))
+    let single = single.into_iter().filter_map(|(field, pattern)| {
+        let pattern = pattern.as_ref()?;
+        module_pattern_problem(field, pattern, ModulePattern::for_full_names(pattern))
+    });
+    let of_ends = |field, pattern: &String| {
+        module_pattern_problem(field, pattern, ModulePattern::for_ends_of_names(pattern))
     };
-    single.chain(ranks).chain(alphas).filter_map(problem).collect()
+    let ranks = lora.rank_pattern.keys().filter_map(|pattern| of_ends("rankPattern", pattern));
+    let alphas = lora.alpha_pattern.keys().filter_map(|pattern| of_ends("alphaPattern", pattern));
+    single.chain(ranks).chain(alphas).collect()
+}
+
+fn module_pattern_problem(
+    field: &str,
+    pattern: &str,
+    compiled: Result<ModulePattern, PatternError>,
+) -> Option<Problem> {
+    let error = compiled.err()?;
+    Some(refused(format!("spec.model.lora.{field}"), Some(Value::from(pattern)), &error))
 }
 
 /// Returns the problem of a value that its engine refuses, with the innermost cause, which states the reason.
@@ -146,6 +157,45 @@ mod tests {
         let think = "^<think>(?!.*<think>)(.*?)</think>.*$";
         assert_eq!(message(json!({"kind": "Format", "pattern": think}), json!({})), None);
         assert_eq!(message(judge("(b)"), json!({"targetPattern": "(?!x).*_proj"})), None);
+    }
+
+    #[test]
+    fn a_refused_pattern_is_reported_with_the_reason_of_its_engine() {
+        let reason = "invalid repetition count range, the start must be <= the end";
+        let lora = |field: &str| json!({field: "a{2,1}"});
+        let server = json!({"url": "http://judge/v1"});
+        let judge = json!({"model": "m", "rubric": "r", "pattern": "(a{2,1})"});
+        let exact = json!({"kind": "Exact"});
+        for (function, lora) in [
+            (json!({"kind": "Regex", "pattern": "a{2,1}"}), json!({})),
+            (json!({"kind": "Format", "pattern": "a{2,1}"}), json!({})),
+            (json!({"kind": "JsonSchema", "schema": {"pattern": "a{2,1}"}}), json!({})),
+            (json!({"kind": "Judge", "server": server, "judge": judge}), json!({})),
+            (exact.clone(), lora("targetPattern")),
+            (exact.clone(), lora("excludePattern")),
+            (exact.clone(), json!({"rankPattern": {"a{2,1}": 2}})),
+            (exact.clone(), json!({"alphaPattern": {"a{2,1}": 2.0}})),
+        ] {
+            let message = message(function.clone(), lora.clone()).unwrap_or_default();
+            assert!(message.contains(reason), "{function} {lora}: {message}");
+        }
+    }
+
+    #[test]
+    fn positions_in_patterns_of_modules_are_those_of_the_manifest() {
+        let exact = || json!({"kind": "Exact"});
+        for lora in [
+            json!({"targetPattern": "q_proj("}),
+            json!({"excludePattern": "q_proj("}),
+            json!({"rankPattern": {"q_proj(": 2}}),
+            json!({"alphaPattern": {"q_proj(": 2.0}}),
+        ] {
+            let message = message(exact(), lora.clone()).unwrap_or_default();
+            assert!(message.contains("position 7: Opening parenthesis"), "{lora}: {message}");
+            assert!(!message.contains("(?:"), "{message}");
+        }
+        let escaping = message(exact(), json!({"targetPattern": "a)|(?:b"})).unwrap_or_default();
+        assert!(escaping.contains("position 1: "), "{escaping}");
     }
 
     #[test]

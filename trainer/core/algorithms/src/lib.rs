@@ -16,6 +16,7 @@ pub mod advantage;
 pub mod kl;
 pub mod kto;
 pub mod loss;
+pub mod pattern_error;
 pub mod permutation;
 pub mod preference;
 pub mod reward;

@@ -28,7 +28,9 @@ pub(in crate::model) fn draw_into(
     }
     tensor_shard.chunks(READ_CHUNK_NUMBERS as usize).try_for_each(|TensorShard { range, .. }| {
         let place = (range.start - tensor_shard.range.start) as i64;
-        let chunk = Tensor::from_slice(&drawn(seed, tensor_shard.name, range, config.initializer_range));
+        let std = config.initializer_range;
+        let draw = |range| TensorRandom::new(seed, tensor_shard.name).normal_between(range, std);
+        let chunk = Tensor::from_slice(&drawn(range, &draw));
         no_grad(|| values.f_narrow(0, place, chunk.numel() as i64)?.f_copy_(&chunk))
     })
 }
@@ -36,18 +38,15 @@ pub(in crate::model) fn draw_into(
 /// Smallest number of values that a thread draws: fewer are not worth starting one.
 const MIN_THREAD_VALUES: usize = 1 << 14;
 
-/// Draws the values `range` of a tensor's random stream on all cores. A value depends only on its index in
-/// the stream, so the result does not depend on the number of threads.
-fn drawn(seed: u64, name: &str, range: Range<usize>, std: f64) -> Vec<f32> {
+/// Draws the values `range` of a tensor's random stream on all cores, each part by `draw`. A value depends
+/// only on its index in the stream, so the result does not depend on the number of threads.
+fn drawn(range: Range<usize>, draw: &(dyn Fn(Range<usize>) -> Vec<f32> + Sync)) -> Vec<f32> {
     let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut values = vec![0.0; range.len()];
     let chunk_len = values.len().div_ceil(num_threads).max(MIN_THREAD_VALUES);
     std::thread::scope(|scope| {
         for (start, chunk) in (range.start..).step_by(chunk_len).zip(values.chunks_mut(chunk_len)) {
-            scope.spawn(move || {
-                let range = start..start + chunk.len();
-                chunk.copy_from_slice(&TensorRandom::new(seed, name).normal_between(range, std));
-            });
+            scope.spawn(move || chunk.copy_from_slice(&draw(start..start + chunk.len())));
         }
     });
     values
@@ -55,14 +54,25 @@ fn drawn(seed: u64, name: &str, range: Range<usize>, std: f64) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+    use std::sync::Mutex;
+    use std::thread;
+
     use super::*;
 
     #[test]
-    fn several_threads_draw_the_values_of_one() {
+    fn every_core_draws_a_part_of_the_values_that_one_thread_draws() {
+        let num_cores = thread::available_parallelism().map_or(1, usize::from);
         // An odd start, and a last chunk that is shorter.
-        for range in [0..10, 7..7 + 5 * MIN_THREAD_VALUES + 3] {
-            let expected = TensorRandom::new(3, "a").normal_between(range.clone(), 0.5);
-            assert_eq!(drawn(3, "a", range, 0.5), expected);
+        for (range, num_threads) in [(0..10, 1), (7..7 + num_cores * MIN_THREAD_VALUES + 3, num_cores)] {
+            let threads = Mutex::new(HashSet::new());
+            let by_one = |range| TensorRandom::new(3, "a").normal_between(range, 0.5);
+            let draw = |range| {
+                threads.lock().unwrap().insert(thread::current().id());
+                by_one(range)
+            };
+            assert_eq!(drawn(range.clone(), &draw), by_one(range));
+            assert_eq!(threads.into_inner().unwrap().len(), num_threads);
         }
     }
 }

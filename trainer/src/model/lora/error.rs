@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use rlt_api::ExitCode;
-use rlt_api::spec::VlmLora;
+use rlt_api::spec::{PatternError, VlmLora};
 
 use super::names::CONFIG_FILE;
 use crate::model::error::ModelError;
@@ -24,8 +24,8 @@ pub enum LoraError {
     BadPattern {
         /// The pattern as it was given.
         pattern: String,
-        /// The parser's error.
-        source: Box<fancy_regex::Error>,
+        /// Reason of the engine.
+        source: PatternError,
     },
     /// A pattern of ranks or alphas matches no adapter, most often because of a typing error.
     #[error("attaching an adapter: {field}: the pattern {pattern:?} matches none of its modules")]

@@ -1,10 +1,9 @@
 //! PEFT's `rank_pattern` and `alpha_pattern`: modules and parameters whose adapters have another rank or
 //! alpha. PEFT writes them by itself where gate and up of experts become one tensor.
 
-use fancy_regex::Regex;
 use serde_json::{Map, Value};
 
-use rlt_api::spec::LoraSpec;
+use rlt_api::spec::{LoraSpec, ModulePattern};
 
 use super::error::LoraError;
 use super::targets;
@@ -97,8 +96,8 @@ fn first_match<T: Copy>(patterns: &[(String, T)], name: &str) -> Result<Option<T
 
 fn is_match(pattern: &str, name: &str) -> Result<bool, LoraError> {
     let bad = |source| LoraError::BadPattern { pattern: pattern.to_owned(), source };
-    let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(|error| bad(Box::new(error)))?;
-    targets::is_match(&regex, name).map_err(bad)
+    let compiled = ModulePattern::for_ends_of_names(pattern).map_err(bad)?;
+    targets::is_match(&compiled, name).map_err(bad)
 }
 
 fn entries<T>(

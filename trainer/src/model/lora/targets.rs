@@ -4,10 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use fancy_regex::Regex;
-
 use rlt_api::plan::model_config::{ModelConfig, ProjectionShape};
-use rlt_api::spec::modules_of_megatron;
+use rlt_api::spec::{ModulePattern, PatternError, modules_of_megatron};
 
 use super::error::LoraError;
 use crate::model::names::is_of_tower;
@@ -61,9 +59,9 @@ impl ModuleMatch {
             }
             Self::Pattern(pattern) => {
                 let bad = |source| LoraError::BadPattern { pattern: pattern.clone(), source };
-                let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| bad(Box::new(error)))?;
+                let compiled = ModulePattern::for_full_names(pattern).map_err(bad)?;
                 for module in available {
-                    if is_match(&regex, module).map_err(bad)? {
+                    if is_match(&compiled, module).map_err(bad)? {
                         selected.insert(module.as_str());
                     }
                 }
@@ -97,10 +95,10 @@ fn is_called(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|start| start.is_empty() || start.ends_with('.'))
 }
 
-/// Whether `regex` matches a module's name in checkpoints, or that of a vision tower's module in
+/// Whether a pattern matches a module's name in checkpoints, or that of a vision tower's module in
 /// transformers' memory.
-pub(super) fn is_match(regex: &Regex, module: &str) -> Result<bool, Box<fancy_regex::Error>> {
-    Ok(regex.is_match(module)? || (is_of_tower(module) && regex.is_match(&format!("model.{module}"))?))
+pub(super) fn is_match(pattern: &ModulePattern, module: &str) -> Result<bool, PatternError> {
+    Ok(pattern.is_match(module)? || (is_of_tower(module) && pattern.is_match(&format!("model.{module}"))?))
 }
 
 /// The last components of all names, each once, as a text for errors.

@@ -53,7 +53,10 @@ impl Actor {
     /// Makes one update from the `derivatives` of a loss on the whole batch, see [`Self::accumulate_labels`],
     /// in micro-batches of at most `max_tokens` tokens. Returns its outcome, and the number of micro-batches
     /// of all ranks.
-    fn update_by_label_gradient(
+    ///
+    /// # Errors
+    /// If a sequence alone is longer than `max_tokens`, or a rank is lost; the weights are then unchanged.
+    pub fn update_by_label_gradient(
         &mut self,
         batch: &Batch,
         derivatives: &[Vec<f64>],

@@ -20,7 +20,7 @@ impl Format {
     pub fn matching(pattern: &str) -> Result<Self, RewardError> {
         // Compiled alone first: a pattern such as `a)(b` must not become valid by the text around it.
         Compiled::new(pattern)?;
-        Ok(Self { regex: Compiled::new(&format!(r"(?s)\A(?:{pattern})\z"))? })
+        Ok(Self { regex: Compiled::between(r"(?s)\A(?:", pattern, r")\z")? })
     }
 }
 
@@ -85,5 +85,17 @@ mod tests {
     #[test]
     fn a_pattern_cannot_escape_its_brackets() {
         assert!(matches!(Format::matching("a)|(?:b"), Err(RewardError::Pattern { .. })));
+    }
+
+    #[test]
+    fn a_refusal_quotes_the_pattern_without_its_brackets() {
+        // The comment hides the closing bracket.
+        let commented = "(?x)a # letter";
+        for refused in [commented, "(a", "a{2,1}"] {
+            let Err(RewardError::Pattern { pattern, .. }) = Format::matching(refused) else {
+                panic!("{refused}")
+            };
+            assert_eq!(pattern, refused);
+        }
     }
 }

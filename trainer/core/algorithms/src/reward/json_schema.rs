@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use jsonschema::{PatternOptions, Validator};
+use jsonschema::error::ValidationErrorKind;
+use jsonschema::{PatternOptions, ValidationError, Validator};
 use serde_json::Value;
 
+use super::pattern::linear;
 use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, Setting, Values, one_if};
+use crate::pattern_error::PatternError;
 
 /// 1 when the completion is one JSON document that the schema accepts; else 0, unparseable text included.
 ///
@@ -24,8 +27,22 @@ impl JsonSchema {
     pub fn new(schema: &Value) -> Result<Self, RewardError> {
         let options = jsonschema::options().with_pattern_options(PatternOptions::regex());
         let built = options.build(schema);
-        let validator = built.map_err(|error| RewardError::Schema { message: error.to_string() })?;
+        let validator = built.map_err(|error| RewardError::Schema { message: message(&error) })?;
         Ok(Self { validator })
+    }
+}
+
+/// Returns the validator's message, for a pattern that is refused with the reason of the engine.
+fn message(error: &ValidationError<'_>) -> String {
+    let is_pattern = match error.kind() {
+        ValidationErrorKind::PropertyNames { error } => return message(error),
+        ValidationErrorKind::Format { format } => format == "regex",
+        _ => false,
+    };
+    let pattern = error.instance().as_str().filter(|_| is_pattern);
+    match pattern.and_then(|pattern| linear(pattern).err()) {
+        Some(refused) => format!("{error}: {}", PatternError::linear(&refused)),
+        None => error.to_string(),
     }
 }
 
@@ -87,6 +104,21 @@ mod tests {
         let reward = JsonSchema::new(&json!({})).unwrap();
         let deep = "[".repeat(100_000);
         assert_eq!(reward.score(&sample(&deep, &json!(null))).unwrap(), 0.0);
+    }
+
+    #[test]
+    fn a_refused_pattern_is_quoted_with_the_reason_of_the_engine() {
+        for schema in [json!({"pattern": "a{2,1}"}), json!({"patternProperties": {"a{2,1}": {}}})] {
+            for draft in [None, Some("http://json-schema.org/draft-07/schema#")] {
+                let mut schema = schema.clone();
+                draft.into_iter().for_each(|draft| schema["$schema"] = draft.into());
+                let Err(RewardError::Schema { message }) = JsonSchema::new(&schema) else {
+                    panic!("{schema}")
+                };
+                let reason = "invalid repetition count range, the start must be <= the end";
+                assert!(message.contains("a{2,1}") && message.contains(reason), "{schema}: {message}");
+            }
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use regex::{Regex, RegexBuilder};
 use super::{
     DeclaredReward, Given, RewardError, RewardFunction, Sample, Setting, Values, any_ground_truth, one_if,
 };
+use crate::pattern_error::PatternError;
 
 /// Largest size of a compiled pattern in bytes; larger ones, such as nested counted repetitions, are
 /// rejected.
@@ -47,7 +48,13 @@ impl Compiled {
     /// # Errors
     /// [`RewardError::Pattern`].
     pub fn new(pattern: &str) -> Result<Self, RewardError> {
-        let error = match linear(pattern) {
+        Self::between("", pattern, "")
+    }
+
+    /// Compiles a pattern with other text around it. Errors quote the pattern alone.
+    pub(super) fn between(before: &str, pattern: &str, after: &str) -> Result<Self, RewardError> {
+        let text = format!("{before}{pattern}{after}");
+        let error = match linear(&text) {
             Ok(regex) => return Ok(Self::Linear(regex)),
             Err(error) => error,
         };
@@ -58,9 +65,10 @@ impl Compiled {
         if !matches!(*error, regex::Error::Syntax(_)) {
             return Err(refused(error));
         }
-        let mut builder = fancy_regex::RegexBuilder::new(pattern);
+        let mut builder = fancy_regex::RegexBuilder::new(&text);
         let built = builder.backtrack_limit(MAX_STEPS).delegate_size_limit(MAX_COMPILED_BYTES).build();
-        built.map(|regex| Self::Backtracking(Box::new(regex))).map_err(|error| refused(Box::new(error)))
+        let reason = |error| refused(Box::new(PatternError::with_look_around(&error, before.len())));
+        built.map(|regex| Self::Backtracking(Box::new(regex))).map_err(reason)
     }
 
     /// Whether the pattern matches somewhere in `text`.
@@ -214,6 +222,20 @@ mod tests {
     fn patterns_that_cannot_be_bounded_are_refused() {
         for pattern in ["(", "((a{1000}){1000}){1000}", "(?=("] {
             assert!(matches!(Pattern::new(pattern), Err(RewardError::Pattern { .. })), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_has_the_reason_of_the_engine() {
+        for (pattern, reason) in [
+            ("a{2,1}", "invalid repetition count range, the start must be <= the end"),
+            ("(?=a)a{2,1}", "invalid repetition count range, the start must be <= the end"),
+            ("[b-a]", "invalid character class range, the start must be <= the end"),
+            ("ab(", "position 3: Opening parenthesis without closing parenthesis"),
+        ] {
+            let error = Pattern::new(pattern).unwrap_err();
+            let source = error.source().unwrap().to_string();
+            assert!(source.ends_with(reason), "{pattern}: {source}");
         }
     }
 
