@@ -20,6 +20,8 @@ mod complete;
 mod copies;
 #[path = "local_run/data/datasets.rs"]
 mod datasets;
+#[path = "local_run/checkpoints/demonstration_limits.rs"]
+mod demonstration_limits;
 #[path = "local_run/examples.rs"]
 mod examples;
 #[path = "local_run/parallel/expert_parallel.rs"]

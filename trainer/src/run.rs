@@ -5,6 +5,7 @@
 
 pub(crate) mod best;
 pub mod consent;
+pub mod demonstration_limit;
 pub mod device_failure;
 pub mod error;
 pub mod evaluate;

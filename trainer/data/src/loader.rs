@@ -34,8 +34,8 @@ pub struct Loader<T> {
 
 /// Source of the items.
 enum Source<T> {
-    /// Items in memory.
-    Kept { items: Arc<[Arc<T>]>, order: Option<Permutation>, mixture: Option<Mixture> },
+    /// Items in memory, of which `num_truncated` were truncated to the maximum length.
+    Kept { items: Arc<[Arc<T>]>, num_truncated: u64, order: Option<Permutation>, mixture: Option<Mixture> },
     /// Items that are read from files on demand.
     Streamed(Stream<T>),
 }
@@ -114,7 +114,8 @@ impl<T> Loader<T> {
         };
         let weighted = dataset.weighted();
         let mixture = (!weighted.is_empty()).then(|| Mixture::new(weighted, shuffle_seed));
-        let source = Source::Kept { items: dataset.items().clone(), order: None, mixture };
+        let num_truncated = dataset.counts().num_truncated;
+        let source = Source::Kept { items: dataset.items().clone(), num_truncated, order: None, mixture };
         let mut loader = Self { source, state, step_rows: StepRows::default() };
         loader.shuffle();
         Ok(loader)
@@ -143,7 +144,7 @@ impl<T> Loader<T> {
         }
         let LoaderState { position, epoch, .. } = self.state;
         self.state.position += 1;
-        let Source::Kept { items, order, mixture } = &self.source else { return None };
+        let Source::Kept { items, order, mixture, .. } = &self.source else { return None };
         let draw = order.as_ref().and_then(|order| order.get(position)).unwrap_or(position);
         let idx = mixture.as_ref().map_or(draw, |mixture| mixture.item(epoch, draw));
         items.get(idx as usize).map(|item| Drawn { row_idx: idx, item: Arc::clone(item) })
@@ -204,6 +205,22 @@ impl<T> Loader<T> {
         match &self.source {
             Source::Kept { .. } => DatasetCounts::default(),
             Source::Streamed(stream) => stream.counts(),
+        }
+    }
+
+    /// Items in memory, in the order of their files; `None` if they are streamed.
+    pub fn in_memory(&self) -> Option<&[Arc<T>]> {
+        match &self.source {
+            Source::Kept { items, .. } => Some(items),
+            Source::Streamed(_) => None,
+        }
+    }
+
+    /// Number of the items in memory that were truncated to the maximum length; 0 for a stream.
+    pub fn num_truncated(&self) -> u64 {
+        match &self.source {
+            Source::Kept { num_truncated, .. } => *num_truncated,
+            Source::Streamed(_) => 0,
         }
     }
 

@@ -16,6 +16,7 @@ use crate::roles::optim::OptimError;
 use crate::roles::reference::ReferenceError;
 use crate::roles::reward::{RewardModelError, RewardSetupError};
 use crate::run::consent::NotAllowed;
+use crate::run::demonstration_limit::OtherDemonstrations;
 use crate::run::device_failure::DeviceFailed;
 use crate::run::out_of_memory::OutOfMemory;
 
@@ -115,6 +116,8 @@ pub enum TrainError {
         path.display()
     )]
     OtherRun { path: std::path::PathBuf, run: String, field: String, there: String, here: String },
+    #[error(transparent)]
+    OtherDemonstrations(#[from] OtherDemonstrations),
     #[error(
         "{num_failed} checkpoints in a row could not be saved: the run ends, because a failure would cost all work since the \
          last one; free space on the disk, or repair the storage"
@@ -166,7 +169,7 @@ impl TrainError {
             Self::Data(_) | Self::HubRecord { .. } | Self::Loader(_) | Self::Rewards(_) => {
                 ExitCode::BadConfig
             }
-            Self::OtherRun { .. } => ExitCode::BadConfig,
+            Self::OtherRun { .. } | Self::OtherDemonstrations(_) => ExitCode::BadConfig,
             Self::NoCheckpoints { .. } | Self::NoRoom { .. } => ExitCode::RetryableIo,
             Self::NoCompleteCheckpoint { .. } => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_corruption() => ExitCode::CorruptCheckpoint,

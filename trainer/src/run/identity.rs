@@ -11,7 +11,8 @@ use crate::run::error::TrainError;
 
 /// Fields of the manifest, with all fields below them, that may change between a run and its continuation.
 /// Those that a machine needs more of, such as memory, have no other results, or results that differ by
-/// rounding, as they do on another machine.
+/// rounding, as they do on another machine. The limit that two of them set to the length of demonstrations is
+/// checked against the rows.
 const CONTINUABLE: [&str; 25] = [
     // The name of a job is compared on its own; labels and annotations are no settings.
     "metadata",
@@ -24,7 +25,9 @@ const CONTINUABLE: [&str; 25] = [
     "spec.checkpoint",
     "spec.tracking",
     // Memory of updates and scores: denominators count the whole update, so its split changes no gradient,
-    // and what is recomputed, gathered again or offloaded has the same values.
+    // and what is recomputed, gathered again or offloaded has the same values. The budget of a micro-batch
+    // and `spec.workers.mesh.sp` also limit the length of demonstrations: `demonstration_limit` refuses
+    // another limit that changes rows.
     "spec.training.maxTokensPerMicroBatch",
     "spec.training.maxLogprobTokens",
     "spec.training.activationCheckpointing",
@@ -145,8 +148,8 @@ pub fn of_manifest(yaml: &str) -> RunIdentity {
 
 /// Checks that a run may continue from `checkpoint`: one in its own folder must have been saved under the
 /// same settings, one that `checkpoint.resumeFrom` names must be of the same `spec.model`, whose adapter
-/// settings tensors do not show. That the data is the same is checked by its digest when its position is
-/// restored.
+/// settings tensors do not show. That the data is the same is checked by its digest, and by the length limit
+/// of demonstrations, when its position is restored.
 ///
 /// # Errors
 /// [`TrainError::OtherRun`].

@@ -55,8 +55,9 @@ fn advice(phase: &str) -> &'static str {
         }
         "old_log_prob" | "ref" | "values" | "adv" | "reward" => "lower spec.training.maxLogprobTokens",
         "update_actor" | "update_critic" => {
-            "lower spec.training.maxTokensPerMicroBatch, set spec.training.activationCheckpointing, or let \
-             spec.training.offload move parameters, optimizer or activations to the host"
+            "set spec.training.activationCheckpointing, let spec.training.offload move parameters, optimizer or \
+             activations to the host, or lower spec.training.maxTokensPerMicroBatch; with demonstrations raise \
+             spec.workers.mesh.sp by the same factor, because the product of both limits their length"
         }
         _ => {
             "spread the model by spec.workers.mesh.dpShard, or let spec.training.offload move parameters or \

@@ -7,6 +7,7 @@
 
 use std::time::Instant;
 
+use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec::{CheckpointSpec, Precision};
 use rlt_data::{DataPosition, LoaderState, Pipeline};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointShard, RunIdentity};
@@ -20,8 +21,10 @@ use crate::roles::Roles;
 use crate::roles::critic::Critic;
 use crate::roles::optim::LossScale;
 use crate::roles::reference::FrozenPolicy;
+use crate::run::demonstration_limit::DemonstrationLimit;
 use crate::run::error::TrainError;
 use crate::run::saving::Wait;
+use crate::run::setup::datasets::{context_of, max_demonstration_tokens};
 use crate::run::{Progress, Run, StepReward, identity};
 
 /// Reads the progress of a run from a checkpoint.
@@ -43,6 +46,10 @@ struct State {
     progress: Progress,
     prompts: Option<LoaderState>,
     demonstrations: Option<LoaderState>,
+    /// Limit under which demonstrations were read; `None` without demonstrations, and in checkpoints of
+    /// earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    demonstration_limit: Option<DemonstrationLimit>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     preferences: Option<LoaderState>,
     kl_coefficient: f64,
@@ -165,6 +172,7 @@ fn state(run: &Run, roles: &Roles, data: &Pipeline) -> Result<Value, TrainError>
     let state = State {
         progress: Progress { elapsed_seconds: run.elapsed_seconds(), ..run.progress.clone() },
         prompts,
+        demonstration_limit: demonstrations.is_some().then(|| demonstration_limit(run, roles)),
         demonstrations,
         preferences,
         kl_coefficient: roles.reference.kl_coefficient(),
@@ -323,7 +331,8 @@ fn restore(
     // After the tensors, whose misfit says more.
     identity::check(&run.identity, checkpoint, checkpoint.path().starts_with(run.folder.checkpoints()))?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
-    let State { progress, prompts, demonstrations, preferences, .. } = state;
+    let demonstrations = demonstration_position(run, roles, data, &state)?;
+    let State { progress, prompts, preferences, .. } = state;
     data.resume(&DataPosition { prompts, demonstrations, preferences })?;
     roles.reference.controller.resume(state.kl_coefficient);
     roles.actor.policy.resume_loss_scale(state.loss_scale);
@@ -341,6 +350,38 @@ fn restore(
         0 if run.progress.first_evaluation.is_none() => (Stage::ColdStart, run.progress.cold_start_steps),
         step => (Stage::Training, step),
     })
+}
+
+/// Returns the position in the demonstrations, after a check that the rows are those of the checkpoint. After
+/// a cold start no step reads them any more, so there may be another number of rows.
+fn demonstration_position(
+    run: &Run,
+    roles: &Roles,
+    data: &Pipeline,
+    state: &State,
+) -> Result<Option<LoaderState>, TrainError> {
+    let (Some(saved), Some(loader)) = (&state.demonstrations, &data.demonstrations) else {
+        return Ok(state.demonstrations.clone());
+    };
+    if !are_demonstrations_needed(run.spec(), &state.progress) {
+        return Ok(Some(LoaderState { num_items: loader.state().num_items, ..saved.clone() }));
+    }
+    if let Some(earlier) = state.demonstration_limit {
+        demonstration_limit(run, roles).check_continues(earlier, loader, saved)?;
+    }
+    Ok(Some(saved.clone()))
+}
+
+fn demonstration_limit(run: &Run, roles: &Roles) -> DemonstrationLimit {
+    let context = context_of(&roles.actor.policy.decoder().config);
+    DemonstrationLimit::new(run.spec(), max_demonstration_tokens(run.spec(), context))
+}
+
+/// Whether steps that train on demonstrations remain after `progress`.
+fn are_demonstrations_needed(spec: &ResolvedSpec, progress: &Progress) -> bool {
+    let remains = |steps: u32| progress.step == 0 && progress.cold_start_steps < u64::from(steps);
+    let cold_start = spec.algorithm.cold_start.as_ref();
+    spec.algorithm.is_supervised() || cold_start.is_some_and(|cold_start| remains(cold_start.steps))
 }
 
 /// Restores the critic, if the checkpoint has one.
@@ -396,5 +437,30 @@ mod tests {
         assert_eq!(kept(20, 3, false, 30), 2);
         assert_eq!(kept(0, 3, false, 1000), 1);
         assert_eq!(kept(20, 1000, false, 0), 1);
+    }
+
+    /// A job with this `algorithm`.
+    fn job(algorithm: &str) -> rlt_api::ValidatedJob {
+        let text = format!(
+            "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {{name: rows}}\nspec:\n  \
+             model: {{path: /models/one}}\n  data: {{train: [a.jsonl]}}\n  algorithm: {algorithm}\n  \
+             rewards: {{functions: [{{name: exact, kind: Exact}}]}}\n  training: {{steps: 9}}\n"
+        );
+        rlt_api::validate(&text).unwrap()
+    }
+
+    #[test]
+    fn demonstrations_are_needed_by_supervised_training_and_until_the_end_of_a_cold_start() {
+        let needed = |algorithm: &str, cold_start_steps, step| {
+            let progress = Progress { step, cold_start_steps, ..Progress::default() };
+            are_demonstrations_needed(job(algorithm).spec(), &progress)
+        };
+        assert!(needed("{kind: SFT}", 0, 8));
+        let cold_start = "{kind: GRPO, coldStart: {steps: 3, batchSize: 2}}";
+        assert_eq!(
+            [(0, 0), (2, 0), (3, 0), (3, 1)].map(|(cold, step)| needed(cold_start, cold, step)),
+            [true, true, false, false]
+        );
+        assert!(!needed("{kind: GRPO}", 0, 0));
     }
 }
