@@ -3,7 +3,8 @@
 # csrc/cuda/architectures.txt, and PTX of the last for newer ones. The compiler is fetched once as pinned wheels,
 # verified, and needs no GPU. What ptxas says of each kernel goes into csrc/cuda/resources.md; with `--check` a difference
 # from the committed table is a failure, as a spilled register always is. `--check-if-fetched` checks where the compiler is
-# there, and says so where it is not.
+# there, and says so where it is not. `--digest` prints the SHA-256 of the sources, which the table names: a test notices by
+# it that kernels have changed since the table was written, without the compiler.
 set -euo pipefail
 
 VERSION=13.0.88
@@ -90,6 +91,11 @@ tabulate() { # LOG
         }' | sort -t'|' -k2,2 -k3,3V
 }
 
+# SHA-256 of all that decides what the compiler makes: its version, the architectures and the sources.
+digest() {
+    (cd "$sources" && export LC_ALL=C && { echo "$VERSION" && cat architectures.txt -- *.cu *.cuh; } | sha256sum | cut -d' ' -f1)
+}
+
 write_table() { # LOG
     echo "# What the kernels need"
     echo
@@ -97,11 +103,17 @@ write_table() { # LOG
     echo "is the static part in bytes; occupancy is that of registers, threads and static shared memory. Attention asks for"
     echo "up to 75 KiB of dynamic shared memory, which leaves room for two blocks on sm_80 and three on the others."
     echo
+    echo "SHA-256 of the sources: \`$(digest)\`"
+    echo
     echo "| kernel | architecture | threads | registers | shared | stack | spilled bytes | occupancy |"
     echo "|---|---|---|---|---|---|---|---|"
     tabulate "$1"
 }
 
+if [ "${1:-}" = --digest ]; then
+    digest
+    exit 0
+fi
 if [ "${1:-}" = --check-if-fetched ] && [ ! -x "$nvcc" ]; then
     say "SKIPPED, nothing was checked: \`make kernels-check\` fetches the compiler"
     exit 0

@@ -25,6 +25,8 @@ mod examples;
 mod files;
 #[path = "rules/http.rs"]
 mod http;
+#[path = "rules/kernels.rs"]
+mod kernels;
 #[path = "rules/pages/pictures.rs"]
 mod pictures;
 #[path = "rules/pages/promises.rs"]
