@@ -54,7 +54,9 @@ fn expected_routes(
 #[test]
 fn a_route_is_the_cpu_s_choice_with_its_weights() {
     in_every_order(|kernels| {
-        for (tokens, experts, per_token) in [(1, 8, 2), (9, 60, 4), (3, 130, 8), (5, 4, 4), (0, 8, 2)] {
+        for (tokens, experts, per_token) in
+            [(1, 8, 2), (9, 60, 4), (3, 130, 8), (5, 4, 4), (0, 8, 2), (64, 8, 2), (255, 12, 3), (256, 8, 2)]
+        {
             for kind in KINDS {
                 for (scores, normalises, rounds, scale) in [
                     (ExpertScores::Softmax, true, true, 1.0),

@@ -147,6 +147,22 @@ fn a_product_of_few_rows_equals_that_of_the_dequantized_weight_in_any_batch() {
     });
 }
 
+/// Rows of a decoder's batches up to the largest.
+#[test]
+fn a_product_of_any_number_of_rows_equals_that_of_the_dequantized_weight() {
+    let matrix = quantized(12, 64, layout(QuantFormat::Nf4, 32, true, Kind::Float));
+    let weight = matrix.dequantize(Kind::Float);
+    in_every_order(|kernels| {
+        for rows in [31, 64, 255, 256] {
+            let x = randn(&[rows, 64], rows);
+            let out = Tensor::full([rows, 12], f64::NAN, (Kind::Float, tch::Device::Cpu));
+            let parts = [QuantizedRows { matrix: &matrix, rows: None }];
+            QuantizedLinear { parts: &parts, x: &x, bias: None, out: &out }.launch(kernels).unwrap();
+            assert_near("a product of many rows", &out, &x.linear(&weight, None::<Tensor>));
+        }
+    });
+}
+
 #[test]
 fn weights_that_do_not_fit_each_other_are_named() {
     let nf4 = quantized(4, 64, layout(QuantFormat::Nf4, 64, false, Kind::Float));

@@ -98,7 +98,8 @@ fn a_norm_of_training_and_its_gradients_are_those_of_the_cpu() {
     in_every_order(|kernels| {
         // Rows of vectors and not, of one warp, of as many columns as a thread sums up and of more rows
         // than blocks.
-        let shapes = [(3, 8), (5, 33), (2, 1030), (1, 8192), (1, 8190)];
+        let shapes =
+            [(3, 8), (5, 33), (2, 1030), (1, 8192), (1, 8190), (64, 8), (255, 33), (256, 24), (256, 7)];
         for (case, (rows, width)) in shapes.into_iter().enumerate() {
             for (kind, weight_kind) in
                 KINDS.map(|kind| (kind, kind)).into_iter().chain([(Kind::BFloat16, Kind::Float)])
@@ -130,7 +131,7 @@ fn a_norm_of_training_and_its_gradients_are_those_of_the_cpu() {
 #[test]
 fn a_gated_activation_of_training_and_its_gradients_are_those_of_the_cpu() {
     in_every_order(|kernels| {
-        for (rows, width) in [(1, 8), (5, 24), (3, 7), (2, 2312)] {
+        for (rows, width) in [(1, 8), (5, 24), (3, 7), (2, 2312), (64, 8), (255, 7), (256, 8)] {
             for kind in KINDS {
                 for activation in [Activation::Silu, Activation::GeluTanh] {
                     // Halves of one projection, whose rows lie apart.
@@ -158,14 +159,22 @@ fn a_gated_activation_of_training_and_its_gradients_are_those_of_the_cpu() {
 #[test]
 fn heads_are_turned_and_gradients_turned_back_as_on_the_cpu() {
     in_every_order(|kernels| {
-        for (heads, width, is_half) in
-            [(3, 64, false), (1, 64, true), (2, 6, false), (9, 80, true), (5, 256, false)]
-        {
+        for (rows, heads, width, is_half) in [
+            (7, 3, 64, false),
+            (7, 1, 64, true),
+            (7, 2, 6, false),
+            (7, 9, 80, true),
+            (7, 5, 256, false),
+            (1, 2, 8, false),
+            (64, 1, 16, true),
+            (255, 2, 6, true),
+            (256, 2, 8, false),
+        ] {
             for kind in KINDS {
-                let [x, grad] = [1, 2].map(|seed| randn(&[7, heads, width], seed).to_kind(kind));
+                let [x, grad] = [1, 2].map(|seed| randn(&[rows, heads, width], seed).to_kind(kind));
                 // The halves' angles differ where there are two, as no model has them, so that neither is
                 // taken for the other.
-                let angles = randn(&[7, if is_half { width / 2 } else { width }], 3);
+                let angles = randn(&[rows, if is_half { width / 2 } else { width }], 3);
                 let [cos, sin] = [angles.cos(), angles.sin()].map(|table| table.to_kind(kind));
                 let (expected, [dx]) = gradients([&x], &grad, |[x]| {
                     crate::apply_rope(x, &cos.to_kind(Kind::Float), &sin.to_kind(Kind::Float))
