@@ -291,6 +291,37 @@ fn two_hundred_sleeps_leak_no_memory_on_a_device() {
     });
 }
 
+/// The allocator keeps freed blocks reserved until its cache is emptied, and the update that follows a
+/// rollout could not use those of another stream.
+#[test]
+fn a_rollout_that_sleeps_reserves_no_memory_on_a_device() {
+    on_device("a_rollout_that_sleeps_reserves_no_memory_on_a_device", || {
+        let device = device_decoder("llama");
+        let requests = requests(4, 1, &SamplingParams::greedy());
+        let free = || rlt_torch::device_memory(DEVICE).unwrap().unwrap().free_bytes;
+        let call = |engine: &mut Engine| {
+            let mut go_on = |_| std::ops::ControlFlow::Continue(());
+            engine.generate(&device, &requests, &Letters, &mut go_on).unwrap();
+        };
+        let mut engine = Engine::new(options());
+        rlt_torch::release_free_memory();
+        let before_sync = free();
+        engine.sync_weights(&device, 0).unwrap();
+        rlt_torch::release_free_memory();
+        let after_sync = free();
+        assert!(after_sync < before_sync, "packed weights take memory");
+        call(&mut engine);
+        assert!(free() < after_sync, "a call reserves memory");
+        engine.free_cache();
+        let after_free_cache = free();
+        assert!(after_free_cache >= after_sync, "{} bytes stay reserved", after_sync - after_free_cache);
+        call(&mut engine);
+        engine.sleep();
+        let after_sleep = free();
+        assert!(after_sleep >= before_sync, "{} bytes stay reserved", before_sync - after_sleep);
+    });
+}
+
 /// libtorch's allocator reuses a freed block only on the stream on which it was allocated, so a stream per
 /// call would reserve the buffers of a call again for each of libtorch's 32 streams.
 #[test]
