@@ -21,6 +21,8 @@ mod gpu_check_by_name;
 mod gpu_report;
 #[path = "on_devices/head.rs"]
 mod head;
+#[path = "on_devices/host_work.rs"]
+mod host_work;
 #[path = "on_devices/kernels.rs"]
 mod kernels;
 #[path = "on_devices/memory.rs"]

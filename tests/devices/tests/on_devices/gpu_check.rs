@@ -198,6 +198,22 @@ fn a_device_that_fails_fails_its_check_and_not_the_others() {
     assert_eq!((&lines[1]["name"], &lines[1]["status"]), (&"device".into(), &"passed".into()), "{lines:#?}");
 }
 
+/// Every call fails after so many launches, and the copy of a result to the host panics. The process that
+/// runs the check then ends early, so the first lines are only there if each was written at once.
+#[test]
+fn a_check_that_dies_between_two_findings_has_written_the_first_ones() {
+    let mut variables = StandIn::build().unwrap().env();
+    variables.push(("RLT_STAND_IN_FAILURE".into(), "20:719".into()));
+    let mut command = Command::new(fresh_binary("rlt-trainer"));
+    let output = command.args(["gpu-check", "--here", "paged"]).envs(variables).output().unwrap();
+    let written = String::from_utf8_lossy(&output.stdout).into_owned();
+    let lines: Vec<Value> = written.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(output.status.code(), Some(101), "a panic: {}", text(&output));
+    let num_findings = lines.len();
+    assert!(lines.iter().all(|line| line["status"] == "passed"), "{lines:#?}");
+    assert!((1..16).contains(&num_findings), "{num_findings} of 16 findings: {lines:#?}");
+}
+
 #[test]
 fn a_check_that_takes_too_long_is_ended_and_failed() {
     let (output, lines) = check(&["--limit", "0", "training"], StandIn::build().unwrap().env());

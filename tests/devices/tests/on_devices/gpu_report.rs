@@ -102,6 +102,14 @@ fn a_report_has_the_findings_of_real_checks_though_others_fail_crash_and_hang() 
     assert_eq!(output.status.code(), Some(1), "{context}");
     let findings: Vec<Value> =
         text("findings.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // Checks side by side write to both in any order.
+    let sorted = |lines: &str| {
+        let mut lines: Vec<String> = lines.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    };
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(sorted(&printed), sorted(&text("findings.jsonl")), "every finding is printed as well");
     let found = |stage: &str, run: &str| -> Vec<&Value> {
         let is_of = |line: &&Value| line["stage"] == stage && line["run"] == run && line["name"].is_string();
         findings.iter().filter(is_of).collect()

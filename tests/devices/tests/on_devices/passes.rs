@@ -195,8 +195,8 @@ fn an_update_waits_once_and_launches_as_much_for_many_samples_as_for_few() {
     });
 }
 
-/// A model on a device with this number of layers, and with an adapter if there is one.
-fn layered(num_layers: usize, lora: Option<&LoraSpec>) -> Decoder {
+/// Configuration of a model with this number of layers.
+pub(crate) fn layered_config(num_layers: usize) -> ModelConfig {
     let config = json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64,
         "intermediate_size": 96, "num_hidden_layers": num_layers, "num_attention_heads": 4,
@@ -204,7 +204,12 @@ fn layered(num_layers: usize, lora: Option<&LoraSpec>) -> Decoder {
         "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "hidden_act": "silu", "tie_word_embeddings": true,
         "initializer_range": 0.1, "bos_token_id": null, "eos_token_id": null, "pad_token_id": null
     });
-    let config = ModelConfig::from_json(&config).unwrap();
+    ModelConfig::from_json(&config).unwrap()
+}
+
+/// A model on a device with this number of layers, and with an adapter if there is one.
+fn layered(num_layers: usize, lora: Option<&LoraSpec>) -> Decoder {
+    let config = layered_config(num_layers);
     let options = LoadOptions { device: Device::Cuda(0), trainable: true, ..LoadOptions::default() };
     let mut decoder = Decoder::from_config(&config, 3, &options).unwrap();
     if let Some(spec) = lora {
