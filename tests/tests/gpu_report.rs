@@ -5,6 +5,8 @@
 
 #[path = "gpu_report/bundle.rs"]
 mod bundle;
+#[path = "gpu_report/output.rs"]
+mod output;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -62,6 +64,12 @@ impl Machine {
 
     /// Runs the script with further environment variables.
     fn report_with(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Report {
+        let output = self.command(arguments).envs(variables.iter().copied()).output().unwrap();
+        Report::read(output, &self.path("report"))
+    }
+
+    /// The script with this machine's bundle and folder.
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut script = Command::new("bash");
         script.arg(workspace_root().join("trainer/gpu-report.sh"));
         script.arg("--bundle").arg(self.path("bundle.tar.gz")).arg("--out").arg(self.path("report"));
@@ -72,9 +80,8 @@ impl Machine {
             .stdin(Stdio::null());
         let path = std::env::var("PATH").unwrap();
         script.env("PATH", format!("{}:{path}", self.path("bin").display())).env("FAKE", self.folder.path());
-        script.env_remove("OMP_NUM_THREADS").env_remove("RLT_KERNELS").envs(variables.iter().copied());
-        let output = script.output().unwrap();
-        Report::read(output, &self.path("report"))
+        script.env_remove("OMP_NUM_THREADS").env_remove("RLT_KERNELS");
+        script
     }
 }
 
