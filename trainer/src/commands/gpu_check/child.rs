@@ -60,14 +60,7 @@ pub(super) fn run(
             return Ok(running.problem(status));
         }
         if started.elapsed() > limit {
-            let ended = running.kill()?;
-            running.forward_rest(write)?;
-            let note = if ended { "" } else { ", and its process cannot be killed" };
-            return Ok(Some(format!(
-                "took longer than {} s{note}{}",
-                limit.as_secs(),
-                running.stderr_text()
-            )));
+            return running.end(limit, write).map(Some);
         }
     }
 }
@@ -81,6 +74,8 @@ struct Running {
     num_failed: usize,
     /// The last bytes of standard error.
     stderr_tail: Vec<u8>,
+    /// Time that the process may take to end after it was killed.
+    kill_timeout: Duration,
     /// Standard error of this process; it remembers a character that two outputs share.
     messages: rlt_terminal::Output<std::io::Stderr>,
 }
@@ -102,7 +97,15 @@ impl Running {
             std::thread::spawn(move || read_stderr(stderr, &sender));
         }
         let messages = rlt_terminal::messages();
-        Ok(Self { process, output, num_findings: 0, num_failed: 0, stderr_tail: Vec::new(), messages })
+        Ok(Self {
+            process,
+            output,
+            num_findings: 0,
+            num_failed: 0,
+            stderr_tail: Vec::new(),
+            kill_timeout: KILL_TIMEOUT,
+            messages,
+        })
     }
 
     /// Forwards the child's output for the time `wait`, or one output if that is over. Returns whether more
@@ -139,7 +142,7 @@ impl Running {
     /// Forwards the remaining output of a process that has ended. Processes that it started may keep its
     /// pipes open, so the wait is limited.
     fn forward_rest(&mut self, write: &mut Write<'_>) -> std::io::Result<()> {
-        let until = Instant::now() + KILL_TIMEOUT;
+        let until = Instant::now() + self.kill_timeout;
         while self.forward(POLL, write)? && Instant::now() < until {}
         Ok(())
     }
@@ -158,6 +161,14 @@ impl Running {
         if text.trim().is_empty() { String::new() } else { format!(": {}", last(&text)) }
     }
 
+    /// Kills a process that has exceeded its time limit and forwards what it wrote. Returns the error.
+    fn end(&mut self, limit: Duration, write: &mut Write<'_>) -> std::io::Result<String> {
+        let has_ended = self.kill()?;
+        self.forward_rest(write)?;
+        let note = if has_ended { "" } else { ", and its process cannot be killed" };
+        Ok(format!("took longer than {} s{note}{}", limit.as_secs(), self.stderr_text()))
+    }
+
     /// Kills the process group: a training or a peer that the check started would keep the GPU's memory.
     /// Returns whether the process has ended.
     fn kill(&mut self) -> std::io::Result<bool> {
@@ -165,7 +176,7 @@ impl Running {
             // It may have ended in the meantime.
             let _ = kill_process_group(group, Signal::KILL);
         }
-        let until = Instant::now() + KILL_TIMEOUT;
+        let until = Instant::now() + self.kill_timeout;
         loop {
             if self.process.try_wait()?.is_some() {
                 return Ok(true);
@@ -268,5 +279,20 @@ mod tests {
         let (lines, problem) = outcome(&format!("trap '' TERM; sleep 1000 & {PASSED}; wait"), true);
         assert_eq!(lines.len(), 1);
         assert!(problem.unwrap().contains("signal: 9"));
+    }
+
+    /// The process leads no group, so the signal misses it, as it misses a process inside the driver.
+    #[test]
+    fn a_process_that_cannot_be_killed_is_reported_after_a_limited_wait() {
+        let mut running = Running::start(Command::new("true")).unwrap();
+        assert!(running.process.wait().unwrap().success());
+        running.process = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+        running.kill_timeout = Duration::from_millis(50);
+        let error = running.end(Duration::from_secs(7), &mut |_| Ok(())).unwrap();
+        let is_running = running.process.try_wait().unwrap().is_none();
+        running.process.kill().unwrap();
+        running.process.wait().unwrap();
+        assert!(is_running);
+        assert_eq!(error, "took longer than 7 s, and its process cannot be killed");
     }
 }
