@@ -17,7 +17,7 @@ const LEFT_OUT_LINE: &str = "older checkpoints: ";
 /// Bytes of a message that Kubernetes keeps.
 const MAX_MESSAGE_BYTES: usize = 4096;
 /// Bytes of the encoded report; base64 takes four thirds of it.
-const MAX_REPORT_BYTES: usize = 2600;
+const MAX_REPORT_BYTES: usize = 2400;
 /// Bytes of the warning of a report that would be too long.
 const MAX_WARNING_BYTES: usize = 512;
 /// Bytes of the reasons of the warning of such a report. All reasons of this release together take less.
@@ -25,7 +25,7 @@ const MAX_REASONS_BYTES: usize = 512;
 
 /// Formats the last report of a rank as a termination message, without its metrics. A report that is too long
 /// loses its commits, which were reported at the start, the end of its warning and of the list of reasons,
-/// and its oldest checkpoints, whose steps are listed beside the report.
+/// its oldest checkpoints, whose steps are listed beside the report, and at last its restarts in place.
 pub fn message(report: &ReportRequest) -> String {
     let steps = report.progress.as_ref().map_or((0, 0), |progress| (progress.step, progress.num_steps));
     let (report, left_out) = fitted(report);

@@ -35,7 +35,7 @@ impl ModulePattern {
     /// Whether the pattern matches `name`.
     ///
     /// # Errors
-    /// The engine gives up, after too many steps.
+    /// The error of an engine that gives up after too many steps.
     pub fn is_match(&self, name: &str) -> Result<bool, PatternError> {
         self.0.is_match(name).map_err(|error| PatternError::with_look_around(&error, 0))
     }

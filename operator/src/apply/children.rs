@@ -156,7 +156,10 @@ impl<'a> JobChildren<'a> {
             return Box::pin(claim::retain(self.client, namespace, &claim)).await;
         }
         match Box::pin(claim::change(self.client, namespace, &claim)).await {
-            Err(ApplyError::Unfit { .. }) => Ok(()),
+            Err(ApplyError::Unfit { message }) => {
+                tracing::warn!(namespace, why = message, "the claim of a deleted job may stay");
+                Ok(())
+            }
             Err(ApplyError::Call { name, source, .. }) if error::refusal(&source).is_some() => {
                 tracing::warn!(namespace, name, error = %source, "the claim of a deleted job may stay");
                 Ok(())

@@ -12,8 +12,8 @@ use super::{ApplyError, creation, error, exactly};
 /// Replaces the job's EndpointSlice by the `wanted` one if it has addresses of another family.
 ///
 /// # Errors
-/// The error of the refused change if the EndpointSlice is another job's, has the same family, or is still
-/// being deleted. Else the error of the call that failed.
+/// The error of the refused change if the EndpointSlice is gone, is another job's, has the same family, or is
+/// still being deleted; otherwise the error of the call that failed.
 pub(super) async fn replace(
     client: &Client,
     job: &Job,

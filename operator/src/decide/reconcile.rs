@@ -8,6 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::FailureCause;
 use rlt_api::plan::TRAINER_GROUP;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress, RLTrainingJobStatus};
+use rlt_channel::limits::MAX_CHECKPOINTS;
 use rlt_objects::labels;
 use rlt_objects::prepare::Prepared;
 use rlt_objects::queue::Queueing;
@@ -76,6 +77,8 @@ impl Report {
         let further = earlier.iter().filter(is_further);
         all.extend(further.map(|one| CheckpointStatus { latest: false, ..one.clone() }));
         all.sort_by_key(|one| one.step);
+        // The API server refuses a status with more.
+        all.drain(..all.len().saturating_sub(MAX_CHECKPOINTS));
         Some(all)
     }
 }

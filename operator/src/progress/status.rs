@@ -116,7 +116,7 @@ pub(super) fn read(report: &JobReport) -> Report {
     }
 }
 
-/// Returns the report of a worker in this attempt as that of its job.
+/// Converts the last report of a worker of this attempt to a report of its job.
 fn job_report(attempt: u32, request: channel::ReportRequest) -> JobReport {
     let channel::ReportRequest { progress, checkpoints, knows_checkpoints, restarts, commits, .. } = request;
     JobReport {

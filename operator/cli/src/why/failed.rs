@@ -145,8 +145,8 @@ fn memory_advice(
             let mebibytes = (estimate * HEADROOM.0 / HEADROOM.1).div_ceil(1 << 20);
             let raise =
                 format!("raise spec.workers.resources.memory to {mebibytes}Mi, which the plan asks for");
-            let lower = "or lower spec.training.maxTokensPerMicroBatch or spec.rollout.maxCompletionTokens until \
-                         rlctl plan fits the limit";
+            let lower = "or set spec.training.activationCheckpointing, or lower spec.rollout.maxCompletionTokens or \
+                         spec.training.maxTokensPerMicroBatch, until rlctl plan fits the limit";
             vec![raise, lower.to_owned(), again]
         }
         _ => vec![failure.advice.clone(), again],

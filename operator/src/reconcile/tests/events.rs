@@ -35,7 +35,7 @@ async fn a_job_whose_first_status_waits_is_warned_of_its_settings_once() {
     assert_eq!((num("OpenSecret"), num("WorkersRunning")), (1, 1), "{reasons:?}");
 }
 
-/// A store of a trainer that warns for one more reason of a later release at each look.
+/// A store of a trainer that warns for one more reason of a later release each time that it is read.
 #[derive(Debug, Default)]
 struct MoreWarnings(AtomicUsize);
 

@@ -118,3 +118,13 @@ async fn a_last_report_without_room_for_all_checkpoints_drops_none_that_was_repo
         assert_eq!((status.progress.unwrap().step, latest), (60, vec![60]));
     }
 }
+
+#[test]
+fn a_status_has_at_most_a_hundred_checkpoints_whatever_a_trainer_lists() {
+    let listed = |steps: std::ops::RangeInclusive<u64>| steps.map(|step| saved(step, 150)).collect();
+    let earlier: Vec<_> = listed(101..=150);
+    let report =
+        Report { checkpoints: Some(listed(1..=100)), left_out: (101..=200).collect(), ..Report::default() };
+    let all = report.checkpoints_with(&earlier).unwrap();
+    assert_eq!(all.iter().map(|one| one.step).collect::<Vec<_>>(), (51..=150).collect::<Vec<_>>());
+}
