@@ -9,6 +9,7 @@ mod chaos;
 #[path = "../tests/real_node/chart.rs"]
 mod chart;
 #[path = "../tests/real_node/container.rs"]
+#[expect(dead_code, reason = "no fault waits for a launcher here")]
 mod container;
 #[path = "../tests/real_node/examples.rs"]
 mod examples;

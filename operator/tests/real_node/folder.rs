@@ -56,9 +56,15 @@ impl Folder {
 
     /// Runs a manifest on this machine to its end, as its author would on a laptop.
     pub(crate) fn run(&self, manifest: &Value, output: &str) {
+        self.run_by(&["env"], manifest, output);
+    }
+
+    /// Runs a manifest to its end by a command that starts the program that it is given.
+    pub(crate) fn run_by(&self, starter: &[&str], manifest: &Value, output: &str) {
         let job = self.0.join("job.json");
         fs::write(&job, manifest.to_string()).unwrap();
-        let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
+        let mut command = Command::new(starter[0]);
+        command.args(&starter[1..]).arg(rlt_tests::fresh_binary("rlctl"));
         command.arg("run").arg(job).args(["--output", output]).current_dir(&self.0);
         let ended = command.output().unwrap();
         assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));

@@ -108,11 +108,12 @@ fn a_run_of_one_round_applies_every_fault_and_a_longer_one_ends_in_bounded_time(
         let limits = Limits::of(Duration::from_secs(seconds));
         assert_eq!((limits.patience, limits.min_percent), (Duration::from_secs(30), 100));
         assert_eq!((limits.rounds, limits.second_tries), (Duration::MAX, Duration::MAX));
-        assert!(limits.are_met(12, 12) && !limits.are_met(11, 12));
+        assert!(limits.are_met(12, 0, 12) && !limits.are_met(11, 1, 12) && !limits.are_met(11, 0, 12));
     }
     let hour = Duration::from_secs(3600);
     let limits = Limits::of(hour);
     assert!(limits.patience > Limits::of(ROUND).patience && limits.patience <= ROUND);
     assert!(limits.rounds >= hour && limits.rounds + limits.second_tries <= 3 * hour);
-    assert!(limits.are_met(288, 360) && !limits.are_met(287, 360));
+    assert!(limits.are_met(288, 72, 360) && !limits.are_met(287, 73, 360));
+    assert!(limits.are_met(144, 36, 360) && !limits.are_met(144, 35, 360), "half of the plan is tried");
 }

@@ -16,7 +16,7 @@ use super::manifests::{NAME, values};
 use super::plan::{Fault, RANKS_PER_WORKER};
 use super::site::{Site, num_failures, within};
 use crate::chart::{RELEASE, kubectl, upgrade};
-use crate::container::kill_container;
+use crate::container::launcher;
 use crate::processes::{kill, kill_rank, of_pod, read};
 use crate::test_namespace::reason;
 
@@ -72,10 +72,7 @@ impl Site {
                 self.kill(rank / RANKS_PER_WORKER, patience, kill).await
             }
             Fault::KillPod(worker) => {
-                let kill = |pod_uid: &str| {
-                    kill_container(pod_uid);
-                    true
-                };
+                let kill = |pod_uid: &str| launcher(pod_uid).is_some_and(|process| kill(&process));
                 self.kill(worker, patience, kill).await
             }
             Fault::KillOperator => self.kill_operator(patience).await,
@@ -87,6 +84,10 @@ impl Site {
                 self.delete(Object { kind: "secret", namespace, name: SECRET }, patience).await
             }
             Fault::DeleteClaim => {
+                // A pod that is bound and has not mounted the claim could neither start nor let the claim go.
+                if within(patience, async || self.running_gang().await).await.is_none() {
+                    return false;
+                }
                 self.delete(Object { kind: "persistentvolumeclaim", namespace, name: CLAIM }, patience).await
             }
             Fault::DeleteRoles => {
@@ -154,7 +155,7 @@ impl Site {
         let cluster = self.test.cluster;
         let Some(uid) = within(patience, async || object.uid(cluster)).await else { return false };
         let Object { kind, namespace, name } = &object;
-        kubectl(cluster, &["delete", kind, name, "-n", namespace, "--wait=false"]);
+        kubectl(cluster, &["delete", kind, name, "-n", namespace, "--wait=false", "--ignore-not-found"]);
         self.deleted.push((object, uid));
         true
     }
@@ -171,6 +172,10 @@ impl Site {
         let is_unsaved = |status: &RLTrainingJobStatus| {
             reason(status, ConditionType::CheckpointHealthy).is_some_and(|(_, reason)| reason == UNSAVED)
         };
+        // The status may still tell of an earlier time without space.
+        if !self.tells(patience, |status| !is_unsaved(status)).await {
+            return false;
+        }
         let num_before = io_failures(&self.test.status(NAME).await);
         self.disk.fill();
         let told = within(patience, async || {

@@ -9,12 +9,14 @@ use super::plan::ROUND;
 pub(crate) struct Limits {
     /// Time that a fault of the plan waits for its target before it is deferred.
     pub(crate) patience: Duration,
-    /// Time from the first fault after which no further round begins.
+    /// Time from the first fault after which no further round begins. A slow machine has fewer rounds then.
     pub(crate) rounds: Duration,
     /// Time for all deferred faults together, each of which is tried once more.
     pub(crate) second_tries: Duration,
-    /// Number of faults that must have an effect, in percent of the plan.
+    /// Number of faults that must have an effect, in percent of those that were tried.
     pub(crate) min_percent: usize,
+    /// Number of faults that must be tried, in percent of the plan.
+    pub(crate) min_tried_percent: usize,
 }
 
 impl Limits {
@@ -27,18 +29,22 @@ impl Limits {
                 rounds: Duration::MAX,
                 second_tries: Duration::MAX,
                 min_percent: 100,
+                min_tried_percent: 100,
             };
         }
         Self {
             patience: Duration::from_secs(120),
-            rounds: duration.saturating_mul(2),
-            second_tries: Duration::from_secs(900),
+            rounds: duration,
+            second_tries: Duration::from_secs(600),
             min_percent: 80,
+            min_tried_percent: 50,
         }
     }
 
-    /// Whether so many faults of a plan are enough for the run to succeed.
-    pub(crate) fn are_met(&self, num_applied: usize, num_planned: usize) -> bool {
-        100 * num_applied >= self.min_percent * num_planned
+    /// Whether a run succeeds whose faults had an effect, or none, so often.
+    pub(crate) fn are_met(&self, num_applied: usize, num_in_vain: usize, num_planned: usize) -> bool {
+        let num_tried = num_applied + num_in_vain;
+        100 * num_tried >= self.min_tried_percent * num_planned
+            && 100 * num_applied >= self.min_percent * num_tried
     }
 }

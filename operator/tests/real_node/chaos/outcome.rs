@@ -6,7 +6,8 @@ use rlt_api::FailureCause;
 use rlt_api::status::RLTrainingJobStatus;
 use serde_json::Value;
 
-use super::manifests::{NAME, OUTPUT, training};
+use super::manifests::{NAME, OUTPUT};
+use super::quiet_run;
 use super::site::{Site, num_failures};
 
 /// Causes by which the faults end attempts; the others end none.
@@ -14,7 +15,7 @@ const CAUSES: [FailureCause; 3] =
     [FailureCause::Signalled, FailureCause::PeerLost, FailureCause::RetryableIo];
 
 /// Checks weights, status, Events and objects of a complete job with so many steps.
-pub(super) async fn check(site: &Site, num_steps: u64) {
+pub(super) async fn check(site: &mut Site, num_steps: u64) {
     check_training(site, num_steps);
     let status = site.test.status(NAME).await;
     check_status(site, &status);
@@ -51,12 +52,12 @@ fn check_events(site: &Site, status: &RLTrainingJobStatus) {
 
 /// Metrics and weights are those of an undisturbed run on this machine. A full disk loses lines of the
 /// metrics, and nothing else.
-fn check_training(site: &Site, num_steps: u64) {
+fn check_training(site: &mut Site, num_steps: u64) {
+    let quiet_folder = site.quiet_run.take().unwrap().finish(num_steps);
     let folder = &site.disk.folder;
-    folder.run(&training(num_steps), "runs/quiet");
     let step = |line: &Value| line["step"].as_u64().unwrap();
     let quiet: BTreeMap<u64, Value> =
-        folder.steps("runs/quiet").into_iter().map(|line| (step(&line), line)).collect();
+        quiet_folder.steps(quiet_run::OUTPUT).into_iter().map(|line| (step(&line), line)).collect();
     assert!(quiet.keys().copied().eq(1..=num_steps), "the undisturbed run has every step");
     let disturbed = folder.steps(OUTPUT);
     assert!(disturbed.is_sorted_by(|a, b| step(a) < step(b)), "a step is there twice");
@@ -65,5 +66,5 @@ fn check_training(site: &Site, num_steps: u64) {
     }
     assert_eq!(disturbed.last().map(step), Some(num_steps));
     assert!(disturbed.iter().any(|line| line["actor/grad_norm"].as_f64() > Some(0.0)));
-    assert!(folder.adapter(OUTPUT) == folder.adapter("runs/quiet"), "the adapters differ");
+    assert!(folder.adapter(OUTPUT) == quiet_folder.adapter(quiet_run::OUTPUT), "the adapters differ");
 }

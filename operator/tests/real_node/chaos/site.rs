@@ -15,6 +15,7 @@ use super::disk::{self, Disk};
 use super::effects::{Object, read_roles};
 use super::manifests::{NAME, OUTPUT, job, values};
 use super::plan::NUM_WORKERS;
+use super::quiet_run::QuietRun;
 use crate::TIMEOUT;
 use crate::chart::{kubectl, upgrade};
 use crate::examples::supervised;
@@ -26,6 +27,8 @@ const LAST_STEPS: u64 = 3;
 const LAST_EVENT: &str = "StepsFinished";
 /// Reason of the Event of a job that finds its result.
 const FOUND_EVENT: &str = "ResultFound";
+/// Longest time between two checkpoints of a job that is disturbed; on a quiet machine it is seconds.
+const MAX_CHECKPOINT_AGE: Duration = Duration::from_secs(900);
 /// Time between two looks at a condition.
 const POLL: Duration = Duration::from_millis(100);
 
@@ -53,6 +56,10 @@ pub(super) struct Site {
     pub(super) killed_pod: String,
     /// Step of the newest checkpoint when the gang was disturbed last.
     pub(super) step_at_fault: u64,
+    /// Step of the newest checkpoint, and the time at which it was seen first.
+    newest: (u64, Instant),
+    /// The undisturbed run; `None` when it has ended.
+    pub(super) quiet_run: Option<QuietRun>,
 }
 
 /// Calls `act` until it returns something; `None` after `patience`.
@@ -91,9 +98,12 @@ impl Site {
         tokio::spawn(disk::give_back(test.client.clone()));
         let job = serde_json::from_value(job()).unwrap();
         test.jobs().create(&PostParams::default(), &job).await.unwrap();
+        let quiet_run = QuietRun::new(&cluster.folder().join("quiet"), &disk.folder);
         let site = Self {
             test,
             disk,
+            newest: (0, Instant::now()),
+            quiet_run: Some(quiet_run),
             deleted: Vec::new(),
             num_kills: 0,
             event_reasons: BTreeSet::new(),
@@ -117,7 +127,7 @@ impl Site {
     }
 
     /// The pods of all workers by their index, where they run and belong to one attempt.
-    async fn running_gang(&self) -> Option<Vec<Pod>> {
+    pub(super) async fn running_gang(&self) -> Option<Vec<Pod>> {
         let of_job = ListParams::default().labels(&format!("{}={NAME}", labels::JOB_NAME));
         let mut pods = self.test.pods().list(&of_job).await.unwrap().items;
         pods.retain(|pod| self.is_running(pod));
@@ -130,7 +140,25 @@ impl Site {
     async fn assert_trains(&self) {
         let gang = self.gang_that_trains(TIMEOUT).await;
         let status = self.test.status(NAME).await;
-        assert!(gang.is_some(), "the job does not train: {status:#?}");
+        assert!(gang.is_some(), "the job does not train: {status:#?}\n{}", self.described());
+    }
+
+    /// Checks that the job goes on, and lets the undisturbed run follow it. A job that has ended, or is stuck,
+    /// would defer every further fault.
+    pub(super) async fn assert_advances(&mut self) {
+        let (step, status) = (self.last_checkpoint(), self.test.status(NAME).await);
+        assert!(status.completion_time.is_none(), "the job has ended: {status:#?}");
+        if step > self.newest.0 {
+            self.newest = (step, Instant::now());
+            self.quiet_run.iter().for_each(|run| run.follow(step));
+        }
+        let age = self.newest.1.elapsed();
+        assert!(age < MAX_CHECKPOINT_AGE, "no checkpoint for {age:?}: {status:#?}\n{}", self.described());
+    }
+
+    /// Pods and claims of the job in words.
+    fn described(&self) -> String {
+        kubectl(self.test.cluster, &["describe", "pods,pvc", "-n", &self.test.namespace])
     }
 
     fn is_running(&self, pod: &Pod) -> bool {
@@ -155,7 +183,9 @@ impl Site {
     /// Notes the reasons of the job's Events, before they expire.
     pub(super) fn note_events(&mut self) {
         let reasons = "jsonpath={range .items[*]}{.reason}{\"\\n\"}{end}";
-        let text = kubectl(self.test.cluster, &["get", "events", "-n", &self.test.namespace, "-o", reasons]);
+        let of_jobs = "--field-selector=involvedObject.kind=RLTrainingJob";
+        let namespace = &self.test.namespace;
+        let text = kubectl(self.test.cluster, &["get", "events", of_jobs, "-n", namespace, "-o", reasons]);
         self.event_reasons.extend(text.lines().map(str::to_owned));
     }
 
