@@ -229,8 +229,8 @@ impl ShardedParameters {
             .try_fold(of_shards, |sum, group| group.sum(sum))
     }
 
-    /// Calls `change` for each buffer of trained parameters, while this rank's pieces in it can be read and
-    /// written. Its argument says whether a name is in the buffer.
+    /// Calls `change` for all trained parameters together, or, if any are offloaded, for each buffer of them,
+    /// while this rank's pieces can be read and written. Its argument says whether a name is among them.
     ///
     /// # Errors
     /// The error of `change`, or when offloaded pieces cannot be fetched or put back.
@@ -238,6 +238,9 @@ impl ShardedParameters {
         &self,
         mut change: impl FnMut(&dyn Fn(&str) -> bool) -> Result<(), E>,
     ) -> Result<(), E> {
+        if !self.trained().any(FlatParameter::is_offloaded) {
+            return change(&|_| true);
+        }
         self.trained()
             .try_for_each(|flat| flat.with_resident_shards(|| change(&|name| flat.place_of(name).is_some())))
     }

@@ -88,7 +88,7 @@ impl TrainState<'_> {
         outcome
     }
 
-    /// Updates all parameters; offloaded ones are fetched one buffer after the other.
+    /// Updates all parameters, together or, if any are offloaded, one fetched buffer after the other.
     fn update(&mut self, clipped: &Clipped) -> Result<(), ApplyError> {
         let optimizer = &mut *self.optimizer;
         match self.shards {

@@ -286,6 +286,9 @@ mod tests {
     fn a_process_that_cannot_be_killed_is_reported_after_a_limited_wait() {
         let mut running = Running::start(Command::new("true")).unwrap();
         assert!(running.process.wait().unwrap().success());
+        // A process that cannot be killed keeps its pipes open.
+        let (_open, output) = sync_channel(1);
+        running.output = output;
         running.process = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
         running.kill_timeout = Duration::from_millis(50);
         let error = running.end(Duration::from_secs(7), &mut |_| Ok(())).unwrap();

@@ -108,13 +108,12 @@ fn hidden_gradient(
     derivatives: &[Vec<f64>],
     context: &HeadContext<'_>,
 ) -> Tensor {
-    // The tensor is built row by row: a rank of a sequence-parallel group may have no position at all.
-    let own: Vec<_> = derivatives
-        .iter()
-        .map(|of_label| Tensor::from_slice(&scaled(&micro_batch.own(of_label), context.scale)))
-        .collect();
+    let of_label = |all: &Vec<f64>| scaled(&micro_batch.own(all), context.scale);
+    let all: Vec<f32> = derivatives.iter().flat_map(of_label).collect();
     let decoder = context.model.decoder;
-    let derivative_kc = Tensor::stack(&own, 0).to_device(decoder.device());
+    // A rank of a sequence-parallel group may have no position at all, so no size is inferred.
+    let size = [derivatives.len() as i64, hidden_cd.size()[0]];
+    let derivative_kc = rlt_torch::upload_f32(&all, decoder.device()).view(size);
     no_grad(|| {
         context.outer_gradients.add_labels(&derivative_kc, hidden_cd);
         let weight_kd = decoder.compute_head_weight(Adapter::On).to_kind(Kind::Float);
