@@ -143,8 +143,8 @@ impl Site {
         assert!(gang.is_some(), "the job does not train: {status:#?}\n{}", self.described());
     }
 
-    /// Checks that the job goes on, and lets the undisturbed run follow it. A job that has ended, or is stuck,
-    /// would defer every further fault.
+    /// Checks that the job goes on, and lets the undisturbed run follow it. A job that has ended, or is
+    /// stuck, would defer every further fault.
     pub(super) async fn assert_advances(&mut self) {
         let (step, status) = (self.last_checkpoint(), self.test.status(NAME).await);
         assert!(status.completion_time.is_none(), "the job has ended: {status:#?}");

@@ -203,6 +203,8 @@ fn a_device_that_fails_fails_its_check_and_not_the_others() {
 #[test]
 fn a_check_that_dies_between_two_findings_has_written_the_first_ones() {
     let mut variables = StandIn::build().unwrap().env();
+    // Launch 20 is that of our kernel in the seventh finding. If an operator before it failed, the launch of
+    // ours would return the error, and the check would report it.
     variables.push(("RLT_STAND_IN_FAILURE".into(), "20:719".into()));
     let mut command = Command::new(fresh_binary("rlt-trainer"));
     let output = command.args(["gpu-check", "--here", "paged"]).envs(variables).output().unwrap();

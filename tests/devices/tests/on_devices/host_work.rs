@@ -1,6 +1,7 @@
 //! Host work of trainings other than the policy's: copies between host and device, and waits, depend on
 //! neither tokens nor layers, also where weights are offloaded or sharded over tensor-parallel ranks.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -265,7 +266,9 @@ fn on_two_ranks<T: Send>(body: impl Fn(Ranks, &Barrier) -> T + Sync) -> [T; 2] {
     let barrier = Barrier::new(2);
     let run = |rank| {
         let ranks = Ranks::join(&environment(rank), Duration::from_secs(60)).unwrap();
-        body(ranks.with_tensor_parallel(2).unwrap(), &barrier)
+        let ranks = ranks.with_tensor_parallel(2).unwrap();
+        // The other rank would wait at the barrier for ever.
+        catch_unwind(AssertUnwindSafe(|| body(ranks, &barrier))).unwrap_or_else(|_| std::process::exit(101))
     };
     thread::scope(|scope| {
         let run = &run;
