@@ -89,12 +89,12 @@ fn wait_for_copy(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
 
 /// Writes the model unit by unit on the leader; with FSDP all ranks gather it. Collective.
 fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
-    let (decoder, folder) = (roles.actor.policy.decoder(), run.folder.export());
+    let (decoder, folder) = (roles.actor.decoder(), run.folder.export());
     let (spec, mut files) = (&run.spec().checkpoint.export, None);
     if run.ranks.is_leader() {
         files = Some(ExportedFiles::begin(decoder, &folder, spec, &run.source)?);
     }
-    roles.actor.policy.units().visit(WeightDtype::Master, |unit| match &mut files {
+    roles.actor.units().visit(WeightDtype::Master, |unit| match &mut files {
         Some(files) => files.write(unit),
         None => Ok(()),
     })?;

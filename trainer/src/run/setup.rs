@@ -86,7 +86,7 @@ pub fn setup(
     let run = Run {
         recipes: choose(&spec),
         source,
-        unquantized: roles.actor.policy.decoder().starts_from_error().then_some(weights),
+        unquantized: roles.actor.decoder().starts_from_error().then_some(weights),
         saver: saver.committing_after_sampling(),
         num_steps,
         identity,

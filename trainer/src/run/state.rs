@@ -20,7 +20,6 @@ use crate::observe::tracking::console::Phase;
 use crate::roles::Roles;
 use crate::roles::critic::Critic;
 use crate::roles::optim::LossScale;
-use crate::roles::reference::FrozenPolicy;
 use crate::run::demonstration_limit::DemonstrationLimit;
 use crate::run::error::TrainError;
 use crate::run::saving::Wait;
@@ -144,7 +143,7 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<CheckpointShard>>, T
         let whole = || tensors.map(|(name, tensor)| CheckpointShard::whole(name, tensor)).collect();
         return Ok(run.ranks.is_leader().then(whole));
     }
-    let mut parts = roles.actor.policy.train_state().checkpoint_shards()?;
+    let mut parts = roles.actor.train_state().checkpoint_shards()?;
     if let Some(critic) = roles.critic.train_state() {
         parts.extend(critic.checkpoint_shards()?);
     }
@@ -157,7 +156,7 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<CheckpointShard>>, T
 /// Returns the tensors of all roles on the leader. Collective with FSDP.
 fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
     let folder = run.folder.root();
-    let mut tensors = roles.actor.policy.train_state().tensors(folder)?;
+    let mut tensors = roles.actor.train_state().tensors(folder)?;
     if let Some(critic) = roles.critic.train_state() {
         tensors.extend(critic.tensors(folder)?);
     }
@@ -176,7 +175,7 @@ fn state(run: &Run, roles: &Roles, data: &Pipeline) -> Result<Value, TrainError>
         demonstrations,
         preferences,
         kl_coefficient: roles.reference.kl_coefficient(),
-        loss_scale: Some(roles.actor.policy.loss_scale()),
+        loss_scale: Some(roles.actor.loss_scale()),
         critic_loss_scale: roles.critic.loss_scale(),
         kept_best: run.saver.borrow().best.after_save_of(run.progress.step),
         precision: Some(run.spec().training.precision),
@@ -202,7 +201,7 @@ pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Pipeline) -> Result<(
     let resumed_after = match (&checkpoint, unquantized) {
         (Some(checkpoint), _) => Some(restore(run, roles, data, checkpoint)?),
         (None, Some(weights)) => {
-            roles.actor.policy.start_from_error::<TrainError>(&weights)?;
+            roles.actor.start_from_error::<TrainError>(&weights)?;
             None
         }
         (None, None) => None,
@@ -247,7 +246,7 @@ fn saved_bytes(run: &Run, roles: &mut Roles) -> Result<u64, TrainError> {
     let bytes_of = |parts: Vec<CheckpointShard>| -> u64 {
         parts.iter().map(|part| (part.values.numel() * part.values.kind().elt_size_in_bytes()) as u64).sum()
     };
-    let mut num_bytes = bytes_of(roles.actor.policy.train_state().checkpoint_shards()?);
+    let mut num_bytes = bytes_of(roles.actor.train_state().checkpoint_shards()?);
     if let Some(critic) = roles.critic.train_state() {
         num_bytes += bytes_of(critic.checkpoint_shards()?);
     }
@@ -327,7 +326,7 @@ fn restore(
     data: &mut Pipeline,
     checkpoint: &Checkpoint,
 ) -> Result<(Stage, u64), TrainError> {
-    roles.actor.policy.train_state().restore(checkpoint)?;
+    roles.actor.load(checkpoint)?;
     // After the tensors, whose misfit says more.
     identity::check(&run.identity, checkpoint, checkpoint.path().starts_with(run.folder.checkpoints()))?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
@@ -335,7 +334,7 @@ fn restore(
     let State { progress, prompts, preferences, .. } = state;
     data.resume(&DataPosition { prompts, demonstrations, preferences })?;
     roles.reference.controller.resume(state.kl_coefficient);
-    roles.actor.policy.resume_loss_scale(state.loss_scale);
+    roles.actor.resume_loss_scale(state.loss_scale);
     run.recipes.training.resume(state.recipe).map_err(TrainError::State)?;
     run.progress = progress;
     run.saver.borrow_mut().saved_at = Some((run.progress.cold_start_steps, run.progress.step));
@@ -343,7 +342,7 @@ fn restore(
         let best = state.kept_best.or(run.progress.best_evaluation);
         run.saver.borrow_mut().resume_best(best);
     }
-    restore_reference(roles, checkpoint)?;
+    roles.reference.load(&roles.actor, checkpoint)?;
     restore_critic(roles, checkpoint)?;
     roles.critic.resume_loss_scale(state.critic_loss_scale);
     Ok(match run.progress.step {
@@ -373,7 +372,7 @@ fn demonstration_position(
 }
 
 fn demonstration_limit(run: &Run, roles: &Roles) -> DemonstrationLimit {
-    let context = context_of(&roles.actor.policy.decoder().config);
+    let context = context_of(&roles.actor.decoder().config);
     DemonstrationLimit::new(run.spec(), max_demonstration_tokens(run.spec(), context))
 }
 
@@ -389,19 +388,6 @@ fn restore_critic(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), Trai
     if Critic::is_in(checkpoint) {
         roles.critic.begin(&roles.actor)?;
         roles.critic.load(checkpoint)?;
-    }
-    Ok(())
-}
-
-/// Restores the reference from the checkpoint after a cold start or with `referenceSync`. Otherwise the
-/// reference is the model's source, which `setup` has copied before.
-fn restore_reference(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-    if !roles.reference.is_copy() {
-        return Ok(());
-    }
-    let copy_options = &roles.reference.copy_options;
-    if let Some(frozen) = FrozenPolicy::of_checkpoint(&roles.actor.policy, checkpoint, copy_options)? {
-        roles.reference.restore(frozen);
     }
     Ok(())
 }

@@ -103,7 +103,7 @@ fn cold_start(
         run.check_divergence()?;
     }
     // RL has another loss: moments of the supervised loss would steer its first updates.
-    roles.actor.policy.reset_optimizer()?;
+    roles.actor.reset_optimizer()?;
     Ok(None)
 }
 

@@ -8,21 +8,25 @@ use rlt_core::importance::mismatch_metrics;
 use rlt_core::loss::Objective;
 use rlt_core::schedule::Schedule;
 use rlt_data::seeds::SeedUse;
+use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
 
 use super::Actor;
-use crate::model::Adapter;
+use crate::model::{Adapter, Decoder, ModelError, Weights};
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
+use crate::parallel::{DecoderUnits, RankError};
 use crate::roles::StepError;
 use crate::roles::learner::MiniBatches;
 use crate::roles::objective::supervised_objective;
+use crate::roles::optim::{LossScale, OptimError};
 use crate::roles::step_context::{StepContext, StepPosition};
+use crate::roles::train_state::TrainState;
 use crate::roles::update::{UpdatePlan, UpdateReport, update};
 
 /// The trained policy as a role.
 pub struct ActorRole {
-    /// The trained weights with their optimizer. Other roles read it.
-    pub policy: Actor,
+    /// The trained weights with their optimizer. Other roles read them.
+    pub(crate) policy: Actor,
     /// Split of a batch into updates by [`Self::update`].
     pub(crate) mini_batches: MiniBatches,
     /// Token budget of a pass without gradients on one rank.
@@ -33,6 +37,60 @@ pub struct ActorRole {
 }
 
 impl ActorRole {
+    /// The weights of the policy. Its parameters can be read while their unit is unsharded.
+    pub fn decoder(&self) -> &Decoder {
+        self.policy.decoder()
+    }
+
+    /// The decoder for callers that read all of it, unit by unit.
+    pub fn units(&self) -> DecoderUnits<'_> {
+        self.policy.units()
+    }
+
+    /// The actor's parameters and optimizer state, which a checkpoint saves.
+    pub(crate) fn train_state(&mut self) -> TrainState<'_> {
+        self.policy.train_state()
+    }
+
+    /// The scale of the actor's loss in half precision.
+    pub(crate) fn loss_scale(&self) -> LossScale {
+        self.policy.loss_scale()
+    }
+
+    /// Restores the loss scale of a checkpoint, if both runs compute in half precision.
+    pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
+        self.policy.resume_loss_scale(saved);
+    }
+
+    /// Resets the optimizer's moments and step counts, as if no step had been taken.
+    ///
+    /// # Errors
+    /// [`OptimError`] if offloaded moments cannot be written.
+    pub(crate) fn reset_optimizer(&mut self) -> Result<(), OptimError> {
+        self.policy.reset_optimizer()
+    }
+
+    /// Loads the actor from a checkpoint of any number of ranks.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] if the checkpoint lacks a tensor, or one has another shape.
+    pub(crate) fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        self.policy.train_state().restore(checkpoint)
+    }
+
+    /// Starts a fresh adapter from the quantization error of `weights`, see [`Actor::start_from_error`].
+    /// Collective.
+    ///
+    /// # Errors
+    /// [`ModelError`] if the weights cannot be read, [`RankError`] when a rank is lost or an offloaded
+    /// parameter cannot be written.
+    pub(crate) fn start_from_error<E: From<ModelError> + From<RankError>>(
+        &mut self,
+        weights: &Weights,
+    ) -> Result<(), E> {
+        self.policy.start_from_error(weights)
+    }
+
     /// Fills in the old policy's log-probs: those of the actor before the update. Records how far they are
     /// from the rollout's.
     ///

@@ -8,9 +8,10 @@ use rlt_core::batch::Batch;
 use rlt_core::digest;
 use rlt_core::kl::{KlController, kl_in_reward, mean_kl};
 use rlt_core::metrics::Metrics;
+use rlt_storage::checkpoint::Checkpoint;
 
 use super::log_prob_cache::{self, LogProbCache};
-use super::{CopyOptions, FrozenPolicy, Reference};
+use super::{CopyOptions, FrozenPolicy, Reference, ReferenceError};
 use crate::model::Adapter;
 use crate::parallel::{DecoderUnits, RankError, WeightDigest};
 use crate::roles::StepError;
@@ -105,10 +106,10 @@ impl ReferenceRole {
     fn digest(&self, actor: &ActorRole) -> Result<u64, StepError> {
         let units = match &self.policy {
             Reference::Frozen(Some(copy)) => DecoderUnits::new(copy.decoder(), copy.shards()),
-            Reference::None | Reference::AdapterOff | Reference::Frozen(None) => actor.policy.units(),
+            Reference::None | Reference::AdapterOff | Reference::Frozen(None) => actor.units(),
         };
         let trained = match &self.policy {
-            Reference::AdapterOff => actor.policy.decoder().trainable_parameters(),
+            Reference::AdapterOff => actor.decoder().trainable_parameters(),
             Reference::None | Reference::Frozen(_) => Vec::new(),
         };
         let is_trained = |name: &str| trained.iter().any(|(own, _)| own == name);
@@ -196,11 +197,6 @@ impl ReferenceRole {
         Ok(())
     }
 
-    /// Whether the reference is a copy of the actor's weights, made or still to be made.
-    pub(crate) fn is_copy(&self) -> bool {
-        matches!(self.policy, Reference::Frozen(_))
-    }
-
     /// Releases the memory of a copy until it is read again.
     pub(crate) fn release_pages(&self) {
         self.policy.release_pages();
@@ -214,9 +210,19 @@ impl ReferenceRole {
         }
     }
 
-    /// Replaces the reference by one from a checkpoint.
-    pub(crate) fn restore(&mut self, copy: FrozenPolicy) {
-        self.policy = Reference::Frozen(Some(Box::new(copy)));
-        self.is_own = true;
+    /// Loads the reference from a checkpoint that has one, which is so after a cold start and if the
+    /// reference follows the actor. Otherwise it stays the one that was made from the model's source.
+    ///
+    /// # Errors
+    /// [`ReferenceError`] if a tensor is missing or of another shape, or there is not enough memory.
+    pub(crate) fn load(&mut self, actor: &ActorRole, checkpoint: &Checkpoint) -> Result<(), ReferenceError> {
+        if !matches!(self.policy, Reference::Frozen(_)) {
+            return Ok(());
+        }
+        if let Some(copy) = FrozenPolicy::of_checkpoint(&actor.policy, checkpoint, &self.copy_options)? {
+            self.policy = Reference::Frozen(Some(Box::new(copy)));
+            self.is_own = true;
+        }
+        Ok(())
     }
 }

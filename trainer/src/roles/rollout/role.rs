@@ -21,7 +21,7 @@ use super::{Engine, EngineError, Request, RolloutProgress, RolloutStats, routes}
 use crate::observe::phases::{gib, memory};
 use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
-use crate::roles::actor::{Actor, ActorRole};
+use crate::roles::actor::ActorRole;
 use crate::roles::reward::{ExternalFunctions, Sampled, SamplingCost};
 use crate::roles::step_context::StepContext;
 use crate::roles::{StepError, StepFault};
@@ -108,7 +108,7 @@ impl RolloutRole {
             params: self.params(self.spec.temperature),
             num_samples: self.spec.samples_per_prompt,
         };
-        self.sample_by(&actor.policy, prompts, &plan)
+        self.sample_by(actor, prompts, &plan)
     }
 
     /// Returns the greedy completion of each prompt.
@@ -127,7 +127,7 @@ impl RolloutRole {
             params: self.params(0.0),
             num_samples: 1,
         };
-        self.sample_by(&actor.policy, prompts, &plan)
+        self.sample_by(actor, prompts, &plan)
     }
 
     /// Samples held-out prompts with the settings of `spec.rollout.heldOut`. Every evaluation uses the same
@@ -147,7 +147,7 @@ impl RolloutRole {
             params: self.params(self.spec.held_out.temperature),
             num_samples: self.spec.held_out.samples_per_prompt,
         };
-        self.sample_by(&actor.policy, prompts, &plan)
+        self.sample_by(actor, prompts, &plan)
     }
 
     /// Frees packed weights and cache.
@@ -182,13 +182,13 @@ impl RolloutRole {
 
     fn sample_by(
         &mut self,
-        policy: &Actor,
+        actor: &ActorRole,
         prompts: &[Arc<Prompt>],
         plan: &SamplingPlan,
     ) -> Result<Sampled, StepError> {
         let policy_version = self.context.policy_version();
         self.context.begin_sampling();
-        self.context.measure("update_weights", || self.sync_weights(policy, policy_version))?;
+        self.context.measure("update_weights", || self.sync_weights(actor, policy_version))?;
         let rank = self.ranks.rank();
         let num_shards = self.engine.borrow().num_shards();
         let assignment = SampleAssignment::new(self.ranks.size(), num_shards);
@@ -206,7 +206,7 @@ impl RolloutRole {
                 pending_rewards.submit((prompt_idx, sample_idx), &prompts[prompt_idx], completion);
             }
         };
-        let completions = self.context.measure("gen", || self.generate(policy, &requests, &mut submit))?;
+        let completions = self.context.measure("gen", || self.generate(actor, &requests, &mut submit))?;
         if plan.phase == Phase::Rollout {
             let synced = gib(self.engine.borrow().synced_bytes() as u64);
             self.context.record(Metrics::from([("perf/weight_sync_gb".to_owned(), synced)]));
@@ -215,7 +215,7 @@ impl RolloutRole {
                 let name = "rollout/num_failed_graph_captures".to_owned();
                 self.context.record(Metrics::from([(name, num_failed_captures as f64)]));
             }
-            self.exchange_routes(policy, &requests, completions.as_deref().unwrap_or_default())?;
+            self.exchange_routes(actor, &requests, completions.as_deref().unwrap_or_default())?;
         }
         let own = completions.map(|completions| {
             let sampled = own_idxs.into_iter().zip(completions);
@@ -231,11 +231,11 @@ impl RolloutRole {
     /// its own.
     fn exchange_routes(
         &self,
-        policy: &Actor,
+        actor: &ActorRole,
         requests: &[Request],
         completions: &[Vec<Completion>],
     ) -> Result<(), StepError> {
-        if policy.decoder().config.experts.is_none() {
+        if actor.decoder().config.experts.is_none() {
             return Ok(());
         }
         let mut engine = self.engine.borrow_mut();
@@ -249,10 +249,10 @@ impl RolloutRole {
 
     /// Packs the actor's weights of `policy_version` unless the engine has them. Collective if the model is
     /// sharded.
-    fn sync_weights(&self, policy: &Actor, policy_version: u64) -> Result<(), EngineError> {
+    fn sync_weights(&self, actor: &ActorRole, policy_version: u64) -> Result<(), EngineError> {
         let mut engine = self.engine.borrow_mut();
         if engine.policy_version() != Some(policy_version) {
-            memory::during("update_weights", || engine.sync_weights(policy.units(), policy_version))?;
+            memory::during("update_weights", || engine.sync_weights(actor.units(), policy_version))?;
         }
         Ok(())
     }
@@ -274,7 +274,7 @@ impl RolloutRole {
     /// Samples the completions of all requests; `None` if this rank was asked to stop.
     fn generate(
         &self,
-        policy: &Actor,
+        actor: &ActorRole,
         requests: &[Request],
         on_finish: &mut dyn FnMut((usize, usize), &Completion),
     ) -> Result<Option<Vec<Vec<Completion>>>, EngineError> {
@@ -287,7 +287,7 @@ impl RolloutRole {
             }
         };
         let mut engine = self.engine.borrow_mut();
-        match engine.generate_streaming(policy.units(), requests, &self.tokenizer, &mut progress, on_finish) {
+        match engine.generate_streaming(actor.units(), requests, &self.tokenizer, &mut progress, on_finish) {
             Ok(completions) => Ok(Some(completions)),
             Err(EngineError::Interrupted) => Ok(None),
             Err(error) => Err(error),

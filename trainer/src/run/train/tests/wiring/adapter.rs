@@ -28,7 +28,7 @@ fn every_initialization_of_an_adapter_draws_its_matrices() {
         let root = tempfile::tempdir().unwrap();
         let (mut run, mut roles, mut data) = set_up(&job.to_string(), &root.path().join("run"));
         state::resume(&mut run, &mut roles, &mut data).unwrap();
-        let matrices = roles.actor.policy.decoder().adapter_parameters();
+        let matrices = roles.actor.decoder().adapter_parameters();
         assert_eq!(matrices.len(), 2 * MODULES.len(), "{init}");
         let rms = |name: &str| {
             let named = matrices.iter().filter(|(full_name, _)| full_name.contains(name));
