@@ -9,13 +9,16 @@ mod sync;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use rlt_core::batch::Batch;
 use rlt_core::tensor_shard::TensorShard;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use tch::Kind;
 
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
-use crate::roles::actor::Actor;
+use crate::roles::actor::{Actor, TokenScores};
+use crate::roles::learner::LearnerError;
+use crate::roles::learner::layer_schedule::DecoderPass;
 use crate::roles::train_state::{in_file, owned_shards};
 
 pub use self::role::ReferenceRole;
@@ -189,6 +192,21 @@ impl FrozenPolicy {
             tracing::warn!(error, "the reference policy stays in memory");
         }
         self
+    }
+
+    /// Scores every completion token of `batch` under the copy, with the head and the ranks of `actor`, in
+    /// micro-batches of at most `max_tokens` tokens for each rank of a sequence-parallel group.
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than a micro-batch may be, or a rank is lost.
+    pub fn score(
+        &self,
+        actor: &Actor,
+        batch: &Batch,
+        max_tokens: usize,
+    ) -> Result<TokenScores, LearnerError> {
+        let model = DecoderPass { decoder: &self.decoder, shards: self.shards.as_ref(), sp_group: None };
+        actor.score_with(model, batch, max_tokens)
     }
 
     /// The copy's weights. They can be read while their unit is unsharded.

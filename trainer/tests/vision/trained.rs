@@ -104,11 +104,11 @@ fn rollout_and_reference_have_the_towers_of_their_versions() {
             seen.push(actor.decoder().image_features(&prompt.images, Adapter::On));
         }
         assert!(!seen[0].equal(&seen[1]), "{name}: updates change the features");
-        let scores = actor.score_with(&reference, &fixture.batch(), usize::MAX).unwrap();
+        let scores = reference.score(&actor, &fixture.batch(), usize::MAX).unwrap();
         let error = largest(&scores.logprobs, &fixture.logprobs());
         assert!(error <= TOLERANCE, "{name}: the reference differs by {error:.1e}");
         reference.sync(&actor, 1.0).unwrap();
-        let scores = actor.score_with(&reference, &fixture.batch(), usize::MAX).unwrap();
+        let scores = reference.score(&actor, &fixture.batch(), usize::MAX).unwrap();
         let own = actor.score(&fixture.batch(), Adapter::On, usize::MAX).unwrap();
         let error = largest(&scores.logprobs, &own.logprobs);
         assert!(error <= 1e-6, "{name}: the reference that follows differs by {error:.1e}");
@@ -131,11 +131,11 @@ fn two_ranks_with_shards_train_and_sample_with_the_tower_of_one() {
             let error = largest(&rollout, &scores.logprobs);
             assert!(error <= 5e-5, "{name}: rollout and actor differ by {error:.1e}");
             let fixture = Fixture::open(name);
-            let scores = actor.score_with(&reference, &fixture.batch(), usize::MAX).unwrap();
+            let scores = reference.score(&actor, &fixture.batch(), usize::MAX).unwrap();
             let error = largest(&scores.logprobs, &fixture.logprobs());
             assert!(error <= TOLERANCE, "{name}: the reference differs by {error:.1e}");
             reference.sync(&actor, 1.0).unwrap();
-            let scores = actor.score_with(&reference, &fixture.batch(), usize::MAX).unwrap();
+            let scores = reference.score(&actor, &fixture.batch(), usize::MAX).unwrap();
             let error = largest(&scores.logprobs, &stepped.1);
             assert!(error <= 1e-5, "{name}: the reference that follows differs by {error:.1e}");
             stepped

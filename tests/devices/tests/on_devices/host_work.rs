@@ -181,7 +181,7 @@ fn copies_and_waits_of_a_preference_update_depend_on_neither_tokens_nor_layers()
                 let mut batch = Batch::from_preferences(&pairs(num_pairs));
                 let score = |actor: &Actor, batch: &Batch| {
                     let score = || {
-                        actor.score_with(&reference, batch, LARGE).unwrap();
+                        reference.score(actor, batch, LARGE).unwrap();
                     };
                     [
                         host_work(score),

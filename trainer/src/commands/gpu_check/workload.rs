@@ -165,7 +165,7 @@ impl GrpoWorkload {
     fn reference_logprobs(&self, batch: &Batch) -> Result<Vec<f64>, Failure> {
         let max_tokens = 2 * self.load.max_tokens;
         let scores = match &self.reference {
-            Some(copy) => self.actor.score_with(copy, batch, max_tokens),
+            Some(copy) => copy.score(&self.actor, batch, max_tokens),
             None => self.actor.score(batch, Adapter::Off, max_tokens),
         };
         if let Some(copy) = &self.reference {

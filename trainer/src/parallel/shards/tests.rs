@@ -223,7 +223,7 @@ fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
     numbers.extend(actor.sum_pi_squared(&batch, case.max_tokens).unwrap());
     // The reference equals the earlier actor, also after its pages were released.
     reference.release_pages();
-    numbers.extend(actor.score_with(&reference, &batch, case.max_tokens).unwrap().logprobs);
+    numbers.extend(reference.score(&actor, &batch, case.max_tokens).unwrap().logprobs);
     numbers.extend(parameters(&actor));
     numbers
 }

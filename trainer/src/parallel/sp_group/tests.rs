@@ -199,7 +199,7 @@ fn scores(case: Case, ranks: &Ranks) -> Vec<f64> {
     let (actor, batch) = (actor(case, ranks, 1), batch());
     let on = actor.score(&batch, Adapter::On, case.max_tokens).unwrap();
     let off = actor.score(&batch, Adapter::Off, case.max_tokens).unwrap();
-    let reference = actor.score_with(&decoder(case).into(), &batch, case.max_tokens).unwrap();
+    let reference = FrozenPolicy::from(decoder(case)).score(&actor, &batch, case.max_tokens).unwrap();
     assert_eq!(on.logprobs, reference.logprobs);
     let squares = actor.sum_pi_squared(&batch, case.max_tokens).unwrap();
     [on.logprobs, on.entropies, off.logprobs, squares].concat()
@@ -365,7 +365,7 @@ fn every_pass_has_a_degree_of_its_own() {
         let report = update(&mut actor, &batch, &plan(FULL, POLICY, 2)).unwrap();
         all.extend(report.updates.grad_norms.iter().chain(&report.actor_logprobs));
         all.extend(actor.score(&batch, Adapter::On, FULL.max_tokens).unwrap().logprobs);
-        all.extend(actor.score_with(&frozen, &batch, FULL.max_tokens).unwrap().logprobs);
+        all.extend(frozen.score(&actor, &batch, FULL.max_tokens).unwrap().logprobs);
         all
     };
     let one = compute(&Ranks::alone(), [1, 1, 1], 1);

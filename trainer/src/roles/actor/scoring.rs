@@ -12,7 +12,6 @@ use crate::model::Adapter;
 use crate::roles::learner::layer_schedule::DecoderPass;
 use crate::roles::learner::scoring::{Scoring, TokenValues};
 use crate::roles::learner::{LearnerError, MicroBatch};
-use crate::roles::reference::FrozenPolicy;
 
 impl Actor {
     /// Scores every completion token of `batch` under the actor (`Adapter::On`) or the reference
@@ -36,19 +35,19 @@ impl Actor {
         self.score_by(Scoring { model, ranks, adapter, routes: routes.as_deref() }, batch, max_tokens)
     }
 
-    /// Scores a batch under a frozen reference policy without an adapter.
+    /// Scores a batch under another decoder without an adapter, with this actor's head. The pass has the
+    /// sequence-parallel group of the reference, whatever that of `model` is.
     ///
     /// # Errors
     /// When a sequence alone is longer than `max_tokens`, a kernel refuses its input, or a rank is lost.
-    pub fn score_with(
+    pub(crate) fn score_with(
         &self,
-        policy: &FrozenPolicy,
+        model: DecoderPass<'_>,
         batch: &Batch,
         max_tokens: usize,
     ) -> Result<TokenScores, LearnerError> {
         let ranks = &self.reference_ranks;
-        let model =
-            DecoderPass { decoder: policy.decoder(), shards: policy.shards(), sp_group: ranks.sp_group() };
+        let model = DecoderPass { sp_group: ranks.sp_group(), ..model };
         self.score_by(Scoring { model, ranks, adapter: Adapter::Off, routes: None }, batch, max_tokens)
     }
 

@@ -130,7 +130,7 @@ impl ReferenceRole {
         let (actor, max_tokens) = (&actor.policy, self.max_forward_tokens);
         let scores = self.context.measure("ref", || {
             let scores = match &self.policy {
-                Reference::Frozen(Some(copy)) => actor.score_with(copy, batch, max_tokens),
+                Reference::Frozen(Some(copy)) => copy.score(actor, batch, max_tokens),
                 Reference::None | Reference::AdapterOff | Reference::Frozen(None) => {
                     actor.score(batch, Adapter::Off, max_tokens)
                 }
