@@ -19,8 +19,8 @@ use rlt_trainer::commands::gpu_check::workload::random_demonstrations;
 use rlt_trainer::model::{Decoder, LoadOptions, Weights};
 use rlt_trainer::parallel::{Ranks, ShardedParameters};
 use rlt_trainer::roles::actor::Actor;
+use rlt_trainer::roles::actor::update::update;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::update::update;
 use serde_json::{Value, json};
 
 const NUM_RANKS: usize = 2;

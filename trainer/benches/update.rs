@@ -14,7 +14,7 @@ mod shape;
 mod subject;
 
 use rlt_trainer::commands::gpu_check::workload::random_demonstrations;
-use rlt_trainer::roles::update::update;
+use rlt_trainer::roles::actor::update::update;
 use serde_json::json;
 
 fn main() -> anyhow::Result<()> {

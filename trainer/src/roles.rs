@@ -20,7 +20,6 @@ pub mod reward;
 pub mod rollout;
 pub mod step_context;
 pub(crate) mod train_state;
-pub mod update;
 
 use std::rc::Rc;
 

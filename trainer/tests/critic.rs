@@ -13,11 +13,11 @@ use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions, PackedInput};
 use rlt_trainer::parallel::Ranks;
+use rlt_trainer::roles::actor::update::UpdatePlan;
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::critic::{Critic, CriticOptions};
 use rlt_trainer::roles::offload::Offload;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::update::UpdatePlan;
 use tch::{Kind, Tensor};
 
 const FAMILIES: [&str; 3] = ["llama3-rope-bias", "qwen3", "gemma"];

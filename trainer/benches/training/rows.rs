@@ -1,8 +1,8 @@
 //! Sequences for the benchmarks of the update.
 
 use rlt_core::batch::Batch;
+use rlt_trainer::roles::actor::update::UpdatePlan;
 use rlt_trainer::roles::objective::supervised_objective;
-use rlt_trainer::roles::update::UpdatePlan;
 
 /// Lengths of 16 sequences, with a long tail.
 pub(crate) fn long_tailed() -> anyhow::Result<Vec<usize>> {

@@ -15,6 +15,7 @@ mod loss_sums;
 mod policy_head;
 mod role;
 mod scoring;
+pub mod update;
 
 use std::path::PathBuf;
 

@@ -18,11 +18,11 @@ use rlt_core::types::{Completion, Prompt, TokenId};
 use rlt_torch::collectives::serve_store;
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::parallel::{DecoderUnits, RankEnvironment, Ranks};
+use rlt_trainer::roles::actor::update::{UpdatePlan, update};
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::learner::MicroBatch;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use rlt_trainer::roles::rollout::{Detokenizer, Engine, EngineOptions, Request};
-use rlt_trainer::roles::update::{UpdatePlan, update};
 use tch::{Device, Tensor};
 
 pub(crate) const MODELS: [&str; 3] = ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"];

@@ -4,7 +4,7 @@
 use rlt_core::loss::PolicyLoss;
 use rlt_trainer::model::Adapter;
 use rlt_trainer::roles::actor::Actor;
-use rlt_trainer::roles::update::{UpdatePlan, update};
+use rlt_trainer::roles::actor::update::{UpdatePlan, update};
 use serde_json::{Value, json};
 use tch::{Device, Kind};
 

@@ -14,13 +14,13 @@ use rlt_core::types::{Prompt, TokenId};
 use rlt_torch::collectives::serve_store;
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions, OutputHead, Weights};
 use rlt_trainer::parallel::{RankEnvironment, Ranks, ShardedParameters};
+use rlt_trainer::roles::actor::update::{UpdatePlan, update};
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::critic::{Critic, CriticOptions};
 use rlt_trainer::roles::objective::supervised_objective;
 use rlt_trainer::roles::offload::Offload;
 use rlt_trainer::roles::optim::AdamWOptions;
 use rlt_trainer::roles::reference::{CopyOptions, FrozenPolicy};
-use rlt_trainer::roles::update::{UpdatePlan, update};
 use tch::Device;
 
 use crate::asked::asked_by;

@@ -12,9 +12,9 @@ use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::parallel::Ranks;
+use rlt_trainer::roles::actor::update::{UpdatePlan, update};
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::update::{UpdatePlan, update};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 

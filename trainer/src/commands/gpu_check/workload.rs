@@ -17,9 +17,9 @@ use crate::commands::measure::wait;
 use crate::model::Adapter;
 use crate::observe::phases::PhaseClock;
 use crate::roles::actor::Actor;
+use crate::roles::actor::update::{UpdatePlan, update};
 use crate::roles::reference::FrozenPolicy;
 use crate::roles::rollout::{Detokenizer, Engine, EngineOptions, Request};
-use crate::roles::update::{UpdatePlan, update};
 
 /// A detokenizer that returns empty texts: random tokens need none.
 #[derive(Clone, Copy, Debug)]

@@ -30,13 +30,13 @@ use crate::parallel::tests::{
     actor_keeping_unsharded, actor_with_offload, on_ranks, trained_parameters, whole_parameters,
 };
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, Ranks, ShardedParameters, WeightDtype};
+use crate::roles::actor::update::{UpdatePlan, update};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::critic::{Critic, CriticOptions};
 use crate::roles::objective::supervised_objective;
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
 use crate::roles::reference::{CopyOptions, FrozenPolicy};
-use crate::roles::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
 /// enlarge that.

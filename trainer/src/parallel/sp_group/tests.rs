@@ -16,6 +16,7 @@ use crate::model::{
 };
 use crate::parallel::Ranks;
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
+use crate::roles::actor::update::{UpdatePlan, update};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::critic::{Critic, CriticOptions};
 use crate::roles::learner::layer_schedule::{self, DecoderPass};
@@ -24,7 +25,6 @@ use crate::roles::learner::{MicroBatch, ProbeError};
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
 use crate::roles::reference::{CopyOptions, FrozenPolicy};
-use crate::roles::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
 /// enlarge that.

@@ -5,9 +5,9 @@ use rlt_core::batch::Demonstration;
 
 use super::*;
 use crate::model::{Adapter, LoadOptions, LoraConfig, ModelConfig, ModuleMatch};
+use crate::roles::actor::update::{UpdatePlan, update};
 use crate::roles::learner::MicroBatch;
 use crate::roles::objective::supervised_objective;
-use crate::roles::update::{UpdatePlan, update};
 
 /// Bytes of a number of a gradient, and of a weight as it is kept.
 const EXACT: f64 = 4.0;

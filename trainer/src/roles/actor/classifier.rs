@@ -12,6 +12,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::Actor;
 use super::role::ActorRole;
+use super::update::UpdateError;
 use crate::model::Adapter;
 use crate::observe::tracking::console::Phase;
 use crate::roles::StepError;
@@ -19,7 +20,6 @@ use crate::roles::learner::scoring::TokenValues;
 use crate::roles::learner::{
     DeferredLoss, HeadContext, LearnerError, LossHead, MicroBatch, UpdateStats, scaled,
 };
-use crate::roles::update::UpdateError;
 
 impl Actor {
     /// The head's values of `K` labels at every position of `batch`, see [`Batch::to_read`].

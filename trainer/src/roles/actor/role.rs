@@ -11,6 +11,7 @@ use rlt_data::seeds::SeedUse;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
 
 use super::Actor;
+use super::update::{UpdatePlan, UpdateReport, update};
 use crate::model::{Adapter, Decoder, ModelError, Weights};
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
@@ -21,7 +22,6 @@ use crate::roles::objective::supervised_objective;
 use crate::roles::optim::{LossScale, OptimError};
 use crate::roles::step_context::{StepContext, StepPosition};
 use crate::roles::train_state::TrainState;
-use crate::roles::update::{UpdatePlan, UpdateReport, update};
 
 /// The trained policy as a role.
 pub struct ActorRole {

@@ -8,11 +8,11 @@ use rlt_core::packing::PackingError;
 use rlt_core::rows::RowsError;
 
 use super::*;
+use crate::roles::actor::update::UpdateError;
 use crate::roles::critic::CriticError;
 use crate::roles::learner::LearnerError;
 use crate::roles::reward::RewardModelError;
 use crate::roles::rollout::EngineError;
-use crate::roles::update::UpdateError;
 
 fn too_long() -> LearnerError {
     PackingError::SampleTooLong { sample_idx: 0, len: 9, max_tokens: 8 }.into()

@@ -16,8 +16,8 @@ use super::super::{Failure, Finding, Report, is_stand_in};
 use super::{GPU, actor, decode_tail};
 use crate::commands::measure::wait;
 use crate::model::{Decoder, LoadOptions};
+use crate::roles::actor::update::{UpdatePlan, update};
 use crate::roles::objective::supervised_objective;
-use crate::roles::update::{UpdatePlan, update};
 
 /// Maximum size of a file.
 const MAX_BYTES: usize = 16 << 20;

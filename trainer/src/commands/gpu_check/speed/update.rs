@@ -11,8 +11,8 @@ use super::prediction::{self, UpdateLoad, with_prediction};
 use super::{GPU, actor, measured, model_flop, peak};
 use crate::commands::measure::wait;
 use crate::roles::actor::Actor;
+use crate::roles::actor::update::{UpdatePlan, update};
 use crate::roles::objective::supervised_objective;
-use crate::roles::update::{UpdatePlan, update};
 
 /// Number of measured updates, after one that is not measured; the fastest counts.
 const ROUNDS: usize = 4;

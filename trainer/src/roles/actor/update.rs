@@ -16,10 +16,10 @@ use rlt_core::metrics::Metrics;
 use rlt_core::rows::Rows;
 use tch::Tensor;
 
+use super::{Accumulated, Actor, EvaluateLoss, PolicyHead};
 use crate::model::{Adapter, RouterLoad};
 use crate::parallel::{RankError, Ranks};
 use crate::roles::StepFault;
-use crate::roles::actor::{Accumulated, Actor, EvaluateLoss, PolicyHead};
 use crate::roles::learner::{
     DeferredLoss, HeadContext, LearnerError, LossHead, MicroBatch, MiniBatches, UpdateStats,
 };
