@@ -19,7 +19,6 @@ pub mod reference;
 pub mod reward;
 pub mod rollout;
 pub mod step_context;
-pub(crate) mod train_state;
 
 use std::rc::Rc;
 

@@ -29,11 +29,11 @@ use crate::model::{Adapter, Decoder};
 use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
 use crate::roles::learner::layer_schedule::DecoderPass;
 use crate::roles::learner::scoring::Scoring;
+use crate::roles::learner::train_state::TrainState;
 use crate::roles::learner::{
     DeferredLoss, Learner, LearnerError, LearnerOptions, MicroBatch, ProbeError, probe,
 };
 use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
-use crate::roles::train_state::TrainState;
 
 /// Settings of the actor's passes, which are fixed for a run.
 #[derive(Clone, Copy, Debug)]

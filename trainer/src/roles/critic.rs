@@ -31,10 +31,10 @@ use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::StepFault;
 use crate::roles::actor::Actor;
 use crate::roles::learner::scoring::{Scoring, TokenValues};
+use crate::roles::learner::train_state::TrainState;
 use crate::roles::learner::{Learner, LearnerError, LearnerOptions};
 use crate::roles::offload::Offload;
 use crate::roles::optim::{AdamWOptions, LossScale, OptimError};
-use crate::roles::train_state::TrainState;
 
 /// Prefix of the names of the critic's tensors in a checkpoint.
 const PREFIX: &str = "critic.";

@@ -22,6 +22,7 @@ mod placed_images;
 pub(crate) mod probe;
 mod routes;
 pub(crate) mod scoring;
+pub(crate) mod train_state;
 mod update_stats;
 mod vocabulary;
 
@@ -42,11 +43,11 @@ pub(crate) use self::micro_batch::PredictedTokens;
 pub use self::mini_batches::MiniBatches;
 pub use self::probe::ProbeError;
 use self::routes::RouteComparison;
+use self::train_state::TrainState;
 pub use self::update_stats::UpdateStats;
 use crate::model::{Adapter, Decoder, RouteCounts, RouterObserver, RoutesOfCompletion};
 use crate::parallel::{DecoderUnits, Ranks, ShardedParameters};
 use crate::roles::optim::{AdamW, LossScale, OptimError};
-use crate::roles::train_state::TrainState;
 
 /// Settings of a learner's passes and updates, which are fixed for a run.
 #[derive(Clone, Copy, Debug)]

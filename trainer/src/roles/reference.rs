@@ -19,7 +19,7 @@ use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{Actor, TokenScores};
 use crate::roles::learner::LearnerError;
 use crate::roles::learner::layer_schedule::DecoderPass;
-use crate::roles::train_state::{in_file, owned_shards};
+use crate::roles::learner::train_state::{in_file, owned_shards};
 
 pub use self::role::ReferenceRole;
 pub(crate) use self::role::kl_controller;

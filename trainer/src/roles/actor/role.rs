@@ -18,10 +18,10 @@ use crate::observe::tracking::console::Phase;
 use crate::parallel::{DecoderUnits, RankError};
 use crate::roles::StepError;
 use crate::roles::learner::MiniBatches;
+use crate::roles::learner::train_state::TrainState;
 use crate::roles::objective::supervised_objective;
 use crate::roles::optim::{LossScale, OptimError};
 use crate::roles::step_context::{StepContext, StepPosition};
-use crate::roles::train_state::TrainState;
 
 /// The trained policy as a role.
 pub struct ActorRole {

@@ -13,9 +13,9 @@ use crate::parallel::Ranks;
 use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
 use crate::roles::learner::MiniBatches;
+use crate::roles::learner::train_state::TrainState;
 use crate::roles::optim::LossScale;
 use crate::roles::step_context::StepContext;
-use crate::roles::train_state::TrainState;
 
 /// The value function as a role.
 pub struct CriticRole {

@@ -4,10 +4,10 @@ use rlt_api::ExitCode;
 use rlt_core::loss::LossError;
 use rlt_core::packing::PackingError;
 
+use super::train_state::ApplyError;
 use crate::parallel::RankError;
 use crate::roles::StepFault;
 use crate::roles::optim::OptimError;
-use crate::roles::train_state::ApplyError;
 
 /// A decoder could not be computed or trained.
 #[derive(Debug, thiserror::Error)]
