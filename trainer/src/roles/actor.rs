@@ -223,7 +223,7 @@ impl Actor {
     /// # Errors
     /// If libtorch refuses an operation, or a rank is lost.
     pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, LearnerError> {
-        Ok(self.train_state().apply(learning_rate)?)
+        self.train_state().apply(learning_rate)
     }
 
     /// Sets the seed of the adapters' dropout for the next update; `None` disables it.

@@ -67,6 +67,9 @@ pub enum OptimError {
         /// The operation, its object and the cause.
         source: rlt_torch::Error,
     },
+    /// Offloaded parameters could not be fetched for a step, or written back after it.
+    #[error("failed to fetch offloaded parameters, or to write them back")]
+    Parameters(#[from] rlt_torch::Error),
     /// Two parameters have the same name.
     #[error("parameter {name} was given to the optimizer twice")]
     DuplicateParameter {

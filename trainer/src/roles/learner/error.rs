@@ -4,7 +4,6 @@ use rlt_api::ExitCode;
 use rlt_core::loss::LossError;
 use rlt_core::packing::PackingError;
 
-use super::train_state::ApplyError;
 use crate::parallel::RankError;
 use crate::roles::StepFault;
 use crate::roles::optim::OptimError;
@@ -51,16 +50,6 @@ impl From<rlt_torch::Error> for LearnerError {
             // A lost rank is not a kernel's fault.
             rlt_torch::Error::Collective(source) => Self::Ranks((*source).into()),
             other => Self::Kernel(other),
-        }
-    }
-}
-
-impl From<ApplyError> for LearnerError {
-    fn from(error: ApplyError) -> Self {
-        match error {
-            ApplyError::Optimizer(error) => Self::Optimizer(error),
-            ApplyError::Ranks(error) => Self::Ranks(error),
-            ApplyError::Parameters(error) => Self::Ranks(error.into()),
         }
     }
 }

@@ -12,6 +12,7 @@ use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, spli
 use rlt_torch::TensorFile;
 use tch::{Tensor, no_grad};
 
+use super::error::LearnerError;
 use crate::model::NamedTensors;
 use crate::observe::phases::memory;
 use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, copy_tensor_shard};
@@ -38,17 +39,6 @@ fn moment_name(parameter: &str, moment: &str) -> String {
     format!("optimizer.{parameter}.{moment}")
 }
 
-/// Gradients could not be applied.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ApplyError {
-    #[error("failed to apply the gradients")]
-    Optimizer(#[from] OptimError),
-    #[error("failed to all-reduce the norm of the gradients")]
-    Ranks(#[from] RankError),
-    #[error("failed to fetch offloaded parameters, or to write them back")]
-    Parameters(#[from] rlt_torch::Error),
-}
-
 impl TrainState<'_> {
     /// All-reduces the gradients, so that each rank applies the sum over all ranks. A parameter without a
     /// gradient gets one of zeros on any number of ranks, such as a vision tower in a batch without images.
@@ -64,14 +54,14 @@ impl TrainState<'_> {
 
     /// Clips the reduced gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
     /// is discarded and changes only the loss scale, on all ranks together.
-    pub(crate) fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ApplyError> {
+    pub(crate) fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, LearnerError> {
         memory::during("optimizer", || self.apply_clipped(learning_rate))
     }
 
-    fn apply_clipped(&mut self, learning_rate: f64) -> Result<StepOutcome, ApplyError> {
+    fn apply_clipped(&mut self, learning_rate: f64) -> Result<StepOutcome, LearnerError> {
         let norm_of = |is_of: &dyn Fn(&str) -> bool| Ok(self.optimizer.grad_norm(is_of)?);
         let scaled_norm = match self.shards {
-            Some(shards) => shards.norm_over_shards::<ApplyError>(norm_of)?,
+            Some(shards) => shards.norm_over_shards::<LearnerError>(norm_of)?,
             None => norm_of(&|_| true)?,
         };
         let factor = self.loss_scale.factor();
@@ -79,7 +69,8 @@ impl TrainState<'_> {
         let outcome = match Clipped::at_norm(grad_norm, learning_rate, Some(self.max_grad_norm)) {
             Some(clipped) => {
                 self.loss_scale.grow();
-                self.update(&clipped.of_scaled(factor)).map(|()| StepOutcome::Applied { grad_norm })
+                let updated = self.update(&clipped.of_scaled(factor));
+                updated.map(|()| StepOutcome::Applied { grad_norm }).map_err(LearnerError::from)
             }
             None if self.loss_scale.back_off() => Ok(StepOutcome::SkippedOverflow),
             None => Ok(StepOutcome::SkippedNonFinite),
@@ -89,11 +80,11 @@ impl TrainState<'_> {
     }
 
     /// Updates all parameters, together or, if any are offloaded, one fetched buffer after the other.
-    fn update(&mut self, clipped: &Clipped) -> Result<(), ApplyError> {
+    fn update(&mut self, clipped: &Clipped) -> Result<(), OptimError> {
         let optimizer = &mut *self.optimizer;
         match self.shards {
-            Some(shards) => shards.with_resident_shards(|is_here| Ok(optimizer.update(clipped, is_here)?)),
-            None => Ok(optimizer.update(clipped, |_| true)?),
+            Some(shards) => shards.with_resident_shards(|is_here| optimizer.update(clipped, is_here)),
+            None => optimizer.update(clipped, |_| true),
         }
     }
 
