@@ -9,9 +9,9 @@
 //! defined in `rlt-core`. Each rank of a sequence-parallel group does this for its shard of the tokens;
 //! log-probs and gradients are then summed over ranks.
 
+mod chunked_loss;
 mod classifier;
 mod loftq;
-mod loss_sums;
 mod policy_head;
 mod role;
 mod scoring;
@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 use rlt_core::loss::PreparedLoss;
 
-pub use self::loss_sums::Accumulated;
+pub use self::chunked_loss::PolicySums;
 pub use self::policy_head::EvaluateLoss;
 pub(crate) use self::policy_head::PolicyHead;
 pub use self::role::ActorRole;
@@ -188,7 +188,7 @@ impl Actor {
         &self,
         micro_batch: &MicroBatch,
         loss: &PreparedLoss<'_>,
-    ) -> Result<Accumulated, LearnerError> {
+    ) -> Result<PolicySums, LearnerError> {
         self.learner.forward_backward(micro_batch, |hidden_cd, context| {
             self.head.evaluate(hidden_cd, micro_batch, loss, context)
         })
@@ -203,7 +203,7 @@ impl Actor {
         &self,
         micro_batch: &MicroBatch,
         evaluate: Box<EvaluateLoss>,
-    ) -> Result<DeferredLoss<Accumulated>, LearnerError> {
+    ) -> Result<DeferredLoss<PolicySums>, LearnerError> {
         self.learner.forward_backward(micro_batch, |hidden_cd, context| {
             self.head.evaluate_in_stream(hidden_cd, micro_batch, evaluate, context)
         })

@@ -11,9 +11,9 @@ use rlt_core::loss::{LossError, LossOutputs, PreparedLoss};
 use rlt_torch::{ChunkLoss, DeviceHead, HostCallbacks};
 use tch::Tensor;
 
-use super::loss_sums::{Accumulated, LossSums};
+use super::chunked_loss::{ChunkedLoss, PolicySums};
 use crate::model::Adapter;
-use crate::roles::learner::{DeferredLoss, HeadContext, LearnerError, MicroBatch, PredictedTokens};
+use crate::roles::learner::{DeferredLoss, HeadContext, LearnerError, MicroBatch};
 
 /// Evaluates the loss of the completion tokens in a range, by their log-probs and entropies.
 pub type EvaluateLoss = dyn FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOutputs, LossError> + Send;
@@ -25,13 +25,6 @@ pub(crate) struct PolicyHead {
     pub(super) temperature: f64,
     /// Number of tokens whose logits exist at the same time.
     pub(super) chunk_tokens: usize,
-}
-
-/// The evaluation of a micro-batch's loss by the host, chunk by chunk.
-struct Evaluation {
-    sums: LossSums,
-    predicted: PredictedTokens,
-    evaluate: Box<EvaluateLoss>,
 }
 
 impl PolicyHead {
@@ -46,14 +39,15 @@ impl PolicyHead {
         micro_batch: &MicroBatch,
         loss: &PreparedLoss<'_>,
         context: &HeadContext<'_>,
-    ) -> Result<(Tensor, Accumulated), LearnerError> {
-        let mut sums = LossSums::of(micro_batch, context.scale);
+    ) -> Result<(Tensor, PolicySums), LearnerError> {
+        let evaluate = |tokens: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
+            loss.evaluate(tokens, logprobs, entropies)
+        };
+        let mut chunked = ChunkedLoss::new(micro_batch, context.scale, evaluate);
         let mut per_chunk = |chunk: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
             let (mut by_logprob, mut by_entropy) = (vec![0.0; chunk.len()], vec![0.0; chunk.len()]);
             let derivatives = [by_logprob.as_mut_slice(), &mut by_entropy];
-            sums.add(&micro_batch.predicted, chunk, [logprobs, entropies], derivatives, |tokens, l, e| {
-                loss.evaluate(tokens, l, e)
-            });
+            chunked.add(chunk, [logprobs, entropies], derivatives);
             (by_logprob, by_entropy)
         };
         let (model, decoder) = (context.model, context.model.decoder);
@@ -69,7 +63,7 @@ impl PolicyHead {
                 &mut per_chunk,
             )
         })?;
-        Ok((model.sum_of_head(grad_cd)?, sums.finish()?))
+        Ok((model.sum_of_head(grad_cd)?, chunked.finish()?))
     }
 
     /// [`Self::evaluate`] on a GPU, without waiting: the stream calls `evaluate` for each chunk, which owns
@@ -83,17 +77,15 @@ impl PolicyHead {
         micro_batch: &MicroBatch,
         evaluate: Box<EvaluateLoss>,
         context: &HeadContext<'_>,
-    ) -> Result<(Tensor, DeferredLoss<Accumulated>), LearnerError> {
-        let (sums, predicted) = (LossSums::of(micro_batch, context.scale), micro_batch.predicted.clone());
-        let evaluation = Arc::new(Mutex::new(Evaluation { sums, predicted, evaluate }));
+    ) -> Result<(Tensor, DeferredLoss<PolicySums>), LearnerError> {
+        let chunked = Arc::new(Mutex::new(ChunkedLoss::new(micro_batch, context.scale, evaluate)));
         let (mut calls, mut num_chunks) = (HostCallbacks::new(), 0);
         let loss_of = |chunk: Range<usize>| -> ChunkLoss {
             num_chunks += 1;
-            let evaluation = Arc::clone(&evaluation);
+            let chunked = Arc::clone(&chunked);
             Box::new(move |numbers, derivatives| {
-                let mut evaluation = evaluation.lock().unwrap_or_else(PoisonError::into_inner);
-                let Evaluation { sums, predicted, evaluate } = &mut *evaluation;
-                sums.add(predicted, chunk, numbers, derivatives, evaluate);
+                let mut chunked = chunked.lock().unwrap_or_else(PoisonError::into_inner);
+                chunked.add(chunk, numbers, derivatives);
             })
         };
         let model = context.model;
@@ -110,11 +102,11 @@ impl PolicyHead {
         })?;
         let grad_cd = model.sum_of_head(grad_cd)?;
         let loss = DeferredLoss::in_stream(calls, move || {
-            let mut evaluated = evaluation.lock().unwrap_or_else(PoisonError::into_inner);
-            if evaluated.sums.misses_chunks(num_chunks) {
+            let mut chunked = chunked.lock().unwrap_or_else(PoisonError::into_inner);
+            if chunked.misses_chunks(num_chunks) {
                 return Err(LearnerError::LossPanicked);
             }
-            Ok(evaluated.sums.finish()?)
+            Ok(chunked.finish()?)
         });
         Ok((grad_cd, loss))
     }

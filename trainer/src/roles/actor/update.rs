@@ -16,7 +16,7 @@ use rlt_core::metrics::Metrics;
 use rlt_core::rows::Rows;
 use tch::Tensor;
 
-use super::{Accumulated, Actor, EvaluateLoss, PolicyHead};
+use super::{Actor, EvaluateLoss, PolicyHead, PolicySums};
 use crate::model::{Adapter, RouterLoad};
 use crate::parallel::{RankError, Ranks};
 use crate::roles::StepFault;
@@ -197,15 +197,9 @@ impl OneUpdate<'_> {
         Ok(())
     }
 
-    fn report(
-        &self,
-        micro_batch: &MicroBatch,
-        accumulated: Accumulated,
-        ranks: &Ranks,
-        report: &mut UpdateReport,
-    ) {
-        report.loss += accumulated.loss;
-        self.batch.scatter(&micro_batch.row_idxs, &accumulated.logprobs, &mut report.actor_logprobs);
+    fn report(&self, micro_batch: &MicroBatch, sums: PolicySums, ranks: &Ranks, report: &mut UpdateReport) {
+        report.loss += sums.loss;
+        self.batch.scatter(&micro_batch.row_idxs, &sums.logprobs, &mut report.actor_logprobs);
         report.num_micro_batches += usize::from(ranks.is_sp_leader());
     }
 
@@ -296,14 +290,14 @@ struct UpdateLoss<'a> {
 }
 
 impl LossHead for UpdateLoss<'_> {
-    type Sums = Accumulated;
+    type Sums = PolicySums;
 
     fn forward_backward(
         &mut self,
         hidden_cd: &Tensor,
         micro_batch: &MicroBatch,
         context: &HeadContext<'_>,
-    ) -> Result<(Tensor, DeferredLoss<Accumulated>), LearnerError> {
+    ) -> Result<(Tensor, DeferredLoss<PolicySums>), LearnerError> {
         let (inputs, objective) = (self.inputs(micro_batch), &self.update.plan.objective);
         let loss = objective.prepare(inputs.as_loss_inputs(&micro_batch.rows), &self.denominators)?;
         if hidden_cd.device().is_cuda() {

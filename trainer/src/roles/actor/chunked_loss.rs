@@ -1,4 +1,4 @@
-//! Sums of a micro-batch's loss over chunks of tokens, on CPUs and GPUs alike.
+//! The policy's loss of a micro-batch, evaluated chunk by chunk, on CPUs and GPUs alike.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use rlt_core::loss::{LossError, LossMetrics, LossOutputs};
 
 use crate::roles::learner::{MicroBatch, PredictedTokens, scaled};
 
-/// A micro-batch's summands of an update's results.
+/// Summands of a micro-batch in the report of the policy's update.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Accumulated {
+pub struct PolicySums {
     /// The micro-batch's share of the loss.
     pub loss: LossMetrics,
     /// Log-prob of each completion token of the micro-batch, before the update; 0 for tokens of other
@@ -16,39 +16,43 @@ pub struct Accumulated {
     pub logprobs: Vec<f64>,
 }
 
-/// The sums over a micro-batch's chunks so far.
-#[derive(Debug)]
-pub(super) struct LossSums {
-    accumulated: Accumulated,
+/// The loss of a micro-batch's tokens, with the sums over its chunks so far.
+pub(super) struct ChunkedLoss<F> {
+    /// Computes the loss of the completion tokens in a range, by their log-probs and entropies.
+    evaluate: F,
+    predicted: PredictedTokens,
+    sums: PolicySums,
     /// Factor of the derivatives.
     factor: f64,
     failure: Option<LossError>,
     num_chunks: usize,
 }
 
-impl LossSums {
+impl<F> ChunkedLoss<F>
+where
+    F: FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOutputs, LossError>,
+{
     /// Begins the sums of a loss that is multiplied by `factor` before its backward pass.
-    pub(super) fn of(micro_batch: &MicroBatch, factor: f64) -> Self {
+    pub(super) fn new(micro_batch: &MicroBatch, factor: f64, evaluate: F) -> Self {
         let logprobs = vec![0.0; micro_batch.rows.num_tokens()];
-        let accumulated = Accumulated { logprobs, ..Accumulated::default() };
-        Self { accumulated, factor, failure: None, num_chunks: 0 }
+        let sums = PolicySums { logprobs, ..PolicySums::default() };
+        let predicted = micro_batch.predicted.clone();
+        Self { evaluate, predicted, sums, factor, failure: None, num_chunks: 0 }
     }
 
     /// Adds the loss of a chunk of the predicted tokens and writes its derivatives, over zeros.
     pub(super) fn add(
         &mut self,
-        predicted: &PredictedTokens,
         chunk: Range<usize>,
         [logprobs, entropies]: [&[f32]; 2],
         [by_logprob, by_entropy]: [&mut [f32]; 2],
-        mut evaluate: impl FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOutputs, LossError>,
     ) {
-        for (here, tokens) in predicted.stretches(chunk) {
+        for (here, tokens) in self.predicted.stretches(chunk) {
             let (logprobs, entropies) = (&logprobs[here.clone()], &entropies[here.clone()]);
-            match evaluate(tokens.clone(), logprobs, entropies) {
+            match (self.evaluate)(tokens.clone(), logprobs, entropies) {
                 Ok(outputs) => {
-                    self.accumulated.loss += outputs.metrics;
-                    self.accumulated.logprobs[tokens].copy_from_slice(&widen(logprobs));
+                    self.sums.loss += outputs.metrics;
+                    self.sums.logprobs[tokens].copy_from_slice(&widen(logprobs));
                     by_logprob[here.clone()].copy_from_slice(&scaled(&outputs.dlogprobs, self.factor));
                     by_entropy[here].copy_from_slice(&scaled(&outputs.dentropies, self.factor));
                 }
@@ -64,10 +68,10 @@ impl LossSums {
     }
 
     /// Takes the sums, or the failure of a chunk.
-    pub(super) fn finish(&mut self) -> Result<Accumulated, LossError> {
+    pub(super) fn finish(&mut self) -> Result<PolicySums, LossError> {
         match self.failure.take() {
             Some(error) => Err(error),
-            None => Ok(std::mem::take(&mut self.accumulated)),
+            None => Ok(std::mem::take(&mut self.sums)),
         }
     }
 }
