@@ -12,6 +12,7 @@
 mod chunked_loss;
 mod classifier;
 mod loftq;
+mod loss_inputs;
 mod policy_head;
 mod role;
 mod scoring;

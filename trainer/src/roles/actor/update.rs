@@ -4,19 +4,16 @@
 //! of its updates. Losses are divided by counts of the whole update, so the split into micro-batches only
 //! limits memory. Advantages are computed elsewhere.
 
-use std::sync::Arc;
 use std::vec::IntoIter;
 
 use rlt_api::ExitCode;
 use rlt_core::batch::Batch;
-use rlt_core::loss::{
-    CovarianceInputs, Denominators, LossError, LossInputs, LossMetrics, LossScope, Objective, PreparedLoss,
-};
+use rlt_core::loss::{CovarianceInputs, Denominators, LossError, LossMetrics, LossScope, Objective};
 use rlt_core::metrics::Metrics;
-use rlt_core::rows::Rows;
 use tch::Tensor;
 
-use super::{Actor, EvaluateLoss, PolicyHead, PolicySums};
+use super::loss_inputs::PolicyLossInputs;
+use super::{Actor, PolicyHead, PolicySums};
 use crate::model::{Adapter, RouterLoad};
 use crate::parallel::{RankError, Ranks};
 use crate::roles::StepFault;
@@ -231,15 +228,15 @@ impl OneUpdate<'_> {
     }
 
     /// Gathers the per-token values of a micro-batch from the batch.
-    fn gather(&self, micro_batch: &MicroBatch) -> MicroInputs {
+    fn gather(&self, micro_batch: &MicroBatch) -> PolicyLossInputs {
         let (batch, rows) = (self.batch, &micro_batch.row_idxs);
         let part = |values: Option<&[f64]>| values.map(|values| batch.gather(rows, values));
-        MicroInputs {
+        PolicyLossInputs {
             advantages: batch.gather(rows, &batch.advantages),
             old_logprobs: part(self.old_logprobs),
             ref_logprobs: part(batch.ref_logprobs.as_deref()),
             importance_weights: part(batch.importance_weights.as_deref()),
-            ..MicroInputs::default()
+            ..PolicyLossInputs::default()
         }
     }
 
@@ -311,48 +308,13 @@ impl LossHead for UpdateLoss<'_> {
 
 impl UpdateLoss<'_> {
     /// Gathers the per-token values of the next micro-batch.
-    fn inputs(&mut self, micro_batch: &MicroBatch) -> MicroInputs {
+    fn inputs(&mut self, micro_batch: &MicroBatch) -> PolicyLossInputs {
         let (batch, rows) = (self.update.batch, &micro_batch.row_idxs);
-        MicroInputs {
+        PolicyLossInputs {
             actor_logprobs: self.scored.as_mut().and_then(Iterator::next),
             selected: self.selected.as_ref().map(|selected| batch.gather(rows, selected)),
             positive_weights: self.positive_weights.as_ref().map(|weights| batch.gather(rows, weights)),
             ..self.update.gather(micro_batch)
         }
-    }
-}
-
-/// Per-token values of a micro-batch.
-#[derive(Clone, Default)]
-struct MicroInputs {
-    advantages: Vec<f64>,
-    old_logprobs: Option<Vec<f64>>,
-    ref_logprobs: Option<Vec<f64>>,
-    importance_weights: Option<Vec<f64>>,
-    actor_logprobs: Option<Vec<f64>>,
-    selected: Option<Vec<bool>>,
-    positive_weights: Option<Vec<f64>>,
-}
-
-impl MicroInputs {
-    fn as_loss_inputs<'a>(&'a self, rows: &'a Rows) -> LossInputs<'a> {
-        LossInputs {
-            old_logprobs: self.old_logprobs.as_deref(),
-            ref_logprobs: self.ref_logprobs.as_deref(),
-            importance_weights: self.importance_weights.as_deref(),
-            actor_logprobs: self.actor_logprobs.as_deref(),
-            selected: self.selected.as_deref(),
-            positive_weights: self.positive_weights.as_deref(),
-            ..LossInputs::new(rows, &self.advantages)
-        }
-    }
-
-    /// Returns a function that evaluates `loss`, which was prepared with these inputs, on any thread.
-    fn evaluates(self, loss: &PreparedLoss<'_>, micro_batch: &MicroBatch) -> Box<EvaluateLoss> {
-        let ((objective, weights), rows) = (loss.owned(), micro_batch.rows.clone());
-        Box::new(move |tokens, logprobs, entropies| {
-            let loss = objective.resume(self.as_loss_inputs(&rows), Arc::clone(&weights))?;
-            loss.evaluate(tokens, logprobs, entropies)
-        })
     }
 }
