@@ -14,6 +14,7 @@ mod classifier;
 mod loftq;
 mod loss_inputs;
 mod policy_head;
+mod policy_loss;
 mod role;
 mod scoring;
 pub mod update;

@@ -9,7 +9,7 @@ use super::EvaluateLoss;
 use crate::roles::learner::MicroBatch;
 
 /// Values of a micro-batch's completion tokens that its loss reads, as [`LossInputs`] borrows them.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct PolicyLossInputs {
     pub(super) advantages: Vec<f64>,
     pub(super) old_logprobs: Option<Vec<f64>>,
