@@ -6,7 +6,7 @@ use rlt_core::loss::Denominators;
 use rlt_core::metrics::{Metrics, summarize};
 
 use super::Critic;
-use super::value_loss::{MicroSums, Targets, ValueLoss};
+use super::value_loss::{Targets, ValueLoss, ValueSums};
 use crate::parallel::{RankError, Ranks};
 use crate::roles::StepFault;
 use crate::roles::learner::{LearnerError, MiniBatches, UpdateStats};
@@ -150,7 +150,7 @@ impl CriticReport {
         Ok(())
     }
 
-    fn add(&mut self, sums: &MicroSums) {
+    fn add(&mut self, sums: &ValueSums) {
         self.num_micro_batches += 1.0;
         self.loss += sums.loss;
         self.num_clipped += sums.num_clipped;

@@ -34,8 +34,8 @@ pub(super) struct ValueLoss<'a> {
     pub(super) clip: f64,
 }
 
-/// Summands of a micro-batch in the critic's report.
-pub(super) struct MicroSums {
+/// Summands of a micro-batch in the report of the critic's update.
+pub(super) struct ValueSums {
     pub(super) loss: f64,
     pub(super) num_clipped: f64,
     pub(super) prediction_sum: f64,
@@ -48,27 +48,27 @@ pub(super) fn values_of(hidden_cd: &Tensor, head_d: &Tensor) -> Tensor {
 }
 
 impl LossHead for ValueLoss<'_> {
-    type Sums = MicroSums;
+    type Sums = ValueSums;
 
     fn forward_backward(
         &mut self,
         hidden_cd: &Tensor,
         micro_batch: &MicroBatch,
         context: &HeadContext<'_>,
-    ) -> Result<(Tensor, DeferredLoss<MicroSums>), LearnerError> {
+    ) -> Result<(Tensor, DeferredLoss<ValueSums>), LearnerError> {
         let hidden_cd = hidden_cd.detach().set_requires_grad(true);
         let values_c = values_of(&hidden_cd, self.head_d);
-        let inputs = self.inputs(micro_batch);
-        let (derivative_c, loss) = inputs.derivative(&values_c.detach(), micro_batch, context)?;
+        let loss = self.of_micro_batch(micro_batch);
+        let (derivative_c, loss) = loss.derivative(&values_c.detach(), micro_batch, context)?;
         rlt_torch::backward(&values_c, &derivative_c);
         Ok((hidden_cd.grad(), loss))
     }
 }
 
 impl ValueLoss<'_> {
-    /// Gathers the inputs of a micro-batch's loss.
-    fn inputs(&self, micro_batch: &MicroBatch) -> MicroInputs {
-        MicroInputs {
+    /// Gathers the targets of a micro-batch from those of the batch.
+    fn of_micro_batch(&self, micro_batch: &MicroBatch) -> MicroBatchLoss {
+        MicroBatchLoss {
             rows: micro_batch.rows.clone(),
             old_values: self.batch.gather(&micro_batch.row_idxs, self.targets.values),
             returns: self.batch.gather(&micro_batch.row_idxs, self.targets.returns),
@@ -78,8 +78,8 @@ impl ValueLoss<'_> {
     }
 }
 
-/// Inputs of a micro-batch's loss, one number for each completion token of all its rows.
-struct MicroInputs {
+/// The value loss of a micro-batch, with one target for each completion token of all its rows.
+struct MicroBatchLoss {
     rows: Rows,
     old_values: Vec<f64>,
     returns: Vec<f64>,
@@ -88,9 +88,9 @@ struct MicroInputs {
 }
 
 /// Summands of a loss; `None` until it was evaluated.
-type Evaluated = Arc<Mutex<Option<Result<MicroSums, LossError>>>>;
+type Evaluated = Arc<Mutex<Option<Result<ValueSums, LossError>>>>;
 
-impl MicroInputs {
+impl MicroBatchLoss {
     /// Computes the scaled derivative of the loss with respect to the values f32 `[c]` of this rank's tokens,
     /// on their device.
     fn derivative(
@@ -98,7 +98,7 @@ impl MicroInputs {
         values_c: &Tensor,
         micro_batch: &MicroBatch,
         context: &HeadContext<'_>,
-    ) -> Result<(Tensor, DeferredLoss<MicroSums>), LearnerError> {
+    ) -> Result<(Tensor, DeferredLoss<ValueSums>), LearnerError> {
         if values_c.device().is_cuda() && context.ranks.sp_group().is_none() {
             return self.derivative_in_stream(values_c, micro_batch, context.scale);
         }
@@ -118,7 +118,7 @@ impl MicroInputs {
         values_c: &Tensor,
         micro_batch: &MicroBatch,
         scale: f64,
-    ) -> Result<(Tensor, DeferredLoss<MicroSums>), LearnerError> {
+    ) -> Result<(Tensor, DeferredLoss<ValueSums>), LearnerError> {
         let (predicted, num_tokens) = (micro_batch.predicted.clone(), micro_batch.rows.num_tokens());
         let evaluated = Evaluated::default();
         let kept = Arc::clone(&evaluated);
@@ -138,12 +138,12 @@ impl MicroInputs {
     }
 
     /// Computes the loss and its derivative with respect to each prediction.
-    fn evaluate(&self, predictions: &[f64]) -> Result<(Vec<f64>, MicroSums), LossError> {
+    fn evaluate(&self, predictions: &[f64]) -> Result<(Vec<f64>, ValueSums), LossError> {
         let Self { rows, old_values, returns, denominators, clip } = self;
         let inputs = ValueLossInputs { rows, predictions, old_values, returns };
         let loss = value_loss(&inputs, *clip, Aggregation::TokenMean, denominators)?;
         let counted = rows.valid(0..rows.num_tokens());
-        let sums = MicroSums {
+        let sums = ValueSums {
             loss: loss.loss,
             num_clipped: loss.num_clipped as f64,
             prediction_sum: counted.map(|token| predictions[token]).sum::<f64>(),
