@@ -36,14 +36,14 @@ fn main() -> anyhow::Result<()> {
     let mut actor = actor(&processes.ranks)?;
     measure::serve(&["step", "memory"], |load| {
         let lens = if load == "memory" { SHORT.to_vec() } else { rows::long_tailed()? };
-        let of_model = formula(actor.decoder());
+        let of_model = formula(actor.learner.decoder());
         processes.measured(load, || step(&mut actor, &lens, empty, of_model))
     })
 }
 
 fn step(actor: &mut Actor, lens: &[usize], empty: u64, formula: f64) -> anyhow::Result<Value> {
-    let batch = random_demonstrations(lens, actor.decoder().config.vocab_size);
-    let before = actor.ranks().traffic();
+    let batch = random_demonstrations(lens, actor.learner.decoder().config.vocab_size);
+    let before = actor.learner.ranks().traffic();
     let report = update(actor, &batch, &rows::plan(&batch))?;
     let own = rlt_torch::peak_own_bytes()?.saturating_sub(empty);
     Ok(json!({
@@ -51,7 +51,7 @@ fn step(actor: &mut Actor, lens: &[usize], empty: u64, formula: f64) -> anyhow::
         "grad_norm": report.updates.grad_norms.first(),
         "own_mb": own as f64 / MIB,
         "formula_mb": formula / MIB,
-        "sent_mb": actor.ranks().traffic().since(before).sent as f64 / MIB,
+        "sent_mb": actor.learner.ranks().traffic().since(before).sent as f64 / MIB,
     }))
 }
 

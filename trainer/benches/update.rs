@@ -20,7 +20,7 @@ use serde_json::json;
 fn main() -> anyhow::Result<()> {
     shape::prepare()?;
     let mut actor = subject::actor()?;
-    let batch = random_demonstrations(&rows::long_tailed()?, actor.decoder().config.vocab_size);
+    let batch = random_demonstrations(&rows::long_tailed()?, actor.learner.decoder().config.vocab_size);
     let num_tokens: usize = batch.sequence_lens().iter().sum();
     let plan = rows::plan(&batch);
     measure::serve(&["step"], |_| {

@@ -60,13 +60,13 @@ fn by_actor(tied: bool, splits: &[&[usize]], activation_checkpointing: bool) -> 
     let actor = Actor::new(decoder, optimizer, options, Ranks::alone());
     let (batch, objective) = (batch(), objective());
     for row_idxs in splits {
-        let micro_batch = MicroBatch::new(&batch, row_idxs, actor.decoder()).unwrap();
+        let micro_batch = MicroBatch::new(&batch, row_idxs, actor.learner.decoder()).unwrap();
         let advantages = batch.gather(row_idxs, &batch.advantages);
         let inputs = LossInputs::new(&micro_batch.rows, &advantages);
         let loss = objective.prepare(inputs, &Denominators::of(&batch.rows)).unwrap();
         actor.accumulate(&micro_batch, &loss).unwrap();
     }
-    let parameters = actor.decoder().trainable_parameters();
+    let parameters = actor.learner.decoder().trainable_parameters();
     parameters.into_iter().map(|(name, leaf)| (name, leaf.grad().copy())).collect()
 }
 

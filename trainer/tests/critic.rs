@@ -85,7 +85,7 @@ fn critic(actor: &Actor, family: &str) -> Critic {
         compute: None,
         mesh: None,
     };
-    let critic = Critic::from_actor(actor, None, options, actor.ranks().clone()).unwrap();
+    let critic = Critic::from_actor(actor, None, options, actor.learner.ranks().clone()).unwrap();
     let (_, head_d) =
         critic.state_tensors().unwrap().into_iter().find(|(name, _)| name.contains("value_head")).unwrap();
     tch::no_grad(|| head_d.shallow_clone().copy_(&head_of(&head_d.size())));

@@ -52,7 +52,7 @@ fn accumulate(actor: &mut Actor, weight: f64) {
     };
     let batch = batch();
     let rows: Vec<usize> = (0..batch.sequences.len()).collect();
-    let micro_batch = MicroBatch::new(&batch, &rows, actor.decoder()).unwrap();
+    let micro_batch = MicroBatch::new(&batch, &rows, actor.learner.decoder()).unwrap();
     let advantages: Vec<f64> = batch.gather(&rows, &batch.advantages).iter().map(|a| weight * a).collect();
     let inputs = LossInputs::new(&micro_batch.rows, &advantages);
     let loss = objective.prepare(inputs, &Denominators::of(&batch.rows)).unwrap();
@@ -60,7 +60,7 @@ fn accumulate(actor: &mut Actor, weight: f64) {
 }
 
 fn leaves(actor: &Actor) -> Vec<(String, Tensor)> {
-    actor.decoder().trainable_parameters()
+    actor.learner.decoder().trainable_parameters()
 }
 
 /// The first update that does not overflow, from the weights of the beginning: the scale of a loss starts
@@ -68,7 +68,7 @@ fn leaves(actor: &Actor) -> Vec<(String, Tensor)> {
 fn update(actor: &mut Actor, weight: f64) -> StepOutcome {
     loop {
         accumulate(actor, weight);
-        match actor.apply(LEARNING_RATE).unwrap() {
+        match actor.learner.apply(LEARNING_RATE).unwrap() {
             StepOutcome::SkippedOverflow => {}
             outcome => return outcome,
         }
@@ -79,13 +79,13 @@ fn gradients(compute: Kind, weight: f64) -> Vec<(String, Tensor)> {
     let mut actor = actor(compute);
     loop {
         accumulate(&mut actor, weight);
-        let factor = actor.loss_scale().factor();
+        let factor = actor.learner.loss_scale().factor();
         let unscaled = |(name, leaf): (String, Tensor)| (name, leaf.grad() / (factor * weight));
         let gradients: Vec<_> = leaves(&actor).into_iter().map(unscaled).collect();
         if gradients.iter().all(|(_, gradient)| gradient.isfinite().all().int64_value(&[]) == 1) {
             return gradients;
         }
-        assert_eq!(actor.apply(LEARNING_RATE).unwrap(), StepOutcome::SkippedOverflow);
+        assert_eq!(actor.learner.apply(LEARNING_RATE).unwrap(), StepOutcome::SkippedOverflow);
     }
 }
 
@@ -130,15 +130,15 @@ fn an_update_in_half_precision_reports_and_clips_the_norm_of_the_loss_itself() {
 fn an_overflow_changes_nothing_but_the_scale_which_falls_until_gradients_fit() {
     let mut actor = actor(Kind::Half);
     let weights: Vec<Tensor> = leaves(&actor).iter().map(|(_, leaf)| leaf.detach().copy()).collect();
-    let first = actor.loss_scale().factor();
+    let first = actor.learner.loss_scale().factor();
     let mut num_overflows = 0;
     // So steep a loss that its scaled derivatives exceed 65504.
     let outcome = loop {
         accumulate(&mut actor, 1000.0);
-        match actor.apply(LEARNING_RATE).unwrap() {
+        match actor.learner.apply(LEARNING_RATE).unwrap() {
             StepOutcome::SkippedOverflow => {
                 num_overflows += 1;
-                assert_eq!(actor.loss_scale().factor(), first / f64::from(1 << num_overflows));
+                assert_eq!(actor.learner.loss_scale().factor(), first / f64::from(1 << num_overflows));
                 for ((name, leaf), before) in leaves(&actor).iter().zip(&weights) {
                     assert_eq!(leaf.detach(), *before, "{name}");
                     assert!(!leaf.grad().defined(), "{name}");
@@ -156,8 +156,9 @@ fn a_loss_that_is_not_finite_at_any_scale_is_no_overflow() {
     let mut actor = actor(Kind::Half);
     let outcome = (0..32).find_map(|_| {
         accumulate(&mut actor, f64::INFINITY);
-        Some(actor.apply(LEARNING_RATE).unwrap()).filter(|outcome| *outcome != StepOutcome::SkippedOverflow)
+        Some(actor.learner.apply(LEARNING_RATE).unwrap())
+            .filter(|outcome| *outcome != StepOutcome::SkippedOverflow)
     });
     assert_eq!(outcome, Some(StepOutcome::SkippedNonFinite));
-    assert_eq!(actor.loss_scale().factor(), 1.0);
+    assert_eq!(actor.learner.loss_scale().factor(), 1.0);
 }

@@ -110,7 +110,7 @@ fn descend(actor: &mut Actor, batch: &Batch, dlogprobs: &[f64], max_tokens: usiz
     let advantages: Vec<f64> = dlogprobs.iter().map(|slope| -slope * num_tokens).collect();
     let row_idxs: Vec<usize> = (0..batch.rows.num_rows()).collect();
     for micro_batch in
-        MicroBatch::split(batch, &row_idxs, actor.decoder(), max_tokens, AxisPlace::ALONE).unwrap()
+        MicroBatch::split(batch, &row_idxs, actor.learner.decoder(), max_tokens, AxisPlace::ALONE).unwrap()
     {
         let advantages = batch.gather(&micro_batch.row_idxs, &advantages);
         let inputs = LossInputs::new(&micro_batch.rows, &advantages);
@@ -155,7 +155,7 @@ fn losses_and_gradients_of_labels_are_trls_however_they_are_split() {
             descend(&mut actor, &batch, &got.dlogprobs, max_tokens);
             let expected = case["value"].as_f64().unwrap();
             assert_close(&name, got.loss, expected, expected.abs().max(1.0));
-            assert_gradients(&name, actor.decoder(), case);
+            assert_gradients(&name, actor.learner.decoder(), case);
         }
     }
 }
@@ -184,7 +184,7 @@ fn losses_and_gradients_of_pairs_are_trls_however_they_are_split() {
                     value.abs().max(1.0),
                 );
             }
-            assert_gradients(&name, actor.decoder(), case);
+            assert_gradients(&name, actor.learner.decoder(), case);
         }
     }
 }

@@ -37,7 +37,7 @@ fn accumulate(actor: &Actor, batch: &Batch, derivatives: &[Vec<f64>], max_tokens
     let derivatives: Vec<_> = derivatives.iter().map(|read| batch.at_read_positions(read)).collect();
     let row_idxs: Vec<usize> = (0..batch.rows.num_rows()).collect();
     for micro_batch in
-        MicroBatch::split(batch, &row_idxs, actor.decoder(), max_tokens, AxisPlace::ALONE).unwrap()
+        MicroBatch::split(batch, &row_idxs, actor.learner.decoder(), max_tokens, AxisPlace::ALONE).unwrap()
     {
         let own: Vec<_> = derivatives.iter().map(|all| batch.gather(&micro_batch.row_idxs, all)).collect();
         actor.accumulate_labels(&micro_batch, &own).unwrap();
@@ -82,7 +82,7 @@ fn scores_losses_and_gradients_of_pairs_are_trls_however_they_are_split() {
                 assert_close(&name, got, expected.as_f64().unwrap(), 1.0);
             }
             accumulate(&actor, &batch, &[got.dscores], max_tokens);
-            assert_gradients(&name, actor.decoder(), case);
+            assert_gradients(&name, actor.learner.decoder(), case);
         }
     }
 }
@@ -116,7 +116,7 @@ fn numbers_losses_and_gradients_of_steps_are_transformers() {
         assert_close("loss", got.loss, case["value"].as_f64().unwrap(), 1.0);
         assert_close("accuracy", got.accuracy, case["accuracy"].as_f64().unwrap(), 1.0);
         accumulate(&actor, &batch, &got.dlabels, max_tokens);
-        assert_gradients("steps", actor.decoder(), &case);
+        assert_gradients("steps", actor.learner.decoder(), &case);
     }
 }
 

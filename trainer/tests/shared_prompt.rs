@@ -94,7 +94,7 @@ fn gradients(actor: &mut Actor, batch: &Batch, max_tokens: usize) -> (usize, Vec
     let row_idxs: Vec<usize> = (0..batch.rows.num_rows()).collect();
     let mut num_tokens = 0;
     for micro_batch in
-        MicroBatch::split(batch, &row_idxs, actor.decoder(), max_tokens, AxisPlace::ALONE).unwrap()
+        MicroBatch::split(batch, &row_idxs, actor.learner.decoder(), max_tokens, AxisPlace::ALONE).unwrap()
     {
         assert!(micro_batch.input.num_tokens() <= max_tokens);
         num_tokens += micro_batch.input.num_tokens();
@@ -103,7 +103,7 @@ fn gradients(actor: &mut Actor, batch: &Batch, max_tokens: usize) -> (usize, Vec
         let loss = objective.prepare(inputs, &Denominators::of(&batch.rows)).unwrap();
         actor.accumulate(&micro_batch, &loss).unwrap();
     }
-    let parameters = actor.decoder().trainable_parameters();
+    let parameters = actor.learner.decoder().trainable_parameters();
     (num_tokens, parameters.into_iter().map(|(name, leaf)| (name, leaf.grad().copy())).collect())
 }
 
@@ -175,7 +175,7 @@ fn recomputed_activations_give_a_shared_prompt_the_gradients_of_kept_ones() {
 #[test]
 fn predictors_are_the_tokens_before_their_targets() {
     let batch = batch(true);
-    let micro_batch = MicroBatch::new(&batch, &[4, 5, 6], actor("llama", false).decoder()).unwrap();
+    let micro_batch = MicroBatch::new(&batch, &[4, 5, 6], actor("llama", false).learner.decoder()).unwrap();
     assert_eq!(micro_batch.input.cu_seqlens, [0, 18, 19, 23, 30]);
     assert_eq!(micro_batch.input.prefixes, [None, None, Some(1), Some(1)]);
     let predictors = Vec::<i64>::try_from(&micro_batch.predictors_c).unwrap();

@@ -112,8 +112,8 @@ pub(crate) fn whole_parameters(decoder: DecoderUnits<'_>) -> BTreeMap<String, Te
 
 /// Full parameters that an actor trains, by name.
 pub(crate) fn trained_parameters(actor: &Actor) -> BTreeMap<String, Tensor> {
-    let mut all = whole_parameters(actor.units());
-    let trained = actor.decoder().trainable_parameters();
+    let mut all = whole_parameters(actor.learner.units());
+    let trained = actor.learner.decoder().trainable_parameters();
     all.retain(|name, _| trained.iter().any(|(trained, _)| trained == name));
     all
 }

@@ -28,14 +28,13 @@ pub use self::policy_head::EvaluateLoss;
 pub(crate) use self::policy_head::PolicyHead;
 pub use self::role::ActorRole;
 use crate::model::{Adapter, Decoder};
-use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
+use crate::parallel::{Ranks, ShardedParameters};
 use crate::roles::learner::layer_schedule::DecoderPass;
 use crate::roles::learner::scoring::Scoring;
-use crate::roles::learner::train_state::TrainState;
 use crate::roles::learner::{
     DeferredLoss, Learner, LearnerError, LearnerOptions, MicroBatch, ProbeError, probe,
 };
-use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
+use crate::roles::optim::AdamW;
 
 /// Settings of the actor's passes, which are fixed for a run.
 #[derive(Clone, Copy, Debug)]
@@ -62,8 +61,8 @@ pub struct TokenScores {
 /// The trained policy.
 #[derive(Debug)]
 pub struct Actor {
-    /// The weights with their optimizer; the rollout engine reads them, too.
-    pub(crate) learner: Learner,
+    /// The weights with their optimizer, which other roles read.
+    pub learner: Learner,
     head: PolicyHead,
     /// Ranks in the sequence-parallel groups of passes without gradients.
     scoring_ranks: Ranks,
@@ -118,49 +117,6 @@ impl Actor {
         Self { learner: self.learner.with_router_loss(coefficient), ..self }
     }
 
-    /// Weights of the policy. Its parameters can be read while their unit is unsharded.
-    pub fn decoder(&self) -> &Decoder {
-        self.learner.decoder()
-    }
-
-    /// The decoder for callers that read all of it, unit by unit.
-    pub fn units(&self) -> DecoderUnits<'_> {
-        self.learner.units()
-    }
-
-    /// This rank's shards of the decoder; `None` if it is not sharded.
-    pub fn shards(&self) -> Option<&ShardedParameters> {
-        self.learner.shards()
-    }
-
-    /// The ranks that train together.
-    pub fn ranks(&self) -> &Ranks {
-        self.learner.ranks()
-    }
-
-    /// Loss scale of the actor.
-    pub fn loss_scale(&self) -> LossScale {
-        self.learner.loss_scale()
-    }
-
-    /// Restores the loss scale of a checkpoint, see [`Learner::resume_loss_scale`].
-    pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
-        self.learner.resume_loss_scale(saved);
-    }
-
-    /// Resets the optimizer, see [`Learner::reset_optimizer`].
-    ///
-    /// # Errors
-    /// [`OptimError`] if offloaded moments cannot be written.
-    pub(crate) fn reset_optimizer(&mut self) -> Result<(), OptimError> {
-        self.learner.reset_optimizer()
-    }
-
-    /// The parameters and optimizer state that updates change, which a checkpoint saves and restores.
-    pub(crate) fn train_state(&mut self) -> TrainState<'_> {
-        self.learner.train_state()
-    }
-
     /// The head with which updates of the policy compute their loss.
     pub(crate) fn head(&self) -> PolicyHead {
         self.head
@@ -209,27 +165,5 @@ impl Actor {
         self.learner.forward_backward(micro_batch, |hidden_cd, context| {
             self.head.evaluate_in_stream(hidden_cd, micro_batch, evaluate, context)
         })
-    }
-
-    /// All-reduces the gradients, so that each rank applies the sum over all ranks.
-    ///
-    /// # Errors
-    /// When a rank is lost.
-    pub fn sum_gradients(&mut self) -> Result<(), RankError> {
-        self.train_state().sum_gradients()
-    }
-
-    /// Clips the reduced gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
-    /// is discarded and changes no parameter, on all ranks together.
-    ///
-    /// # Errors
-    /// If libtorch refuses an operation, or a rank is lost.
-    pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, LearnerError> {
-        self.train_state().apply(learning_rate)
-    }
-
-    /// Sets the seed of the adapters' dropout for the next update; `None` disables it.
-    pub fn set_dropout_seed(&mut self, seed: Option<u64>) {
-        self.learner.set_dropout_seed(seed);
     }
 }

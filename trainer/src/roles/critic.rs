@@ -31,10 +31,9 @@ use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::StepFault;
 use crate::roles::actor::Actor;
 use crate::roles::learner::scoring::{Scoring, TokenValues};
-use crate::roles::learner::train_state::TrainState;
 use crate::roles::learner::{Learner, LearnerError, LearnerOptions};
 use crate::roles::offload::Offload;
-use crate::roles::optim::{AdamWOptions, LossScale, OptimError};
+use crate::roles::optim::{AdamWOptions, OptimError};
 
 /// Prefix of the names of the critic's tensors in a checkpoint.
 const PREFIX: &str = "critic.";
@@ -104,11 +103,12 @@ impl Critic {
         options: CriticOptions,
         ranks: Ranks,
     ) -> Result<Self, CriticSetupError> {
-        let compute = options.compute.unwrap_or_else(|| actor.decoder().compute_kind());
-        let decoder = backbone(actor.decoder(), lora, actor.shards().is_some(), compute)?;
+        let compute = options.compute.unwrap_or_else(|| actor.learner.decoder().compute_kind());
+        let decoder = backbone(actor.learner.decoder(), lora, actor.learner.shards().is_some(), compute)?;
         let hidden = decoder.config.hidden_size as i64;
         let head_d = Tensor::zeros([hidden], (Kind::Float, decoder.device())).set_requires_grad(true);
-        let shards = actor.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some(), &options));
+        let shards =
+            actor.learner.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some(), &options));
         let shards = shards.transpose()?;
         if let (Some(shards), Some((LoraSpec { adapter_path: None, .. }, _))) = (&shards, lora) {
             shards.start_adapter(&decoder, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
@@ -144,16 +144,6 @@ impl Critic {
         Ok(values)
     }
 
-    /// Loss scale of the critic.
-    pub fn loss_scale(&self) -> LossScale {
-        self.learner.loss_scale()
-    }
-
-    /// The parameters that updates change, with their optimizer.
-    pub(crate) fn train_state(&mut self) -> TrainState<'_> {
-        self.learner.train_state()
-    }
-
     /// This rank's shards of the critic's tensors for a checkpoint, or all tensors without sharding. They
     /// share memory with the critic, or are in offload storage.
     ///
@@ -175,7 +165,7 @@ impl Critic {
     /// # Errors
     /// The checkpoint lacks a tensor, or one has another shape.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        self.train_state().restore(checkpoint)
+        self.learner.train_state().restore(checkpoint)
     }
 }
 

@@ -47,7 +47,7 @@ use self::train_state::TrainState;
 pub use self::update_stats::UpdateStats;
 use crate::model::{Adapter, Decoder, RouteCounts, RouterObserver, RoutesOfCompletion};
 use crate::parallel::{DecoderUnits, Ranks, ShardedParameters};
-use crate::roles::optim::{AdamW, LossScale, OptimError};
+use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
 
 /// Settings of a learner's passes and updates, which are fixed for a run.
 #[derive(Clone, Copy, Debug)]
@@ -219,11 +219,19 @@ impl Learner {
                 head.forward_backward(hidden_cd, micro_batch, context)
             })?);
         }
-        let mut train_state = self.train_state();
-        train_state.sum_gradients()?;
+        self.train_state().sum_gradients()?;
         // Applying reads the norm of the gradients, which waits for the device.
-        stats.count(train_state.apply(learning_rate)?);
+        stats.count(self.apply(learning_rate)?);
         losses.into_iter().map(DeferredLoss::finish).collect()
+    }
+
+    /// Clips the reduced gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
+    /// is discarded and changes no parameter, on all ranks together.
+    ///
+    /// # Errors
+    /// If libtorch refuses an operation, or a rank is lost.
+    pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, LearnerError> {
+        self.train_state().apply(learning_rate)
     }
 
     /// Adds the gradient of one micro-batch. `head` gets the predicting hidden states `[c, d]` after the

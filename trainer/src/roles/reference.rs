@@ -80,7 +80,7 @@ impl CopyOptions {
     }
 
     fn compute_of(&self, actor: &Actor) -> Kind {
-        self.compute.unwrap_or_else(|| actor.decoder().compute_kind())
+        self.compute.unwrap_or_else(|| actor.learner.decoder().compute_kind())
     }
 
     /// Storage and compute dtype of the copy.
@@ -117,9 +117,9 @@ impl FrozenPolicy {
     /// # Errors
     /// [`RankError`] when a rank is lost, or there is not enough memory.
     pub fn copy_of(actor: &Actor, copy_options: &CopyOptions) -> Result<Self, RankError> {
-        let Some(shards) = actor.shards() else {
+        let Some(shards) = actor.learner.shards() else {
             let (param_dtype, compute) = copy_options.dtypes_of(actor);
-            let copy = actor.decoder().frozen_copy(param_dtype, compute);
+            let copy = actor.learner.decoder().frozen_copy(param_dtype, compute);
             return Ok(Self::from(copy).in_file(&copy_options.folder));
         };
         let copy = Self::meta_of(actor, shards, copy_options)?;
@@ -137,14 +137,14 @@ impl FrozenPolicy {
         checkpoint: &Checkpoint,
         copy_options: &CopyOptions,
     ) -> Result<Option<Self>, ReferenceError> {
-        let names = actor.decoder().base_parameters();
+        let names = actor.learner.decoder().base_parameters();
         if !names.iter().any(|(name, _)| checkpoint.contains(&stored_name(name))) {
             return Ok(None);
         }
-        let copy = match actor.shards() {
+        let copy = match actor.learner.shards() {
             None => {
                 let (param_dtype, compute) = copy_options.dtypes_of(actor);
-                let decoder = actor.decoder().frozen_copy(param_dtype, compute);
+                let decoder = actor.learner.decoder().frozen_copy(param_dtype, compute);
                 for (name, tensor) in decoder.named_parameters() {
                     let (stored, shape) = (stored_name(&name), tensor.size());
                     checkpoint.fill_rounded(&TensorShard::whole(&stored, &shape), &tensor.view(-1))?;
@@ -167,7 +167,7 @@ impl FrozenPolicy {
         copy_options: &CopyOptions,
     ) -> Result<Self, RankError> {
         let (param_dtype, compute) = copy_options.dtypes_of(actor);
-        let decoder = actor.decoder().frozen_meta(param_dtype, compute);
+        let decoder = actor.learner.decoder().frozen_meta(param_dtype, compute);
         let mesh = copy_options.mesh.clone().unwrap_or_else(|| shards.ranks());
         let shards = ShardedParameters::new(&decoder, mesh, copy_options.offload_to())?;
         Ok(Self { decoder, shards: Some(shards) })

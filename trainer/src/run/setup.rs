@@ -64,7 +64,7 @@ pub fn setup(
     let weights = inputs.weights.quantized(spec.model.quantization.as_ref(), spec.training.precision)?;
     device::check_room(&job, weights.config(), device)?;
     let actor = model::actor(&spec, &weights, device, &pass_ranks, &folder)?;
-    actor.decoder().check_vocabulary(inputs.tokenizer.vocab_len().saturating_sub(1) as u32)?;
+    actor.learner.decoder().check_vocabulary(inputs.tokenizer.vocab_len().saturating_sub(1) as u32)?;
     let meshes = model::RoleMeshes::of(&spec, &actor)?;
     let reference = model::reference(&spec, &actor, &folder, &meshes)?;
     let reward_folders = model::reward_model_folders(&spec, &ranks, &folder)?;

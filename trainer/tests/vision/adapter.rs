@@ -99,15 +99,15 @@ fn the_rollout_samples_with_the_towers_present_adapter() {
         let mut engine = Engine::new(options);
         let mut seen = Vec::new();
         for version in 0..2 {
-            engine.sync_weights(actor.decoder(), version).unwrap();
+            engine.sync_weights(actor.learner.decoder(), version).unwrap();
             let prompt = Fixture::open(name).prompt(0);
-            let (batch, rollout) = sample(&mut engine, actor.decoder(), &prompt);
+            let (batch, rollout) = sample(&mut engine, actor.learner.decoder(), &prompt);
             let scores = actor.score(&batch, Adapter::On, usize::MAX).unwrap();
             let error = largest(&rollout, &scores.logprobs);
             assert!(error <= 5e-5, "{name}, merged {merges}, version {version}: {error:.1e}");
             engine.sleep();
             step(&mut actor, name);
-            seen.push(actor.decoder().image_features(&prompt.images, Adapter::On));
+            seen.push(actor.learner.decoder().image_features(&prompt.images, Adapter::On));
         }
         assert!(!seen[0].equal(&seen[1]), "{name}: updates change the features");
     }
@@ -159,8 +159,9 @@ fn an_engine_of_a_sharded_policy_samples_with_the_present_adapter_of_the_tower()
             let options = EngineOptions { block_size: 4, merge_lora: merges, ..EngineOptions::default() };
             let mut engine = Engine::new(options);
             for version in 0..2 {
-                engine.sync_weights(actor.units(), version).unwrap();
-                let (batch, rollout) = sample(&mut engine, actor.units(), &Fixture::open(NAME).prompt(0));
+                engine.sync_weights(actor.learner.units(), version).unwrap();
+                let (batch, rollout) =
+                    sample(&mut engine, actor.learner.units(), &Fixture::open(NAME).prompt(0));
                 let scores = actor.score(&batch, Adapter::On, usize::MAX).unwrap();
                 let error = largest(&rollout, &scores.logprobs);
                 assert!(error <= 5e-5, "merged {merges}, version {version}: {error:.1e}");

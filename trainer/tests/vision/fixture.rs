@@ -165,7 +165,8 @@ pub(crate) fn largest(got: &[f64], expected: &[f64]) -> f64 {
 pub(crate) fn accumulate(actor: &Actor, batch: &Batch, max_tokens: usize) {
     let objective = likelihood();
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
-    for micro_batch in MicroBatch::split(batch, &rows, actor.decoder(), max_tokens, AxisPlace::ALONE).unwrap()
+    for micro_batch in
+        MicroBatch::split(batch, &rows, actor.learner.decoder(), max_tokens, AxisPlace::ALONE).unwrap()
     {
         let advantages = batch.gather(&micro_batch.row_idxs, &batch.advantages);
         let inputs = LossInputs::new(&micro_batch.rows, &advantages);
@@ -176,7 +177,7 @@ pub(crate) fn accumulate(actor: &Actor, batch: &Batch, max_tokens: usize) {
 
 pub(crate) fn check_gradients(fixture: &Fixture, actor: &Actor, batch: &Batch, max_tokens: usize) -> f64 {
     accumulate(actor, batch, max_tokens);
-    let parameters = actor.decoder().trainable_parameters();
+    let parameters = actor.learner.decoder().trainable_parameters();
     let error = |(name, leaf): &(String, Tensor)| {
         let error = max_error(&leaf.grad(), fixture.expected(&format!("grad.{name}")));
         assert!(error <= TOLERANCE, "{name}: {error:.1e}");

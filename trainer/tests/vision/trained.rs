@@ -45,8 +45,8 @@ fn gradients_of_the_whole_tower_are_those_of_transformers() {
     for name in MODELS {
         for (max_tokens, checkpointing) in [(usize::MAX, false), (usize::MAX, true), (90, true)] {
             let (fixture, actor) = (Fixture::open(name), actor(trained(name), checkpointing));
-            let all = actor.decoder().config.vision_tensors().len();
-            let parameters = actor.decoder().trainable_parameters();
+            let all = actor.learner.decoder().config.vision_tensors().len();
+            let parameters = actor.learner.decoder().trainable_parameters();
             assert_eq!(parameters.iter().filter(|(name, _)| name.starts_with("visual.")).count(), all);
             let error = check_gradients(&fixture, &actor, &fixture.batch(), max_tokens);
             println!("{name}, {max_tokens} tokens: gradients {error:.1e}");
@@ -65,7 +65,7 @@ fn casts_of_the_tower_and_images_that_are_computed_again_change_no_gradient() {
             decoder.train_vision();
             let actor = actor(decoder, checkpointing);
             accumulate(&actor, &Fixture::open(name).batch(), usize::MAX);
-            let of_tower = actor.decoder().trainable_parameters().into_iter();
+            let of_tower = actor.learner.decoder().trainable_parameters().into_iter();
             of_tower.filter(|(name, _)| name.starts_with("visual.")).map(|(_, leaf)| leaf.grad()).collect()
         };
         let wide: Vec<Tensor> = gradients(Kind::Float, false);
@@ -94,14 +94,14 @@ fn rollout_and_reference_have_the_towers_of_their_versions() {
         let prompt = fixture.prompt(0);
         let mut seen = Vec::new();
         for version in 0..2 {
-            engine.sync_weights(actor.decoder(), version).unwrap();
-            let (batch, rollout) = sample(&mut engine, actor.decoder(), &prompt);
+            engine.sync_weights(actor.learner.decoder(), version).unwrap();
+            let (batch, rollout) = sample(&mut engine, actor.learner.decoder(), &prompt);
             let scores = actor.score(&batch, Adapter::On, usize::MAX).unwrap();
             let error = largest(&rollout, &scores.logprobs);
             assert!(error <= 5e-5, "{name}, version {version}: {error:.1e}");
             engine.sleep();
             step(&mut actor, name);
-            seen.push(actor.decoder().image_features(&prompt.images, Adapter::On));
+            seen.push(actor.learner.decoder().image_features(&prompt.images, Adapter::On));
         }
         assert!(!seen[0].equal(&seen[1]), "{name}: updates change the features");
         let scores = reference.score(&actor, &fixture.batch(), usize::MAX).unwrap();
@@ -125,8 +125,8 @@ fn two_ranks_with_shards_train_and_sample_with_the_tower_of_one() {
             let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), false)).unwrap();
             let stepped = step(&mut actor, name);
             let mut engine = engine();
-            engine.sync_weights(actor.units(), 0).unwrap();
-            let (batch, rollout) = sample(&mut engine, actor.units(), &Fixture::open(name).prompt(0));
+            engine.sync_weights(actor.learner.units(), 0).unwrap();
+            let (batch, rollout) = sample(&mut engine, actor.learner.units(), &Fixture::open(name).prompt(0));
             let scores = actor.score(&batch, Adapter::On, usize::MAX).unwrap();
             let error = largest(&rollout, &scores.logprobs);
             assert!(error <= 5e-5, "{name}: rollout and actor differ by {error:.1e}");
@@ -180,11 +180,11 @@ fn an_export_holds_the_tower_as_it_was_trained() {
         let (_, expected) = step(&mut actor, name);
         let folder = tempfile::tempdir().unwrap();
         let whole = ExportOptions { merge_lora: true, dtype: Kind::Float };
-        actor.decoder().export(folder.path(), &whole).unwrap();
+        actor.learner.decoder().export(folder.path(), &whole).unwrap();
         let again = Decoder::load(folder.path(), &TRAINABLE).unwrap();
         let images = Fixture::open(name).prompt(0).images.clone();
         let features = |decoder: &Decoder| decoder.image_features(&images, Adapter::On);
-        assert!(features(&again).equal(&features(actor.decoder())), "{name}");
+        assert!(features(&again).equal(&features(actor.learner.decoder())), "{name}");
         assert!(
             !features(&again).equal(&features(&Fixture::open(name).load())),
             "{name}: the tower is trained"

@@ -120,7 +120,7 @@ pub(crate) fn learned_by(actor: &mut Actor, policy: PolicyLoss, max_tokens: usiz
     let flat = |tensor: &Tensor| -> Vec<f64> {
         Vec::try_from(tensor.detach().to_device(Device::Cpu).to_kind(Kind::Double).reshape([-1])).unwrap()
     };
-    let parameters = actor.decoder().trainable_parameters();
+    let parameters = actor.learner.decoder().trainable_parameters();
     (numbers, parameters.iter().flat_map(|(_, weight)| flat(weight)).collect())
 }
 
@@ -253,7 +253,7 @@ fn dropout_of_an_adapter_copies_nothing_to_the_device() {
             decoder.attach_lora_spec(&spec, 1).unwrap();
             let (mut actor, batch) = (actor_of(decoder), batch(FEW));
             let plan = UpdatePlan { num_epochs: 1, ..plan(VANILLA, LARGE) };
-            actor.set_dropout_seed(Some(7));
+            actor.learner.set_dropout_seed(Some(7));
             update(&mut actor, &batch, &plan).unwrap();
             asked_by(|| update(&mut actor, &batch, &plan).unwrap()).1
         };

@@ -68,7 +68,7 @@ fn gradients(device: Device, compute: Kind) -> Result<Gradients, Failure> {
     let actor = Actor::new(decoder, optimizer, options, Ranks::alone());
     let batch = batch(config.vocab_size);
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
-    let micro_batch = MicroBatch::new(&batch, &rows, actor.decoder())?;
+    let micro_batch = MicroBatch::new(&batch, &rows, actor.learner.decoder())?;
     let advantages: Vec<f64> = (0..batch.rows.num_tokens()).map(|at| (at % 5) as f64 - 1.5).collect();
     let objective = Objective {
         policy: Gpg {}.into(),
@@ -92,7 +92,7 @@ fn gradients(device: Device, compute: Kind) -> Result<Gradients, Failure> {
         actor.accumulate(&micro_batch, &loss)?;
     }
     let read = |(name, leaf): (String, Tensor)| (name, leaf.grad().to_device(Device::Cpu).copy());
-    Ok(actor.decoder().trainable_parameters().into_iter().map(read).collect())
+    Ok(actor.learner.decoder().trainable_parameters().into_iter().map(read).collect())
 }
 
 /// Returns groups of completions that share their prompt, of tokens that are a function of their indices.

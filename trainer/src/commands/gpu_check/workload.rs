@@ -97,7 +97,9 @@ impl GrpoWorkload {
     /// The error of the first phase that fails.
     pub fn step(&mut self) -> Result<GrpoTimes, Failure> {
         let mut clock = PhaseClock::start();
-        clock.measure("update_weights", || self.engine.sync_weights(self.actor.decoder(), self.step))?;
+        clock.measure("update_weights", || {
+            self.engine.sync_weights(self.actor.learner.decoder(), self.step)
+        })?;
         let groups = clock.measure("gen", || self.sample())?;
         self.engine.sleep();
         let mut batch = Batch::from_groups(&groups, &[RewardStatus::Timeout, RewardStatus::Infra]);
@@ -135,7 +137,7 @@ impl GrpoWorkload {
         };
         let requests: Vec<Request> = prompts.iter().map(request).collect();
         let go_on = &mut |_| ControlFlow::Continue(());
-        let completions = self.engine.generate(self.actor.decoder(), &requests, &NoText, go_on)?;
+        let completions = self.engine.generate(self.actor.learner.decoder(), &requests, &NoText, go_on)?;
         Ok(prompts.into_iter().zip(completions).map(|(prompt, own)| self.group(prompt, own)).collect())
     }
 
@@ -143,7 +145,7 @@ impl GrpoWorkload {
         let seed = derive_seed(&[self.step, prompt_idx]);
         Arc::new(Prompt::from_tokens(
             prompt_idx,
-            random_tokens(seed, self.load.prompt_len, self.actor.decoder().config.vocab_size),
+            random_tokens(seed, self.load.prompt_len, self.actor.learner.decoder().config.vocab_size),
         ))
     }
 
@@ -191,7 +193,7 @@ impl GrpoWorkload {
             seed: self.step,
         };
         let report = update(&mut self.actor, batch, &plan)?;
-        wait(self.actor.decoder().device());
+        wait(self.actor.learner.decoder().device());
         Ok(report.updates.grad_norms.first().copied())
     }
 }

@@ -208,7 +208,7 @@ fn train(case: Case, ranks: &Ranks, dp_shard: usize) -> Vec<f64> {
 fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
     let batch = batch();
     let folder = tempfile::tempdir().unwrap();
-    let is_offloaded = actor.shards().is_some_and(ShardedParameters::is_offloaded);
+    let is_offloaded = actor.learner.shards().is_some_and(ShardedParameters::is_offloaded);
     let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), is_offloaded)).unwrap();
     let mut numbers = Vec::new();
     for step in 0..5 {
@@ -391,7 +391,7 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     let modules_to_save = saved_modules::names(case);
     let lora = LoraSpec { rank: 2, dora: case.dora, modules_to_save, ..LoraSpec::default() };
     let lora = case.lora.then_some((&lora, 5));
-    let mut critic = Critic::from_actor(actor, lora, options, actor.ranks().clone()).unwrap();
+    let mut critic = Critic::from_actor(actor, lora, options, actor.learner.ranks().clone()).unwrap();
     let returns = (0..batch.rows.num_tokens()).map(|at| (at as f64 * 0.3).sin()).collect();
     (batch.values, batch.returns) = (Some(critic.values(&batch, case.max_tokens).unwrap()), Some(returns));
     let mut reported = Vec::new();
@@ -404,7 +404,7 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     }
     reported.extend(critic.values(&batch, case.max_tokens).unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let mut state = critic.train_state().tensors(folder.path()).unwrap();
+    let mut state = critic.learner.train_state().tensors(folder.path()).unwrap();
     state.sort_by(|(one, _), (other, _)| one.cmp(other));
     assert!(state.is_empty() || state.iter().any(|(name, _)| name == "critic.value_head.weight"));
     (reported, numbers(state.iter().map(|(_, tensor)| tensor)))
@@ -453,17 +453,17 @@ fn a_critic_s_adapter_uses_the_actor_s_shards() {
         };
         let lora = LoraSpec { rank: 1, ..LoraSpec::default() };
         let mut critic = Critic::from_actor(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();
-        let sharded_bytes = actor.shards().unwrap().num_bytes();
+        let sharded_bytes = actor.learner.shards().unwrap().num_bytes();
         critic.values(&batch(), 64).unwrap();
         assert_eq!(
-            actor.shards().unwrap().num_bytes(),
+            actor.learner.shards().unwrap().num_bytes(),
             sharded_bytes,
             "what has come for the critic has gone"
         );
-        let of_critic = critic.train_state().shards.unwrap().num_bytes();
+        let of_critic = critic.learner.train_state().shards.unwrap().num_bytes();
         let trained: usize =
             critic.state_tensors().unwrap().iter().take(3).map(|(_, tensor)| tensor.numel()).sum();
-        assert!(trained > 0 && of_critic < actor.shards().unwrap().num_bytes());
+        assert!(trained > 0 && of_critic < actor.learner.shards().unwrap().num_bytes());
     });
 }
 
@@ -483,15 +483,15 @@ fn weights_are_gathered_in_the_compute_dtype_and_in_the_master_dtype_on_request(
     let exact = numbers(whole_parameters(DecoderUnits::from(&decoder(case))).values());
     on_ranks(2, |ranks| {
         let actor = actor(case, &ranks, 2);
-        let sharded_bytes = actor.shards().unwrap().num_bytes();
+        let sharded_bytes = actor.learner.shards().unwrap().num_bytes();
         actor.score(&batch(), Adapter::On, case.max_tokens).unwrap();
         assert_eq!(parameters(&actor), exact);
-        let (parts, mut rounded) = (actor.units(), BTreeMap::new());
+        let (parts, mut rounded) = (actor.learner.units(), BTreeMap::new());
         let computed = parts.decoder().compute_kind();
         assert_eq!(parts.dtype_to_sample(computed), WeightDtype::Compute);
         assert_eq!(parts.dtype_to_sample(Kind::Half), WeightDtype::Master, "no number is rounded twice");
         let visited = parts.visit(parts.dtype_to_sample(computed), |unit| {
-            for (name, tensor) in actor.shards().unwrap().parameters_of(unit) {
+            for (name, tensor) in actor.learner.shards().unwrap().parameters_of(unit) {
                 // A norm uses the master dtype, a projection the compute dtype.
                 let expected = if tensor.dim() > 1 { Kind::BFloat16 } else { Kind::Float };
                 assert_eq!(tensor.kind(), expected, "{name}");
@@ -503,7 +503,7 @@ fn weights_are_gathered_in_the_compute_dtype_and_in_the_master_dtype_on_request(
         let rounded = numbers(rounded.values());
         assert!(largest_difference(&exact, &rounded) < 1.0 / 256.0 && exact != rounded);
         assert_eq!(parameters(&actor), exact);
-        assert_eq!(actor.shards().unwrap().num_bytes(), sharded_bytes);
+        assert_eq!(actor.learner.shards().unwrap().num_bytes(), sharded_bytes);
     });
 }
 
@@ -529,19 +529,19 @@ fn between_passes_a_rank_holds_only_its_shard() {
             let plan = plan(Case { max_tokens: 64, ..case }, 0);
             // Padding is less than a number for each buffer, of which there are at most eight.
             let sharded_bytes = 4 * num_parameters / 3..=4 * (num_parameters / 3 + 8);
-            let num_bytes = |actor: &Actor| actor.shards().unwrap().num_bytes();
+            let num_bytes = |actor: &Actor| actor.learner.shards().unwrap().num_bytes();
             assert!(sharded_bytes.contains(&num_bytes(&actor)));
             update(&mut actor, &batch, &plan).unwrap();
             assert!(sharded_bytes.contains(&num_bytes(&actor)), "{} of {sharded_bytes:?}", num_bytes(&actor));
             let moments: usize =
                 actor.learner.optimizer().state_tensors().unwrap().iter().map(|(_, t)| t.numel()).sum();
-            let num_pieces = actor.shards().unwrap().pieces().len();
+            let num_pieces = actor.learner.shards().unwrap().pieces().len();
             let expected = 2 * (num_trained / 3)..=2 * (num_trained / 3 + 4) + num_pieces;
             assert!((expected).contains(&moments), "{moments} of {expected:?}");
-            let (layers, outer) = actor.decoder().parameters_by_layer();
+            let (layers, outer) = actor.learner.decoder().parameters_by_layer();
             let of_part = |unit: &[(String, Tensor)]| unit.iter().map(|(_, t)| t.numel()).sum::<usize>();
             let two_parts = of_part(&layers[0]) + of_part(&layers[0]).max(of_part(&outer));
-            let visited = actor.units().visit(WeightDtype::Master, |_| {
+            let visited = actor.learner.units().visit(WeightDtype::Master, |_| {
                 let more = num_bytes(&actor) - sharded_bytes.start();
                 assert!(more <= 4 * (two_parts + 16), "{more} bytes of a unit and the next one");
                 Ok::<(), RankError>(())
@@ -557,14 +557,14 @@ fn a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all() {
     let outcomes = on_ranks(3, |ranks| {
         let mut actor = actor(FULL, &ranks, 3);
         let before = parameters(&actor);
-        let shards = actor.shards().unwrap();
+        let shards = actor.learner.shards().unwrap();
         shards.finish_gradients().unwrap();
         if ranks.rank() == 1 {
             let pieces = shards.pieces();
             let (_, piece) = pieces.iter().find(|(_, piece)| piece.numel() > 0).unwrap();
             let _ = piece.grad().fill_(f64::NAN);
         }
-        let outcome = actor.apply(0.1).unwrap();
+        let outcome = actor.learner.apply(0.1).unwrap();
         assert_eq!(parameters(&actor), before);
         outcome
     });

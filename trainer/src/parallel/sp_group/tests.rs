@@ -209,7 +209,7 @@ fn scores(case: Case, ranks: &Ranks) -> Vec<f64> {
 fn gradients(case: Case, ranks: &Ranks) -> Vec<f64> {
     let (mut actor, batch) = (actor(case, ranks, 1), batch());
     let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
-    let split = MicroBatch::share(&batch, &all, actor.decoder(), case.max_tokens, ranks).unwrap();
+    let split = MicroBatch::share(&batch, &all, actor.learner.decoder(), case.max_tokens, ranks).unwrap();
     let objective = objective(POLICY);
     for micro_batch in split {
         let advantages = batch.gather(&micro_batch.row_idxs, &batch.advantages);
@@ -217,8 +217,8 @@ fn gradients(case: Case, ranks: &Ranks) -> Vec<f64> {
         let loss = objective.prepare(inputs, &Denominators::of(&batch.rows)).unwrap();
         actor.accumulate(&micro_batch, &loss).unwrap();
     }
-    actor.sum_gradients().unwrap();
-    let parameters = actor.decoder().trainable_parameters();
+    actor.learner.train_state().sum_gradients().unwrap();
+    let parameters = actor.learner.decoder().trainable_parameters();
     parameters.iter().flat_map(|(_, leaf)| numbers(&leaf.grad())).collect()
 }
 
@@ -410,15 +410,15 @@ fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_ste
     let outcomes = on_ranks(2, |ranks| {
         let ranks = ranks.with_sequence_parallel(2).unwrap();
         let actor = actor(FULL, &ranks, 1);
-        actor.check_sequence_parallel(actor.ranks(), "sp").unwrap();
+        actor.check_sequence_parallel(actor.learner.ranks(), "sp").unwrap();
         let sample = Sample::new(2, 11);
-        let alone = DecoderPass { decoder: actor.decoder(), shards: None, sp_group: None };
+        let alone = DecoderPass { decoder: actor.learner.decoder(), shards: None, sp_group: None };
         let whole_td = sample.hidden_states(alone, AxisPlace::ALONE).unwrap();
         let own = ranks.sp_place().padded_range(11);
         // Each rank runs its tokens as if they were all there are.
         let tokens = sample.tokens()[own.start..own.end.min(11)].to_vec();
         let input = PackedInput::new(&[&tokens], tch::Device::Cpu);
-        let mut context = actor.decoder().context(&input, Adapter::On);
+        let mut context = actor.learner.decoder().context(&input, Adapter::On);
         let inert_td = layer_schedule::infer(alone, &input, &mut context).unwrap();
         sample.compare(&inert_td, &whole_td, &ranks, "spec.workers.mesh.sp")
     });

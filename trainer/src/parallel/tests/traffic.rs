@@ -143,7 +143,7 @@ fn step(layout: Layout, ranks: &Ranks) -> (f64, f64) {
     let degrees = (layout.dp_shard, layout.unsharded);
     let mut actor = actor_keeping_unsharded(decoder, options, ranks, degrees, &Offload::default());
     let before = ranks.traffic();
-    let parts = actor.units();
+    let parts = actor.learner.units();
     parts.visit(parts.dtype_to_sample(parts.decoder().compute_kind()), |_| Ok::<(), RankError>(())).unwrap();
     actor.score(&batch, Adapter::On, MAX_TOKENS).unwrap();
     let plan = UpdatePlan {

@@ -31,8 +31,9 @@ impl Actor {
         batch: &Batch,
         max_tokens: usize,
     ) -> Result<[Vec<f64>; K], LearnerError> {
-        self.scoring()
-            .batch(batch, max_tokens, |hidden_cd, _| TokenValues::of_rows(&self.decoder().labels(hidden_cd)))
+        self.scoring().batch(batch, max_tokens, |hidden_cd, _| {
+            TokenValues::of_rows(&self.learner.decoder().labels(hidden_cd))
+        })
     }
 
     /// Adds the gradient of a loss, whose `derivatives` with respect to each label's value are given at the
@@ -65,14 +66,14 @@ impl Actor {
     ) -> Result<(UpdateStats, f64), LearnerError> {
         let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
         let passes = self.learner.passes(batch, &rows, max_tokens)?;
-        let is_counted = self.ranks().is_sp_leader();
+        let is_counted = self.learner.ranks().is_sp_leader();
         let mut num_micro_batches =
             vec![if is_counted { passes.iter().flatten().count() as f64 } else { 0.0 }];
-        self.set_dropout_seed(None);
+        self.learner.set_dropout_seed(None);
         let (mut head, mut counts) = (LabelHead { batch, derivatives }, UpdateStats::default());
         self.learner.update(&passes, &mut head, learning_rate, &mut counts)?;
-        counts.set_loss_scale(self.loss_scale());
-        self.ranks().all_reduce(&mut [&mut num_micro_batches])?;
+        counts.set_loss_scale(self.learner.loss_scale());
+        self.learner.ranks().all_reduce(&mut [&mut num_micro_batches])?;
         Ok((counts, num_micro_batches[0]))
     }
 }
@@ -124,7 +125,7 @@ fn hidden_gradient(
 impl ActorRole {
     /// The token that pads a classifier's batches: no value is read after it.
     pub fn pad(&self) -> Option<u32> {
-        self.policy.decoder().config.pad_token_id
+        self.decoder().config.pad_token_id
     }
 
     /// The head's values of `K` labels at the positions of `batch` that are read, see [`Batch::to_read`].

@@ -15,11 +15,12 @@ impl Actor {
         &mut self,
         weights: &Weights,
     ) -> Result<(), E> {
-        let (rank, size) = (self.ranks().rank(), self.ranks().size());
-        let started: NamedTensors = self.decoder().adapter_from_error(weights, |idx| idx % size == rank)?;
+        let (rank, size) = (self.learner.ranks().rank(), self.learner.ranks().size());
+        let started: NamedTensors =
+            self.learner.decoder().adapter_from_error(weights, |idx| idx % size == rank)?;
         let (names, matrices): (Vec<_>, Vec<_>) = started.into_iter().unzip();
-        self.ranks().all_reduce_tensors(&matrices)?;
-        self.train_state().overwrite(&names.into_iter().zip(matrices).collect())?;
+        self.learner.ranks().all_reduce_tensors(&matrices)?;
+        self.learner.train_state().overwrite(&names.into_iter().zip(matrices).collect())?;
         Ok(())
     }
 }

@@ -86,11 +86,11 @@ impl<'a> UpdateLoss<'a> {
         let mut mask = vec![false; batch.rows.num_tokens()];
         let scores = actor.score_passes(passes, Adapter::On)?;
         for (micro_batch, scores) in passes.iter().flatten().zip(&scores) {
-            if actor.ranks().is_sp_leader() {
+            if actor.learner.ranks().is_sp_leader() {
                 batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
             }
         }
-        actor.ranks().all_reduce(&mut [&mut logprobs])?;
+        actor.learner.ranks().all_reduce(&mut [&mut logprobs])?;
         batch.scatter(row_idxs, batch.micro_rows(row_idxs).mask(), &mut mask);
         let inputs = CovarianceInputs {
             rows: &batch.rows.with_mask(mask).map_err(LossError::from)?,

@@ -39,27 +39,27 @@ pub struct ActorRole {
 impl ActorRole {
     /// The weights of the policy. Its parameters can be read while their unit is unsharded.
     pub fn decoder(&self) -> &Decoder {
-        self.policy.decoder()
+        self.policy.learner.decoder()
     }
 
     /// The decoder for callers that read all of it, unit by unit.
     pub fn units(&self) -> DecoderUnits<'_> {
-        self.policy.units()
+        self.policy.learner.units()
     }
 
     /// The actor's parameters and optimizer state, which a checkpoint saves.
     pub(crate) fn train_state(&mut self) -> TrainState<'_> {
-        self.policy.train_state()
+        self.policy.learner.train_state()
     }
 
     /// The scale of the actor's loss in half precision.
     pub(crate) fn loss_scale(&self) -> LossScale {
-        self.policy.loss_scale()
+        self.policy.learner.loss_scale()
     }
 
     /// Restores the loss scale of a checkpoint, if both runs compute in half precision.
     pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
-        self.policy.resume_loss_scale(saved);
+        self.policy.learner.resume_loss_scale(saved);
     }
 
     /// Resets the optimizer's moments and step counts, as if no step had been taken.
@@ -67,7 +67,7 @@ impl ActorRole {
     /// # Errors
     /// [`OptimError`] if offloaded moments cannot be written.
     pub(crate) fn reset_optimizer(&mut self) -> Result<(), OptimError> {
-        self.policy.reset_optimizer()
+        self.policy.learner.reset_optimizer()
     }
 
     /// Loads the actor from a checkpoint of any number of ranks.
@@ -75,7 +75,7 @@ impl ActorRole {
     /// # Errors
     /// [`CheckpointError`] if the checkpoint lacks a tensor, or one has another shape.
     pub(crate) fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        self.policy.train_state().restore(checkpoint)
+        self.policy.learner.train_state().restore(checkpoint)
     }
 
     /// Starts a fresh adapter from the quantization error of `weights`, see [`Actor::start_from_error`].
@@ -224,7 +224,7 @@ impl ActorRole {
     fn record_routes(&self) -> Result<(), StepError> {
         let Some(counts) = self.policy.learner.take_route_counts()? else { return Ok(()) };
         let layers =
-            self.policy.decoder().config.experts.iter().flat_map(|experts| experts.layers.iter().enumerate());
+            self.decoder().config.experts.iter().flat_map(|experts| experts.layers.iter().enumerate());
         let layer_idxs = layers.filter(|(_, has_experts)| **has_experts).map(|(layer_idx, _)| layer_idx);
         self.context.record(counts.metrics(layer_idxs));
         Ok(())

@@ -72,12 +72,12 @@ impl Actor {
         passes: &[Option<MicroBatch>],
         adapter: Adapter,
     ) -> Result<Vec<TokenScores>, LearnerError> {
-        let (model, ranks) = (self.learner.model(), self.ranks());
+        let (model, ranks) = (self.learner.model(), self.learner.ranks());
         let head = self.logprobs_and_entropies(model, adapter);
         let scores = Scoring { model, ranks, adapter, routes: None }.passes(passes, head)?;
         let over_stream = |[mut logprobs, mut entropies]: [Vec<f64>; 2]| {
-            self.ranks().all_reduce_over_sp(&mut logprobs)?;
-            self.ranks().all_reduce_over_sp(&mut entropies)?;
+            self.learner.ranks().all_reduce_over_sp(&mut logprobs)?;
+            self.learner.ranks().all_reduce_over_sp(&mut entropies)?;
             Ok(TokenScores { logprobs, entropies })
         };
         scores.into_iter().map(over_stream).collect()
@@ -117,7 +117,7 @@ impl Actor {
         let [sums] = scoring.batch(batch, max_tokens, |hidden_cd, _| {
             let chunks = hidden_cd.split(self.head.chunk_tokens as i64, 0);
             let sums = chunks.iter().map(|chunk_cd| {
-                let logits_cv = self.decoder().logits(chunk_cd, Adapter::On).to_kind(Kind::Float);
+                let logits_cv = self.learner.decoder().logits(chunk_cd, Adapter::On).to_kind(Kind::Float);
                 let logits_cv = logits_cv / self.head.temperature;
                 if let Some(tp) = scoring.model.tensor_parallel() {
                     return rlt_torch::sum_of_squares(&logits_cv, &|own| tp.group.gather_statistics(own));

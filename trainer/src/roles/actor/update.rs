@@ -154,15 +154,15 @@ pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<Upd
         let mut loss = UpdateLoss::new(batch, row_idxs, &plan.objective, old_logprobs, actor.head());
         loss.prepare(actor, row_idxs, &passes, seed)?;
         report.router_loads.extend(actor.learner.balance_routers(&passes)?);
-        actor.set_dropout_seed(Some(seed));
+        actor.learner.set_dropout_seed(Some(seed));
         let sums = actor.learner.update(&passes, &mut loss, plan.learning_rate, &mut report.updates)?;
         for (micro_batch, sums) in passes.iter().flatten().zip(&sums) {
-            report.add(batch, micro_batch, sums, actor.ranks());
+            report.add(batch, micro_batch, sums, actor.learner.ranks());
         }
         Ok(())
     };
     plan.mini_batches().for_each_update(batch, update_rows)?;
-    report.updates.set_loss_scale(actor.loss_scale());
-    report.add_up(actor.ranks()).map_err(LearnerError::from)?;
+    report.updates.set_loss_scale(actor.learner.loss_scale());
+    report.add_up(actor.learner.ranks()).map_err(LearnerError::from)?;
     Ok(report)
 }

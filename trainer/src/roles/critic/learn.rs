@@ -109,7 +109,7 @@ impl Critic {
         mini_batches.for_each_update(batch, |_, row_idxs| {
             self.update(batch, row_idxs, mini_batches.max_tokens, targets, &mut report)
         })?;
-        report.updates.set_loss_scale(self.loss_scale());
+        report.updates.set_loss_scale(self.learner.loss_scale());
         report.add_up(self.learner.ranks()).map_err(LearnerError::from)?;
         Ok(report)
     }

@@ -89,7 +89,7 @@ impl ReferenceRole {
             Some(cache) => cache,
             None => {
                 let digest = self.digest(actor)?;
-                let ranks = actor.policy.ranks().world();
+                let ranks = actor.policy.learner.ranks().world();
                 LogProbCache::open(&self.copy_options.folder.join(log_prob_cache::FOLDER), digest, ranks)
             }
         };
@@ -119,7 +119,7 @@ impl ReferenceRole {
         Ok(match units.shards() {
             None => own,
             Some(_) => {
-                let ranks = actor.policy.ranks().world();
+                let ranks = actor.policy.learner.ranks().world();
                 ranks.all_gather(own)?.into_iter().fold(0, digest::combine)
             }
         })

@@ -20,14 +20,15 @@ impl FrozenPolicy {
     /// [`RankError`] when a rank is lost, or the file that holds the weights cannot be written.
     pub fn sync(&self, actor: &Actor, alpha: f64) -> Result<(), RankError> {
         self.decoder.forget_images();
-        if let (Some(own), Some(of_actor)) = (&self.shards, actor.shards()) {
+        if let (Some(own), Some(of_actor)) = (&self.shards, actor.learner.shards()) {
             return own.fill_beside_role(
                 of_actor,
                 |name| name,
                 |tensor_shard, values, theirs| mix(tensor_shard, values, theirs, alpha, own.file()),
             );
         }
-        let of_actor: BTreeMap<String, Tensor> = actor.decoder().base_parameters().into_iter().collect();
+        let of_actor: BTreeMap<String, Tensor> =
+            actor.learner.decoder().base_parameters().into_iter().collect();
         self.decoder.named_parameters().iter().try_for_each(|(name, own)| {
             let Some(theirs) = of_actor.get(name) else { return Ok(()) };
             let shape = own.size();

@@ -219,14 +219,14 @@ impl RoleMeshes {
     /// Creates the meshes. Roles with the same sharding degree share one, the actor's included. Collective.
     pub(super) fn of(spec: &ResolvedSpec, actor: &Actor) -> Result<Self, RankError> {
         let mut known: Vec<Rc<ProcessGroups>> =
-            actor.shards().map(ShardedParameters::ranks).into_iter().collect();
+            actor.learner.shards().map(ShardedParameters::ranks).into_iter().collect();
         let mut of_degree = |degree: u32| -> Result<Option<Rc<ProcessGroups>>, RankError> {
             if known.is_empty() {
                 return Ok(None);
             }
             let same = known.iter().find(|mesh| mesh.dp_shard() == degree as usize).map(Rc::clone);
             if same.is_none() {
-                known.push(Rc::new(actor.ranks().on_mesh(degree as usize)?));
+                known.push(Rc::new(actor.learner.ranks().on_mesh(degree as usize)?));
             }
             Ok(same.or_else(|| known.last().map(Rc::clone)))
         };
@@ -234,14 +234,14 @@ impl RoleMeshes {
         Ok(Self {
             reference: of_degree(mesh.dp_shard_of_reference())?,
             critic: of_degree(mesh.dp_shard_of_critic())?,
-            reward_models: match actor.ranks().tp_group() {
+            reward_models: match actor.learner.ranks().tp_group() {
                 None => of_degree(mesh.dp_shard_of_reward_models())?,
                 // Each rank scores different samples, so reward models are sharded over all ranks, without
                 // sequence-parallel groups. Where `ep` does not divide their degree, a rank has all experts.
                 Some(_) => {
                     let degree = mesh.dp_shard_of_reward_models();
                     let ep = if degree.is_multiple_of(mesh.ep) { mesh.ep } else { 1 };
-                    let all = actor.ranks().world().with_expert_parallel(ep as usize);
+                    let all = actor.learner.ranks().world().with_expert_parallel(ep as usize);
                     Some(Rc::new(all.on_mesh(degree as usize)?))
                 }
             },
@@ -303,13 +303,13 @@ pub(super) fn reward_models(
     let longest_sequence = spec.max_sequence_tokens() as usize;
     let policy = Policy { tokenizer, longest_sequence };
     let numbers = kind_of(spec.training.reward_model_precision());
-    let device = actor.decoder().device();
+    let device = actor.learner.decoder().device();
     let options = LoadOptions { device, param_dtype: numbers, compute: numbers, trainable: false };
     // Every rank scores full sequences, even if it shares the tokens of other passes.
     let max_tokens = (spec.training.reward_model_forward_tokens() as usize).max(longest_sequence);
     let offload_to = spec.training.reward_models_are_offloaded().then_some(folder.root());
     let sharing = meshes.reward_models.clone().map(|mesh| Sharing { mesh, offload_to });
-    let all = actor.ranks().world();
+    let all = actor.learner.ranks().world();
     Ok(RewardModels::load(&spec.rewards.functions, folders, policy, max_tokens, &options, &all, sharing)?)
 }
 

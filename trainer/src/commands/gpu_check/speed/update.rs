@@ -25,7 +25,7 @@ pub(in super::super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
 
 /// Measures updates of `actor` with a load; the fastest counts.
 pub(super) fn of_load(actor: &mut Actor, load: &UpdateLoad) -> Result<Finding, Failure> {
-    let config = actor.decoder().config.clone();
+    let config = actor.learner.decoder().config.clone();
     let UpdateLoad { num_sequences, len, max_tokens } = *load;
     let best = fastest(actor, load)?;
     let tokens = (num_sequences * len) as f64;
@@ -45,7 +45,7 @@ pub(super) fn of_load(actor: &mut Actor, load: &UpdateLoad) -> Result<Finding, F
 /// Returns the seconds of the fastest update with random tokens.
 fn fastest(actor: &mut Actor, load: &UpdateLoad) -> Result<f64, Failure> {
     let UpdateLoad { num_sequences, len, max_tokens } = *load;
-    let batch = random_demonstrations(&vec![len; num_sequences], actor.decoder().config.vocab_size);
+    let batch = random_demonstrations(&vec![len; num_sequences], actor.learner.decoder().config.vocab_size);
     let plan = UpdatePlan {
         objective: supervised_objective(),
         groups_per_update: num_sequences,

@@ -14,17 +14,21 @@ fn engine() -> Engine {
 /// Samples before and after an adapter has changed, after a full sync and one of the adapter.
 fn before_and_after(actor: &Actor) -> [Vec<Sampled>; 2] {
     let mut engine = engine();
-    let sharded_bytes = actor.shards().map(ShardedParameters::num_bytes);
+    let sharded_bytes = actor.learner.shards().map(ShardedParameters::num_bytes);
     let samples = [0.25, -0.5].map(|number| {
         set_adapter(actor, number);
-        engine.sync_weights(actor.units(), 1).unwrap();
-        assert_eq!(actor.shards().map(ShardedParameters::num_bytes), sharded_bytes, "what has come has gone");
-        let samples = sample(&mut engine, actor.units()).unwrap();
+        engine.sync_weights(actor.learner.units(), 1).unwrap();
+        assert_eq!(
+            actor.learner.shards().map(ShardedParameters::num_bytes),
+            sharded_bytes,
+            "what has come has gone"
+        );
+        let samples = sample(&mut engine, actor.learner.units()).unwrap();
         engine.sleep();
         samples
     });
     let adapter: usize =
-        actor.decoder().trainable_parameters().iter().map(|(_, leaf)| 4 * leaf.numel()).sum();
+        actor.learner.decoder().trainable_parameters().iter().map(|(_, leaf)| 4 * leaf.numel()).sum();
     assert_eq!(engine.synced_bytes(), adapter);
     samples
 }
@@ -73,7 +77,7 @@ fn ranks_send_the_bytes_that_the_plan_names_and_the_digests_that_hold_them() {
             let mut sent = |version| {
                 set_adapter(&actor, 0.25);
                 let before = ranks.traffic();
-                engine.sync_weights(actor.units(), version).unwrap();
+                engine.sync_weights(actor.learner.units(), version).unwrap();
                 (ranks.traffic().since(before).sent, engine.synced_bytes() as u64)
             };
             [sent(1), sent(2), sent(3)]

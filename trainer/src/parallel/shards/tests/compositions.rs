@@ -56,7 +56,7 @@ fn first_update(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f6
     reported.extend(report.actor_logprobs);
     reported.extend(report.router_loads.iter().flat_map(|load| load.chosen.clone()));
     let folder = tempfile::tempdir().unwrap();
-    let mut moments = actor.train_state().tensors(folder.path()).unwrap();
+    let mut moments = actor.learner.train_state().tensors(folder.path()).unwrap();
     moments.retain(|(name, _)| name.ends_with(".exp_avg"));
     moments.sort_by(|(one, _), (other, _)| one.cmp(other));
     (reported, numbers(moments.iter().map(|(_, moment)| moment)))

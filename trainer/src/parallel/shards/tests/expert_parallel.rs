@@ -151,7 +151,7 @@ fn a_checkpoint_of_distributed_experts_is_resumed_with_all_on_one_rank_and_back(
 fn read_by(case: Case, ranks: &Ranks, dp_shard: usize) -> BTreeMap<String, Vec<std::ops::Range<usize>>> {
     let actor = actor(case, ranks, dp_shard);
     let mut read = BTreeMap::<String, Vec<_>>::new();
-    let filled = actor.shards().unwrap().load_shards(|shard: &TensorShard<'_>, _: &Tensor| {
+    let filled = actor.learner.shards().unwrap().load_shards(|shard: &TensorShard<'_>, _: &Tensor| {
         read.entry(shard.name.to_owned()).or_default().push(shard.range.clone());
         Ok::<(), RankError>(())
     });
@@ -181,11 +181,17 @@ fn gathered_experts_are_verified_and_freed_with_their_unit() {
     let case = Case { ep: 2, ..EXPERTS };
     on_ranks(2, |ranks| {
         let actor = actor(case, &ranks, 2);
-        let shards = actor.shards().unwrap();
+        let shards = actor.learner.shards().unwrap();
         let digest =
             |tensor: &Tensor| Ok::<u64, RankError>(tensor.sum(Kind::Double).double_value(&[]).to_bits());
-        let leaf =
-            || actor.decoder().named_parameters().into_iter().find(|(name, _)| name.ends_with("down_proj"));
+        let leaf = || {
+            actor
+                .learner
+                .decoder()
+                .named_parameters()
+                .into_iter()
+                .find(|(name, _)| name.ends_with("down_proj"))
+        };
         let num_experts = || leaf().unwrap().1.size()[0];
         let visited = shards.visit(WeightDtype::Master, |unit| {
             assert!(shards.matches_shards(unit, digest)?, "{unit:?}");
@@ -236,7 +242,8 @@ fn each_row_is_sent_once_to_the_rank_of_its_expert_and_back_and_so_is_its_gradie
     let case = Case { ep: 2, ..EXPERTS };
     let sent = on_ranks(2, |ranks| {
         let actor = actor(case, &ranks, 2);
-        let model = DecoderPass { decoder: actor.decoder(), shards: actor.shards(), sp_group: None };
+        let model =
+            DecoderPass { decoder: actor.learner.decoder(), shards: actor.learner.shards(), sp_group: None };
         let measured = |run: &dyn Fn()| {
             let before = ranks.traffic();
             run();

@@ -114,17 +114,17 @@ fn any_number_of_ranks_resumes_from_a_checkpoint_saved_with_offload() {
 fn offloaded_parameters_take_no_memory_between_passes_and_that_of_two_layers_within_one() {
     let folder = tempfile::tempdir().unwrap();
     let mut actor = offloaded_actor(TIED, &Ranks::alone(), 1, ALL, folder.path());
-    let num_bytes = |actor: &Actor| actor.shards().unwrap().num_bytes();
+    let num_bytes = |actor: &Actor| actor.learner.shards().unwrap().num_bytes();
     assert_eq!(num_bytes(&actor), 0);
     update(&mut actor, &batch(), &plan(TIED, 0)).unwrap();
     assert_eq!(num_bytes(&actor), 0);
     let (layer, outer) = {
-        let (layers, outer) = actor.decoder().parameters_by_layer();
+        let (layers, outer) = actor.learner.decoder().parameters_by_layer();
         let count = |unit: &[(String, Tensor)]| unit.iter().map(|(_, t)| t.numel()).sum::<usize>();
         (count(&layers[0]), count(&outer))
     };
     let mut largest = 0;
-    let visited = actor.units().visit(WeightDtype::Master, |_| {
+    let visited = actor.learner.units().visit(WeightDtype::Master, |_| {
         largest = largest.max(num_bytes(&actor));
         Ok::<(), RankError>(())
     });
@@ -133,7 +133,7 @@ fn offloaded_parameters_take_no_memory_between_passes_and_that_of_two_layers_wit
     let is_near = |num_bytes: usize, num: usize| (4 * num..4 * num + 64 * 30).contains(&num_bytes);
     assert!(is_near(largest, layer + outer.max(layer)), "{largest} of a unit and the next one");
     assert_eq!(num_bytes(&actor), 0);
-    let shards = actor.shards().unwrap();
+    let shards = actor.learner.shards().unwrap();
     [FsdpUnit::Root, FsdpUnit::Layer(0), FsdpUnit::Layer(1)]
         .into_iter()
         .for_each(|unit| shards.unshard(unit).unwrap());

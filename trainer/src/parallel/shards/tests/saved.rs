@@ -30,7 +30,7 @@ fn on_layout<T: Send>((size, _, sp): Layout, body: impl Fn(&Ranks) -> T + Sync) 
 /// Weights, moments and counts, whole, by their names in a checkpoint; nothing on other ranks than the first.
 fn state_of(actor: &mut Actor) -> BTreeMap<String, Tensor> {
     let folder = tempfile::tempdir().unwrap();
-    let state = actor.train_state().tensors(folder.path()).unwrap();
+    let state = actor.learner.train_state().tensors(folder.path()).unwrap();
     state.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
 }
 
@@ -51,7 +51,13 @@ pub(super) fn save(Way { case, layout, offload }: Way, dir: &Path) -> [BTreeMap<
         assert!(writer.is_shared());
         let saved = state_of(&mut actor);
         writer
-            .begin(ranks, &store, 2, json!({}), Some(actor.train_state().checkpoint_shards().unwrap()))
+            .begin(
+                ranks,
+                &store,
+                2,
+                json!({}),
+                Some(actor.learner.train_state().checkpoint_shards().unwrap()),
+            )
             .unwrap();
         // Later changes of the weights are not in it.
         train_on(&mut actor, case, 2..4);
@@ -67,7 +73,7 @@ pub(super) fn go_on(Way { case, layout, offload }: Way, path: &Path) -> [BTreeMa
     let folder = tempfile::tempdir().unwrap();
     let ended = on_layout(layout, |ranks| {
         let mut actor = offloaded_actor(case, ranks, layout.1, offload, folder.path());
-        actor.train_state().restore(&Checkpoint::open(path).unwrap()).unwrap();
+        actor.learner.train_state().restore(&Checkpoint::open(path).unwrap()).unwrap();
         let restored = state_of(&mut actor);
         train_on(&mut actor, case, 2..4);
         [restored, state_of(&mut actor)]

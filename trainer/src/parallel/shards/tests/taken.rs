@@ -53,7 +53,7 @@ pub(super) fn set_adapter(actor: &Actor, number: f64) {
             tch::no_grad(|| drop(values.detach().fill_(number)));
         }
     };
-    match actor.shards() {
+    match actor.learner.shards() {
         Some(shards) => {
             let filled = shards.load_shards(|tensor_shard, piece| {
                 set(tensor_shard.name, piece.shallow_clone());
@@ -61,7 +61,9 @@ pub(super) fn set_adapter(actor: &Actor, number: f64) {
             });
             filled.unwrap();
         }
-        None => actor.decoder().adapter_parameters().into_iter().for_each(|(name, leaf)| set(&name, leaf)),
+        None => {
+            actor.learner.decoder().adapter_parameters().into_iter().for_each(|(name, leaf)| set(&name, leaf))
+        }
     }
 }
 
@@ -87,14 +89,14 @@ fn an_engine_samples_the_same_from_a_sharded_and_a_whole_model() {
             let actor = offloaded_actor(case, ranks, dp_shard, offload, folder.path());
             put_adapter_to_work(&actor);
             let mut engine = engine();
-            let sharded_bytes = actor.shards().map(ShardedParameters::num_bytes);
-            engine.sync_weights(actor.units(), 1).unwrap();
+            let sharded_bytes = actor.learner.shards().map(ShardedParameters::num_bytes);
+            engine.sync_weights(actor.learner.units(), 1).unwrap();
             assert_eq!(
-                actor.shards().map(ShardedParameters::num_bytes),
+                actor.learner.shards().map(ShardedParameters::num_bytes),
                 sharded_bytes,
                 "what has come has gone"
             );
-            sample(&mut engine, actor.units()).unwrap()
+            sample(&mut engine, actor.learner.units()).unwrap()
         };
         let whole = drawn(&Ranks::alone(), 1, NONE);
         // The same products of the same bits.
@@ -113,12 +115,12 @@ fn a_rank_whose_shard_has_changed_since_the_synchronisation_refuses_to_generate(
     let refuses = |ranks: &Ranks, offload| {
         let mut actor = offloaded_actor(FULL, ranks, ranks.size(), offload, folder.path());
         let mut engine = engine();
-        engine.sync_weights(actor.units(), 1).unwrap();
-        sample(&mut engine, actor.units()).unwrap();
+        engine.sync_weights(actor.learner.units(), 1).unwrap();
+        sample(&mut engine, actor.learner.units()).unwrap();
         update(&mut actor, &batch(), &plan(FULL, 0)).unwrap();
-        let error = sample(&mut engine, actor.units()).unwrap_err();
-        engine.sync_weights(actor.units(), 2).unwrap();
-        sample(&mut engine, actor.units()).unwrap();
+        let error = sample(&mut engine, actor.learner.units()).unwrap_err();
+        engine.sync_weights(actor.learner.units(), 2).unwrap();
+        sample(&mut engine, actor.learner.units()).unwrap();
         matches!(error, EngineError::StaleWeights { policy_version: 1, .. })
     };
     assert_eq!(on_ranks(2, |ranks| refuses(&ranks, NONE)), [true, true]);
@@ -131,7 +133,7 @@ fn a_wrong_all_gather_is_detected_by_the_digests_of_all_ranks() {
         |tensor: &Tensor| Ok::<_, RankError>(tensor.double_value(&[0]).to_bits() ^ tensor.numel() as u64);
     let matches = on_ranks(2, |ranks| {
         let actor = actor(FULL, &ranks, 2);
-        let shards = actor.shards().unwrap();
+        let shards = actor.learner.shards().unwrap();
         let mut matches = Vec::new();
         let visited = shards.visit(WeightDtype::Master, |unit| {
             matches.push(shards.matches_shards(unit, digest)?);
@@ -173,7 +175,7 @@ fn shards_are_exported_byte_for_byte_as_the_whole() {
         let (whole, shared) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let alone = actor(case, &Ranks::alone(), 1);
         put_adapter_to_work(&alone);
-        let alone = alone.decoder();
+        let alone = alone.learner.decoder();
         alone.export(whole.path(), &options).unwrap();
         if case.lora {
             alone.save_adapter(&whole.path().join("adapter"), None).unwrap();
@@ -182,10 +184,11 @@ fn shards_are_exported_byte_for_byte_as_the_whole() {
             let actor = actor(case, &ranks, 3);
             put_adapter_to_work(&actor);
             let (dir, adapter_dir) = (shared.path(), shared.path().join("adapter"));
-            let mut model = ranks.is_leader().then(|| Export::begin(actor.decoder(), dir, &options).unwrap());
+            let mut model =
+                ranks.is_leader().then(|| Export::begin(actor.learner.decoder(), dir, &options).unwrap());
             let mut adapter = (ranks.is_leader() && case.lora)
-                .then(|| AdapterExport::begin(actor.decoder(), &adapter_dir, None).unwrap());
-            let visited = actor.units().visit(WeightDtype::Master, |unit| {
+                .then(|| AdapterExport::begin(actor.learner.decoder(), &adapter_dir, None).unwrap());
+            let visited = actor.learner.units().visit(WeightDtype::Master, |unit| {
                 model.iter_mut().for_each(|model| model.write(unit.layer_idx()).unwrap());
                 adapter.iter_mut().for_each(|adapter| adapter.write(unit.layer_idx()).unwrap());
                 Ok::<(), RankError>(())

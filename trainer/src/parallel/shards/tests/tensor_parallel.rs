@@ -75,7 +75,7 @@ fn a_rank_loads_as_many_numbers_as_are_planned() {
     for case in [CUT, BIASED, FUSED, Case { tied: true, ..CUT }] {
         let kept = on_layout((2, 2, 1, 1), |ranks| {
             let actor = actor(case, ranks, 1);
-            let pieces = actor.shards().unwrap().pieces();
+            let pieces = actor.learner.shards().unwrap().pieces();
             pieces.iter().map(|(_, piece)| piece.numel() as u64).sum::<u64>()
         });
         // The first rank has one of 11 tokens more.
@@ -147,7 +147,7 @@ pub(super) type State = BTreeMap<String, Tensor>;
 
 fn state_of(actor: &mut Actor) -> State {
     let folder = tempfile::tempdir().unwrap();
-    let state = actor.train_state().tensors(folder.path()).unwrap();
+    let state = actor.learner.train_state().tensors(folder.path()).unwrap();
     state.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
 }
 
@@ -167,7 +167,7 @@ pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
         let mut writer = CheckpointWriter::prepare(&all, &store).unwrap();
         let saved = state_of(&mut actor);
         writer
-            .begin(&all, &store, 2, json!({}), Some(actor.train_state().checkpoint_shards().unwrap()))
+            .begin(&all, &store, 2, json!({}), Some(actor.learner.train_state().checkpoint_shards().unwrap()))
             .unwrap();
         train_steps(&mut actor, case, 2..4);
         let settled = writer.settle(&all, &mut store, Wait::UntilWritten).unwrap();
@@ -181,7 +181,7 @@ pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
 pub(super) fn go_on(case: Case, layout: TpLayout, path: &Path) -> [State; 2] {
     let ended = on_layout(layout, |ranks| {
         let mut actor = actor(case, ranks, layout.2);
-        actor.train_state().restore(&Checkpoint::open(path).unwrap()).unwrap();
+        actor.learner.train_state().restore(&Checkpoint::open(path).unwrap()).unwrap();
         let restored = state_of(&mut actor);
         train_steps(&mut actor, case, 2..4);
         [restored, state_of(&mut actor)]
@@ -247,7 +247,7 @@ fn a_rank_reads_and_keeps_its_part_of_a_weight_alone() {
     let of_ranks = on_layout((2, 2, 1, 1), |ranks| {
         let actor = actor(CUT, ranks, 1);
         let mut read = BTreeMap::<String, Vec<std::ops::Range<usize>>>::new();
-        let filled = actor.shards().unwrap().load_shards(|shard: &TensorShard<'_>, _: &Tensor| {
+        let filled = actor.learner.shards().unwrap().load_shards(|shard: &TensorShard<'_>, _: &Tensor| {
             read.entry(shard.name.to_owned()).or_default().push(shard.range.clone());
             Ok::<(), RankError>(())
         });
@@ -273,12 +273,12 @@ fn a_rank_reads_and_keeps_its_part_of_a_weight_alone() {
 fn gathered_weights_are_verified_and_freed_with_their_unit() {
     on_layout((2, 2, 1, 1), |ranks| {
         let actor = actor(CUT, ranks, 1);
-        let shards = actor.shards().unwrap();
+        let shards = actor.learner.shards().unwrap();
         let digest =
             |tensor: &Tensor| Ok::<u64, RankError>(tensor.sum(Kind::Double).double_value(&[]).to_bits());
         let leaf = || {
             let is_it = |(name, _): &(String, Tensor)| name == "model.layers.0.mlp.down_proj.weight";
-            actor.decoder().named_parameters().into_iter().find(is_it).unwrap().1
+            actor.learner.decoder().named_parameters().into_iter().find(is_it).unwrap().1
         };
         let visited = shards.visit(WeightDtype::Master, |unit| {
             assert!(shards.matches_shards(unit, digest)?, "{unit:?}");
@@ -317,7 +317,11 @@ fn a_pass_exchanges_two_sums_a_layer_forward_and_two_backward() {
     for (inputs_only, num_sums) in [(false, 1 + 3 * 4), (true, 1 + 3 * 6)] {
         let sent = on_layout((2, 2, 1, 1), |ranks| {
             let actor = actor(CUT, ranks, 1);
-            let model = DecoderPass { decoder: actor.decoder(), shards: actor.shards(), sp_group: None };
+            let model = DecoderPass {
+                decoder: actor.learner.decoder(),
+                shards: actor.learner.shards(),
+                sp_group: None,
+            };
             let before = ranks.traffic();
             pass(model, &TOKENS, inputs_only);
             ranks.traffic().since(before).sent

@@ -59,12 +59,12 @@ fn the_last_layers_stay_and_none_of_them_is_left_whole_by_an_update() {
             let offload = Offload::default();
             let mut actor =
                 actor_keeping_unsharded(decoder(FULL), actor_options(FULL), &ranks, (2, unsharded), &offload);
-            let shards = actor.shards().unwrap();
+            let shards = actor.learner.shards().unwrap();
             let at_rest = shards.num_bytes();
             let staying = (0..LAYERS).filter(|layer_idx| shards.stays_unsharded(*layer_idx));
             assert_eq!(staying.collect::<Vec<_>>(), (LAYERS - unsharded..LAYERS).collect::<Vec<_>>());
             update(&mut actor, &batch(), &plan(FULL, 0)).unwrap();
-            assert_eq!(actor.shards().unwrap().num_bytes(), at_rest);
+            assert_eq!(actor.learner.shards().unwrap().num_bytes(), at_rest);
         });
     }
 }

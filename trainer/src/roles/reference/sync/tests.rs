@@ -39,13 +39,13 @@ fn actor(seed: u64, compute: Kind, ranks: &Ranks, dp_shard: usize) -> Actor {
 /// Gives an actor other weights, as an update would.
 fn overwrite(actor: &Actor, with: &Decoder) {
     let with: BTreeMap<String, Tensor> = with.named_parameters().into_iter().collect();
-    match actor.shards() {
+    match actor.learner.shards() {
         Some(shards) => shards.load_shards(|tensor_shard, values| {
             copy_tensor_shard(tensor_shard, &with[tensor_shard.name], values);
             Ok::<(), RankError>(())
         }),
         None => {
-            let own = actor.decoder().named_parameters();
+            let own = actor.learner.decoder().named_parameters();
             no_grad(|| own.into_iter().for_each(|(name, mut own)| own.copy_(&with[&name])));
             Ok(())
         }
@@ -97,7 +97,7 @@ fn follow(keeping: Keeping, ranks: &Ranks, folder: &Path) -> [BTreeMap<String, V
     reference.release_pages();
     let mixed = weights(&reference);
     reference.sync(&followed, 1.0).unwrap();
-    assert_eq!(bits(&whole_parameters(followed.units())), weights(&reference));
+    assert_eq!(bits(&whole_parameters(followed.learner.units())), weights(&reference));
     [mixed, weights(&reference)]
 }
 
