@@ -85,27 +85,59 @@ const TRAINER_MODULES: [(&str, &[&str]); 7] = [
     ("model", &[]),
 ];
 
+/// The modules of `roles`, and the others that each may use.
+const ROLE_MODULES: [(&str, &[&str]); 11] = [
+    ("rollout", &["actor", "reward", "step_context", "error"]),
+    ("reference", &["actor", "learner", "step_context", "error"]),
+    ("critic", &["actor", "learner", "offload", "optim", "step_context", "error"]),
+    ("actor", &["learner", "objective", "optim", "step_context", "error"]),
+    ("reward", &["learner", "step_context", "error"]),
+    ("learner", &["optim", "error"]),
+    ("offload", &["optim"]),
+    ("optim", &[]),
+    ("objective", &[]),
+    ("step_context", &[]),
+    ("error", &[]),
+];
+
 #[test]
 fn a_module_of_the_trainer_uses_only_modules_below_it() {
-    let is_module = |name: &str| TRAINER_MODULES.iter().any(|(module, _)| *module == name);
+    let wrong = forbidden_uses("trainer/src/", "crate::", &TRAINER_MODULES);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_role_uses_only_roles_below_it() {
+    let wrong = forbidden_uses("trainer/src/roles/", "crate::roles::", &ROLE_MODULES);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Uses that `table` does not allow between the modules of `folder`, whose paths begin with `prefix`. A row
+/// may only name modules of later rows, so no two modules need each other.
+fn forbidden_uses(folder: &str, prefix: &str, table: &[(&str, &[&str])]) -> Vec<String> {
+    let row_of = |name: &str| table.iter().position(|(module, _)| *module == name);
     let mut wrong = Vec::new();
+    for (row, (module, allowed)) in table.iter().enumerate() {
+        let not_below = allowed.iter().filter(|used| row_of(used).is_none_or(|other| other <= row));
+        wrong.extend(not_below.map(|used| format!("`{used}` is in no row below `{module}`")));
+    }
     for file in rust_sources().unwrap() {
-        let Some(path) = file.path.strip_prefix("trainer/src/") else { continue };
+        let Some(path) = file.path.strip_prefix(folder) else { continue };
         let module = path.split('/').next().unwrap_or_default().trim_end_matches(".rs");
         if ["lib", "main"].contains(&module) || path.contains("tests") {
             continue;
         }
-        let Some((_, allowed)) = TRAINER_MODULES.iter().find(|(name, _)| *name == module) else {
+        let Some((_, allowed)) = table.iter().find(|(name, _)| *name == module) else {
             wrong.push(format!("{} is in no module", file.path));
             continue;
         };
-        for used in modules_used(&file.text) {
-            if is_module(&used) && used != module && !allowed.contains(&used.as_str()) {
+        for used in names_behind(prefix, &file.text) {
+            if used != module && !allowed.contains(&used.as_str()) {
                 wrong.push(format!("{} uses `{used}`, which `{module}` may not", file.path));
             }
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    wrong
 }
 
 /// Words of code that name a role; each role uses the learner.
@@ -143,13 +175,13 @@ fn the_learner_names_no_role() {
     assert!(wrong.is_empty(), "a role gives the learner what it needs:\n{}", wrong.join("\n"));
 }
 
-/// The modules that a file names after `crate::`, one by one or in braces, without its comments and tests.
-fn modules_used(text: &str) -> Vec<String> {
+/// The names that a file has behind `prefix`, one by one or in braces, without its comments and tests.
+fn names_behind(prefix: &str, text: &str) -> Vec<String> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
     let code: String = lines.map(str::trim).collect();
     let mut names = Vec::new();
-    for behind in code.split("crate::").skip(1) {
+    for behind in code.split(prefix).skip(1) {
         let listed = behind.strip_prefix('{').and_then(|list| list.split(';').next());
         for path in listed.unwrap_or(behind.split(',').next().unwrap_or_default()).split(',') {
             names.extend(path.split(|c: char| !c.is_alphanumeric() && c != '_').next().map(str::to_owned));

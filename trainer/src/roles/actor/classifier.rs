@@ -15,7 +15,7 @@ use super::role::ActorRole;
 use super::update::UpdateError;
 use crate::model::Adapter;
 use crate::observe::tracking::console::Phase;
-use crate::roles::StepError;
+use crate::roles::error::StepError;
 use crate::roles::learner::scoring::TokenValues;
 use crate::roles::learner::{
     DeferredLoss, HeadContext, LearnerError, LossHead, MicroBatch, UpdateStats, scaled,

@@ -16,7 +16,7 @@ use crate::model::{Adapter, Decoder, ModelError, Weights};
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
 use crate::parallel::{DecoderUnits, RankError};
-use crate::roles::StepError;
+use crate::roles::error::StepError;
 use crate::roles::learner::MiniBatches;
 use crate::roles::learner::train_state::TrainState;
 use crate::roles::objective::supervised_objective;

@@ -13,7 +13,7 @@ use super::policy_loss::UpdateLoss;
 use super::{Actor, PolicySums};
 use crate::model::RouterLoad;
 use crate::parallel::{RankError, Ranks};
-use crate::roles::StepFault;
+use crate::roles::error::StepFault;
 use crate::roles::learner::{LearnerError, MicroBatch, MiniBatches, UpdateStats};
 
 /// An error of updating the actor.

@@ -8,7 +8,7 @@ use rlt_core::metrics::{Metrics, summarize};
 use super::Critic;
 use super::value_loss::{Targets, ValueLoss, ValueSums};
 use crate::parallel::{RankError, Ranks};
-use crate::roles::StepFault;
+use crate::roles::error::StepFault;
 use crate::roles::learner::{LearnerError, MiniBatches, UpdateStats};
 
 /// An error of updating the critic.

@@ -5,7 +5,7 @@ use rlt_core::loss::LossError;
 use rlt_core::packing::PackingError;
 
 use crate::parallel::RankError;
-use crate::roles::StepFault;
+use crate::roles::error::StepFault;
 use crate::roles::optim::OptimError;
 
 /// A decoder could not be computed or trained.

@@ -14,8 +14,8 @@ use super::log_prob_cache::{self, LogProbCache};
 use super::{CopyOptions, FrozenPolicy, Reference, ReferenceError};
 use crate::model::Adapter;
 use crate::parallel::{DecoderUnits, RankError, WeightDigest};
-use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
+use crate::roles::error::StepError;
 use crate::roles::step_context::StepContext;
 
 /// The reference policy as a role, with the KL term that uses it.

@@ -23,7 +23,7 @@ use self::reading::{Reader, Reading, aggregate};
 use super::functions::judges;
 use crate::model::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
-use crate::roles::StepFault;
+use crate::roles::error::StepFault;
 use crate::roles::learner::layer_schedule::{self, DecoderPass};
 
 /// Scores of reward models for one sample, by the name of the function.

@@ -11,7 +11,7 @@ use rlt_core::types::{Completion, Prompt, Reward, RewardStatus, Rollout, Rollout
 use super::exchange::{self, OwnSamples};
 use super::{PendingRewards, RewardModels, RewardPool, SampleId, Sampled, SamplingCost};
 use crate::parallel::Ranks;
-use crate::roles::StepError;
+use crate::roles::error::StepError;
 use crate::roles::step_context::StepContext;
 
 /// The role that judges completions by reward models and reward functions.

@@ -22,9 +22,9 @@ use crate::observe::phases::{gib, memory};
 use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
 use crate::roles::actor::ActorRole;
+use crate::roles::error::{StepError, StepFault};
 use crate::roles::reward::{ExternalFunctions, Sampled, SamplingCost};
 use crate::roles::step_context::StepContext;
-use crate::roles::{StepError, StepFault};
 
 impl StepFault for EngineError {
     fn act(&self) -> &'static str {
