@@ -4,7 +4,8 @@
 use super::tensor_parallel::{TpLayout, go_on, save};
 use super::*;
 
-/// Experts whose routers have a loss, beside a shared one with a gate. Up to eight ranks divide all sizes.
+/// Experts whose routers have a loss, beside a shared one with a gate. Two, four and eight ranks divide all
+/// sizes.
 const MIXTURE: Case = Case { shared: true, experts: true, num_experts: 8, kv_heads: 8, ..FULL };
 /// Adapters of every weight, of layers that are computed again.
 const ADAPTED: Case = Case { lora: true, activation_checkpointing: true, ..MIXTURE };
@@ -98,6 +99,29 @@ fn every_composition_of_axes_of_eight_ranks_trains_all_weights_as_one_rank() {
 #[test]
 fn every_composition_of_axes_of_eight_ranks_trains_adapters_as_one_rank() {
     assert_every_composition_trains_as_one(ADAPTED, 8);
+}
+
+/// Both models with `num_parts` heads and experts; their widths and vocabularies are multiples of it.
+fn in_parts(num_parts: usize) -> [Case; 2] {
+    [MIXTURE, ADAPTED].map(|case| Case { num_experts: num_parts, kv_heads: num_parts, ..case })
+}
+
+#[test]
+fn every_composition_of_axes_of_three_and_six_ranks_trains_as_one_rank() {
+    for case in in_parts(6) {
+        assert_every_composition_trains_as_one(case, 3);
+        assert_every_composition_trains_as_one(case, 6);
+    }
+}
+
+/// FSDP, sequence and tensor parallelism one at a time, the first two also with expert parallelism.
+#[test]
+fn every_composition_of_axes_of_five_and_seven_ranks_trains_as_one_rank() {
+    for size in [5, 7] {
+        for case in in_parts(size) {
+            assert_every_composition_trains_as_one(case, size);
+        }
+    }
 }
 
 /// Every rank has half of the experts, by half of their width.

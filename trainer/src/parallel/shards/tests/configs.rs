@@ -39,13 +39,15 @@ fn latent_config() -> ModelConfig {
     .unwrap()
 }
 
-/// The second layer has a feed-forward block.
+/// A model whose second layer has a feed-forward block. What divides its heads divides its vocabulary and the
+/// widths that tensor parallelism splits.
 fn shared_config(case: Case) -> ModelConfig {
+    let heads = case.kv_heads;
     ModelConfig::from_json(&serde_json::json!({
-        "architectures": ["Qwen2MoeForCausalLM"], "vocab_size": 16, "hidden_size": 12, "intermediate_size": 16,
-        "num_hidden_layers": 2, "num_attention_heads": case.kv_heads, "num_key_value_heads": case.kv_heads,
-        "head_dim": 4, "num_experts": case.num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
-        "norm_topk_prob": true, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1],
+        "architectures": ["Qwen2MoeForCausalLM"], "vocab_size": 2 * heads, "hidden_size": 12, "intermediate_size": 2 * heads,
+        "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": heads,
+        "head_dim": 4, "num_experts": case.num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": heads,
+        "norm_topk_prob": true, "shared_expert_intermediate_size": 3 * heads, "mlp_only_layers": [1],
         "max_position_embeddings": 32, "initializer_range": 0.3, "tie_word_embeddings": false, "hidden_act": "silu",
     }))
     .unwrap()
