@@ -1,4 +1,4 @@
-# The house's commands. `make help` lists them.
+# The repository's commands. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 

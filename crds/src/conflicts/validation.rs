@@ -35,15 +35,15 @@ macro_rules! tp_rules {
 tp_rules! {
     /// Tensor parallelism with a vision tower.
     TP_VISION: "model.architecture.vision",
-        "tp does not serve models with a vision tower",
+        "tp does not support models with a vision tower",
         "has(self.model.architecture) && has(self.model.architecture.vision)";
     /// Tensor parallelism with quantized weights.
     TP_QUANTIZED: "model.quantization",
-        "tp does not cut quantized weights: remove model.quantization, or share them with dpShard",
+        "tp does not split quantized weights: remove model.quantization, or shard them with dpShard",
         "has(self.model.quantization)";
     /// Tensor parallelism with DoRA.
     TP_DORA: "model.lora.dora",
-        "tp does not serve DoRA, whose norms are of whole rows of a weight",
+        "tp does not support DoRA, whose norms are of full rows of a weight",
         "has(self.model.lora) && self.model.lora.dora";
 }
 
@@ -285,7 +285,7 @@ pub(crate) const REFERENCE_SHARDS: &ConflictRule = &ConflictRule {
     scope: "spec",
     at: "workers.mesh.referenceDpShard",
     reads: &["workers.mesh.referenceDpShard", "model.lora", "algorithm.kind"],
-    message: "without a frozen reference there is nothing to share: remove referenceDpShard with model.lora, SFT, \
+    message: "without a frozen reference there is nothing to shard: remove referenceDpShard with model.lora, SFT, \
               RewardModel and ProcessReward",
     cel: || {
         let none = cel_learns_from("self.algorithm", LearnsFrom::never_reads_reference);

@@ -26,11 +26,12 @@ pub struct MeshSpec {
     /// Tensor-parallel degree of the training (Megatron's `tensor_model_parallel_size`): number of adjacent
     /// ranks that compute the same tokens, each with a shard of every weight, for models whose layers are too
     /// large for one rank; `dpShard * sp * tp` divides the number of ranks. A rank reads, gathers, updates
-    /// and saves only its shard of the query and key heads, of the feed-forward block and of the vocabulary;
-    /// two all-reduces per layer in the forward pass and two in the backward pass sum the partial results. It
-    /// divides the model's query heads, key heads and feed-forward width. It applies to log-probs, the
-    /// reference and the critic too; reward models are not split by it. For dense models without
-    /// quantization, DoRA or a vision tower. With 1 each rank has all of a layer while it computes.
+    /// and saves only its shard of the query and key heads, of the feed-forward block or of every expert, and
+    /// of the vocabulary; two all-reduces per layer in the forward pass and two in the backward pass sum the
+    /// partial results. It divides the model's query heads, key heads and feed-forward widths. It applies to
+    /// log-probs, the reference and the critic too; reward models are not split by it. It excludes
+    /// quantization, DoRA, latent attention, attention sinks, a vision tower and some norms of queries and
+    /// keys (docs/support.md). With 1 each rank has all of a layer while it computes.
     #[schemars(range(min = 1, max = 1024))]
     pub tp: u32,
     /// Expert-parallel degree: number of ranks over which the experts of every layer of a mixture are

@@ -90,8 +90,8 @@ fn what_is_not_cut_is_refused_by_name() {
     refused(&json!({ "tp": 4 }), &json!({}), &["spec.workers.mesh.tp", "numKvHeads", "one of 1, 2"]);
     refused(&json!({ "tp": 2, "dpShard": 4 }), &json!({}), &["dpShard * sp * tp must divide", "one of 1"]);
     let adapter = |lora: Value| json!({ "model": { "lora": lora } });
-    refused(&tp, &adapter(json!({ "dora": true })), &["tp does not serve DoRA"]);
+    refused(&tp, &adapter(json!({ "dora": true })), &["tp does not support DoRA"]);
     let mut quantized = adapter(json!({}));
     merge(&mut quantized, json!({ "model": { "quantization": { "format": "Nf4" } } }));
-    refused(&tp, &quantized, &["tp does not cut quantized weights"]);
+    refused(&tp, &quantized, &["tp does not split quantized weights"]);
 }
