@@ -4,8 +4,8 @@
 mod sharding;
 
 use super::{
-    Experts, FusedProjections, LatentAttention, ModelConfig, ParameterShape, ProductRows, ProjectionShape,
-    QkNorm, TensorShape, is_expert_weight,
+    FusedProjections, LatentAttention, ModelConfig, ParameterShape, ProductRows, ProjectionShape, QkNorm,
+    TensorShape, is_expert_weight,
 };
 pub use sharding::{BlockShare, Blocks, DimSplit, ModelSharding, ParameterSplit};
 
@@ -204,26 +204,6 @@ impl ModelConfig {
     /// Returns all tensors of the model's checkpoint in a fixed order.
     pub fn tensors(&self) -> Vec<TensorShape> {
         self.parameters().into_iter().flat_map(|parameter| parameter.stored).collect()
-    }
-
-    /// Returns the tensor-parallel shard of the model for one of `num_shards` ranks: its query heads, the key
-    /// heads that these attend to (at least one), its shard of the feed-forward width, and its rows of the
-    /// head, rounded up. The residual stream keeps its width.
-    #[must_use]
-    pub fn tp_sharded(&self, num_shards: usize) -> Self {
-        let sharded = |experts: &Experts| Experts {
-            intermediate_size: experts.intermediate_size / num_shards,
-            shared_intermediate_size: experts.shared_intermediate_size.map(|width| width / num_shards),
-            ..experts.clone()
-        };
-        Self {
-            experts: self.experts.as_ref().map(sharded),
-            num_heads: self.num_heads / num_shards,
-            num_kv_heads: (self.num_kv_heads / num_shards).max(1),
-            intermediate_size: self.intermediate_size / num_shards,
-            vocab_size: self.vocab_size.div_ceil(num_shards),
-            ..self.clone()
-        }
     }
 
     /// Number of layers that have experts.

@@ -19,11 +19,12 @@
 //! each rank.
 
 mod layer;
+mod sizes;
 
 use std::collections::BTreeMap;
 
 use super::super::{Experts, HEAD_WEIGHT, ModelConfig, OutputHead, ParameterShape, is_expert_weight};
-use super::{EMBEDDING_WEIGHT, FINAL_NORM, ParameterCount};
+use super::EMBEDDING_WEIGHT;
 use layer::{ADAPTER_A, ADAPTER_B, INNER_EXPERTS, OUTER_EXPERTS, splits_of_layer};
 
 /// Rule by which a rank has some of the blocks of a dimension.
@@ -195,40 +196,6 @@ impl ModelConfig {
         };
         let block = self.feed_forward_width(layer_idx).map(block_splits);
         attention.into_iter().chain(block.into_iter().flatten()).collect()
-    }
-
-    /// Counts the parameters that one of `tp` tensor-parallel ranks has at most.
-    pub fn parameter_count_of_rank(&self, tp: usize) -> ParameterCount {
-        let sharding = ModelSharding::new(self);
-        let (mut embedding, mut final_norm, mut head) = (0, 0, 0);
-        let mut layers = vec![0; self.num_layers];
-        for parameter in self.parameters() {
-            let count = match (inside_layer(&parameter.name), parameter.name.as_str()) {
-                (Some((layer_idx, _)), _) => &mut layers[layer_idx],
-                (None, EMBEDDING_WEIGHT) => &mut embedding,
-                (None, FINAL_NORM) => &mut final_norm,
-                (None, _) => &mut head,
-            };
-            *count += sharding.largest_part(&parameter, tp, 1);
-        }
-        ParameterCount {
-            embedding,
-            per_layer: layers.iter().copied().max().unwrap_or(0),
-            layers: layers.iter().sum(),
-            num_layers: self.num_layers as u64,
-            final_norm,
-            head,
-        }
-    }
-
-    /// Counts the expert weights that one of `tp` tensor-parallel ranks has at most: in the whole model, and
-    /// in one layer that has experts, without routers.
-    pub fn expert_weights_of_rank(&self, tp: usize) -> (u64, u64) {
-        let sharding = ModelSharding::new(self);
-        let parameters = self.parameters().into_iter();
-        let of_experts = parameters.filter(|parameter| is_expert_weight(&parameter.name));
-        let all: u64 = of_experts.map(|parameter| sharding.largest_part(&parameter, tp, 1)).sum();
-        (all, all.checked_div(self.num_expert_layers() as u64).unwrap_or(0))
     }
 }
 
