@@ -26,6 +26,7 @@
 
 mod activations;
 pub(in crate::plan) mod adapter;
+mod packed_weights;
 mod passes;
 mod phases;
 mod roles;

@@ -183,8 +183,16 @@ fn a_tensor_parallel_shard_takes_its_share_of_the_memory() {
     engine.sync_weights(&decoder(), 0).unwrap();
     sample(&mut engine, &decoder(), &calls[0]).unwrap();
     let whole = engine.stats();
+    let planned = |num_shards: usize| {
+        let layers = 0..config.num_layers;
+        let layers = layers.map(|layer_idx| config.matrices_of_layer_of_rank(layer_idx, num_shards));
+        let head = config.vocab_size / num_shards * config.hidden_size;
+        4 * (layers.sum::<u64>() as usize + head)
+    };
+    assert_eq!(whole.weight_bytes, planned(1));
     for num_shards in [2, 4] {
         let (_, shard) = sharded(num_shards, decoder, &options(), &calls);
+        assert_eq!(shard.weight_bytes, planned(num_shards));
         assert_eq!(shard.weight_bytes * num_shards, whole.weight_bytes);
         assert_eq!(shard.cache_bytes * num_shards, whole.cache_bytes);
     }

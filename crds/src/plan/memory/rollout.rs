@@ -4,10 +4,11 @@
 //! weights, and the keys and values of its heads for the sequences of the whole group.
 
 use super::activations::Activations;
+use super::packed_weights::{PackedWeights, with_padded_heads};
 use super::shards::Shards;
 use super::{
-    FP32, MemoryTerm, Place, adapter, frozen_width, generates, larger, largest_layer, merges, on_gpu,
-    rollout_width, term, vision,
+    FP32, MemoryTerm, Place, adapter, frozen_width, generates, larger, merges, on_gpu, rollout_width, term,
+    vision,
 };
 use crate::plan::KV_BLOCK_TOKENS;
 use crate::plan::batch::{BatchPlan, num_held_out_prompts, share};
@@ -15,8 +16,6 @@ use crate::plan::model_config::ModelConfig;
 use crate::quantity;
 use crate::resolved::ResolvedSpec;
 
-/// Granularity of a head's width in GPU kernels, in elements.
-const GPU_HEAD_STEP: usize = 8;
 /// Divisor for the KV blocks that are kept for running sequences: new ones may not take one block in 100.
 const WATERMARK_DIVISOR: u64 = 100;
 
@@ -36,12 +35,12 @@ pub(super) fn terms(
     let shard = tp_shard(spec, model);
     let activations = Activations { model: &shard, ..*activations };
     let sampling = vec![
-        kv_cache(spec, memory, &shard, batch, activations.width),
+        kv_cache(spec, memory, model, batch, activations.width),
         term("sampling logits", concurrent * vocab * logits_bytes(spec, activations.width)),
         term("activations", prefilled.max(concurrent) * activations.inference_bytes_per_token()),
         dequantized(spec, &shard, activations.width),
     ];
-    let weights = brought(spec, model, &shard, activations.width, shards);
+    let weights = brought(spec, model, activations.width, shards);
     if on_gpu(spec) {
         return [weights, sampling].concat();
     }
@@ -57,14 +56,13 @@ pub(super) fn taking_over(
     width: u64,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    let shard = tp_shard(spec, model);
-    let mut packed = brought(spec, model, &shard, width, shards);
+    let mut packed = brought(spec, model, width, shards);
     if !(on_gpu(spec) && shards.is_gathered_by_unit()) {
         return [packed, shards.taken_over().to_vec(), vec![packing(spec, model, width)]].concat();
     }
     // With an unmerged adapter the packed base is a resident term.
     if merges(spec) {
-        packed[0].bytes -= width * packed_layer(&shard);
+        packed[0].bytes -= width * PackedWeights::new(spec, model).num_elements_of_layer();
     }
     // Units are packed from the gathered buffer, except for an adapter.
     let folded = term("packing temporaries", folding(spec, model, width));
@@ -74,9 +72,10 @@ pub(super) fn taking_over(
 /// Temporaries of packing: while a layer or the head is packed, its fused or cast original exists as well. An
 /// adapter is merged before the tensor-parallel shard is cut.
 fn packing(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> MemoryTerm {
-    let shard = tp_shard(spec, model);
-    let original = if spec.model.lora.is_some() { model } else { &shard };
-    let packed = width * packing_temporaries(original, width);
+    let has_adapter = spec.model.lora.is_some();
+    let original = if has_adapter { PackedWeights::full(model) } else { PackedWeights::new(spec, model) };
+    let head = if width == FP32 { 0 } else { original.num_elements_of_head() };
+    let packed = width * original.num_elements_of_layer().max(head);
     let folded = if on_gpu(spec) { folding(spec, model, width) } else { 0 };
     term("packing temporaries", packed.max(folded))
 }
@@ -88,14 +87,10 @@ fn folding(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> u64 {
     if spec.model.lora.is_some() && merges(spec) { (3 * FP32 + 2 * width) * largest } else { 0 }
 }
 
-/// Returns the rollout's tensor-parallel shard of the model: q / n, f / n and v / n, and k / n of at least
-/// one head. GPU kernels read a head in steps, so a head of another width is padded with zeros.
+/// Returns the model with the sizes of one of the rollout's tensor-parallel ranks: q / n, f / n and v / n,
+/// and k / n of at least one head.
 pub(in crate::plan) fn tp_shard(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
-    let mut shard = model.tp_sharded(spec.workers.mesh.rollout_tp as usize);
-    if on_gpu(spec) {
-        shard.head_dim = shard.head_dim.next_multiple_of(GPU_HEAD_STEP);
-    }
-    shard
+    with_padded_heads(spec, model).tp_sharded(spec.workers.mesh.rollout_tp as usize)
 }
 
 /// Rollout terms that stay in memory until all completions of a step are scored.
@@ -106,9 +101,9 @@ pub(super) fn kept(
     batch: &BatchPlan,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    let (shard, width) = (tp_shard(spec, model), rollout_width(spec));
-    let brought = brought(spec, model, &shard, width, shards);
-    let cache = kv_cache(spec, memory, &shard, batch, width);
+    let width = rollout_width(spec);
+    let brought = brought(spec, model, width, shards);
+    let cache = kv_cache(spec, memory, model, batch, width);
     [brought, vec![cache, vision::kept_in_rollout(spec, model)]].concat()
 }
 
@@ -131,7 +126,7 @@ pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) ->
     if merges(spec) || !generates(spec) {
         return Vec::new();
     }
-    let mut packed = weights(model, &tp_shard(spec, model), rollout_width(spec), shards);
+    let mut packed = weights(spec, model, rollout_width(spec), shards);
     let is_whole = !shards.is_gathered_by_unit() && spec.workers.mesh.rollout_tp == 1;
     if on_gpu(spec) && is_whole && frozen_width(spec) == rollout_width(spec) {
         // The rollout uses the trainer's weights of projections that it does not fuse.
@@ -143,15 +138,9 @@ pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) ->
 
 /// Terms that weight sync packs or copies and the end of a rollout frees: all weights, or an unmerged adapter
 /// whose base stays.
-fn brought(
-    spec: &ResolvedSpec,
-    model: &ModelConfig,
-    shard: &ModelConfig,
-    width: u64,
-    shards: &Shards,
-) -> Vec<MemoryTerm> {
+fn brought(spec: &ResolvedSpec, model: &ModelConfig, width: u64, shards: &Shards) -> Vec<MemoryTerm> {
     let packed = match spec.model.lora.as_ref().filter(|_| !merges(spec)) {
-        None => weights(model, shard, width, shards),
+        None => weights(spec, model, width, shards),
         Some(lora) if on_gpu(spec) => {
             vec![term("rollout adapter", width * adapter::numbers_on_gpu(lora, model))]
         }
@@ -162,12 +151,13 @@ fn brought(
 
 /// The packed weights; with sharded parameters also the full embeddings (b v h) and copies of quantized
 /// weights, which a rank with the full model uses in place.
-fn weights(model: &ModelConfig, shard: &ModelConfig, width: u64, shards: &Shards) -> Vec<MemoryTerm> {
+fn weights(spec: &ResolvedSpec, model: &ModelConfig, width: u64, shards: &Shards) -> Vec<MemoryTerm> {
+    let packed = PackedWeights::new(spec, model);
     let embeddings =
         if shards.is_gathered_by_unit() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
-    let quantized = if shards.is_gathered_by_unit() { shard.quantized().bytes } else { 0 };
+    let quantized = if shards.is_gathered_by_unit() { packed.quantized_bytes() } else { 0 };
     vec![
-        term("rollout weights", width * packed_weights(shard) + quantized),
+        term("rollout weights", width * packed.num_elements() + quantized),
         term("rollout embeddings", width * embeddings),
     ]
 }
@@ -183,14 +173,14 @@ fn dequantized(spec: &ResolvedSpec, shard: &ModelConfig, width: u64) -> MemoryTe
 fn kv_cache(
     spec: &ResolvedSpec,
     memory: Option<u64>,
-    shard: &ModelConfig,
+    model: &ModelConfig,
     batch: &BatchPlan,
     width: u64,
 ) -> MemoryTerm {
-    let wanted = width * cache_numbers(spec, shard, batch);
+    let wanted = width * cache_numbers(spec, &tp_shard(spec, model), batch);
     let allowed = memory_of_rank(spec, memory).map_or(u64::MAX, |memory| {
         let of_rollout = (memory * spec.rollout.memory_fraction) as u64;
-        of_rollout.saturating_sub(width * packed_weights(shard))
+        of_rollout.saturating_sub(width * PackedWeights::new(spec, model).num_elements())
     });
     term("KV cache", wanted.min(allowed))
 }
@@ -215,22 +205,6 @@ fn logits_bytes(spec: &ResolvedSpec, width: u64) -> u64 {
     );
     let penalised = if rollout.repetition_penalty == 1.0 { 0 } else { 2 };
     computed + FP32 * (3 + divided + penalised)
-}
-
-/// Elements of the packed shard of every projection and of the head: L (projections) + v / n h, without
-/// quantized weights.
-fn packed_weights(shard: &ModelConfig) -> u64 {
-    shard.matrices_of_layers() - shard.quantized().numbers + (shard.vocab_size * shard.hidden_size) as u64
-}
-
-fn packing_temporaries(model: &ModelConfig, width: u64) -> u64 {
-    let head = if width == FP32 { 0 } else { (model.vocab_size * model.hidden_size) as u64 };
-    packed_layer(model).max(head)
-}
-
-/// Elements of the largest layer that are packed, without quantized weights.
-fn packed_layer(model: &ModelConfig) -> u64 {
-    largest_layer(model) - model.quantized_in_layer(0).numbers
 }
 
 /// Elements of the KV cache: 2 L k, or for latent attention L times the width of a latent and its rotated

@@ -52,15 +52,21 @@ pub struct Blocks {
     pub share: BlockShare,
 }
 
+impl BlockShare {
+    /// Largest number of `count` blocks that one of `num_ranks` ranks has.
+    fn largest_count(self, count: usize, num_ranks: usize) -> usize {
+        match self {
+            Self::Own => count.div_ceil(num_ranks),
+            Self::KeyHeads => (count / num_ranks).max(1),
+            Self::All => count,
+        }
+    }
+}
+
 impl Blocks {
     /// Largest number of indices that one of `num_ranks` ranks has.
     fn largest_share(&self, num_ranks: usize) -> usize {
-        let blocks = match self.share {
-            BlockShare::Own => self.count.div_ceil(num_ranks),
-            BlockShare::KeyHeads => (self.count / num_ranks).max(1),
-            BlockShare::All => self.count,
-        };
-        blocks * self.len
+        self.share.largest_count(self.count, num_ranks) * self.len
     }
 }
 

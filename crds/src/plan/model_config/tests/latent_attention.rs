@@ -70,7 +70,11 @@ fn a_cache_keeps_latents_and_turned_keys_alone() {
     assert_eq!(v3.cached_numbers(), 512 + 64);
     assert_eq!((v3.head_dim, v3.rope_head_dim(), v3.rotary_dim), (192, 64, 64));
     // A rank that has a slice of the heads has all of the latent.
-    assert_eq!(v3.tp_sharded(8).cached_numbers(), 576);
+    let shard = v3.tp_sharded(8);
+    assert_eq!(shard.cached_numbers(), 576);
+    for layer_idx in [0, 3] {
+        assert_eq!(v3.matrices_of_layer_of_rank(layer_idx, 8), shard.matrices_of_layer(layer_idx));
+    }
     let yarn: f64 = 0.1 * 40_f64.ln() + 1.0;
     assert!((v3.attention_scale - 192_f64.powf(-0.5) * yarn * yarn).abs() < 1e-12);
     assert_eq!(parsed(&deepseek_v2_lite()).attention_scale, 192_f64.powf(-0.5));

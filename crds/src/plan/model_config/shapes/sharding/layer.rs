@@ -6,8 +6,8 @@ use super::super::super::{ExpertForm, Experts, ModelConfig, ProductRows, Project
 use super::{Blocks, DimSplit, ParameterSplit};
 
 /// Suffixes of a projection's parameters, and of its adapter's, after the projection's name.
-const WEIGHT: &str = ".weight";
-const BIAS: &str = ".bias";
+pub(super) const WEIGHT: &str = ".weight";
+pub(super) const BIAS: &str = ".bias";
 pub(super) const ADAPTER_A: &str = ".lora_A.weight";
 pub(super) const ADAPTER_B: &str = ".lora_B.weight";
 

@@ -1,28 +1,61 @@
 //! Sizes of what one rank of a tensor-parallel group has of a model.
 
-use super::super::super::{Experts, ModelConfig, is_expert_weight};
+use super::super::super::{Experts, ModelConfig, ProjectionShape, is_expert_weight};
 use super::super::{EMBEDDING_WEIGHT, FINAL_NORM, ParameterCount};
-use super::{ModelSharding, inside_layer};
+use super::layer::{BIAS, WEIGHT, splits_of_layer};
+use super::{BlockShare, ModelSharding, ParameterSplit, inside_layer};
 
 impl ModelConfig {
-    /// Returns the tensor-parallel shard of the model for one of `num_shards` ranks: its query heads, the key
-    /// heads that these attend to (at least one), its shard of the feed-forward width, and its rows of the
-    /// head, rounded up. The residual stream keeps its width.
+    /// Returns the model with the sizes of one of `num_shards` tensor-parallel ranks, by the rules of the
+    /// table: its query heads, the key heads that these attend to, its shards of the feed-forward widths, and
+    /// its rows of the head. The residual stream keeps its width. Activations, KV caches and buffers have
+    /// these sizes; weights are counted from the table itself.
     #[must_use]
     pub fn tp_sharded(&self, num_shards: usize) -> Self {
+        let share = |count: usize| BlockShare::Own.largest_count(count, num_shards);
         let sharded = |experts: &Experts| Experts {
-            intermediate_size: experts.intermediate_size / num_shards,
-            shared_intermediate_size: experts.shared_intermediate_size.map(|width| width / num_shards),
+            intermediate_size: share(experts.intermediate_size),
+            shared_intermediate_size: experts.shared_intermediate_size.map(share),
             ..experts.clone()
         };
         Self {
             experts: self.experts.as_ref().map(sharded),
-            num_heads: self.num_heads / num_shards,
-            num_kv_heads: (self.num_kv_heads / num_shards).max(1),
-            intermediate_size: self.intermediate_size / num_shards,
-            vocab_size: self.vocab_size.div_ceil(num_shards),
+            num_heads: share(self.num_heads),
+            num_kv_heads: BlockShare::KeyHeads.largest_count(self.num_kv_heads, num_shards),
+            intermediate_size: share(self.intermediate_size),
+            vocab_size: share(self.vocab_size),
             ..self.clone()
         }
+    }
+
+    /// Counts the elements of a layer's matrices that one of `tp` tensor-parallel ranks has at most, with the
+    /// weights of all experts, biases included.
+    pub fn matrices_of_layer_of_rank(&self, layer_idx: usize, tp: usize) -> u64 {
+        let all = self.matrices_of_layer(layer_idx);
+        if tp == 1 {
+            return all;
+        }
+        let splits = splits_of_layer(self, layer_idx);
+        // Elements of a parameter that every rank lacks, at least.
+        let remote = |name: &str, num_elements: u64| match splits.get(name) {
+            Some(ParameterSplit::Dim(split)) => {
+                let lacking = split.len - split.largest_share(tp);
+                num_elements / split.len as u64 * lacking as u64
+            }
+            _ => 0,
+        };
+        let of_projection = |shape: &ProjectionShape| {
+            let [outputs, inputs] = [shape.out_features, shape.in_features].map(|len| len as u64);
+            let bias = if shape.bias { outputs } else { 0 };
+            remote(&format!("{}{WEIGHT}", shape.name), outputs * inputs)
+                + remote(&format!("{}{BIAS}", shape.name), bias)
+        };
+        let of_projections: u64 = self.projections(layer_idx).iter().map(of_projection).sum();
+        let of_experts = |experts: &Experts| -> u64 {
+            let weights = experts.adaptable(self.hidden_size).into_iter();
+            weights.map(|(name, shape)| remote(name, shape.iter().product())).sum()
+        };
+        all - of_projections - self.experts_of(layer_idx).map_or(0, of_experts)
     }
 
     /// Counts the parameters that one of `tp` tensor-parallel ranks has at most.

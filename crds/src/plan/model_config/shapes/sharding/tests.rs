@@ -46,6 +46,9 @@ fn a_rank_has_as_many_parameters_as_the_model_of_its_shard() {
             let (family, shard) = (model.family, model.tp_sharded(tp));
             assert_eq!(model.parameter_count_of_rank(tp), shard.parameter_count(), "{family:?}, {tp} ranks");
             assert_eq!(model.expert_weights_of_rank(tp), shard.expert_weights(), "{family:?}, {tp} ranks");
+            let layers = 0..model.num_layers;
+            let matrices: u64 = layers.map(|layer_idx| model.matrices_of_layer_of_rank(layer_idx, tp)).sum();
+            assert_eq!(matrices, shard.matrices_of_layers(), "{family:?}, {tp} ranks");
         }
     }
 }
