@@ -2,9 +2,10 @@
 //! tensor-parallel and in an expert-parallel group. A decoder that is sharded holds its parts, so its passes
 //! are those of a full one. The exchange is in `parallel::layer`.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use rlt_api::plan::model_config::{ModelSharding, ParameterSplit, ProductRows};
+use rlt_api::plan::model_config::{DimSplit, ModelConfig, ModelSharding, ParameterSplit, ProductRows};
 use rlt_core::local_tensor::{DimShards, Placement};
 use rlt_core::mesh::{Axis, AxisPlace};
 use rlt_core::parameter_layout::ParameterLayout;
@@ -36,8 +37,8 @@ impl RankSharding {
         let mut splits = ModelSharding::new(config);
         let alone = decoder.layers().iter().filter(|layer| layer.adapts_gate_and_up_alone());
         alone.for_each(|layer| splits.adapting_gate_and_up_alone(layer.shape.layer_idx));
-        let shard = config.tp_sharded(place.size);
-        let products = (0..config.num_layers).map(|layer_idx| shard.products(layer_idx)).collect();
+        let products = (0..config.num_layers).map(|layer_idx| local_products(config, layer_idx, place));
+        let products = products.collect();
         Self { splits, place, ep, products }
     }
 
@@ -79,6 +80,23 @@ impl RankSharding {
             _ => LinearShard { inputs: own, outputs: None, adds_bias: self.place.index == 0 },
         }
     }
+}
+
+/// Returns the rows of q, k, v, o, gate, up and down of a layer in the shards of their projections that the
+/// rank at `place` has.
+fn local_products(config: &ModelConfig, layer_idx: usize, place: AxisPlace) -> Vec<ProductRows> {
+    let mut ends: BTreeMap<usize, usize> = BTreeMap::new();
+    let products = config.products(layer_idx).into_iter().zip(config.product_splits(layer_idx));
+    let local = |(ProductRows { projection_idx, rows }, split): (ProductRows, DimSplit)| {
+        let DimShards { dim, of_ranks } = dim_shards(&split, place);
+        // A rank has all outputs of a product whose inputs are split.
+        let num_rows = if dim == 0 { of_ranks[place.index].count() } else { rows.len() };
+        let end = ends.entry(projection_idx).or_default();
+        let start = *end;
+        *end += num_rows;
+        ProductRows { projection_idx, rows: start..*end }
+    };
+    products.map(local).collect()
 }
 
 impl DecoderLayer {
