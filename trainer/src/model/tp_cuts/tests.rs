@@ -1,9 +1,11 @@
-//! Placements of a model with experts, a shared expert and adapters of all of them.
+//! Placements of a model with experts, a shared expert and adapters of all of them, and of small models of
+//! every family.
 
-use rlt_api::plan::model_config::is_expert_weight;
+use rlt_api::conflicts::{Fact, Facts, conflict_of};
+use rlt_api::plan::model_config::{Family, is_expert_weight};
 
 use super::*;
-use crate::model::{LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights};
+use crate::model::{LoadOptions, LoraConfig, ModuleMatch, Weights};
 
 /// Qwen2-MoE: a shared expert with a gate in the first layer, a dense block in the second, biases of q, k and
 /// v.
@@ -182,6 +184,73 @@ fn models() -> Vec<ModelConfig> {
     experts["shared_expert_intermediate_size"] = 24.into();
     models.push(of_class("Qwen2MoeForCausalLM", &experts));
     models
+}
+
+/// A small model of a family, with four experts in a layer if the family has experts.
+fn of_family(family: Family) -> ModelConfig {
+    let config = |experts: Option<serde_json::Value>| {
+        let spec = serde_json::json!({
+            "family": family, "hiddenSize": 48, "intermediateSize": 96, "numLayers": 2, "numHeads": 8, "headDim": 24,
+            "experts": experts,
+        });
+        ModelConfig::from_architecture(&serde_json::from_value(spec).unwrap(), 40, &[2], None)
+    };
+    let experts = serde_json::json!({"count": 4, "perToken": 2});
+    config(None).or_else(|_| config(Some(experts))).unwrap()
+}
+
+/// Ranges of a parameter's elements that a rank has; empty if a rank of a lower index along an axis that does
+/// not split the parameter has the same ones.
+fn first_held(rank: &RankSharding, name: &str, size: &[i64]) -> Vec<Range<usize>> {
+    let layout = rank.layout(name);
+    let split = layout.split_axes();
+    let is_copy = |axis: &Axis| !split.contains(axis) && rank.place_along(*axis).index > 0;
+    if ParameterLayout::AXES.iter().any(is_copy) {
+        return Vec::new();
+    }
+    let local = layout.local(size, |axis| rank.place_along(axis));
+    local.runs(0..local.local_shape().iter().product::<i64>() as usize)
+}
+
+/// Checks that the shards of `tp` times `ep` ranks have every element of every parameter once.
+#[track_caller]
+fn assert_disjoint_and_complete(decoder: &Decoder, tp: usize, ep: usize) {
+    let places = |size: usize| (0..size).map(move |index| AxisPlace { index, size });
+    let all = places(tp).flat_map(|tp_place| places(ep).map(move |ep_place| [tp_place, ep_place]));
+    let ranks: Vec<RankSharding> =
+        all.map(|[tp_place, ep_place]| RankSharding::new(decoder, tp_place, ep_place)).collect();
+    for (name, tensor) in decoder.named_parameters() {
+        let size = tensor.size();
+        let mut held: Vec<Range<usize>> =
+            ranks.iter().flat_map(|rank| first_held(rank, &name, &size)).collect();
+        held.sort_by_key(|range| range.start);
+        let mut end = 0;
+        for range in held.into_iter().filter(|range| !range.is_empty()) {
+            assert_eq!(range.start, end, "{name} of {:?} on {tp} x {ep} ranks", decoder.config.family);
+            end = range.end;
+        }
+        assert_eq!(end as i64, size.iter().product::<i64>(), "{name} on {tp} x {ep} ranks");
+    }
+}
+
+#[test]
+fn shards_of_every_family_by_both_axes_are_every_number_once() {
+    let families = Family::all().filter(|family| !family.has_vision()).map(of_family);
+    let (mut num_tp, mut num_ep) = (0, 0);
+    for config in families.chain(models()) {
+        let decoder = Decoder::meta(&config, &LoadOptions::default()).unwrap();
+        let facts = Facts::of_model(&config);
+        let largest = |fact: Fact| if conflict_of(fact, &facts).is_none() { 4 } else { 1 };
+        let [largest_tp, largest_ep] = [Fact::Tp, Fact::Ep].map(largest);
+        for tp in [1, 2, 4].into_iter().filter(|tp| *tp <= largest_tp) {
+            for ep in [1, 2, 4].into_iter().filter(|ep| *ep <= largest_ep) {
+                assert_disjoint_and_complete(&decoder, tp, ep);
+            }
+        }
+        num_tp += usize::from(largest_tp > 1);
+        num_ep += usize::from(largest_ep > 1);
+    }
+    assert!(num_tp > 20 && num_ep > 6, "{num_tp} models by tp, {num_ep} by ep");
 }
 
 #[test]
