@@ -35,7 +35,6 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-use rlt_api::plan::model_config::is_expert_weight;
 use rlt_core::mesh::{Axis, AxisPlace};
 use rlt_torch::{OffloadStorage, TensorFile};
 use tch::Tensor;
@@ -174,10 +173,9 @@ impl ShardedParameters {
         AxisPlace { index: copies.index * tp.size + tp.index, size: copies.size * tp.size }
     }
 
-    /// Whether other ranks of the expert-parallel group hold other experts' values of this parameter, or of a
-    /// tensor that belongs to it.
-    pub(crate) fn is_of_experts(&self, name: &str) -> bool {
-        is_expert_weight(name) && self.ep_group().is_some()
+    /// Axes that split a parameter: along them other ranks hold other values of it.
+    pub(crate) fn split_axes(&self, name: &str) -> Vec<Axis> {
+        self.sharding.layout(name).split_axes()
     }
 
     /// All units, in the order of a forward pass.
@@ -215,7 +213,7 @@ impl ShardedParameters {
         all_axes.sort_by_key(|axes| axes.len());
         let mut square = 0.0;
         for axes in all_axes {
-            let norm = norm_of(&|name| self.sharding.layout(name).split_axes() == axes)?;
+            let norm = norm_of(&|name| self.split_axes(name) == axes)?;
             square += self.sum_over_holders(axes, norm * norm)?;
         }
         Ok(square.sqrt())

@@ -60,7 +60,7 @@ pub struct ExpertMeshError {
 
 /// An axis along which ranks are laid out, outermost first. `EpShard` and `Ep` lay out the ranks of `DpShard`
 /// and `Sp` a second time, for experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Axis {
     /// Replicas of the model.
     DpReplicate,

@@ -1,5 +1,6 @@
 //! FSDP units: the parameters of a decoder that are gathered together, in buffers by dtype and layout.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use rlt_core::mesh::{Axis, AxisPlace};
@@ -51,32 +52,20 @@ impl UnitParameters {
         mut place: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {
         let mut flats = |parameters: NamedTensors| -> Result<Vec<FlatParameter>, RankError> {
-            let split_along = |axis: Axis, parameters: NamedTensors| -> [NamedTensors; 2] {
-                let is_split = |name: &str| sharding.layout(name).split_axes().contains(&axis);
-                let (split, others) = parameters.into_iter().partition(|(name, _)| is_split(name));
-                [split, others]
-            };
-            let [of_experts, parameters] = split_along(Axis::Ep, parameters);
-            let [cut, parameters] = split_along(Axis::Tp, parameters);
-            // Codes of quantized weights are gathered in their own dtype.
-            let (codes, parameters): (NamedTensors, NamedTensors) =
-                parameters.into_iter().partition(|(_, tensor)| !tensor.is_floating_point());
-            let [matrices, vectors] = by_use(parameters, compute);
-            let [cut_matrices, cut_vectors] = by_use(cut, compute);
-            let kind_of = |tensors: &NamedTensors| tensors.first().map_or(compute, |(_, one)| one.kind());
-            let exact = [kind_of(&codes), kind_of(&cut_vectors), kind_of(&vectors)];
-            let parts = [
-                (codes, exact[0]),
-                (matrices, compute),
-                (cut_matrices, compute),
-                (of_experts, compute),
-                (cut_vectors, exact[1]),
-                (vectors, exact[2]),
-            ];
-            let flat = |(parameters, kind)| {
-                FlatParameter::new(parameters, ranks, sharding, kind, place.as_deref_mut())
-            };
-            parts.into_iter().map(flat).filter_map(Result::transpose).collect()
+            let mut buffers: BTreeMap<(Form, Vec<Axis>), NamedTensors> = BTreeMap::new();
+            for (name, tensor) in parameters {
+                let key = (Form::of(&tensor, compute), sharding.layout(&name).split_axes());
+                buffers.entry(key).or_default().push((name, tensor));
+            }
+            let mut sharded = Vec::new();
+            for ((form, _), parameters) in buffers {
+                let kind = match (form, parameters.first()) {
+                    (Form::Code | Form::Vector, Some((_, first))) => first.kind(),
+                    _ => compute,
+                };
+                sharded.extend(FlatParameter::new(parameters, ranks, sharding, kind, place.as_deref_mut())?);
+            }
+            Ok(sharded)
         };
         let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
         Ok(Self { trained: flats(trained)?, frozen: flats(frozen)?.into_iter().map(Rc::new).collect() })
@@ -87,12 +76,29 @@ impl UnitParameters {
     }
 }
 
-/// Splits parameters into matrices, which layers use in the dtype `compute`, and vectors, which they use
-/// unrounded.
-fn by_use(parameters: NamedTensors, compute: Kind) -> [NamedTensors; 2] {
-    let is_computed = |tensor: &Tensor| tensor.dim() > 1 || tensor.kind() == compute;
-    let (matrices, vectors) = parameters.into_iter().partition(|(_, tensor)| is_computed(tensor));
-    [matrices, vectors]
+/// The form of a parameter, which decides the dtype in which it is gathered. Buffers of a unit are in this
+/// order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Form {
+    /// Codes of quantized weights, in their own dtype.
+    Code,
+    /// Weights that layers use in the compute dtype.
+    Matrix,
+    /// Weights that layers use unrounded.
+    Vector,
+}
+
+impl Form {
+    /// The form of `tensor` for layers that compute in `compute`.
+    fn of(tensor: &Tensor, compute: Kind) -> Self {
+        if !tensor.is_floating_point() {
+            Self::Code
+        } else if tensor.dim() > 1 || tensor.kind() == compute {
+            Self::Matrix
+        } else {
+            Self::Vector
+        }
+    }
 }
 
 /// Returns this rank's place in the expert-parallel group that distributes the experts of a decoder. A rank

@@ -39,6 +39,13 @@ fn moment_name(parameter: &str, moment: &str) -> String {
     format!("optimizer.{parameter}.{moment}")
 }
 
+/// The name of the parameter to which a tensor of a checkpoint belongs: the parameter itself, or a moment.
+fn parameter_of(tensor: &str) -> &str {
+    let of_moment =
+        |state: &'static str| tensor.strip_prefix("optimizer.")?.strip_suffix(state)?.strip_suffix('.');
+    MOMENTS.into_iter().find_map(of_moment).unwrap_or(tensor)
+}
+
 impl TrainState<'_> {
     /// All-reduces the gradients, so that each rank applies the sum over all ranks. A parameter without a
     /// gradient gets one of zeros on any number of ranks, such as a vision tower in a batch without images.
@@ -196,14 +203,14 @@ impl TrainState<'_> {
 
 /// Selects the pieces of `shards` that this rank saves. Those of all ranks together are every tensor once.
 pub(crate) fn owned_shards(shards: &ShardedParameters, pieces: Vec<CheckpointShard>) -> Vec<CheckpointShard> {
-    let (of_experts, others): (Vec<CheckpointShard>, Vec<CheckpointShard>) =
-        pieces.into_iter().partition(|part| shards.is_of_experts(&part.name));
-    let (cut, whole) = others.into_iter().partition(|part| !part.local.is_full());
-    let by_axes: [(Vec<CheckpointShard>, &[Axis]); 3] =
-        [(cut, &[Axis::Tp]), (whole, &[]), (of_experts, &[Axis::Tp, Axis::Ep])];
+    let mut by_axes: BTreeMap<Vec<Axis>, Vec<CheckpointShard>> = BTreeMap::new();
+    for piece in pieces {
+        let axes = shards.split_axes(parameter_of(&piece.name));
+        by_axes.entry(axes).or_default().push(piece);
+    }
     let mut owned = Vec::new();
-    for (parts, axes) in by_axes {
-        let copies = shards.copies(axes);
+    for (axes, parts) in by_axes {
+        let copies = shards.copies(&axes);
         owned.extend(split_between_copies(parts, copies.index, copies.size));
     }
     owned
