@@ -48,10 +48,10 @@ pub(crate) use digest::{DigestCache, digest_of};
 pub use digest::{DigestError, WeightDigest};
 pub use environment::RankEnvironment;
 pub use error::RankError;
-pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, Ulysses};
+pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, TensorParallel, Ulysses};
 pub use mesh::ProcessGroups;
+pub(crate) use shards::copy_tensor_shard;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
-pub(crate) use shards::{TensorParallel, copy_tensor_shard};
 use tensor_parallel::TensorParallelRanks;
 pub use units::DecoderUnits;
 

@@ -26,6 +26,7 @@ mod ulysses;
 pub(crate) use expert_parallel::ExpertParallel;
 pub(crate) use pass::LayerPass;
 pub(crate) use style::{Boundary, Styles};
+pub(crate) use tensor_parallel::TensorParallel;
 pub(crate) use ulysses::Ulysses;
 
 #[cfg(test)]

@@ -45,15 +45,9 @@ pub(crate) use self::place::copy_tensor_shard;
 pub use self::unit::FsdpUnit;
 use self::unit::{UnitParameters, expert_place};
 pub use self::whole::WeightDtype;
-use super::{AxisGroup, ProcessGroups, RankError};
+use super::{AxisGroup, ProcessGroups, RankError, TensorParallel};
 use crate::model::tp_cuts::RankSharding;
 use crate::model::{Decoder, NamedTensors};
-
-/// Tensor-parallel group of a sharded role.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TensorParallel<'a> {
-    pub(crate) group: &'a AxisGroup,
-}
 
 /// Sharded parameters of a role.
 #[derive(Debug)]

@@ -15,7 +15,13 @@
 use tch::Tensor;
 
 use super::style::{Boundary, Exchange, ParallelStyle};
-use crate::parallel::{AxisGroup, RankError, TensorParallel};
+use crate::parallel::{AxisGroup, RankError};
+
+/// Tensor-parallel group of a sharded role.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorParallel<'a> {
+    pub(crate) group: &'a AxisGroup,
+}
 
 impl<'a> ParallelStyle<'a> for TensorParallel<'a> {
     fn exchange(&self, at: Boundary) -> Option<Box<dyn Exchange + 'a>> {
