@@ -28,7 +28,6 @@ mod layer;
 mod mesh;
 mod shards;
 mod sp_group;
-mod tensor_parallel;
 mod tp_group;
 mod units;
 
@@ -36,6 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rlt_core::batch::Batch;
+use rlt_core::mesh::AxisPlace;
 use rlt_core::partition::{Balance, shares, workload};
 use rlt_torch::collectives::{Collectives, Membership, Reduction, Rendezvous, SingleProcessGroup, Traffic};
 use serde::Serialize;
@@ -52,7 +52,6 @@ pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, TensorParall
 pub use mesh::ProcessGroups;
 pub(crate) use shards::copy_tensor_shard;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
-use tensor_parallel::TensorParallelRanks;
 pub use units::DecoderUnits;
 
 /// Maximum time that a rank waits for the others to start: a cluster may need minutes to resolve their names.
@@ -62,8 +61,12 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 /// order.
 #[derive(Clone, Debug)]
 pub struct Ranks {
+    /// Index of this rank among those with the same tensor-parallel index.
     rank: usize,
+    /// Number of ranks with the same tensor-parallel index.
     size: usize,
+    /// Place of this rank among all ranks of the job.
+    world: AxisPlace,
     /// Number of ranks on this machine.
     local_size: usize,
     /// Balancing rule by which rows are assigned to ranks.
@@ -73,9 +76,11 @@ pub struct Ranks {
     sp_group: Option<Arc<AxisGroup>>,
     /// Expert-parallel degree: number of ranks over which the experts of a layer are distributed.
     ep: usize,
-    /// Tensor-parallel group of this rank, if `rank` and `size` count only the ranks with the same shard
-    /// index in all tensor-parallel groups; `None` if they count all ranks.
-    tensor_parallel: Option<Arc<TensorParallelRanks>>,
+    /// Tensor-parallel group; `None` if each rank has full weights.
+    tp_group: Option<Arc<AxisGroup>>,
+    /// Ranks with the same tensor-parallel index; `None` without tensor parallelism, where these are all
+    /// ranks.
+    same_tp_index: Option<Arc<AxisGroup>>,
 }
 
 impl Ranks {
@@ -85,12 +90,14 @@ impl Ranks {
         Self {
             rank: 0,
             size: 1,
+            world: AxisPlace::ALONE,
             local_size: 1,
             balance: Balance::default(),
             connection: Arc::new(Mutex::new(connection)),
             sp_group: None,
             ep: 1,
-            tensor_parallel: None,
+            tp_group: None,
+            same_tp_index: None,
         }
     }
 
@@ -119,12 +126,14 @@ impl Ranks {
         Ok(Self {
             rank: environment.rank,
             size: environment.world_size,
+            world: AxisPlace { index: environment.rank, size: environment.world_size },
             local_size: environment.local_world_size,
             balance: Balance::default(),
             connection: Arc::new(Mutex::new(connection)),
             sp_group: None,
             ep: 1,
-            tensor_parallel: None,
+            tp_group: None,
+            same_tp_index: None,
         })
     }
 
@@ -145,13 +154,13 @@ impl Ranks {
 
     /// Whether this rank is the leader, which alone writes the run folder, the terminal and the trackers.
     pub fn is_leader(&self) -> bool {
-        self.world_rank() == 0
+        self.world.index == 0
     }
 
     /// Number of this rank on its machine, from 0.
     pub fn local_rank(&self) -> usize {
         // Ranks of a machine have consecutive numbers.
-        self.world_rank() % self.local_size
+        self.world.index % self.local_size
     }
 
     /// Number of ranks on this machine.
@@ -309,18 +318,18 @@ impl Ranks {
         &self,
         act: impl FnOnce(&mut dyn Collectives) -> Result<T, rlt_torch::collectives::CollectiveError>,
     ) -> Result<T, RankError> {
-        match &self.tensor_parallel {
-            Some(ranks) => Ok(act(ranks.same_index.collectives().as_mut())?),
+        match &self.same_tp_index {
+            Some(ranks) => Ok(act(ranks.collectives().as_mut())?),
             None => Ok(act(self.lock().group.as_mut())?),
         }
     }
 
     /// Connects this rank with the other `members`, numbered as these ranks are.
     fn connect(&self, name: &str, members: &[usize]) -> Result<Box<dyn Collectives>, RankError> {
-        match &self.tensor_parallel {
-            Some(ranks) => ranks.connect(&self.lock(), name, members),
-            None => self.lock().connect(name, members),
-        }
+        let Some(tp_group) = &self.tp_group else { return self.lock().connect(name, members) };
+        let AxisPlace { index, size } = tp_group.place();
+        let members: Vec<usize> = members.iter().map(|member| member * size + index).collect();
+        self.lock().connect(&format!("tensor-parallel place {index} of {size}, {name}"), &members)
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {

@@ -1,12 +1,24 @@
 //! Parallel groups of this rank: their connection, and its place in them. The layout of ranks is in
 //! `rlt_core::mesh`.
+//!
+//! The ranks with the same index in their tensor-parallel groups form a set of ranks of its own, which
+//! replicates and shards the model and distributes tokens as if it were alone. The ranks of one group compute
+//! the same tokens with different shards of every weight.
+//!
+//! ```text
+//! rank = number among the ranks of a place * tp + place        8 ranks, tp 2:
+//!
+//!     place 0    0  2  4  6      dp_replicate, dp_shard, sp and ep are laid out along these
+//!     place 1    1  3  5  7
+//! ```
+//! The ranks of a group are adjacent, because they exchange the most. Which rows and columns of a weight a
+//! rank holds is in `model::tp_cuts`.
 
 use std::sync::Arc;
 
 use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
 use tch::Tensor;
 
-use super::tensor_parallel::TensorParallelRanks;
 use super::{AxisGroup, RankError, Ranks};
 
 impl Ranks {
@@ -64,7 +76,6 @@ impl Ranks {
         if tp == 1 {
             return Ok(self);
         }
-        let (world_rank, world_size) = (self.rank, self.size);
         let place = mesh.place(self.rank, &[Axis::Tp]);
         let name = format!("tensor-parallel group {} of {tp}", self.rank / tp);
         let members = mesh.members(self.rank, &[Axis::Tp]);
@@ -73,30 +84,22 @@ impl Ranks {
         let same_index = self.connect(&format!("tensor-parallel place {} of {tp}", place.index), &members)?;
         let AxisPlace { index: rank, size } = mesh.place(self.rank, &[Axis::DpReplicate]);
         let same_index = AxisGroup::new(AxisPlace { index: rank, size }, same_index);
-        let ranks = TensorParallelRanks { group, same_index, world_rank, world_size };
-        Ok(Self { rank, size, tensor_parallel: Some(Arc::new(ranks)), ..self })
+        Ok(Self { rank, size, tp_group: Some(group), same_tp_index: Some(Arc::new(same_index)), ..self })
     }
 
     /// This rank's tensor-parallel group; `None` without tensor parallelism.
     pub fn tp_group(&self) -> Option<Arc<AxisGroup>> {
-        self.tensor_parallel.as_ref().map(|ranks| Arc::clone(&ranks.group))
+        self.tp_group.clone()
     }
 
     /// All ranks of the job, whatever their tensor-parallel index, without sequence-parallel groups.
     #[must_use]
     pub fn world(&self) -> Self {
-        match &self.tensor_parallel {
-            None => self.clone(),
-            Some(ranks) => {
-                let (rank, size) = (ranks.world_rank, ranks.world_size);
-                Self { rank, size, tensor_parallel: None, sp_group: None, ..self.clone() }
-            }
+        if self.tp_group.is_none() {
+            return self.clone();
         }
-    }
-
-    /// Index of this rank among all ranks of the job.
-    pub(super) fn world_rank(&self) -> usize {
-        self.tensor_parallel.as_ref().map_or(self.rank, |ranks| ranks.world_rank)
+        let AxisPlace { index: rank, size } = self.world;
+        Self { rank, size, tp_group: None, same_tp_index: None, sp_group: None, ..self.clone() }
     }
 
     /// Connects the rollout tensor-parallel groups, each of `num_shards` adjacent ranks; `None` for groups of

@@ -208,7 +208,8 @@ pub(super) fn reference_copy_options(
     CopyOptions { compute, mesh, keeps_master, ..CopyOptions::to(folder.root(), is_offloaded) }
 }
 
-/// FSDP meshes of the roles other than the actor; `None` where every rank holds the full role.
+/// FSDP meshes of the roles other than the actor; `None` where every rank holds the full role. They are
+/// listed by role, because each may have a degree of its own.
 pub(super) struct RoleMeshes {
     pub(super) reference: Option<Rc<ProcessGroups>>,
     pub(super) critic: Option<Rc<ProcessGroups>>,

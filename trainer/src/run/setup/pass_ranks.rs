@@ -5,7 +5,7 @@ use rlt_api::resolved::ResolvedSpec;
 use crate::parallel::{RankError, Ranks};
 
 /// Ranks with the same tensor-parallel index as this one, with the sequence-parallel groups of each kind of
-/// pass.
+/// pass. They are listed by pass, because each kind of pass may have a degree of its own.
 pub(super) struct PassRanks {
     /// Ranks in updates of the actor.
     pub(super) updates: Ranks,
