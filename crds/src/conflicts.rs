@@ -25,7 +25,7 @@ use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 pub(crate) use conflict::Refused;
 pub use conflict::{ChosenDevice, Conflict};
-pub use facts::{Fact, Facts, WIDEST_HEAD};
+pub use facts::{Fact, Facts};
 pub use page::support_markdown;
 pub use rows::CONFLICTS;
 pub(crate) use rule::ConflictRule;

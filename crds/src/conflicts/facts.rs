@@ -9,7 +9,7 @@ use crate::rules::{estimator, with_critic};
 use crate::spec::{DropoutPosition, LoraInit, LoraSpec, MeshSpec, RLTrainingJobSpec, VisionTraining};
 
 /// Widest head that the rollout's attention kernel for GPUs reads. Others are padded to a multiple of 8.
-pub const WIDEST_HEAD: usize = 256;
+const WIDEST_HEAD: usize = 256;
 
 /// Declares the facts with the field that sets each one, or the section of the model, and words for pages.
 macro_rules! facts {
@@ -152,7 +152,7 @@ facts! {
     QkNormAllHeads: "", "a norm of queries and keys over all heads";
     /// Norm of queries and keys with weights for each head.
     QkNormEachHead: "", "a norm of queries and keys with weights for each head";
-    /// Heads that are wider than [`WIDEST_HEAD`].
+    /// Heads that are wider than the rollout's attention kernel for GPUs reads.
     WideHeads: "", "heads of more than 256";
     /// Family without a classifier in transformers.
     NoClassifier: "", "a family without classifiers in transformers";

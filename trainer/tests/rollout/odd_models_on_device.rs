@@ -95,6 +95,6 @@ fn heads_that_are_too_wide_for_a_device_are_refused_by_name() {
             panic!("expected a refusal")
         };
         let said = source.to_string();
-        assert!(said.contains("head_dim is at most 256") && said.contains("258"), "{said}");
+        assert!(said.contains("reads heads of at most 256") && said.contains("head_dim 258"), "{said}");
     });
 }

@@ -25,7 +25,7 @@ mod splits;
 
 use std::collections::{HashMap, VecDeque};
 
-use rlt_api::conflicts::WIDEST_HEAD;
+use rlt_api::conflicts::{Fact, Facts, conflict_of};
 use rlt_core::types::TokenId;
 use rlt_torch::Error;
 use rlt_torch::collectives::{CollectiveError, Traffic};
@@ -153,17 +153,18 @@ impl From<CudaError> for EngineError {
     }
 }
 
-/// Returns the index of the GPU that holds `weights`. Fails if kernels do not support the width of their
-/// heads.
+/// Returns the index of the GPU that holds `weights`. Fails if GPUs cannot sample from such a model.
 fn gpu_of(weights: &RolloutWeights) -> Result<usize, CudaError> {
     let Device::Cuda(device) = weights.unpacked.device() else {
         let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.unpacked.device()));
         return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
     };
-    let head_dim = weights.unpacked.config.head_dim;
-    if head_dim > WIDEST_HEAD {
-        let expected = format!("a model whose head_dim is at most {WIDEST_HEAD}");
-        return Err(Error::Argument { act: "decoding on a GPU", expected, got: head_dim.to_string() }.into());
+    let config = &weights.unpacked.config;
+    let facts = Facts::of_model(config).with(Fact::Sampling, true);
+    if let Some(conflict) = conflict_of(Fact::OnGpu, &facts) {
+        let expected = format!("a CPU, as {}", conflict.reason());
+        let got = format!("a GPU and {:?} with head_dim {}", config.family, config.head_dim);
+        return Err(Error::Argument { act: "sampling", expected, got }.into());
     }
     Ok(device)
 }
