@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, FinishReason};
-use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions, Request, RolloutProgress};
+use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions, Request, RolloutProgress, SequenceId};
 
 use super::fixture::*;
 
@@ -130,18 +130,18 @@ fn each_completion_is_handed_over_while_others_are_still_being_sampled() {
         ControlFlow::Continue(())
     };
     let mut handed = Vec::new();
-    let mut on_finish = |sample: (usize, usize), completion: &Completion| {
-        handed.push((sample, completion.clone(), num_tokens.get()));
+    let mut on_finish = |id: SequenceId, completion: &Completion| {
+        handed.push((id, completion.clone(), num_tokens.get()));
     };
     let completions =
         engine.generate_streaming(&decoder, &requests, &Letters, &mut progress, &mut on_finish).unwrap();
     assert_eq!(completions, expected, "observers change nothing");
     assert_eq!(handed.len(), 6, "each once");
-    for ((request_idx, sample_idx), completion, _) in &handed {
-        assert_eq!(*completion, completions[*request_idx][*sample_idx]);
+    for (id, completion, _) in &handed {
+        assert_eq!(*completion, completions[id.request_idx][id.sample_idx]);
     }
     let total: usize = completions.iter().flatten().map(|completion| completion.tokens.len()).sum();
     assert_eq!(num_tokens.get(), total);
-    let first = handed.iter().find(|((request_idx, _), ..)| *request_idx == 0).unwrap();
+    let first = handed.iter().find(|(id, ..)| id.request_idx == 0).unwrap();
     assert!(first.2 < total / 2, "the shortest were handed over after {} of {total} tokens", first.2);
 }

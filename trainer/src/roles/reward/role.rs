@@ -73,7 +73,9 @@ impl RewardsRole {
         let lens: Vec<usize> = own.iter().map(|(_, group)| group.len()).collect();
         let ids: Vec<SampleId> = own
             .iter()
-            .flat_map(|(prompt_idx, group)| (0..group.len()).map(|sample_idx| (*prompt_idx, sample_idx)))
+            .flat_map(|(prompt_idx, group)| {
+                (0..group.len()).map(|sample_idx| SampleId { prompt_idx: *prompt_idx, sample_idx })
+            })
             .collect();
         let samples: Vec<(Arc<Prompt>, Completion)> = own
             .into_iter()

@@ -9,7 +9,7 @@ mod run_loop;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use rlt_core::engine::Detokenizer;
+use rlt_core::engine::{Detokenizer, SequenceId};
 use rlt_core::mesh::AxisPlace;
 use rlt_core::types::Completion;
 
@@ -210,7 +210,7 @@ impl Engine {
     }
 
     /// Samples as [`Self::generate`] does, and calls `on_finish` with each completion as soon as its last
-    /// token is sampled, with the indices of its request and of its sample.
+    /// token is sampled.
     ///
     /// # Errors
     /// As [`Self::generate`].
@@ -220,13 +220,13 @@ impl Engine {
         requests: &[Request],
         detokenizer: &dyn Detokenizer,
         progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
-        on_finish: &mut dyn FnMut((usize, usize), &Completion),
+        on_finish: &mut dyn FnMut(SequenceId, &Completion),
     ) -> Result<Vec<Vec<Completion>>, EngineError> {
         let mut completions: Vec<Vec<Option<Completion>>> =
             requests.iter().map(|request| vec![None; request.seeds.len()]).collect();
         let mut on_event = |event: Event| {
             if let Event::Finished { id, completion } = event {
-                on_finish((id.request_idx, id.sample_idx), &completion);
+                on_finish(id, &completion);
                 completions[id.request_idx][id.sample_idx] = Some(completion);
             }
         };

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use rlt_api::ExitCode;
 use rlt_api::spec::RolloutSpec;
+use rlt_core::engine::SequenceId;
 use rlt_core::metrics::Metrics;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::tensor_parallel::SampleAssignment;
@@ -23,7 +24,7 @@ use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
 use crate::roles::actor::ActorRole;
 use crate::roles::error::{StepError, StepFault};
-use crate::roles::reward::{ExternalFunctions, Sampled, SamplingCost};
+use crate::roles::reward::{ExternalFunctions, SampleId, Sampled, SamplingCost};
 use crate::roles::step_context::StepContext;
 
 impl StepFault for EngineError {
@@ -198,12 +199,13 @@ impl RolloutRole {
         let num_samples = own_idxs.len() * plan.num_samples as usize;
         self.context.watch().begin_phase(plan.phase, num_samples as u64);
         let mut pending_rewards = self.external.begin();
-        let mut submit = |(request_idx, sample_idx): (usize, usize), completion: &Completion| {
+        let mut submit = |SequenceId { request_idx, sample_idx }: SequenceId, completion: &Completion| {
             let prompt_idx = own_idxs[request_idx];
             if let Some(pending_rewards) =
                 pending_rewards.as_mut().filter(|_| assignment.judge_of(prompt_idx) == rank)
             {
-                pending_rewards.submit((prompt_idx, sample_idx), &prompts[prompt_idx], completion);
+                let id = SampleId { prompt_idx, sample_idx };
+                pending_rewards.submit(id, &prompts[prompt_idx], completion);
             }
         };
         let completions = self.context.measure("gen", || self.generate(actor, &requests, &mut submit))?;
@@ -276,7 +278,7 @@ impl RolloutRole {
         &self,
         actor: &ActorRole,
         requests: &[Request],
-        on_finish: &mut dyn FnMut((usize, usize), &Completion),
+        on_finish: &mut dyn FnMut(SequenceId, &Completion),
     ) -> Result<Option<Vec<Vec<Completion>>>, EngineError> {
         let mut progress = |progress: RolloutProgress| {
             self.context.watch().advance(progress.num_finished as u64, progress.num_tokens as u64);

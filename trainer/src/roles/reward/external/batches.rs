@@ -5,9 +5,9 @@ use rlt_core::reward::Verdict;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::ExternalSample;
 use super::endpoint::Endpoint;
 use super::status::Status;
+use super::{ExternalSample, SampleId};
 
 /// Server with the protocol of `docs/rewards.md`.
 pub(super) struct BatchServer(pub(super) Endpoint);
@@ -58,7 +58,8 @@ pub(super) fn sample_json(sample: &ExternalSample) -> Value {
 }
 
 fn wire_id(sample: &ExternalSample) -> String {
-    format!("{}.{}", sample.id.0, sample.id.1)
+    let SampleId { prompt_idx, sample_idx } = sample.id;
+    format!("{prompt_idx}.{sample_idx}")
 }
 
 /// Stores the verdicts of an answer in `known`. Fails if a verdict is invalid, or some are missing.

@@ -4,8 +4,14 @@ use std::sync::Arc;
 
 use rlt_core::types::Prompt;
 
-/// Index of a sample's prompt in the batch, and of the sample in its group.
-pub type SampleId = (usize, usize);
+/// Name of a sample of a batch: its prompt, and its index among the samples of the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SampleId {
+    /// Index of the prompt in the batch.
+    pub prompt_idx: usize,
+    /// Index among the samples of the prompt.
+    pub sample_idx: usize,
+}
 
 /// Fields of a sample that an external function gets.
 #[derive(Clone, Debug)]

@@ -29,6 +29,10 @@ fn prompt(ground_truth: Value) -> Arc<Prompt> {
     })
 }
 
+fn sample_id(prompt_idx: usize, sample_idx: usize) -> SampleId {
+    SampleId { prompt_idx, sample_idx }
+}
+
 fn completion(text: &str) -> Completion {
     let tokens = vec![1; text.len().max(1)];
     let rollout_logprobs = vec![0.0; tokens.len()];
@@ -48,7 +52,7 @@ fn functions(kind: &str, server: Value, settings: Value) -> Result<ExternalFunct
 fn judge(functions: &ExternalFunctions, ground_truth: Value, texts: &[&str]) -> Vec<Verdict> {
     let (mut judging, prompt) = (functions.begin().unwrap(), prompt(ground_truth));
     for (idx, text) in texts.iter().enumerate() {
-        judging.submit((0, idx), &prompt, &completion(text));
+        judging.submit(sample_id(0, idx), &prompt, &completion(text));
     }
     of_f(judging.finish(&|| false))
 }

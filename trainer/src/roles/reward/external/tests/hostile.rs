@@ -165,7 +165,7 @@ fn a_batch_ends_at_its_limit_whatever_waits_in_the_queue() {
     assert!(requests.len() <= 2, "more than maxConcurrent: {requests:?}");
     let started = Instant::now();
     let mut judging = functions(3600.0).begin().unwrap();
-    judging.submit((0, 0), &prompt(json!(null)), &completion("x"));
+    judging.submit(sample_id(0, 0), &prompt(json!(null)), &completion("x"));
     assert_eq!(statuses(&of_f(judging.finish(&|| true))), [Timeout]);
     assert!(started.elapsed() < PATIENCE, "a run that stops does not wait");
 }

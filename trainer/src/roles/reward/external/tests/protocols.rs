@@ -18,14 +18,14 @@ fn verdicts_do_not_depend_on_batches_concurrency_or_the_order_of_completions() {
         let functions = functions("Server", spec, json!({})).unwrap();
         let mut judging = functions.begin().unwrap();
         for idx in order {
-            judging.submit((idx / 4, idx % 4), &prompt(json!(null)), &completion(&texts[*idx]));
+            judging.submit(sample_id(idx / 4, idx % 4), &prompt(json!(null)), &completion(&texts[*idx]));
         }
         judging.finish(&|| false)
     };
     let in_order: Vec<usize> = (0..texts.len()).collect();
     let mixed: Vec<usize> = in_order.iter().map(|idx| idx * 7 % texts.len()).collect();
     let alone = judged(1, 1, &in_order);
-    assert_eq!(alone[&(5, 2)]["f"], Verdict::ok(22.0));
+    assert_eq!(alone[&sample_id(5, 2)]["f"], Verdict::ok(22.0));
     for (max_batch, max_concurrent, order) in [(5, 1, &in_order), (1, 8, &mixed), (7, 3, &mixed)] {
         assert_eq!(judged(max_batch, max_concurrent, order), alone, "{max_batch} {max_concurrent}");
     }
@@ -37,7 +37,7 @@ fn a_full_request_leaves_while_others_are_still_being_sampled() {
     let functions = functions("Server", json!({"url": server.url, "maxBatch": 2}), json!({})).unwrap();
     let mut judging = functions.begin().unwrap();
     for idx in 0..3 {
-        judging.submit((0, idx), &prompt(json!(null)), &completion("x"));
+        judging.submit(sample_id(0, idx), &prompt(json!(null)), &completion("x"));
     }
     let started = Instant::now();
     while server.num_requests() == 0 {
@@ -47,7 +47,7 @@ fn a_full_request_leaves_while_others_are_still_being_sampled() {
         );
         std::thread::sleep(Duration::from_millis(1));
     }
-    judging.submit((0, 3), &prompt(json!(null)), &completion("x"));
+    judging.submit(sample_id(0, 3), &prompt(json!(null)), &completion("x"));
     assert_eq!(values(&of_f(judging.finish(&|| false))), [1.0; 4]);
     assert_eq!(server.num_requests(), 2, "the third waits for the fourth");
 }
