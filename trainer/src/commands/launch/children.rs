@@ -26,8 +26,8 @@ const POLL: Duration = Duration::from_millis(20);
 /// own errors.
 const GRACE_WITH_CAUSE: Duration = Duration::from_secs(1);
 /// Grace period of the other ranks after the exit of a rank that has lost a peer: long enough for all to
-/// notice and to report which peer is missing.
-const GRACE_WITHOUT_CAUSE: Duration = Duration::from_secs(6);
+/// notice and to report which peer is missing, which takes them up to five seconds.
+const GRACE_WITHOUT_CAUSE: Duration = Duration::from_secs(8);
 
 /// Ranks of this machine. Dropping this kills those that still run.
 pub(super) struct Children {

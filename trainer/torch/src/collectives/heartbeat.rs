@@ -1,4 +1,4 @@
-//! Heartbeats of ranks: once a second, a thread writes to the store that this process runs and how many
+//! Heartbeats of ranks: twice a second, a thread writes to the store that this process runs and how many
 //! operations each of its groups has started. So a failed operation can name the ranks that it waited for.
 //!
 //! A heartbeat is a counter; a rank is alive while the counter changes, so no clocks are compared.
@@ -7,15 +7,18 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{JoinHandle, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Diagnosis;
 use super::store::{Store, StoreError};
 
 /// Interval between two heartbeats.
-const PERIOD: Duration = Duration::from_secs(1);
-/// Observation period, long enough to see a living rank's heartbeat change.
-const OBSERVATION: Duration = Duration::from_millis(2500);
+const PERIOD: Duration = Duration::from_millis(500);
+/// Longest observation: a rank that is alive is seen after one period, or later where its thread has to wait
+/// for a core.
+const OBSERVATION: Duration = PERIOD.saturating_mul(10);
+/// Interval between two reads of a heartbeat that has not changed yet.
+const POLL: Duration = Duration::from_millis(100);
 
 /// Sequence number of the last operation that each group has started, by the group's name.
 type Started = BTreeMap<String, u64>;
@@ -61,16 +64,20 @@ impl Heartbeat {
         }
     }
 
-    /// Determines for which ranks operation `sequence` of `group` waits; takes a few seconds.
+    /// Determines for which ranks operation `sequence` of `group` waits; takes up to [`OBSERVATION`] if one
+    /// of them is not alive.
     pub(super) fn diagnose(&self, group: &str, sequence: u64, members: &[usize]) -> Diagnosis {
         let store = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
-        let observe = || members.iter().map(|rank| store.get(&name(*rank))).collect::<Result<Vec<_>, _>>();
-        let Ok(before) = observe() else {
-            return Diagnosis { store_lost: true, ..Diagnosis::default() };
+        let started = Instant::now();
+        let waits = || {
+            let is_early = started.elapsed() < OBSERVATION;
+            if is_early {
+                sleep(POLL);
+            }
+            is_early
         };
-        sleep(OBSERVATION);
-        match observe() {
-            Ok(after) => judge(group, sequence, members, &before, &after),
+        match observe(members, |rank| store.get(&name(rank)), waits) {
+            Ok(changed) => judge(group, sequence, members, &changed),
             Err(_) => Diagnosis { store_lost: true, ..Diagnosis::default() },
         }
     }
@@ -102,24 +109,36 @@ fn last_started(heartbeat: &str, group: &str) -> u64 {
     heartbeat.lines().skip(1).find_map(of_group).unwrap_or(0)
 }
 
-/// Compares two observations of each member's heartbeat in the store.
-fn judge(
-    group: &str,
-    sequence: u64,
+/// Reads the heartbeats of `members` until each has changed, or until `waits`, which pauses between two
+/// reads, returns false. Returns the changed heartbeats, `None` for one that has not changed.
+fn observe(
     members: &[usize],
-    before: &[Option<String>],
-    after: &[Option<String>],
-) -> Diagnosis {
-    let mut diagnosis = Diagnosis::default();
-    for ((rank, before), after) in members.iter().zip(before).zip(after) {
-        match after {
-            Some(heartbeat) if before.as_ref() != Some(heartbeat) => {
-                let last = last_started(heartbeat, group);
-                if last < sequence {
-                    diagnosis.behind.push((*rank, last));
-                }
+    get: impl Fn(usize) -> Result<Option<String>, StoreError>,
+    mut waits: impl FnMut() -> bool,
+) -> Result<Vec<Option<String>>, StoreError> {
+    let before = members.iter().map(|rank| get(*rank)).collect::<Result<Vec<_>, _>>()?;
+    let mut changed = vec![None; members.len()];
+    while changed.contains(&None) && waits() {
+        for (idx, rank) in members.iter().enumerate() {
+            if changed[idx].is_none() {
+                changed[idx] = get(*rank)?.filter(|heartbeat| before[idx].as_ref() != Some(heartbeat));
             }
-            _ => diagnosis.silent.push(*rank),
+        }
+    }
+    Ok(changed)
+}
+
+/// Names the members without a changed heartbeat, and those that have not started the operation.
+fn judge(group: &str, sequence: u64, members: &[usize], changed: &[Option<String>]) -> Diagnosis {
+    let mut diagnosis = Diagnosis::default();
+    for (rank, heartbeat) in members.iter().zip(changed) {
+        let Some(heartbeat) = heartbeat else {
+            diagnosis.silent.push(*rank);
+            continue;
+        };
+        let last = last_started(heartbeat, group);
+        if last < sequence {
+            diagnosis.behind.push((*rank, last));
         }
     }
     diagnosis
@@ -127,19 +146,44 @@ fn judge(
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
     fn a_rank_without_heartbeat_is_silent_and_a_slow_one_is_behind() {
-        let heartbeat = |beat, sequence| Some(encode(beat, &Started::from([("data".to_owned(), sequence)])));
-        let before = [heartbeat(5, 7), heartbeat(9, 7), heartbeat(2, 6), None];
-        let after = [heartbeat(7, 7), heartbeat(9, 7), heartbeat(4, 6), None];
-        let diagnosis = judge("data", 7, &[0, 2, 4, 6], &before, &after);
+        let heartbeat = |sequence| Some(encode(7, &Started::from([("data".to_owned(), sequence)])));
+        let changed = [heartbeat(7), None, heartbeat(6), None];
+        let diagnosis = judge("data", 7, &[0, 2, 4, 6], &changed);
         assert_eq!(diagnosis.silent, [2, 6]);
         assert_eq!(diagnosis.behind, [(4, 6)]);
         assert_eq!(
             diagnosis.to_string(),
             "no sign of life from ranks 2, 6; rank 4 has not come to it (its last was number 6)"
         );
+    }
+
+    /// Rank 0 beats before every read, rank 1 before the fifth, rank 2 has stopped, and rank 3 never began.
+    #[test]
+    fn an_observation_ends_once_every_heartbeat_has_changed_and_in_any_case_at_its_limit() {
+        let num_pauses = Cell::new(0_u32);
+        let get = |rank: usize| -> Result<Option<String>, StoreError> {
+            Ok(match rank {
+                0 => Some(num_pauses.get().to_string()),
+                1 => Some((num_pauses.get() / 5).to_string()),
+                2 => Some("1".to_owned()),
+                _ => None,
+            })
+        };
+        let waits = || {
+            num_pauses.set(num_pauses.get() + 1);
+            num_pauses.get() <= 10
+        };
+        let changed = Some("1".to_owned());
+        assert_eq!(observe(&[0, 1], get, waits).unwrap(), [changed.clone(), changed.clone()]);
+        assert_eq!(num_pauses.get(), 5);
+        num_pauses.set(0);
+        assert_eq!(observe(&[0, 1, 2, 3], get, waits).unwrap(), [changed.clone(), changed, None, None]);
+        assert_eq!(num_pauses.get(), 11);
     }
 }
