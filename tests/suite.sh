@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the checks and tests of the project in stages, the cheapest first, and says at the end how long each took.
-#   tests/suite.sh check   what a change needs before each commit: no libtorch, no cluster, no browser, no installation
-#   tests/suite.sh all     everything
+#   tests/suite.sh check        what a change needs before each commit: no libtorch, no cluster, no browser, no installation
+#   tests/suite.sh all          everything
+#   tests/suite.sh group NAME   the tests of one group of .config/nextest.toml, compiled and prepared as for `all`
 # Lints and tests come from one compilation: clippy stands in for the compiler of the workspace's own packages.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -62,35 +63,57 @@ memory_folder() {
 }
 
 # Clusters wait for half of their time, so one test more than there are cores runs.
-run_all() (
+run_prepared() ( # FILTER
     RLT_TESTS_IN_MEMORY=$(memory_folder)
     export RLT_TESTS_IN_MEMORY
     trap '[ -z "$RLT_TESTS_IN_MEMORY" ] || rm -rf "$RLT_TESTS_IN_MEMORY"' EXIT
-    RLT_TESTS_PREPARED=1 nextest run "${WORKSPACE[@]}" --test-threads $(($(nproc) + 1)) -E 'not package(rlt-rules)'
+    RLT_TESTS_PREPARED=1 nextest run "${WORKSPACE[@]}" --test-threads $(($(nproc) + 1)) -E "$1"
 )
 
+# With benchmarks, which are not run.
+compile() {
+    cargo test "${WORKSPACE[@]}" --all-targets --no-run --no-fail-fast --quiet
+}
+
+fetch_runner() {
+    tests/fetch-nextest.sh "$target/tools/bin"
+}
+
+cheap_stages() {
+    stage "formatting" cargo fmt --all --check
+    stage "test runner" fetch_runner
+    stage "rules of the repository" nextest run --package rlt-rules --locked
+}
+
+usage() {
+    echo "usage: tests/suite.sh check|all|group NAME" >&2
+    exit 2
+}
+
 rm -f "$target/skipped-tests.txt"
-stage "formatting" cargo fmt --all --check
-stage "test runner" tests/fetch-nextest.sh "$target/tools/bin"
-stage "rules of the repository" nextest run --package rlt-rules --locked
 case ${1:-} in
 check)
+    cheap_stages
     stage "lints and tests without libtorch" nextest run "${WORKSPACE[@]}" "${WITH_LIBTORCH[@]/#/--exclude=}" \
         --exclude rlt-rules --profile check
     ;;
 all)
-    # With benchmarks, which are not run.
-    stage "lints and compilation" cargo test "${WORKSPACE[@]}" --all-targets --no-run --no-fail-fast --quiet
+    cheap_stages
+    stage "lints and compilation" compile
     # Seconds, so that a stale file is not named behind minutes of preparation; these tests run below too.
     stage "generated files and snapshots" nextest run "${WORKSPACE[@]}" --profile generated
     stage "preparation" "$target/debug/rlt-prepare"
-    stage "tests" run_all
+    stage "tests" run_prepared 'not package(rlt-rules)'
     stage "examples in documentation" cargo test --doc --workspace --features rlt-api/kube --locked --quiet
     stage "kernels" bash trainer/torch/build-kernels.sh --check-if-fetched
     ;;
-*)
-    echo "usage: tests/suite.sh check|all" >&2
-    exit 2
+group)
+    [ $# = 2 ] || usage
+    stage "test runner" fetch_runner
+    stage "lints and compilation" compile
+    stage "preparation" "$target/debug/rlt-prepare"
+    stage "tests of the group $2" run_prepared "group($2)"
     ;;
+*) usage ;;
 esac
 finish

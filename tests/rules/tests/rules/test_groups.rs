@@ -105,6 +105,26 @@ fn only_tests_that_wait_for_a_kubelet_a_browser_or_a_registry_are_retried() {
     assert!(others.is_empty(), "these tests of .config/nextest.toml may not be retried: {others:?}");
 }
 
+/// Commands need a package: without one nextest runs the default members, which have few of the tests.
+#[test]
+fn commands_of_the_page_for_contributors_name_packages_groups_and_tests_that_exist() {
+    let (page, config, sources) = (read("CONTRIBUTING.md"), config(), rust_sources().unwrap());
+    let groups = config["test-groups"].as_table().unwrap();
+    let group = Regex::new(r"suite\.sh group ([a-z]+)").unwrap();
+    let named: Vec<_> = group.captures_iter(&page).map(|found| found[1].to_owned()).collect();
+    assert!(!named.is_empty() && named.iter().all(|name| groups.contains_key(name)), "{named:?}");
+    let lines: Vec<_> = page.lines().filter(|line| line.contains("nextest run ")).collect();
+    assert!(!lines.is_empty());
+    let test = Regex::new(r"test\(([a-z_]+)\)").unwrap();
+    for line in lines {
+        assert!(line.contains("--package ") || line.contains("--workspace "), "{line}");
+        for found in test.captures_iter(line) {
+            let start = format!("fn {}", &found[1]);
+            assert!(sources.iter().any(|file| file.text.contains(&start)), "there is no such test: {line}");
+        }
+    }
+}
+
 /// Call that compares a text with its snapshot, in two parts: this file has none.
 const SNAPSHOT: &str = concat!("insta::", "assert_");
 
