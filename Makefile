@@ -71,8 +71,7 @@ test: setup ## Every check and every test, the quickest first
 	@tests/suite.sh all
 
 prepare: setup ## Make what tests need and must not make themselves: programs of clusters, Python packages, images
-	cargo build --workspace --bins --locked --features rlt-api/kube
-	target/debug/rlt-prepare
+	@tests/suite.sh prepare
 
 test-cuda-image: cluster-packages ## The tests of the image for GPUs, with CUDA's libraries fetched (make test skips them without)
 	@CUDA=1 bash trainer/torch/fetch-libtorch.sh

@@ -2,6 +2,7 @@
 # Runs the checks and tests of the project in stages, the cheapest first, and says at the end how long each took.
 #   tests/suite.sh check        what a change needs before each commit: no libtorch, no cluster, no browser, no installation
 #   tests/suite.sh all          everything
+#   tests/suite.sh prepare      compiles, and makes what tests need and must not make themselves
 #   tests/suite.sh group NAME   the tests of one group of .config/nextest.toml, compiled and prepared as for `all`
 # Lints and tests come from one compilation: clippy stands in for the compiler of the workspace's own packages.
 set -euo pipefail
@@ -86,7 +87,7 @@ cheap_stages() {
 }
 
 usage() {
-    echo "usage: tests/suite.sh check|all|group NAME" >&2
+    echo "usage: tests/suite.sh check|all|prepare|group NAME" >&2
     exit 2
 }
 
@@ -106,6 +107,10 @@ all)
     stage "tests" run_prepared 'not package(rlt-rules)'
     stage "examples in documentation" cargo test --doc --workspace --features rlt-api/kube --locked --quiet
     stage "kernels" bash trainer/torch/build-kernels.sh --check-if-fetched
+    ;;
+prepare)
+    stage "lints and compilation" compile
+    stage "preparation" "$target/debug/rlt-prepare"
     ;;
 group)
     [ $# = 2 ] || usage
