@@ -154,6 +154,28 @@ fn snapshots_and_generated_files_are_compared_before_anything_is_prepared() {
     assert!(late.is_empty(), "the profile `generated` of .config/nextest.toml has no tests of {late:?}");
 }
 
+/// Files are compared before a commit too, where their executable has tests that `make check` cannot run.
+#[test]
+fn generated_files_are_compared_by_make_check_too() {
+    let config = config();
+    let filter = |profile: &str| config["profile"][profile]["default-filter"].as_str().unwrap().to_owned();
+    let (check, generated) = (filter("check"), filter("generated"));
+    let lists = Regex::new(r"::\(([a-z_|]+)\)\$/\)").unwrap();
+    let left_out: Vec<&str> =
+        lists.captures_iter(&check).map(|found| found.get(1).unwrap().as_str()).collect();
+    assert!(!left_out.is_empty());
+    let tests = Regex::new(r"\(binary_id\(([a-z-]+::([a-z_]+))\) & test\(=([a-z_]+)\)\)").unwrap();
+    let mut num_tests = 0;
+    for found in tests.captures_iter(&generated) {
+        let (executable, name, test) = (&found[1], &found[2], &found[3]);
+        let is_left_out = left_out.iter().any(|list| list.split('|').any(|one| one == name));
+        let is_kept = check.contains(&format!("(binary_id({executable}) - test(={test}))"));
+        assert!(is_kept && !is_left_out, "the profile `check` of .config/nextest.toml leaves {test} out");
+        num_tests += 1;
+    }
+    assert!(num_tests > 0);
+}
+
 /// Sources that may start a compiler: those of the preparation, and a test of an example's own command.
 const MAY_COMPILE: [&str; 3] =
     ["tests/cluster/src/", "tests/devices/src/build", "tests/tests/local_run/rewards/reward_servers.rs"];
