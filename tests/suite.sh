@@ -15,6 +15,9 @@ WORKSPACE=(--workspace --features rlt-api/kube --locked)
 # Packages that link libtorch, or whose tests start programs that do.
 WITH_LIBTORCH=(rlt-trainer rlt-data rlt-storage rlt-torch rlt-devices rlt-prepare rlt-tests rlt-cluster expert-iteration)
 WITHOUT_LIBTORCH=("${WORKSPACE[@]}" "${WITH_LIBTORCH[@]/#/--exclude=}" --exclude rlt-rules)
+# Tests that need nothing prepared, of packages that need no libtorch, cluster or browser.
+PURE="(package(/^rlt-(algorithms|api|channel|convert|core|files|hub|mutations|objects|template|terminal|traces)\$/) \
+- (binary_id(rlt-template::jinja2) & test(/^trl::/)))"
 durations=()
 
 stage() { # NAME COMMAND..: ends the run if the command fails
@@ -117,8 +120,10 @@ all)
     stage "lints and compilation" compile
     # Seconds, so that a stale file is not named behind minutes of preparation; these tests run below too.
     stage "generated files and snapshots" nextest run "${WORKSPACE[@]}" --profile generated
+    # Before the preparation as well: their failures need not wait for clusters and trainings.
+    stage "tests that need nothing" nextest run "${WORKSPACE[@]}" -E "$PURE"
     stage "preparation" "$target/debug/rlt-prepare"
-    stage "tests" run_prepared 'not package(rlt-rules)'
+    stage "tests" run_prepared "not (package(rlt-rules) + $PURE)"
     stage "examples in documentation" cargo test --doc --workspace --features rlt-api/kube --locked --quiet
     stage "kernels" bash trainer/torch/build-kernels.sh --check-if-fetched
     ;;

@@ -140,7 +140,9 @@ fn package_of(source: &str) -> String {
 fn snapshots_and_generated_files_are_compared_before_anything_is_prepared() {
     let suite = read("tests/suite.sh");
     let place = |words: &str| suite.find(words).unwrap_or_else(|| panic!("tests/suite.sh has no {words}"));
-    assert!(place("--profile generated") < place("stage \"preparation\""), "the order of tests/suite.sh");
+    for cheap in ["--profile generated", "-E \"$PURE\""] {
+        assert!(place(cheap) < place("stage \"preparation\""), "{cheap}: the order of tests/suite.sh");
+    }
     let config = config();
     let filter = config["profile"]["generated"]["default-filter"].as_str().unwrap();
     let sources = rust_sources().unwrap();
