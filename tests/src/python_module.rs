@@ -15,6 +15,12 @@ pub fn python_module() -> Option<PathBuf> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
         let module = crate::cache_folder()?.join("python-3.12.0-wasi/python.wasm");
+        if !module.exists()
+            && let Err(reason) = rlt_skipped::may_prepare("the interpreter for the sandbox")
+        {
+            rlt_skipped::skip(&reason);
+            return None;
+        }
         let script = workspace_root().join("examples/rewards/fetch-python.sh");
         let fetched = Command::new(script).arg(&module).output().ok()?;
         if fetched.status.success() {

@@ -1,5 +1,6 @@
 //! `rlt-prepare` makes what tests need and must not download or compile themselves: programs of clusters,
-//! Python packages, the Python of the sandbox, emulated devices and images. What is there already is kept.
+//! Python packages, the sandbox's Python and example, emulated devices and images. What is there already is
+//! kept.
 
 #![expect(clippy::print_stdout, reason = "it talks to people")]
 
@@ -13,10 +14,11 @@ use rlt_tests::{PythonPackage, image_of_built_binary, python_module};
 /// Name of a thing that is made, and what makes it.
 type Task = (&'static str, fn() -> Result<(), Box<dyn Error>>);
 
-const TASKS: [Task; 5] = [
+const TASKS: [Task; 6] = [
     ("programs of clusters", programs),
     ("Python packages", python_packages),
     ("Python for the sandbox", sandbox_python),
+    ("example for the sandbox", sandbox_example),
     ("emulated devices", emulated_devices),
     ("images", images),
 ];
@@ -26,8 +28,8 @@ Make what tests need and must not download or compile themselves. What is there 
 
 Usage: rlt-prepare
 
-It makes programs of clusters, Python packages, the Python of the sandbox, emulated devices and images, and prints how
-many seconds each took.
+It makes programs of clusters, Python packages, the sandbox's Python and example, emulated devices and images, and
+prints how many seconds each took.
 
 Exit codes:
    0 all of them are there
@@ -72,6 +74,14 @@ fn python_packages() -> Result<(), Box<dyn Error>> {
 
 fn sandbox_python() -> Result<(), Box<dyn Error>> {
     python_module().map(drop).ok_or_else(|| "cannot be fetched".into())
+}
+
+/// The example's reward as a module. Without Rust's library for WebAssembly there is none: its test skips.
+fn sandbox_example() -> Result<(), Box<dyn Error>> {
+    if rlt_tests::reward_module()?.is_none() {
+        println!("prepare: no module is compiled here: `rustup target add wasm32-unknown-unknown`");
+    }
+    Ok(())
 }
 
 fn emulated_devices() -> Result<(), Box<dyn Error>> {

@@ -154,32 +154,11 @@ fn a_variable_of_the_user_goes_to_a_server_of_the_manifest_only_if_the_user_allo
 
 #[test]
 fn a_module_in_the_sandbox_gives_the_run_that_the_trainer_gives_itself() {
-    let place = Place::new();
-    let target = "wasm32-unknown-unknown";
-    let module = place.file("reward.wasm");
-    let source = rlt_tests::workspace_root().join("examples/rewards/reward.rs");
-    let mut compiler = Command::new("rustc");
-    compiler.args([
-        "--edition",
-        "2021",
-        "--target",
-        target,
-        "-O",
-        "--crate-type",
-        "cdylib",
-        "-C",
-        "strip=symbols",
-        "-o",
-    ]);
-    let compiled = compiler.arg(&module).arg(source).output().unwrap();
-    if !compiled.status.success()
-        && String::from_utf8_lossy(&compiled.stderr).contains("may not be installed")
-    {
-        rlt_skipped::skip_also_under_ci(&format!("the example needs `rustup target add {target}`"));
+    let Some(module) = rlt_tests::reward_module().unwrap() else {
+        rlt_skipped::skip_also_under_ci("the example needs `rustup target add wasm32-unknown-unknown`");
         return;
-    }
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let own = Place::new();
+    };
+    let (own, place) = (Place::new(), Place::new());
     own.train(&judged_by(json!({ "name": "right", "kind": "Exact" }), json!({}))).expect(0, &[]);
     let wasm = json!({ "name": "right", "kind": "Wasm", "wasm": { "path": module } });
     place.train(&judged_by(wasm, json!({}))).expect(0, &[]);
