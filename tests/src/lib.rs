@@ -110,7 +110,7 @@ pub fn test_image(name: &str) -> PathBuf {
 /// Builds a test image as [`test_image`], of a binary that was built before.
 ///
 /// # Panics
-/// When the image can not be built.
+/// When the image can not be built, or `make prepare` should have built it.
 pub fn image_of_built_binary(name: &str) -> PathBuf {
     // Tests of one process build in one folder.
     static BUILDS: Mutex<()> = Mutex::new(());
@@ -127,6 +127,7 @@ pub fn image_of_built_binary(name: &str) -> PathBuf {
     {
         return archive;
     }
+    assert_eq!(rlt_skipped::may_prepare(&format!("the image of the present {name}")), Ok(()));
     let profile =
         profile_folder().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let mut build = Command::new(root.join("charts/images.sh"));
@@ -138,6 +139,16 @@ pub fn image_of_built_binary(name: &str) -> PathBuf {
     };
     assert!(is_built, "no image of {name}: {answer}");
     archive
+}
+
+/// Reason why the image for GPUs cannot be built here; `None` where it can be.
+pub fn cuda_image_lacks() -> Option<&'static str> {
+    // The file that `make libtorch CUDA=1` writes last.
+    if !workspace_root().join(".libtorch/cuda-requirements.txt").exists() {
+        return Some("CUDA's libraries are not here; `make test-cuda-image` fetches them, 2 GB");
+    }
+    let works = Command::new("buildah").arg("info").output().is_ok_and(|it| it.status.success());
+    (!works).then_some("buildah does not work here")
 }
 
 /// Folder in which this project keeps what is downloaded or compiled once for all checkouts. `None` where

@@ -6,23 +6,10 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use rlt_tests::{test_image, workspace_root};
+use rlt_tests::{cuda_image_lacks, test_image};
 use serde_json::Value;
 
-/// The file that `make libtorch CUDA=1` writes last.
-const FETCHED: &str = ".libtorch/cuda-requirements.txt";
-
 const IMAGE: &str = "rlt.local/rlt-trainer:test-cuda";
-
-/// Reason why there is no such image here.
-fn missing() -> Option<&'static str> {
-    let answers =
-        |program: &str| Command::new(program).arg("info").output().is_ok_and(|it| it.status.success());
-    if !workspace_root().join(FETCHED).exists() {
-        return Some("CUDA's libraries are not here; `make test-cuda-image` fetches them, 2 GB");
-    }
-    (!answers("buildah")).then_some("buildah does not work here")
-}
 
 /// A container of the image, removed in the end.
 struct Container(String);
@@ -59,7 +46,7 @@ fn buildah(arguments: &[&str]) -> String {
 
 #[test]
 fn in_the_image_every_library_resolves_and_libtorchs_cuda_half_loads_with_zero_devices() {
-    if let Some(cause) = missing() {
+    if let Some(cause) = cuda_image_lacks() {
         rlt_skipped::skip_also_under_ci(cause);
         return;
     }

@@ -89,8 +89,12 @@ fn emulated_devices() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Images of the binaries under test, for clusters with a real node.
+/// Images of the binaries under test, for clusters with a real node, and the image for GPUs.
 fn images() -> Result<(), Box<dyn Error>> {
+    match rlt_tests::cuda_image_lacks() {
+        Some(reason) => println!("prepare: no image for GPUs is built: {reason}"),
+        None => drop(image_of_built_binary("rlt-trainer-cuda")),
+    }
     let node =
         rlt_cluster::Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap");
     if let Some(reason) = node.unavailable() {
