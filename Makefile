@@ -4,33 +4,31 @@ SHELL := /bin/bash
 
 QUICKSTART_OUTPUT ?= runs/quickstart
 
-.PHONY: docs kernels kernels-check help setup libtorch browser cluster-packages build images cluster cluster-down quickstart check test test-cuda-image prepare gpu-bundle gpu-check deny format generate bench bench-operator bench-chaos clean
+.PHONY: docs kernels kernels-check help setup libtorch cluster-packages build images cluster cluster-down quickstart check test test-cuda-image prepare gpu-bundle gpu-check deny format generate bench bench-operator bench-chaos clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: libtorch browser cluster-packages ## Install what tests need and is missing: libtorch, Chromium, programs of clusters
+# iproute2 for the network, containerd and what it calls for the node, buildah and debootstrap for images.
+CLUSTER_PACKAGES := iproute2 containerd runc containernetworking-plugins nftables conntrack buildah debootstrap
+CLUSTER_PROGRAMS := ip containerd runc nft conntrack buildah debootstrap
+HAS_CLUSTER_PROGRAMS := [ "$$(command -v $(CLUSTER_PROGRAMS) | wc -l)" = $(words $(CLUSTER_PROGRAMS)) ]
+HAS_BROWSER := command -v chromium chromium-browser google-chrome >/dev/null
+# $(call install,PURPOSE,PACKAGES) installs packages of the system, where that needs nobody's password.
+install = if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	echo "setup: installing $(2)"; export DEBIAN_FRONTEND=noninteractive; \
+	{ apt-get install -y -qq $(2) || { apt-get update -qq && apt-get install -y -qq $(2); }; } >/dev/null; \
+	else echo "setup: not root or no apt here: tests of $(1) skip without $(2)"; fi
+
+setup: libtorch ## Install what tests need and is missing: libtorch, Chromium, programs of clusters
+	@$(HAS_BROWSER) || $(call install,the report,chromium)
+	@$(HAS_CLUSTER_PROGRAMS) || $(call install,clusters,$(CLUSTER_PACKAGES))
 
 libtorch: ## Fetch the pinned libtorch once, with CUDA=1 CUDA's libraries too (an own LIBTORCH is respected)
 	@CUDA=$(CUDA) bash trainer/torch/fetch-libtorch.sh
 
-browser: ## Install Chromium for the report's test, where that needs nobody's password
-	@if command -v chromium chromium-browser google-chrome >/dev/null; then :; \
-	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "browser: installing chromium"; \
-		{ apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null; \
-	else echo "browser: no chromium here; the test of the report skips"; fi
-
-# iproute2 for the network, containerd and what it calls for the node, buildah and debootstrap for images.
-CLUSTER_PACKAGES := iproute2 containerd runc containernetworking-plugins nftables conntrack buildah debootstrap
-CLUSTER_PROGRAMS := ip containerd runc nft conntrack buildah debootstrap
-
-cluster-packages: ## Install what a cluster for tests needs, where that needs nobody's password
-	@if command -v $(CLUSTER_PROGRAMS) >/dev/null && [ "$$(command -v $(CLUSTER_PROGRAMS) | wc -l)" = $(words $(CLUSTER_PROGRAMS)) ]; then :; \
-	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "cluster-packages: installing $(CLUSTER_PACKAGES)"; export DEBIAN_FRONTEND=noninteractive; \
-		{ apt-get install -y -qq $(CLUSTER_PACKAGES) || { apt-get update -qq && apt-get install -y -qq $(CLUSTER_PACKAGES); }; } >/dev/null; \
-	else echo "cluster-packages: not root or no apt here; tests on a cluster skip"; fi
+cluster-packages:
+	@$(HAS_CLUSTER_PROGRAMS) || echo "cluster-packages: programs of clusters are missing here: \`make setup\` installs them"
 
 kernels: ## Compile the kernels for GPUs (fetches the pinned nvcc once; needs no GPU)
 	@bash trainer/torch/build-kernels.sh

@@ -20,7 +20,7 @@ pub(crate) fn missing(tools: &[&str]) -> Option<String> {
     }
     let absent: Vec<&str> = tools.iter().copied().filter(|tool| !is_on_path(tool)).collect();
     if !absent.is_empty() {
-        return Some(format!("no {} here (`make cluster-packages`)", absent.join(", ")));
+        return Some(format!("no {} here (`make setup`)", absent.join(", ")));
     }
     static SLOW: OnceLock<Option<String>> = OnceLock::new();
     SLOW.get_or_init(|| namespaces_are_refused().or_else(|| go_is_missing(&KUBERNETES.source_folder())))
