@@ -1,10 +1,8 @@
 //! Rewards of a whole run: functions that hang, and their records.
 
-use std::time::{Duration, Instant};
-
 use serde_json::{Value, json};
 
-use crate::job::{Place, tiny_with};
+use crate::job::{Place, end_of, tiny_with};
 
 /// A schema that refers to itself twice at each of 40 depths: to judge any JSON document by it takes 2^40
 /// steps.
@@ -36,13 +34,10 @@ fn with_hanging_reward(on_error: &str) -> Value {
 
 #[test]
 fn a_hanging_reward_function_masks_its_samples_and_the_run_continues() {
-    // Built before the clock runs.
-    rlt_tests::fresh_binary("rlt-trainer");
     for on_error in ["Mask", "Zero"] {
         let place = Place::new();
-        let started = Instant::now();
-        place.train(&with_hanging_reward(on_error)).expect(0, &[]);
-        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+        // A run that waited for the function would never end.
+        end_of(place.start(&with_hanging_reward(on_error))).expect(0, &[]);
         let steps = place.steps();
         assert_eq!(steps.len(), 3);
         let ratio = |step: &Value| step["reward/error_ratio"].as_f64().unwrap();
