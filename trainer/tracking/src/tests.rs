@@ -254,7 +254,7 @@ fn a_resume_cuts_every_log_in_place() {
             trackers.log(&step(Stage::Training, idx, 1.0 / (idx + 3) as f64));
             trackers.completions(vec![completion(idx), completion(idx)]);
         }
-        let reports = trackers.finish(RunEnd::Stopped);
+        let reports = trackers.finish_within(PATIENCE, RunEnd::Stopped);
         assert!(reports.is_empty(), "{reports:?}");
     };
     run(None, 1..=7);
@@ -278,11 +278,11 @@ fn a_log_that_cannot_be_opened_for_a_moment_loses_nothing_and_no_tracker_begins_
     fs::create_dir(&log).unwrap();
     let trackers = Trackers::open(&options(dir.path(), Some((Stage::Training, 4))));
     trackers.log(&step(Stage::Training, 5, 0.5));
-    assert!(!trackers.sync(Duration::from_secs(10)));
+    assert!(!trackers.sync(PATIENCE));
     fs::remove_dir(&log).unwrap();
     fs::rename(&aside, &log).unwrap();
     trackers.log(&step(Stage::Training, 6, 0.5));
-    assert!(trackers.sync(Duration::from_secs(10)));
+    assert!(trackers.sync(PATIENCE));
     assert_eq!(trackers.finish(RunEnd::Complete).iter().map(|report| report.num_lost).sum::<u64>(), 0);
     assert_eq!(inodes(dir.path()), before);
     assert_eq!(positions(dir.path()), (1..=6).map(|step| (Stage::Training, step)).collect::<Vec<_>>());
@@ -297,7 +297,7 @@ fn records_lost_by_a_log_that_is_never_opened_are_counted() {
     let trackers = Trackers::open(&options(dir.path(), None));
     for idx in 0..1500 {
         trackers.log(&step(Stage::Training, idx, 0.0));
-        assert!(idx % 100 > 0 || !trackers.sync(Duration::from_secs(10)));
+        assert!(idx % 100 > 0 || !trackers.sync(PATIENCE));
     }
     let reports = trackers.finish(RunEnd::Complete);
     let lost: Vec<_> = reports.iter().map(|report| (report.name, report.num_lost)).collect();
