@@ -1,6 +1,5 @@
 //! Cluster in which one contestant is installed, and the operations of a benchmark.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, Client, Config};
-use rlt_cluster::{Cluster, FakeNodes, Options};
+use rlt_cluster::{Cluster, FakeNodes, HeldPort, Options};
 use rlt_operator::client::{CallRate, Limiter, MAX_IN_FLIGHT, client};
 use rlt_operator::lease::Term;
 use rlt_operator::metrics::Metrics;
@@ -38,6 +37,8 @@ pub(crate) struct BenchCluster {
     pub(crate) controllers: Vec<Process>,
     /// Memory of the controller before the first job, in KiB.
     pub(crate) kib_at_start: f64,
+    /// Ports of the controllers' probes, which nobody else is given.
+    ports: Vec<HeldPort>,
     num_names: usize,
 }
 
@@ -63,6 +64,7 @@ impl BenchCluster {
             namespace,
             controllers: Vec::new(),
             kib_at_start: 0.0,
+            ports: Vec::new(),
             num_names: 0,
         };
         bench.install().await?;
@@ -99,7 +101,8 @@ impl BenchCluster {
 
     /// Starts another process of the controller, and waits until it is ready.
     pub(crate) async fn start_controller(&mut self) {
-        let port = free_port();
+        let held = HeldPort::on([127, 0, 0, 1]).unwrap();
+        let port = held.number();
         let process = match self.contestant {
             Contestant::Operator => self.operator(port).await,
             Contestant::JobSet => jobset::start(self, port).await,
@@ -111,6 +114,7 @@ impl BenchCluster {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         self.controllers.push(process);
+        self.ports.push(held);
     }
 
     /// Starts the operator with the chart's settings.
@@ -122,7 +126,7 @@ impl BenchCluster {
             .args(["--concurrency=128", "--calls-per-second=1000", "--call-burst=2000"])
             .args(["--lease=rl-operator", "--channel-service=rl-operator-channel"])
             .arg(format!("--listen=127.0.0.1:{port}"))
-            .arg(format!("--channel-listen=127.0.0.1:{}", free_port()))
+            .arg("--channel-listen=127.0.0.1:0")
             .envs([("POD_NAMESPACE", OPERATOR), ("POD_IP", "10.0.0.7"), ("RUST_LOG", "info")])
             .env("RLT_TRAINER_IMAGE", "rlt.local/none")
             .env("KUBECONFIG", kubeconfig)
@@ -225,10 +229,6 @@ async fn unlimited(cluster: &Cluster) -> Client {
 /// Root folder of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
-}
-
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 async fn is_ready(port: u16) -> bool {
