@@ -5,7 +5,6 @@
 mod choices;
 pub mod collector;
 mod covering_array;
-mod held_port;
 pub mod hub_push_server;
 pub mod hub_server;
 pub mod object_server;
@@ -27,12 +26,12 @@ use sha2::{Digest as _, Sha256};
 
 pub use choices::choices;
 pub use covering_array::covering_array;
-pub use held_port::HeldPort;
 pub use python_module::python_module;
 pub use python_packages::{MLFLOW, PythonPackage, TENSORBOARD, TRACKIO, TRL, WANDB};
 pub use python_server::{MlflowServer, TrackioServer};
 pub use reward_module::reward_module;
 pub use rlt_rules::workspace_root;
+pub use rlt_skipped::HeldPort;
 pub use run_folders::{is_in_memory, run_folder};
 pub use small_disk::SmallDisk;
 pub use tiny::{merge, tiny_job, tiny_job_with};

@@ -1,9 +1,13 @@
 //! Tests that cannot run on this machine. Each says so on the terminal and is noted in
-//! `target/skipped-tests.txt`, which `make test` shows at its end. The test itself decides what it needs;
-//! there is nothing else here, so that every crate's tests can depend on this one.
+//! `target/skipped-tests.txt`, which `make test` shows at its end. The test itself decides what it needs.
+//! Apart from that there is only [`HeldPort`], so that every crate's tests can depend on this one.
+
+mod held_port;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+pub use held_port::HeldPort;
 
 /// The file of notes, in cargo's folder of builds: a line a test.
 pub const NOTES: &str = "skipped-tests.txt";

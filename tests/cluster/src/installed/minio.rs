@@ -9,10 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rlt_skipped::skip;
+use rlt_skipped::{HeldPort, skip};
 use tempfile::TempDir;
 
-use crate::held_port::HeldPort;
 use crate::program::{MINIO, ProgramError};
 use crate::requirements::go_is_missing;
 

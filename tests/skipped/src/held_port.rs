@@ -1,15 +1,15 @@
 //! A TCP port that no other process is given while a test uses it.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use socket2::{Domain, Socket, Type};
 
-/// A TCP port of the loopback address that is bound, without a listener, for as long as this value lives.
+/// A TCP port that is bound, without a listener, for as long as this value lives.
 ///
 /// Connections are refused until a server listens there, and again after it has ended. The kernel gives the
 /// port to nobody who asks for any free one. A server can still bind it by its number if it sets
-/// `SO_REUSEADDR`, as the standard libraries of Rust and Python do, because a bound socket that does not
+/// `SO_REUSEADDR`, as the standard libraries of Rust, Go and Python do, because a bound socket that does not
 /// listen is no conflict then.
 #[derive(Debug)]
 pub struct HeldPort {
@@ -18,14 +18,22 @@ pub struct HeldPort {
 }
 
 impl HeldPort {
-    /// Binds a free port.
+    /// Binds a free port of the loopback address.
     ///
     /// # Errors
     /// When there is none.
     pub fn new() -> io::Result<Self> {
+        Self::on([127, 0, 0, 1])
+    }
+
+    /// Binds a free port of an IPv4 address, such as `[0, 0, 0, 0]`.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn on(address: [u8; 4]) -> io::Result<Self> {
         let bound = Socket::new(Domain::IPV4, Type::STREAM, None)?;
         bound.set_reuse_address(true)?;
-        bound.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+        bound.bind(&SocketAddr::from((address, 0)).into())?;
         let port = bound.local_addr()?.as_socket().map_or(0, |address| address.port());
         Ok(Self { port, _bound: bound })
     }
@@ -38,7 +46,7 @@ impl HeldPort {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv6Addr, TcpListener, TcpStream};
+    use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 
     use super::*;
 
