@@ -2,12 +2,26 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+use std::time::{Duration, Instant};
+
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use kube::api::{Api, ListParams, PostParams};
 use rlt_cluster::{Cluster, Options, Shared, can_run, own_cluster};
 use serde_json::json;
 
 static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_audit_log().with_gang_scheduling());
+
+/// Longest that a test waits for the control plane; milliseconds on a quiet machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `holds` returns true; fails with `what` after [`PATIENCE`].
+async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let started = Instant::now();
+    while !holds().await {
+        assert!(started.elapsed() < PATIENCE, "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
 
 fn config_map(name: &str) -> ConfigMap {
     serde_json::from_value(json!({ "metadata": { "name": name }, "data": { "a": "b" } })).unwrap()
@@ -28,9 +42,7 @@ async fn objects_are_kept_and_pods_wait_for_a_node() {
         let status = pods.get("waits").await.unwrap().status.unwrap();
         status.conditions.unwrap_or_default().into_iter().find_map(|condition| condition.reason)
     };
-    while reason().await.as_deref() != Some("Unschedulable") {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    until("the pod is unschedulable", async || reason().await.as_deref() == Some("Unschedulable")).await;
 }
 
 #[tokio::test]
@@ -44,9 +56,7 @@ async fn a_service_account_may_do_what_its_roles_say() {
     let subject = format!("{namespace}:reader");
     let bind = ["create", "rolebinding", "reads", "--clusterrole=view", "--serviceaccount", &subject];
     assert!(cluster.kubectl().args(bind).args(["-n", &namespace]).status().unwrap().success());
-    while pods.list(&ListParams::default()).await.is_err() {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    until("the role counts", async || pods.list(&ListParams::default()).await.is_ok()).await;
 }
 
 #[tokio::test]

@@ -12,7 +12,8 @@ use serde_json::json;
 
 static CLUSTER: Shared = Shared::new(|| Options::control_plane().without_scheduler());
 
-/// Longest that a watch lives which breaks; the API server itself would end it after minutes.
+/// Longest that a role takes to count, and that a watch lives which breaks; the API server itself would end
+/// it after minutes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn config_map(name: &str) -> ConfigMap {
@@ -29,10 +30,16 @@ async fn behind_a_proxy(purpose: &str) -> Option<(Faults, FaultProxy, Api<Config
     let subject = format!("--serviceaccount={namespace}:editor");
     let bind = ["create", "rolebinding", "edits", "--clusterrole=edit", &subject, "-n", &namespace];
     assert!(cluster.kubectl().args(bind).output().unwrap().status.success());
-    let maps = Api::namespaced(client, &namespace);
-    while maps.get_opt("none").await.is_err() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
+    let role_counts = async {
+        while maps.get_opt("none").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert!(
+        tokio::time::timeout(PATIENCE, role_counts).await.is_ok(),
+        "the role of the account never counts"
+    );
     Some((faults, proxy, maps))
 }
 

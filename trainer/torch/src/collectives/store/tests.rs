@@ -46,8 +46,9 @@ fn wait_for(store: &Store, name: &str, wait: Duration) -> Option<Vec<u8>> {
 
 /// Waits until the question of `waiter` waits in the server.
 fn until_it_waits<T>(server: &Server, waiter: &thread::JoinHandle<T>) {
+    let begin = Instant::now();
     while server.num_waiting() == 0 {
-        assert!(!waiter.is_finished(), "the server does not wait");
+        assert!(!waiter.is_finished() && begin.elapsed() < TIMEOUT, "the server does not wait");
         thread::yield_now();
     }
 }
