@@ -170,13 +170,12 @@ struct Pace {
 }
 
 impl Pace {
-    fn begin(&mut self, num_done: u64, num_steps: u64) {
-        *self = Self { num_done, num_steps, seconds_per_step: None, last: Some(Instant::now()) };
+    fn begin(&mut self, num_done: u64, num_steps: u64, now: Instant) {
+        *self = Self { num_done, num_steps, seconds_per_step: None, last: Some(now) };
     }
 
-    fn end_step(&mut self, step: u64) {
+    fn end_step(&mut self, step: u64, now: Instant) {
         self.num_done = step;
-        let now = Instant::now();
         let seconds = self.last.replace(now).map(|last| (now - last).as_secs_f64());
         // Step 0 is the evaluation before the first step; its duration says nothing about the pace.
         if let Some(seconds) = seconds.filter(|_| step > 0) {

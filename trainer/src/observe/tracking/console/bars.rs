@@ -38,7 +38,7 @@ impl Bars {
 
     fn begin_stage(&mut self, stage: Stage, num_done: u64, num_steps: u64) {
         self.end_stage();
-        self.pace.begin(num_done, num_steps);
+        self.pace.begin(num_done, num_steps, Instant::now());
         self.stage = self.bars.add(ProgressBar::new(num_steps));
         self.stage.set_style(style(STAGE_TEMPLATE));
         self.stage.set_prefix(match stage {
@@ -68,7 +68,7 @@ impl Bars {
 
     fn end_step(&mut self, metrics: &StepMetrics) {
         self.phase.finish_and_clear();
-        self.pace.end_step(metrics.step);
+        self.pace.end_step(metrics.step, Instant::now());
         self.stage.set_position(metrics.step);
         self.summary = summary::of_step(metrics);
         let remaining = self.pace.remaining().filter(|remaining| !remaining.is_zero());

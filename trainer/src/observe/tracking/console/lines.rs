@@ -14,11 +14,18 @@ pub(super) struct Lines<W> {
     stream: W,
     pace: Pace,
     last_cold_start: Option<Instant>,
+    clock: fn() -> Instant,
 }
 
 impl<W: Write> Lines<W> {
     pub(super) fn new(stream: W) -> Self {
-        Self { stream, pace: Pace::default(), last_cold_start: None }
+        Self { stream, pace: Pace::default(), last_cold_start: None, clock: Instant::now }
+    }
+
+    /// Replaces the machine's clock by `clock`, which is read once for each update.
+    #[cfg(test)]
+    pub(super) fn with_clock(self, clock: fn() -> Instant) -> Self {
+        Self { clock, ..self }
     }
 
     fn line(&mut self, text: &str) {
@@ -26,10 +33,10 @@ impl<W: Write> Lines<W> {
         let _ = writeln!(self.stream, "{text}").and_then(|()| self.stream.flush());
     }
 
-    fn is_due(&mut self, stage: Stage, step: u64) -> bool {
-        let waits = self.last_cold_start.is_some_and(|last| last.elapsed() < MIN_COLD_START_INTERVAL);
+    fn is_due(&mut self, stage: Stage, step: u64, now: Instant) -> bool {
+        let waits = self.last_cold_start.is_some_and(|last| now - last < MIN_COLD_START_INTERVAL);
         if stage == Stage::Training || step == self.pace.num_steps || !waits {
-            self.last_cold_start = Some(Instant::now());
+            self.last_cold_start = Some(now);
             return true;
         }
         false
@@ -38,12 +45,13 @@ impl<W: Write> Lines<W> {
 
 impl<W: Write + Send> Screen for Lines<W> {
     fn draw(&mut self, update: Update) {
+        let now = (self.clock)();
         match update {
-            Update::Stage { num_done, num_steps, .. } => self.pace.begin(num_done, num_steps),
+            Update::Stage { num_done, num_steps, .. } => self.pace.begin(num_done, num_steps, now),
             Update::Phase { .. } | Update::Advance { .. } => {}
             Update::Step(metrics) => {
-                self.pace.end_step(metrics.step);
-                if !self.is_due(metrics.stage, metrics.step) {
+                self.pace.end_step(metrics.step, now);
+                if !self.is_due(metrics.stage, metrics.step, now) {
                     return;
                 }
                 let name = match metrics.stage {
