@@ -1,7 +1,7 @@
 //! Reward functions that work, and those that fail, panic and hang.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,20 +71,29 @@ fn functions(spec: Value) -> Result<RewardFunctions, RewardSetupError> {
     RewardFunctions::new(&spec, 100)
 }
 
+/// Four calls run at a time, and each waits for the end of the one behind it: the four end in reverse order.
 #[test]
 fn rewards_are_returned_in_the_order_of_the_samples() {
-    let by_number = Closure(|sample: &Sample<'_>| {
+    let ended = Arc::new((Mutex::new(Vec::<u64>::new()), Condvar::new()));
+    let shared = ended.clone();
+    let by_number = Closure(move |sample: &Sample<'_>| {
         let number: u64 = sample.completion.parse().unwrap();
-        // Early samples take longest, so completion order differs from sample order.
-        thread::sleep(Duration::from_millis(20 - number));
+        let (ended, has_changed) = &*shared;
+        let waits = |ended: &mut Vec<u64>| number % 4 < 3 && !ended.contains(&(number + 1));
+        let waited = has_changed.wait_timeout_while(ended.lock().unwrap(), PATIENCE, waits);
+        waited.unwrap().0.push(number);
+        has_changed.notify_all();
         Ok(number as f64)
     });
     let pool = pool(RewardFunctions::default().with("number", 2.0, Arc::new(by_number)), 4, 10_000);
+    let pool = pool.with_clock(|_| Duration::ZERO);
     let texts: Vec<String> = (0..20).map(|number| number.to_string()).collect();
     let rewards = score(&pool, &texts.iter().map(String::as_str).collect::<Vec<_>>());
     for (number, reward) in rewards.iter().enumerate() {
         assert_eq!((reward.value, reward.parts["number"]), (2.0 * number as f64, number as f64));
     }
+    let reversed: Vec<u64> = (0..20).map(|number| number / 4 * 4 + 3 - number % 4).collect();
+    assert_eq!(*ended.0.lock().unwrap(), reversed);
     assert!(score(&pool, &[]).is_empty());
 }
 
