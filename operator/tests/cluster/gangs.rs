@@ -58,7 +58,7 @@ async fn a_gang_that_does_not_fit_binds_no_worker_and_every_attempt_has_a_group_
 async fn a_pod_group_of_another_owner_is_in_the_status_and_no_pod_joins_it() {
     let Some(cluster) = CLUSTER.get() else { return };
     let test = TestNamespace::on(cluster, "groups").await;
-    let _operator = test.operator_in_roles().await;
+    let operator = test.operator_in_roles().await;
     let group = |name: &str, more: Value| {
         let mut metadata = json!({"name": name});
         metadata.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -85,6 +85,7 @@ async fn a_pod_group_of_another_owner_is_in_the_status_and_no_pod_joins_it() {
         let status = test.when(name, |status| message(status, type_).is_some()).await;
         let message = message(&status, type_).unwrap();
         assert!(message.contains(&format!("{name}-trainer-1")) && message.contains(owner), "{message}");
+        operator.reconciles_all(&test).await;
         assert!(test.when_pods(name, |_| true).await.is_empty());
     }
     let held = Patch::Merge(json!({"metadata": {"finalizers": null}}));
