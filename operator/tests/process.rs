@@ -301,7 +301,7 @@ async fn the_leader_is_the_one_endpoint_of_the_channel() {
 }
 
 #[tokio::test]
-async fn every_call_is_counted_and_waits_for_its_turn() {
+async fn every_call_is_counted_with_its_answer() {
     let Some(cluster) = CLUSTER.get() else { return };
     let namespace = cluster.namespace("calls").await.unwrap();
     let (faults, metrics) = (Faults::default(), Metrics::default());
@@ -314,15 +314,9 @@ async fn every_call_is_counted_and_waits_for_its_turn() {
     let pods = Api::<Pod>::namespaced(client, &namespace);
     faults.inject("GET", "/pods/refused", 1, Fault::Refuse(504));
     pods.get("refused").await.unwrap_err();
-    let started = Instant::now();
     let all = (0..25).map(|_| pods.get("none"));
     let answers = futures::future::join_all(all).await;
     assert!(answers.iter().all(Result::is_err));
-    let elapsed = started.elapsed();
-    assert!(
-        elapsed > Duration::from_millis(300),
-        "twenty calls beyond the burst at fifty a second: {elapsed:?}"
-    );
     let page = metrics.page();
     let expected = |code: &str, count: u32| {
         format!("rlt_operator_api_calls_total{{verb=\"get\",resource=\"pods\",code=\"{code}\"}} {count}")
