@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+#[path = "rules/clocks.rs"]
+mod clocks;
 #[path = "rules/conflicts.rs"]
 mod conflicts;
 #[path = "rules/converted_scripts.rs"]
