@@ -75,9 +75,9 @@ run_prepared() ( # FILTER
     RLT_TESTS_PREPARED=1 nextest run "${WORKSPACE[@]}" --test-threads $(($(nproc) + 1)) -E "$1"
 )
 
-# With benchmarks, which are not run.
+# With benchmarks, which are not run. Programs without tests have no test executable, which --all-targets would make.
 compile() {
-    cargo test "${WORKSPACE[@]}" --all-targets --no-run --no-fail-fast --quiet
+    cargo test "${WORKSPACE[@]}" --tests --benches --no-run --no-fail-fast --quiet
 }
 
 fetch_runner() {
