@@ -94,7 +94,7 @@ generate: ## Write what follows from code: messages, CRD, field reference, the c
 	cargo run --quiet --package rlt-api --features kube --bin crdgen
 	cargo run --quiet --package rlt-operator --bin chartgen
 	UPDATE_CHANNEL=1 cargo test --quiet --package rlt-channel --test client messages
-	UPDATE_BUNDLE=1 cargo test --quiet --package rlt-operator --test chart the_plain_bundle
+	UPDATE_BUNDLE=1 cargo test --quiet --package rlt-operator --test without_cluster the_plain_bundle
 
 MDBOOK := 0.5.4
 

@@ -23,7 +23,7 @@ fn now() -> Timestamp {
 
 fn prepared(run_policy: &Value) -> Prepared {
     let mut manifest: Value =
-        serde_saphyr::from_str(include_str!("../../examples/quickstart/job.yaml")).unwrap();
+        serde_saphyr::from_str(include_str!("../../../examples/quickstart/job.yaml")).unwrap();
     manifest["spec"]["runPolicy"] = run_policy.clone();
     let job: Job = serde_json::from_value(manifest).unwrap();
     Prepared::new(&job).unwrap()
@@ -188,7 +188,7 @@ fn flux_sees_a_job_in_progress_until_it_runs_and_failed_when_it_cannot() {
 #[test]
 fn a_workflow_of_argo_waits_for_a_job_until_its_phase_says_how_it_ended() {
     let Some(mut conditions) = rlt_cluster::conditions().unwrap() else { return };
-    let example = include_str!("../../examples/argo-workflows/workflow.yaml");
+    let example = include_str!("../../../examples/argo-workflows/workflow.yaml");
     let workflow: Value = serde_saphyr::from_str(example).unwrap();
     let resource = &workflow["spec"]["templates"][0]["resource"];
     let manifest = resource["manifest"].as_str().unwrap().replace("generateName: adding-", "name: adding");

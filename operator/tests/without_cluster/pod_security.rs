@@ -19,7 +19,7 @@ use rlt_objects::prepare::{Invalid, Prepared};
 use rlt_objects::privileges::Privileges;
 use serde_json::{Value, json};
 
-use crate::checks::{APP_ARMOR_OF_TRAINER, requests, with_container};
+use checks::{APP_ARMOR_OF_TRAINER, requests, with_container};
 
 /// The privileges beyond `restricted` that a template requests.
 fn refused(template: &Value) -> Vec<String> {

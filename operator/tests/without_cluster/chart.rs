@@ -3,17 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-#[path = "chart/health.rs"]
 mod health;
-#[path = "chart/helm.rs"]
 mod helm;
-#[path = "chart/network.rs"]
 mod network;
-#[path = "chart/olm.rs"]
 mod olm;
-#[path = "chart/simulated_network.rs"]
 mod simulated_network;
-#[path = "chart/values.rs"]
 mod values;
 
 use std::collections::BTreeSet;
