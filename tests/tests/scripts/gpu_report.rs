@@ -3,9 +3,7 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test panics where it fails")]
 
-#[path = "gpu_report/bundle.rs"]
 mod bundle;
-#[path = "gpu_report/output.rs"]
 mod output;
 
 use std::os::unix::fs::PermissionsExt as _;
