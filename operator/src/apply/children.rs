@@ -177,7 +177,7 @@ impl<'a> JobChildren<'a> {
 
     fn enter_claim(&self, claim: &PersistentVolumeClaim) {
         let digest = build::content_digest(claim).map(str::to_owned);
-        self.index.enter(&self.job.key(), ChildEntry { id: Child::Claim.into(), digest });
+        self.index.enter(&self.job.key(), ChildEntry::written(Child::Claim.into(), digest));
     }
 
     fn is_known(&self, child: Child) -> bool {
@@ -220,7 +220,7 @@ impl<'a> JobChildren<'a> {
             None => Box::pin(self.make(&wanted)).await?,
         }
         let digest = Some(self.manifest_digest(&wanted));
-        self.index.enter(&self.job.key(), ChildEntry { id: Child::ConfigMap.into(), digest });
+        self.index.enter(&self.job.key(), ChildEntry::written(Child::ConfigMap.into(), digest));
         Ok(())
     }
 
@@ -244,7 +244,7 @@ impl<'a> JobChildren<'a> {
         };
         let Some(wanted) = wanted() else { return Err(refused) };
         Box::pin(endpoint::replace(self.client, self.job, &wanted, refused)).await?;
-        self.index.enter(&self.job.key(), ChildEntry { id, digest });
+        self.index.enter(&self.job.key(), ChildEntry::written(id, digest));
         Ok(())
     }
 
@@ -264,7 +264,7 @@ impl<'a> JobChildren<'a> {
             Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
             Err(source) => return Err(ApplyError::Call { act: "change", name, source }),
         }
-        self.index.enter(&self.job.key(), ChildEntry { id, digest: Some(digest) });
+        self.index.enter(&self.job.key(), ChildEntry::written(id, Some(digest)));
         Ok(())
     }
 
@@ -280,7 +280,7 @@ impl<'a> JobChildren<'a> {
         let Some(policy) = build::network_policy(self.input) else { return Ok(()) };
         self.take_over_and_change(&policy).await?;
         let digest = build::content_digest(&policy).map(str::to_owned);
-        self.index.enter(&self.job.key(), ChildEntry { id: Child::NetworkPolicy.into(), digest });
+        self.index.enter(&self.job.key(), ChildEntry::written(Child::NetworkPolicy.into(), digest));
         Ok(())
     }
 
@@ -307,7 +307,7 @@ impl<'a> JobChildren<'a> {
                 _ => {}
             }
         }
-        let entry = ChildEntry { id: Child::NetworkPolicy.into(), digest: None };
+        let entry = ChildEntry::written(Child::NetworkPolicy.into(), None);
         self.index.remove(&self.job.key(), &entry);
         Ok(())
     }
@@ -337,7 +337,7 @@ impl<'a> JobChildren<'a> {
             Some(_) => Box::pin(self.take_over_and_change(&wanted)).await?,
             None => Box::pin(self.make(&wanted)).await?,
         }
-        self.index.enter(&self.job.key(), ChildEntry { id, digest });
+        self.index.enter(&self.job.key(), ChildEntry::written(id, digest));
         Ok(())
     }
 

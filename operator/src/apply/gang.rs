@@ -83,7 +83,7 @@ async fn gang_of_attempt(
         let failed = |source| ApplyError::Call { act: "read pod", name: worker.name.to_string(), source };
         if let Some(pod) = api.get_opt(&worker.name).await.map_err(failed)? {
             // Its PodGroup is not watched, and may have been deleted since: it is created again then.
-            index.remove(&job, &ChildEntry { id, digest: None });
+            index.remove(&job, &ChildEntry::written(id, None));
             return Ok(build::gang_of(&pod, &build::pod_group_name(group, attempt), served));
         }
     }
@@ -126,7 +126,7 @@ async fn ensure(
         let removed = api.delete_collection(&DeleteParams::default(), &earlier).await;
         removed.map_err(|source| ApplyError::Call { act: "delete the pod groups before", name, source })?;
     }
-    index.enter(&job.key(), ChildEntry { id, digest: made_for });
+    index.enter(&job.key(), ChildEntry::written(id, made_for));
     Ok(())
 }
 

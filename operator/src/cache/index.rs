@@ -1,5 +1,6 @@
 //! The cache of the watches, by job: pods, reduced to the fields that decisions need, the digests of a job's
-//! other children, and its Workload. The cost of a lookup depends on the size of the job only.
+//! other children and which of these are being deleted, and its Workload. The cost of a lookup depends on the
+//! size of the job only.
 //!
 //! The key of a job is namespace, name and UID together: an object in another namespace with a job's UID or
 //! our labels belongs to a job that does not exist.
@@ -9,7 +10,7 @@
 //! Why no reflector stores: a pod takes 0.4 KiB here, and 5.0 KiB in a store, even as the metadata and status
 //! that `SeenPod` reads. A store would also need an index by job beside it.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -72,17 +73,29 @@ pub struct ChildEntry {
     pub id: ChildId,
     /// The digest of its content, if it has one.
     pub digest: Option<String>,
+    /// Whether the child has a deletion timestamp.
+    pub is_deleting: bool,
+}
+
+impl ChildEntry {
+    /// Returns the entry of a child that the operator has written.
+    pub fn written(id: ChildId, digest: Option<String>) -> Self {
+        Self { id, digest, is_deleting: false }
+    }
 }
 
 /// An object that the index holds for its job.
 pub trait Entry: Sized {
     /// Kind of objects among those of one type; a list replaces all objects of its kind.
     type Kind: Copy + Send + Sync;
-    /// Whether an update of such an object can change a decision; its deletion always can.
-    const CHANGES_DECISIONS: bool;
     /// Whether the operator enters such an object when it has created it, perhaps during a list that lacks
     /// the object.
     const ENTERED_EARLY: bool = false;
+
+    /// Whether this version of the object can change a decision; that the object is gone always can.
+    fn changes_decisions(&self) -> bool {
+        true
+    }
 
     /// Enters or updates the object, unless the index has a newer version.
     fn enter(self, objects: &mut Objects);
@@ -111,7 +124,6 @@ pub trait Entry: Sized {
 
 impl Entry for Worker {
     type Kind = ();
-    const CHANGES_DECISIONS: bool = true;
     const ENTERED_EARLY: bool = true;
 
     fn enter(self, objects: &mut Objects) {
@@ -147,7 +159,6 @@ impl Entry for Worker {
 
 impl Entry for Workload {
     type Kind = ();
-    const CHANGES_DECISIONS: bool = true;
 
     fn enter(self, objects: &mut Objects) {
         let is_older = |known: &Arc<Self>| {
@@ -169,18 +180,28 @@ impl Entry for Workload {
 
 impl Entry for ChildEntry {
     type Kind = Child;
-    const CHANGES_DECISIONS: bool = false;
+
+    fn changes_decisions(&self) -> bool {
+        self.is_deleting
+    }
 
     fn enter(self, objects: &mut Objects) {
+        // A deletion cannot be taken back, and the answer to a write of the operator may be older than what
+        // the watch has shown.
+        if self.is_deleting {
+            objects.deleting.insert(self.id.clone());
+        }
         objects.children.insert(self.id, self.digest);
     }
 
     fn remove(&self, objects: &mut Objects) {
         objects.children.remove(&self.id);
+        objects.deleting.remove(&self.id);
     }
 
     fn clear(child: Child, objects: &mut Objects) {
         objects.children.retain(|id, _| id.child != child);
+        objects.deleting.retain(|id| id.child != child);
     }
 }
 
@@ -235,6 +256,8 @@ impl Seen {
 pub struct Objects {
     workers: BTreeMap<Arc<str>, Arc<Worker>>,
     children: Children,
+    /// Children that have a deletion timestamp.
+    deleting: BTreeSet<ChildId>,
     workload: Option<Arc<Workload>>,
     /// Time of the first change since the job was last reconciled; `None` without a change.
     changed_at: Option<Instant>,
@@ -255,6 +278,11 @@ impl Index {
     /// The other children of a job.
     pub fn children(&self, job: &JobKey) -> Children {
         self.lock().jobs.get(job).map(|objects| objects.children.clone()).unwrap_or_default()
+    }
+
+    /// Whether a child of a job exists and is being deleted. Finalizers may keep it for any time.
+    pub fn is_deleting(&self, job: &JobKey, child: Child) -> bool {
+        self.lock().jobs.get(job).is_some_and(|objects| objects.deleting.contains(&child.into()))
     }
 
     /// The Workload of a job.

@@ -72,8 +72,9 @@ pub async fn objects<K, T>(
         let index = &sink.index;
         match change {
             Change::Applied((key, object)) => {
+                let changes_decisions = object.changes_decisions();
                 index.enter(&key, object);
-                if T::CHANGES_DECISIONS {
+                if changes_decisions {
                     sink.requeue(&key);
                 }
             }
@@ -170,7 +171,8 @@ pub fn read_child(child: Child, metadata: &ObjectMeta) -> Option<(JobKey, ChildE
     let group = metadata.labels.as_ref().and_then(|labels| labels.get(labels::WORKER_GROUP));
     let group = group.map(|name| name.as_str().into()).unwrap_or_default();
     let id = ChildId { child, group };
-    owner(metadata).or_else(by_labels).map(|key| (key, ChildEntry { id, digest }))
+    let is_deleting = metadata.deletion_timestamp.is_some();
+    owner(metadata).or_else(by_labels).map(|key| (key, ChildEntry { id, digest, is_deleting }))
 }
 
 /// A change that a watch reports.
@@ -222,5 +224,31 @@ async fn follow<K: Send, T: Send>(
                 tracing::warn!(what, %error, "watch failed; restarting it");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_retained_claim_requeues_the_job_of_its_labels_when_it_is_deleted() {
+        let read = |deletion_timestamp: Value| {
+            let labels = json!({(labels::JOB_UID): "u", (labels::JOB_NAME): "job"});
+            let metadata = json!({
+                "name": "job-storage", "namespace": "team", "labels": labels,
+                "annotations": {(labels::CONTENT_DIGEST): "digest"}, "deletionTimestamp": deletion_timestamp,
+            });
+            read_child(Child::Claim, &serde_json::from_value(metadata).unwrap()).unwrap()
+        };
+        let (key, present) = read(Value::Null);
+        assert_eq!((&*key.uid, &*key.namespace, &*key.name), ("u", "team", "job"));
+        assert_eq!(present, ChildEntry::written(Child::Claim.into(), Some("digest".into())));
+        assert!(!present.changes_decisions());
+        let (key_of_deleted, deleted) = read(json!("2026-01-01T00:00:00Z"));
+        assert_eq!(key_of_deleted, key);
+        assert!(deleted.is_deleting && deleted.changes_decisions());
     }
 }

@@ -235,7 +235,7 @@ async fn a_refused_change_of_a_running_job_is_in_its_status_and_workers_are_stil
         runs(context);
         context
             .index
-            .enter(&key(), ChildEntry { id: Child::ConfigMap.into(), digest: Some("another digest".into()) });
+            .enter(&key(), ChildEntry::written(Child::ConfigMap.into(), Some("another digest".into())));
     })
     .await;
     let status = server.status().expect("a status is written");

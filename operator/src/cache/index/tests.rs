@@ -14,7 +14,7 @@ fn version(version: u64, phase: WorkerPhase) -> Worker {
 }
 
 fn config_map(digest: Option<&str>) -> ChildEntry {
-    ChildEntry { id: Child::ConfigMap.into(), digest: digest.map(str::to_owned) }
+    ChildEntry::written(Child::ConfigMap.into(), digest.map(str::to_owned))
 }
 
 #[test]
@@ -59,6 +59,24 @@ fn a_new_list_removes_missing_objects_of_its_namespace_only() {
     assert!(index.children(&key()).contains_key(&Child::ConfigMap.into()));
     index.replace::<ChildEntry>(None, Child::ConfigMap, Vec::new());
     assert_eq!(index.jobs(), [elsewhere]);
+}
+
+#[test]
+fn a_child_is_being_deleted_until_it_is_gone_whatever_the_operator_writes_meanwhile() {
+    let index = Index::default();
+    let present = ChildEntry::written(Child::Claim.into(), Some("digest".into()));
+    let deleted = ChildEntry { is_deleting: true, ..present.clone() };
+    let is_deleting = || index.is_deleting(&key(), Child::Claim);
+    index.enter(&key(), present.clone());
+    assert!(!is_deleting());
+    index.enter(&key(), deleted.clone());
+    index.enter(&key(), present.clone());
+    assert!(is_deleting(), "the answer to a write is older than the deletion");
+    index.remove(&key(), &deleted);
+    assert!(!is_deleting() && index.jobs().is_empty());
+    index.enter(&key(), deleted);
+    index.replace(None, Child::Claim, vec![(key(), present)]);
+    assert!(!is_deleting(), "another claim of that name was listed");
 }
 
 #[test]

@@ -55,7 +55,7 @@ async fn policy_deletions(owner_uid: &str) -> Vec<Value> {
         _ => Some((200, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))),
     }));
     let context = context(&server);
-    context.index.enter(&key(), ChildEntry { id: Child::NetworkPolicy.into(), digest: None });
+    context.index.enter(&key(), ChildEntry::written(Child::NetworkPolicy.into(), None));
     reconcile(Arc::new(with_workers(json!({"network": "Open"}))), context.into()).await.unwrap();
     let calls = server.calls.lock().unwrap();
     let deletions = calls.iter().filter(|(method, ..)| *method == Method::DELETE);
@@ -102,7 +102,7 @@ async fn second_worker(of_first: &Value) -> (Value, bool) {
     context.index.enter(&key(), fixtures::worker(0, 1));
     // This process has created the PodGroup, which may have been deleted since.
     let digest = Some(r#"1 Native("v1alpha2")"#.to_owned());
-    context.index.enter(&key(), ChildEntry { id: Child::PodGroup.into(), digest });
+    context.index.enter(&key(), ChildEntry::written(Child::PodGroup.into(), digest));
     reconcile(Arc::new(job(&begun())), context.into()).await.unwrap();
     let calls = server.calls.lock().unwrap();
     let pods = calls.iter().filter(|(method, path, _)| *method == Method::POST && path.ends_with("/pods"));
@@ -161,7 +161,7 @@ async fn an_edited_policy_of_an_isolated_job_is_put_right_before_the_pods_of_an_
 
     let server = Server::new(Box::new(|_, _| None));
     let context = context(&server);
-    context.index.enter(&key(), ChildEntry { id: Child::NetworkPolicy.into(), digest });
+    context.index.enter(&key(), ChildEntry::written(Child::NetworkPolicy.into(), digest));
     let job = Job { status: Ok(serde_json::from_value(begun()).unwrap()), ..isolated };
     reconcile(Arc::new(job), context.into()).await.unwrap();
     let calls = server.calls.lock().unwrap();
@@ -182,7 +182,7 @@ async fn workers_find_each_other_though_a_change_of_their_claim_is_refused() {
     let context = context(&server);
     reachable(&context);
     let digest = Some("of another size".to_owned());
-    context.index.enter(&key(), ChildEntry { id: Child::Claim.into(), digest });
+    context.index.enter(&key(), ChildEntry::written(Child::Claim.into(), digest));
     let _ = reconcile(Arc::new(job(&begun())), context.into()).await;
     assert!(server.made("/services") && server.made("/endpointslices"));
     let status = server.status().expect("a status is written");
@@ -231,7 +231,7 @@ async fn a_field_that_was_created_and_is_not_wanted_any_more_is_removed() {
     }));
     let context = context(&server);
     let digest = Some("of the role".to_owned());
-    context.index.enter(&key(), ChildEntry { id: Child::ServiceAccount.into(), digest });
+    context.index.enter(&key(), ChildEntry::written(Child::ServiceAccount.into(), digest));
     reconcile(Arc::new(with_workers(json!({}))), context.into()).await.unwrap();
     let calls = server.calls.lock().unwrap();
     let patches = calls
@@ -294,7 +294,7 @@ async fn an_edited_manifest_is_put_right_before_the_pods_of_an_attempt_are_made(
             is_read.then(|| (200, found.clone()))
         }));
         let context = context(&server);
-        let entry = ChildEntry { id: Child::ConfigMap.into(), digest: digest.clone() };
+        let entry = ChildEntry::written(Child::ConfigMap.into(), digest.clone());
         context.index.enter(&key(), entry);
         reconcile(Arc::new(job(&begun())), context.into()).await.unwrap();
         let calls = server.calls.lock().unwrap();

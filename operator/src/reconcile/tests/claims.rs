@@ -30,7 +30,7 @@ async fn over_claim(before: &Value, job: Job, rule: Rule) -> Server {
         rule(method, path).or_else(|| is_read.then(|| (200, found.clone())))
     }));
     let context = context(&server);
-    context.index.enter(&key(), ChildEntry { id: Child::Claim.into(), digest: Some(digest) });
+    context.index.enter(&key(), ChildEntry::written(Child::Claim.into(), Some(digest)));
     let _ = reconcile(Arc::new(job), context.into()).await;
     server
 }

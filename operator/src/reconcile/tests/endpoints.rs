@@ -9,7 +9,7 @@ async fn an_endpoint_slice_without_an_address_keeps_its_address_family() {
     let server = Server::new(Box::new(|_, _| None));
     let context = context(&server);
     let digest = Some("of the first worker of attempt 1".to_owned());
-    context.index.enter(&key(), ChildEntry { id: Child::Endpoint.into(), digest });
+    context.index.enter(&key(), ChildEntry::written(Child::Endpoint.into(), digest));
     let mut status = begun();
     status["attempt"] = json!(2);
     reconcile(Arc::new(job(&status)), context.into()).await.unwrap();
@@ -48,7 +48,7 @@ async fn over_endpoint(family: &str, owner_uid: &str) -> (Vec<(Method, Value)>, 
     let first = Worker { phase: WorkerPhase::Running, is_ready: true, ..fixtures::worker(0, 1) };
     context.index.enter(&key(), Worker { address: Some("fd00::7".into()), ..first });
     let digest = Some("without an address".to_owned());
-    context.index.enter(&key(), ChildEntry { id: Child::Endpoint.into(), digest });
+    context.index.enter(&key(), ChildEntry::written(Child::Endpoint.into(), digest));
     reconcile(Arc::new(job(&begun())), context.into()).await.unwrap();
     let calls = server.calls.lock().unwrap().clone();
     let of_slice = calls.into_iter().filter(|(_, path, _)| path.contains("/endpointslices"));
