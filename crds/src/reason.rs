@@ -46,6 +46,8 @@ pub enum Reason {
     ApplyFailed,
     /// A worker cannot be stopped, because its node does not answer.
     NodeUnreachable,
+    /// The claim of the job is being deleted, and workers cannot start before it is gone.
+    ClaimTerminating,
     /// No worker is needed.
     NoWorkers,
     /// The job has no storage: its result is lost with its pods.
@@ -103,6 +105,7 @@ impl Reason {
             Self::NameConflict,
             Self::ApplyFailed,
             Self::NodeUnreachable,
+            Self::ClaimTerminating,
             Self::NoWorkers,
             Self::NoStorage,
             Self::OpenSecret,

@@ -11,6 +11,7 @@
 
 mod attempt;
 mod attempt_end;
+mod claim;
 mod clock;
 mod deadlines;
 mod decision;

@@ -13,6 +13,7 @@ use rlt_objects::worker_id::GroupName;
 
 use crate::context::Context;
 use crate::decide::Report;
+use crate::index::Child;
 use crate::nodes::NodeStates;
 use crate::written::Current;
 
@@ -29,6 +30,8 @@ pub struct Observed {
     pub report: Option<Report>,
     /// Time that launchers have left to report to this operator; `None` once it is over.
     pub launchers_due: Option<Duration>,
+    /// Whether the claim that the operator has created for the job is being deleted.
+    pub claim_is_deleting: bool,
     /// State of the job in its queue.
     pub queueing: Queueing,
 }
@@ -105,6 +108,7 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
         report: last_report(&*context.reports, &key, &workers),
         workers,
         launchers_due: context.reports.launchers_due(),
+        claim_is_deleting: context.index.is_deleting(&key, Child::Claim),
         queueing: Queueing {
             queue: queue::asked_for(job).map(str::to_owned),
             prebuilt: queue::label(job, queue::PREBUILT_LABEL).map(str::to_owned),

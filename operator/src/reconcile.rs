@@ -112,7 +112,10 @@ async fn decide_and_apply(
     let excluded_nodes = &observed.current.status.excluded_nodes;
     let wanted = queue.map(|queue| build::workload_digest(&input, queue, excluded_nodes));
     observed.queueing.wanted = wanted;
-    let input_without_labels = reconcile_input(job, observed, prepared, now);
+    let deleting_claim = deleting_claim(&input, observed);
+    let deleting_claim = deleting_claim.as_deref();
+    let input_without_labels =
+        ReconcileInput { deleting_claim, ..reconcile_input(job, observed, prepared, now) };
     let node_labels = read_node_labels(context, &input_without_labels).await;
     let node_labels = node_labels.as_ref();
     let mut decision = decide::decide(&ReconcileInput { node_labels, ..input_without_labels });
@@ -154,6 +157,13 @@ async fn read_uncached_nodes(context: &Context, observed: &mut Observed) -> Resu
         observed.nodes.extend(states);
     }
     Ok(())
+}
+
+/// Returns the name of the claim that the pods of a job mount, while that is being deleted. A claim that the
+/// user names is not watched.
+fn deleting_claim(input: &BuildInput<'_>, observed: &Observed) -> Option<String> {
+    let claim = observed.claim_is_deleting.then(|| build::storage_claim(input)).flatten();
+    claim?.metadata.name
 }
 
 /// Reads where the workers of an attempt are, once. A status without it costs a job nothing.
@@ -259,6 +269,7 @@ fn reconcile_input<'a>(
         node_labels: None,
         report: observed.report.as_ref(),
         launchers_due: observed.launchers_due,
+        deleting_claim: None,
         queueing: &observed.queueing,
         now,
     }

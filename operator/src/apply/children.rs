@@ -168,11 +168,13 @@ impl<'a> JobChildren<'a> {
         }
     }
 
-    /// Returns the claim that the job asks for, if the existing one was made for another specification.
+    /// Returns the claim that the job asks for, if the existing one was made for another specification. One
+    /// that is being deleted is not changed any more: the next one is created as the job asks for it.
     fn outdated_claim(&self) -> Option<PersistentVolumeClaim> {
         let known = self.known.get(&Child::Claim.into())?;
         let claim = build::storage_claim(self.input)?;
-        (known.as_deref() != build::content_digest(&claim)).then_some(claim)
+        let is_outdated = known.as_deref() != build::content_digest(&claim);
+        (is_outdated && !self.index.is_deleting(&self.job.key(), Child::Claim)).then_some(claim)
     }
 
     fn enter_claim(&self, claim: &PersistentVolumeClaim) {

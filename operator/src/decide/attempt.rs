@@ -1,6 +1,6 @@
 //! An attempt without a failure: its pods, and those of earlier attempts.
 
-use super::{Decision, JobState, Reconcile, clock, deadlines, deletion, evacuation, queue, spares};
+use super::{Decision, JobState, Reconcile, claim, clock, deadlines, deletion, evacuation, queue, spares};
 
 /// Deletes the pods of earlier attempts and creates those that are missing.
 pub(super) fn run(mut reconcile: Reconcile<'_>) -> Decision {
@@ -11,8 +11,11 @@ pub(super) fn run(mut reconcile: Reconcile<'_>) -> Decision {
     if let Some(wait) = deadlines::wait_to_start(&reconcile) {
         return reconcile.decide(JobState::WaitingToRestart(wait), Some(wait));
     }
-    let may_create_pods = queue::may_create_pods(reconcile.input.queueing);
-    deadlines::begin_start(&mut reconcile);
+    let claim_is_deleting = reconcile.input.deleting_claim.is_some();
+    let may_create_pods = queue::may_create_pods(reconcile.input.queueing) && !claim_is_deleting;
+    if may_create_pods {
+        deadlines::begin_start(&mut reconcile);
+    }
     if may_create_pods && !reconcile.status.attempt_in_place {
         reconcile.start = reconcile.pods.missing();
     }
@@ -28,7 +31,8 @@ pub(super) fn run(mut reconcile: Reconcile<'_>) -> Decision {
     if let Some(state) = evacuation::begin(&mut reconcile) {
         return reconcile.write_first(state);
     }
-    let state = deletion::stuck(&reconcile).or_else(|| deadlines::start_delay(&reconcile)).unwrap_or(state);
+    let delay = || claim::wait(&reconcile).or_else(|| deadlines::start_delay(&reconcile));
+    let state = deletion::stuck(&reconcile).or_else(delay).unwrap_or(state);
     let requeue_after = deadlines::next(&reconcile);
     // The ConfigMap gets this specification before the status is written.
     reconcile.status.accepted = Some(reconcile.input.prepared.accepted.clone());

@@ -87,8 +87,8 @@ pub(super) fn begin_start(reconcile: &mut Reconcile<'_>) {
     }
 }
 
-/// Whether no operator has tried to create the attempt's pods, and this one may. Pods that the API server
-/// refused were tried.
+/// Whether no operator has tried to create the attempt's pods, and this one may, now or once a deleted claim
+/// is gone. Pods that the API server refused were tried.
 fn has_no_pod_yet(reconcile: &Reconcile<'_>) -> bool {
     let is_refused = |condition: &Condition| {
         condition.type_ == ConditionType::Reconciling

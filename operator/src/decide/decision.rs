@@ -87,6 +87,8 @@ pub enum JobState {
     WaitingToRestart(Duration),
     /// A pod does not start, for this cause and with this message.
     StartDelayed(FailureCause, String),
+    /// Workers cannot start before the claim that they mount is gone, which is being deleted.
+    WaitingForClaim(String),
     /// A pod is being deleted from outside, and all pods save a checkpoint.
     Stopping(FailureCause, String),
     /// A pod is deleted but may still run, because its node does not answer.

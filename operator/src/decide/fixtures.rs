@@ -82,6 +82,7 @@ pub(crate) fn input<'a>(
         node_labels: None,
         report: None,
         launchers_due: None,
+        deleting_claim: None,
         queueing: &NO_QUEUE,
         now: now(),
     }

@@ -1,7 +1,8 @@
 //! Model test: random histories of a job against an API server in memory, with an operator that crashes
 //! between any two calls, and restarts with settings that refuse the job. In all of them no rank has two live
-//! processes, attempts only grow, the end is final, nothing runs while the job is suspended, a job that has
-//! begun goes on although it would be refused, no status is written without a change, and every job ends.
+//! processes, attempts only grow, the end is final, nothing runs while the job is suspended, no pod is made
+//! on a claim that is being deleted, a job that has begun goes on although it would be refused, no status is
+//! written without a change, and every job ends.
 
 mod event_effects;
 mod events;

@@ -41,6 +41,8 @@ pub struct ReconcileInput<'a> {
     /// Time that launchers of pods have left to report to this operator for the first time; `None` once it is
     /// over. A new leader has heard none.
     pub launchers_due: Option<Duration>,
+    /// Name of the claim that the pods mount, while that is being deleted; `None` otherwise.
+    pub deleting_claim: Option<&'a str>,
     /// The job's queue and Workload.
     pub queueing: &'a Queueing,
     /// Time of the reconcile.

@@ -25,7 +25,7 @@ use rlt_objects::worker_id::{GroupName, WorkerId};
 
 use super::failure::{self, Failure};
 use super::job_pods::is_loaded;
-use super::{Assignment, Deletion, JobState, Reconcile, deletion};
+use super::{Assignment, Deletion, JobState, Reconcile, claim, deletion};
 use crate::nodes::NodeState;
 
 /// Largest number of promoted spares in a status.
@@ -191,8 +191,8 @@ pub(super) fn surplus_of_earlier<'a>(reconcile: &Reconcile<'a>) -> Vec<&'a Worke
 }
 
 /// Returns the spares to delete: those that ended, those beyond the job's number, those of an older image
-/// than the workers, and, while workers wait for nodes, those without a node, so that no spare gets a node
-/// that a worker needs.
+/// than the workers, those that keep a claim for which workers wait, and, while workers wait for nodes, those
+/// without a node, so that no spare gets a node that a worker needs.
 pub(super) fn deletions(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<Deletion> {
     let has_room = *state == JobState::Running;
     let num_wanted = group(reconcile).map_or(0, |group| group.num_workers as usize);
@@ -201,7 +201,8 @@ pub(super) fn deletions(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<Dele
     waiting.sort_by_key(|spare| (spare.node.is_none(), spare.idx));
     let beyond = waiting.iter().enumerate().filter(|(place, spare)| {
         let needs_node = spare.phase == WorkerPhase::Pending && spare.node.is_none();
-        *place >= num_wanted || if has_room { is_outdated(reconcile, spare) } else { needs_node }
+        let is_unfit = if has_room { is_outdated(reconcile, spare) } else { needs_node };
+        *place >= num_wanted || is_unfit || claim::must_release(reconcile, spare)
     });
     let beyond = beyond.map(|(_, spare)| *spare);
     deletion::deletions(reconcile, ended.iter().copied().chain(beyond), None)

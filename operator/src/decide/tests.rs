@@ -1,5 +1,6 @@
 //! Decisions, one table a theme.
 
+mod claims;
 mod deletion;
 mod evacuation;
 mod groups;

@@ -83,6 +83,7 @@ impl Life {
             node_labels: None,
             report,
             launchers_due: None,
+            deleting_claim: None,
             queueing: &self.queueing,
             now: now(),
         })

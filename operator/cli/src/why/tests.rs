@@ -251,6 +251,16 @@ fn a_volume_cannot_be_mounted() {
 }
 
 #[test]
+fn its_deleted_claim_is_not_gone_yet() {
+    let message =
+        "claim `adding-storage` is being deleted: workers start once it is gone and another one is made";
+    let waits = status("Reconciling", "ClaimTerminating", message, json!({}));
+    let explanation = explain(&plain(waits));
+    assert!(explanation.summary.contains(" waits: its claim is being deleted (attempt 1, "), "{explanation}");
+    assert_eq!(explanation.evidence, [message]);
+}
+
+#[test]
 fn a_quota_is_used_up() {
     let message = "pod adding-trainer-0: pods \"adding-trainer-0\" is forbidden: exceeded quota: team, requested: \
                    limits.memory=4Gi,requests.cpu=2, used: limits.memory=14Gi,requests.cpu=1, limited: \

@@ -1,7 +1,7 @@
 //! Explanation of workers that should run but do not run yet.
 
 use rlt_api::Reason;
-use rlt_api::status::{ConditionType, RLTrainingJobStatus};
+use rlt_api::status::{Condition, ConditionType, RLTrainingJobStatus};
 use rlt_objects::worker::{Explanation as Said, Waiting, Worker, WorkerPhase};
 
 use super::explanation::{Explanation, checkpoint, earlier, when_true};
@@ -26,8 +26,8 @@ pub(super) fn waiting(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> O
     }
     let attempt = status.attempt.unwrap_or(1);
     let current = || snapshot.workers.iter().filter(|worker| worker.attempt == attempt);
-    let said = current()
-        .find_map(|worker| unschedulable(snapshot, worker))
+    let said = claim(reconciling)
+        .or_else(|| current().find_map(|worker| unschedulable(snapshot, worker)))
         .or_else(|| current().find_map(|worker| container(snapshot, worker)))
         .or_else(|| current().find_map(|worker| volume(snapshot, worker)))
         .or_else(|| leaving(snapshot, attempt))
@@ -55,6 +55,13 @@ fn delayed(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation 
         Some(failure) => explanation.so(failure.advice.clone()),
         None => explanation,
     }
+}
+
+/// Explains workers that wait until a deleted claim is gone.
+fn claim(reconciling: &Condition) -> Option<Explanation> {
+    let is_awaited = reconciling.reason == Reason::ClaimTerminating.name();
+    let message = is_awaited.then(|| reconciling.message.clone())?;
+    Some(Explanation::new("waits: its claim is being deleted").because([message]))
 }
 
 fn unschedulable(snapshot: &JobSnapshot, worker: &Worker) -> Option<Explanation> {

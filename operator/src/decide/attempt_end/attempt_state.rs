@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::{ExitCode, FailureCause};
 use rlt_objects::worker::{Worker, WorkerPhase};
 
-use super::super::{Reconcile, clock, deadlines, deletion, evacuation, spares};
+use super::super::{Reconcile, claim, clock, deadlines, deletion, evacuation, spares};
 use super::failure::{Failure, classify_exit, disrupted, in_words};
 
 /// Longest wait, after a `PeerLost` exit, for the exit of the peer, which determines the cause.
@@ -65,7 +65,8 @@ pub(in crate::decide) fn attempt_state(reconcile: &Reconcile<'_>) -> AttemptStat
             }
         };
     }
-    deadlines::overdue(reconcile).map_or(AttemptState::Healthy, AttemptState::Failed)
+    let failure = claim::failure(reconcile).or_else(|| deadlines::overdue(reconcile));
+    failure.map_or(AttemptState::Healthy, AttemptState::Failed)
 }
 
 /// Attributes an exit after a stop signal to the pod that was deleted or preempted, because of which all pods

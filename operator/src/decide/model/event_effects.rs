@@ -26,6 +26,7 @@ impl World {
         let seconds = self.now.as_second();
         let leaves_by = self.now + SignedDuration::from_secs(60);
         match *event {
+            ModelEvent::PodBound(idx) => self.bind(idx),
             ModelEvent::PodStarts(idx) => self.run(idx),
             ModelEvent::ProcessExits(idx, code) if self.processes.contains_key(&idx) => {
                 self.processes.remove(&idx);
@@ -67,6 +68,7 @@ impl World {
             ModelEvent::StepFinished => self.finish_step(),
             ModelEvent::RestartedInPlace => self.restart_in_place(),
             ModelEvent::PodGone(idx) => self.remove_leaving_pod(idx),
+            ModelEvent::ClaimDeleted => self.claim_is_deleting = true,
             ModelEvent::SetSuspend(suspend) => self.suspend(suspend),
             ModelEvent::TimePasses(seconds) => {
                 self.now += SignedDuration::from_secs(seconds);
@@ -90,9 +92,19 @@ impl World {
         }
     }
 
+    /// Gives a pod its node, as the scheduler does while the claim is not being deleted.
+    fn bind(&mut self, idx: u32) {
+        let is_possible = self.answers(idx) && !self.claim_is_deleting;
+        self.change(idx, |pod| {
+            if is_possible && pod.phase == WorkerPhase::Pending && !pod.is_deleting {
+                pod.node = Some(node_of(idx));
+            }
+        });
+    }
+
     pub(super) fn run(&mut self, idx: u32) {
         let Some(pod) = self.pods.values().find(|pod| pod.idx == idx).cloned() else { return };
-        let may_run = pod.phase == WorkerPhase::Pending && !pod.is_deleting;
+        let may_run = pod.phase == WorkerPhase::Pending && !pod.is_deleting && !self.claim_is_deleting;
         if !may_run || !self.answers(idx) {
             return;
         }

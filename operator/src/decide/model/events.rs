@@ -15,6 +15,8 @@ pub(super) type IsFound = bool;
 /// A pod event, an exit, or another event of a history.
 #[derive(Clone, Debug)]
 pub(super) enum ModelEvent {
+    /// A pod gets its node, and its process does not start yet.
+    PodBound(u32),
     /// A pod's process starts.
     PodStarts(u32),
     /// A pod's process ends with this code.
@@ -37,6 +39,8 @@ pub(super) enum ModelEvent {
     RestartedInPlace,
     /// A pod that is being deleted is gone.
     PodGone(u32),
+    /// A client deletes the claim of the job. It stays until no pod has a node.
+    ClaimDeleted,
     /// `spec.runPolicy.suspend` is set or cleared.
     SetSuspend(bool),
     /// Time passes, in seconds. The trainer trains, and the operator does not hear it.
@@ -54,6 +58,7 @@ pub(super) fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
     let idx = 0..NUM_WORKERS;
     let code = prop::sample::select(vec![0, 1, 2, 75, 76, 77, 78, 79, 80, 137, 139]);
     let one = prop_oneof![
+        2 => idx.clone().prop_map(ModelEvent::PodBound),
         4 => idx.clone().prop_map(ModelEvent::PodStarts),
         2 => (idx.clone(), code).prop_map(|(idx, code)| ModelEvent::ProcessExits(idx, code)),
         1 => idx.clone().prop_map(ModelEvent::PodDeleted),
@@ -65,6 +70,7 @@ pub(super) fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
         2 => Just(ModelEvent::StepFinished),
         1 => Just(ModelEvent::RestartedInPlace),
         3 => idx.prop_map(ModelEvent::PodGone),
+        1 => Just(ModelEvent::ClaimDeleted),
         1 => any::<bool>().prop_map(ModelEvent::SetSuspend),
         2 => (1..400i64).prop_map(ModelEvent::TimePasses),
         1 => (0..6usize).prop_map(ModelEvent::OperatorCrashes),

@@ -33,6 +33,8 @@ pub(super) struct World {
     pub(super) nodes: NodeStates,
     /// The pod whose process lives, by its rank.
     pub(super) processes: BTreeMap<u32, Arc<str>>,
+    /// Whether the claim of the job is being deleted.
+    pub(super) claim_is_deleting: bool,
     pub(super) report: Option<Report>,
     pub(super) num_restarts_in_place: u32,
     pub(super) now: Timestamp,
@@ -53,6 +55,7 @@ impl World {
             pods: BTreeMap::new(),
             nodes: (0..NUM_WORKERS).map(|idx| (node_of(idx), NodeState::Answers)).collect(),
             processes: BTreeMap::new(),
+            claim_is_deleting: false,
             report: None,
             num_restarts_in_place: 0,
             now: Timestamp::from_second(1_800_000_000).unwrap(),
@@ -74,6 +77,7 @@ impl World {
             generation: self.generation,
             nodes: &self.nodes,
             report: self.report.as_ref(),
+            deleting_claim: self.claim_is_deleting.then_some("quickstart-storage"),
             now: self.now,
             ..input(self.prepared, &self.status, &workers)
         });
@@ -166,6 +170,7 @@ impl World {
 
     pub(super) fn make(&mut self, idx: u32, attempt: u32) {
         assert!(self.has_ended.is_none(), "a pod was made after the end");
+        assert!(!self.claim_is_deleting, "a pod was made on a claim that is being deleted");
         assert!(!self.prepared.job.spec().run_policy.suspend, "a pod was made while the job is suspended");
         assert_eq!(
             attempt,
@@ -198,6 +203,8 @@ impl World {
     /// Reconciles until nothing is left to do at this moment.
     pub(super) fn settle(&mut self) {
         for _ in 0..10 {
+            // Kubernetes keeps the claim while a pod has a node; the operator creates it again.
+            self.claim_is_deleting &= self.pods.values().any(|pod| pod.node.is_some());
             let decision = self.decide();
             let changes_pods = !decision.delete.is_empty() || !decision.start.is_empty();
             if !changes_pods && decision.status == self.status {

@@ -189,6 +189,7 @@ fn pods_ready(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
         | JobState::Restarting
         | JobState::WaitingToRestart(_)
         | JobState::StartDelayed(..)
+        | JobState::WaitingForClaim(_)
         | JobState::Stopping(..) => (False, Reason::WorkersStarting, ready),
         JobState::Stuck(_) => (False, Reason::NodeUnreachable, ready),
         _ => entry(False, Reason::NoWorkers, "no worker is needed"),
@@ -271,6 +272,7 @@ fn reconciling(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
             )
         }
         JobState::StartDelayed(cause, message) => (True, Reason::Failure(*cause), message.clone()),
+        JobState::WaitingForClaim(message) => (True, Reason::ClaimTerminating, message.clone()),
         JobState::Stopping(cause, message) => (True, Reason::Failure(*cause), message.clone()),
         JobState::Stuck(_) => entry(True, Reason::NodeUnreachable, "a worker cannot be stopped"),
         JobState::Suspending => entry(True, Reason::Suspending, "workers save a checkpoint and stop"),

@@ -167,6 +167,9 @@ fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> 
         JobState::StartDelayed(cause, message) => {
             JobEvent { is_warning: true, ..event(Reason::Failure(*cause), message) }
         }
+        JobState::WaitingForClaim(message) => {
+            JobEvent { is_warning: true, ..event(Reason::ClaimTerminating, message) }
+        }
         JobState::Stuck(message) => JobEvent { is_warning: true, ..event(Reason::NodeUnreachable, message) },
         JobState::Invalid(reason, problems) => JobEvent { is_warning: true, ..event(*reason, problems) },
     })

@@ -1,5 +1,6 @@
-//! Proves how a claim that exists is changed, and what becomes of it when its job is deleted.
+//! Proves how a claim that exists is changed, and what becomes of it when it or its job is deleted.
 
+use rlt_api::FailureCause;
 use rlt_objects::build;
 use rlt_objects::prepare::Prepared;
 
@@ -155,4 +156,39 @@ async fn a_claim_that_may_not_be_read_keeps_its_job_only_if_it_is_to_be_released
     let message = "before the job is deleted, its claim `quickstart-storage`: may not get";
     assert!(reconciling.message.contains(message), "{reconciling:?}");
     assert_eq!(events::reasons(&server).await, ["ObjectRefused"]);
+}
+
+/// The kubelet starts no pod on a claim that is being deleted, and a pod with a node keeps the claim.
+#[tokio::test]
+async fn a_claim_that_is_deleted_before_its_pods_start_is_made_again_after_they_are_gone() {
+    let server = Server::new(Box::new(|method, _| {
+        (*method == Method::DELETE).then(|| (200, json!({"kind": "Status", "metadata": {}})))
+    }));
+    let (context, job) = (Arc::new(context(&server)), Arc::new(job(&begun())));
+    let present = ChildEntry::written(Child::Claim.into(), Some("of another size".to_owned()));
+    let deleted = ChildEntry { is_deleting: true, ..present };
+    context.index.enter(&key(), deleted.clone());
+    let pods = [0, 1].map(|idx| Worker { node: Some("node".into()), ..fixtures::worker(idx, 1) });
+    pods.iter().for_each(|pod| context.index.enter(&key(), pod.clone()));
+    for _ in 0..2 {
+        reconcile(job.clone(), context.clone()).await.unwrap();
+    }
+    let num_calls = |wanted: Method, part: &str| {
+        let calls = server.calls.lock().unwrap();
+        calls.iter().filter(|(method, path, _)| *method == wanted && path.contains(part)).count()
+    };
+    assert_eq!(num_calls(Method::DELETE, "/pods/"), 2);
+    assert!(!server.made("/pods") && !server.made("/persistentvolumeclaims"));
+    assert_eq!(num_calls(Method::GET, "/persistentvolumeclaims/"), 0, "it is not to be changed any more");
+    let status = server.status().expect("a status is written");
+    assert_eq!(status.attempt, Some(2));
+    assert_eq!(status.failures_by_cause, [(FailureCause::Disrupted, 1)].into());
+    let reconciling = condition(&status, ConditionType::Reconciling);
+    assert_eq!((reconciling.status, &*reconciling.reason), (ConditionStatus::True, "ClaimTerminating"));
+    assert!(reconciling.message.contains("`quickstart-storage`"), "{reconciling:?}");
+
+    pods.iter().for_each(|pod| context.index.remove(&key(), pod));
+    context.index.remove(&key(), &deleted);
+    reconcile(job, context).await.unwrap();
+    assert!(server.made("/pods") && server.made("/persistentvolumeclaims"));
 }

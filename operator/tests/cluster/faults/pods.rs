@@ -1,10 +1,10 @@
-//! Failures of pods: evicted, out of memory, without an image, unschedulable.
+//! Failures of pods: evicted, out of memory, without an image, unschedulable, without their claim.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, EvictParams};
 use rlt_api::FailureCause;
-use rlt_api::status::{ConditionStatus, ConditionType};
+use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
 use serde_json::{Value, json};
 
 use super::nodes::Node;
@@ -163,7 +163,6 @@ async fn a_pod_that_is_deleted_while_the_gang_starts_is_made_again_in_the_same_a
 
 #[tokio::test]
 async fn the_volume_claim_of_a_job_outlives_it_and_serves_the_next_one_of_its_name() {
-    use k8s_openapi::api::core::v1::PersistentVolumeClaim;
     let Some(test) = crate::set("claims").await else { return };
     let _operator = test.operator().await;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(test.client.clone(), &test.namespace);
@@ -181,4 +180,50 @@ async fn the_volume_claim_of_a_job_outlives_it_and_serves_the_next_one_of_its_na
         test.when_pods("kept", <[_]>::is_empty).await;
     }
     assert_eq!(uids[0], uids[1]);
+}
+
+/// The kubelet starts no pod on a claim that is being deleted, and the controller manager keeps the claim
+/// while a pod that uses it has a node.
+#[tokio::test]
+async fn a_claim_that_is_deleted_before_its_pods_start_is_replaced_without_using_a_retry() {
+    let Some(test) = crate::set("late-claim").await else { return };
+    let history = History::of(&test).await;
+    let node = Node::make(&test, "a").await;
+    let _operator = test.operator_in_roles().await;
+    let workers = json!({"count": 2, "device": "Cpu", "storage": {"size": "1Gi"}});
+    test.post("late", json!({"workers": workers})).await;
+    let first = test.gang("late", 1, 2).await;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(test.client.clone(), &test.namespace);
+    until("a claim is made", async || claims.get_opt("late-storage").await.unwrap().is_some()).await;
+    let deleted = claims.get("late-storage").await.unwrap();
+    for pod in &first {
+        node.bind(&test, pod).await;
+    }
+    claims.delete("late-storage", &DeleteParams::default()).await.unwrap();
+    let waits_for_claim = |status: &RLTrainingJobStatus| {
+        status.attempt == Some(2)
+            && reason(status, ConditionType::Reconciling).is_some_and(|(_, why)| why == "ClaimTerminating")
+    };
+    let status = test.when("late", waits_for_claim).await;
+    assert_eq!(status.failures_by_cause, [(FailureCause::Disrupted, 1)].into());
+    let failure = status.last_failure.unwrap();
+    assert!(failure.message.contains("late-storage"), "{}", failure.message);
+    let is_leaving = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+    let leaving = test.when_pods("late", |pods| pods.iter().all(is_leaving)).await;
+    assert_eq!(leaving.len(), 2, "no kubelet has ended them yet");
+    assert_eq!(claims.get("late-storage").await.unwrap().uid(), deleted.uid());
+
+    for pod in &first {
+        test.forget(pod).await;
+    }
+    let second = test.gang("late", 2, 2).await;
+    let is_replaced = async || {
+        let found = claims.get_opt("late-storage").await.unwrap();
+        found.is_some_and(|claim| claim.uid() != deleted.uid())
+    };
+    until("another claim is made", is_replaced).await;
+    test.finish(&second).await;
+    test.when_true("late", ConditionType::Complete).await;
+    history.check(&test, false).await;
+    node.remove(&test).await;
 }

@@ -84,7 +84,7 @@ impl Site {
                 self.delete(Object { kind: "secret", namespace, name: SECRET }, patience).await
             }
             Fault::DeleteClaim => {
-                // A pod that is bound and has not mounted the claim could neither start nor let the claim go.
+                // Before all pods have mounted it, its deletion would end the attempt by a cause of its own.
                 if within(patience, async || self.running_gang().await).await.is_none() {
                     return false;
                 }
