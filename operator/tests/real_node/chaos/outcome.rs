@@ -10,9 +10,10 @@ use super::manifests::{NAME, OUTPUT};
 use super::quiet_run;
 use super::site::{Site, num_failures};
 
-/// Causes by which the faults end attempts; the others end none.
-const CAUSES: [FailureCause; 3] =
-    [FailureCause::Signalled, FailureCause::PeerLost, FailureCause::RetryableIo];
+/// Causes by which the faults end attempts; the others end none. A claim that is deleted while pods start
+/// disrupts them.
+const CAUSES: [FailureCause; 4] =
+    [FailureCause::Signalled, FailureCause::PeerLost, FailureCause::RetryableIo, FailureCause::Disrupted];
 
 /// Checks weights, status, Events and objects of a complete job with so many steps.
 pub(super) async fn check(site: &mut Site, num_steps: u64) {
