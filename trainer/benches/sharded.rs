@@ -62,7 +62,7 @@ fn actor(ranks: &Ranks) -> anyhow::Result<Actor> {
     let decoder = Decoder::meta(weights.config(), &options)?;
     let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(NUM_RANKS)?), None)?;
     shards.read(&weights)?;
-    let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default())?;
+    let optimizer = AdamW::new(shards.local_shards(), AdamWOptions::default())?;
     Ok(Actor::new(decoder, optimizer, shape::actor_options(), ranks.clone()).with_shards(shards))
 }
 

@@ -97,7 +97,9 @@ fn measure(folder: &Path, act: &str) {
         EXPORTING => export(&ranks, parts, &folder.join("export")),
         RESUMING => {
             let checkpoint = Checkpoint::open(&folder.join("checkpoints/step-000001")).unwrap();
-            shards.load_shards(|tensor_shard, piece| checkpoint.fill(tensor_shard, piece)).unwrap();
+            shards
+                .load_shards(|tensor_shard, local_shard| checkpoint.fill(tensor_shard, local_shard))
+                .unwrap();
         }
         _ => {}
     }

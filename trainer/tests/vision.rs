@@ -215,7 +215,7 @@ fn two_ranks_with_shards_apply_the_update_of_one() {
         decoder.read_vision(&weights).unwrap();
         let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
         shards.read(&weights).unwrap();
-        let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default()).unwrap();
+        let optimizer = AdamW::new(shards.local_shards(), AdamWOptions::default()).unwrap();
         step(&mut Actor::new(decoder, optimizer, options(false), ranks.clone()).with_shards(shards), NAME)
     });
     for (norm, logprobs) in sharded {

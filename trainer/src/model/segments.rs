@@ -18,7 +18,7 @@ use rlt_core::mesh::AxisPlace;
 use rlt_torch::{AttentionScores, ExpertRows, Segments};
 use tch::Tensor;
 
-use super::experts::{ExpertProducts, Routes};
+use super::experts::{ExpertProducts, RoutedTokens};
 use super::latent::LatentProducts;
 use super::layer::{DecoderLayer, LayerContext, LayerShape, QueriesKeysValues};
 use super::ops;
@@ -146,7 +146,7 @@ impl DecoderLayer {
     }
 
     /// Routes tokens to `experts`, and passes the routes to the observer.
-    pub(crate) fn route(&self, normed_td: &Tensor, experts: &impl ExpertProducts) -> Routes {
+    pub(crate) fn route(&self, normed_td: &Tensor, experts: &impl ExpertProducts) -> RoutedTokens {
         let routes = experts.mixture().route(&experts.scores(normed_td), experts.choice_bias());
         experts.observe(&routes);
         routes

@@ -14,13 +14,13 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::checkpoint::{CHUNK, WeightFiles, read_json};
 use super::error::ModelError;
 use super::files::config::read_config;
-use super::fresh;
 use super::lora::LoraError;
 use super::lora::folded::FoldedAdapter;
 use super::mxfp4;
 use super::names::{self, EMBEDDING, HEAD, is_label_head, layer_idx};
 use super::quant_state;
 use super::quantize::{self, QuantizedParts};
+use super::random_init;
 
 /// Source of a model's weights, checked against its configuration.
 #[derive(Debug)]
@@ -302,10 +302,12 @@ impl Weights {
 
     fn fill_alone(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
         let draw = |seed| {
-            fresh::draw_into(&self.config, seed, tensor_shard, values).map_err(|source| ModelError::Torch {
-                tensor: tensor_shard.name.to_owned(),
-                device: format!("{:?}", values.device()),
-                source,
+            random_init::draw_into(&self.config, seed, tensor_shard, values).map_err(|source| {
+                ModelError::Torch {
+                    tensor: tensor_shard.name.to_owned(),
+                    device: format!("{:?}", values.device()),
+                    source,
+                }
             })
         };
         match &self.source {

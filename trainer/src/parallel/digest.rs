@@ -1,4 +1,4 @@
-//! Digests of weights: 64 bits for each parameter, or for a rank's piece of it. Trainer and engine compare
+//! Digests of weights: 64 bits for each parameter, or for a rank's shard of it. Trainer and engine compare
 //! them before a rollout, and the reference's log-probs are cached under them.
 //!
 //! The digest of a frozen parameter is cached, and stays valid while libtorch's version counter of the tensor
@@ -32,7 +32,7 @@ pub enum DigestError {
 }
 
 /// Digests of all parameters of a decoder, adapters included, at one time. If the decoder is sharded, they
-/// are those of this rank's pieces.
+/// are those of this rank's shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightDigest {
     parameters: Vec<(String, u64)>,
@@ -62,7 +62,7 @@ impl WeightDigest {
             of_policy.see(name, tensor)
         };
         match policy.shards() {
-            Some(shards) => shards.for_each_shard(|slice, piece| add(slice.name, piece))?,
+            Some(shards) => shards.for_each_shard(|slice, local_shard| add(slice.name, local_shard))?,
             None => {
                 let whole = policy.decoder().named_parameters();
                 whole.iter().try_for_each(|(name, tensor)| add(name, tensor))?;

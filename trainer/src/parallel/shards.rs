@@ -9,7 +9,7 @@
 //! backward        gradients accumulate in an unsharded buffer -> reduce-scatter -> gradient shard
 //! ```
 //! With `training.offload` shards are in offload storage: a unit is prefetched from there, an update fetches
-//! this rank's pieces buffer by buffer, and checkpoints and digests read them in place. With `dp_shard` 1 a
+//! this rank's shards buffer by buffer, and checkpoints and digests read them in place. With `dp_shard` 1 a
 //! shard is the full unit.
 //!
 //! A unit is a decoder layer, or everything outside of the layers. Frozen parameters are gathered like
@@ -177,10 +177,10 @@ impl ShardedParameters {
         std::iter::once(FsdpUnit::Root).chain((0..self.layers.len()).map(FsdpUnit::Layer))
     }
 
-    /// Leaves of the optimizer: this rank's piece of every trained parameter, `[len]`, which may be empty,
+    /// Leaves of the optimizer: this rank's shard of every trained parameter, `[len]`, which may be empty,
     /// under the parameter's name.
-    pub fn pieces(&self) -> Vec<(String, Tensor)> {
-        self.trained().flat_map(FlatParameter::pieces).collect()
+    pub fn local_shards(&self) -> Vec<(String, Tensor)> {
+        self.trained().flat_map(FlatParameter::local_shards).collect()
     }
 
     /// Bytes of parameters and gradients that this rank holds at present.
@@ -188,7 +188,7 @@ impl ShardedParameters {
         self.units().flat_map(|unit| self.held(unit).flats()).map(FlatParameter::num_bytes).sum()
     }
 
-    /// The norm over the replica, from the norms that `norm_of` gives for a selection of this rank's pieces.
+    /// The norm over the replica, from the norms that `norm_of` gives for a selection of this rank's shards.
     /// Each value of the model counts once. The same bits on all ranks.
     ///
     /// # Errors
@@ -222,10 +222,10 @@ impl ShardedParameters {
     }
 
     /// Calls `change` for all trained parameters together, or, if any are offloaded, for each buffer of them,
-    /// while this rank's pieces can be read and written. Its argument says whether a name is among them.
+    /// while this rank's shards can be read and written. Its argument says whether a name is among them.
     ///
     /// # Errors
-    /// The error of `change`, or when offloaded pieces cannot be fetched or put back.
+    /// The error of `change`, or when offloaded shards cannot be fetched or put back.
     pub(crate) fn with_resident_shards<E: From<rlt_torch::Error>>(
         &self,
         mut change: impl FnMut(&dyn Fn(&str) -> bool) -> Result<(), E>,
@@ -269,18 +269,18 @@ impl ShardedParameters {
     }
 
     /// Gathers a tensor that belongs to each trained parameter of a unit, such as a moment, from this rank's
-    /// piece `piece_of` the parameter, `[len]`. The results have the parameters' names and full shapes.
+    /// shard `local_shard_of` the parameter, `[len]`. The results have the parameters' names and full shapes.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn gather(
         &self,
         unit: FsdpUnit,
-        mut piece_of: impl FnMut(&str) -> Option<Tensor>,
+        mut local_shard_of: impl FnMut(&str) -> Option<Tensor>,
     ) -> Result<NamedTensors, RankError> {
         let mut whole = NamedTensors::new();
         for flat in &self.held(unit).trained {
-            whole.extend(flat.gather(&self.ranks, &mut piece_of)?);
+            whole.extend(flat.gather(&self.ranks, &mut local_shard_of)?);
         }
         Ok(whole)
     }

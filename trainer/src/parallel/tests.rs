@@ -85,7 +85,8 @@ pub(super) fn actor_keeping_unsharded(
         let shards = ShardedParameters::new(&decoder, mesh, offload_to).unwrap();
         shards.keeping_unsharded(unsharded_layers)
     });
-    let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
+    let trained =
+        shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::local_shards);
     let optimizer = offload.optimizer(trained, AdamWOptions::default()).unwrap();
     let mut actor = Actor::new(decoder, optimizer, options, ranks.clone());
     if let Some(shards) = shards {

@@ -114,7 +114,7 @@ impl Critic {
             shards.start_adapter(&decoder, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
         }
         let trained = match &shards {
-            Some(shards) => shards.pieces(),
+            Some(shards) => shards.local_shards(),
             None => named(decoder.trainable_parameters().into_iter().chain([head(&head_d)])).collect(),
         };
         let optimizer = options.offload.optimizer(trained, options.optimizer)?;

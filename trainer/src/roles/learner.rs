@@ -103,7 +103,7 @@ impl Learner {
         }
     }
 
-    /// Sets the `shards` of a sharded decoder, whose pieces must be the parameters of the optimizer.
+    /// Sets the `shards` of a sharded decoder, whose local shards must be the parameters of the optimizer.
     #[must_use]
     pub fn with_shards(self, shards: Option<ShardedParameters>) -> Self {
         Self { shards, ..self }

@@ -235,12 +235,12 @@ impl FrozenPolicy {
                 tensors.map(|(name, tensor)| CheckpointShard::whole(stored_name(&name), tensor)).collect();
             return Ok(split_between_copies(whole, ranks.rank(), ranks.size()));
         };
-        let mut pieces = Vec::new();
+        let mut local_shards = Vec::new();
         shards.for_each_shard(|slice, values| {
-            pieces.push(CheckpointShard::of(&slice.named(&stored_name(slice.name)), values));
+            local_shards.push(CheckpointShard::of(&slice.named(&stored_name(slice.name)), values));
             Ok::<(), RankError>(())
         })?;
-        Ok(owned_shards(shards, pieces))
+        Ok(owned_shards(shards, local_shards))
     }
 
     /// Every tensor of the copy under its name in a checkpoint. With FSDP this is collective, and only the

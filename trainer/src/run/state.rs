@@ -136,7 +136,7 @@ fn begin(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError
     })
 }
 
-/// Returns the pieces of all roles that this rank saves; `None` if the leader saves for this rank.
+/// Returns the shards of all roles that this rank saves; `None` if the leader saves for this rank.
 fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<CheckpointShard>>, TrainError> {
     if !run.saver.borrow().is_shared() {
         let tensors = tensors(run, roles)?.into_iter();

@@ -124,7 +124,7 @@ fn two_ranks_train_the_adapter_of_one_with_shards_and_without() {
         decoder.load_adapter(&Fixture::open(NAME).dir.join("adapter")).unwrap();
         let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
         shards.read(&weights).unwrap();
-        let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default()).unwrap();
+        let optimizer = AdamW::new(shards.local_shards(), AdamWOptions::default()).unwrap();
         Actor::new(decoder, optimizer, options(true), ranks.clone()).with_shards(shards)
     };
     let whole = |ranks: &Ranks| {
@@ -154,7 +154,7 @@ fn an_engine_of_a_sharded_policy_samples_with_the_present_adapter_of_the_tower()
             decoder.load_adapter(&Fixture::open(NAME).dir.join("adapter")).unwrap();
             let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
             shards.read(&weights).unwrap();
-            let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default()).unwrap();
+            let optimizer = AdamW::new(shards.local_shards(), AdamWOptions::default()).unwrap();
             let mut actor = Actor::new(decoder, optimizer, options(false), ranks.clone()).with_shards(shards);
             let options = EngineOptions { block_size: 4, merge_lora: merges, ..EngineOptions::default() };
             let mut engine = Engine::new(options);

@@ -32,7 +32,7 @@ fn sharded(ranks: &Ranks, name: &str) -> Actor {
     decoder.meta_vision();
     let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
     shards.read(&weights).unwrap();
-    let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default()).unwrap();
+    let optimizer = AdamW::new(shards.local_shards(), AdamWOptions::default()).unwrap();
     Actor::new(decoder, optimizer, options(true), ranks.clone()).with_shards(shards)
 }
 

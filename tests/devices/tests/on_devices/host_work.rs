@@ -87,7 +87,7 @@ impl Setup<'_> {
             shards
         });
         let trained =
-            shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
+            shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::local_shards);
         let optimizer = self.offload.optimizer(trained, AdamWOptions::default()).unwrap();
         let options = ActorOptions {
             temperature: 0.9,

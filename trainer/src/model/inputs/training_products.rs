@@ -5,7 +5,7 @@ use std::convert::Infallible;
 
 use tch::Tensor;
 
-use super::super::experts::{ExpertProducts, ExpertWeights, Router, Routes};
+use super::super::experts::{ExpertProducts, ExpertWeights, RoutedTokens, Router};
 use super::super::layer::{DecoderLayer, LayerContext, QueriesKeysValues};
 use super::super::projection::{Adapter, Dropout};
 use super::latent::{self, LatentParts, LatentProducts};
@@ -154,14 +154,14 @@ impl ExpertProducts for TrainingExperts<'_> {
         self.weights.choice_bias.as_ref()
     }
 
-    fn observe(&self, routes: &Routes) {
+    fn observe(&self, routes: &RoutedTokens) {
         let LayerContext { router, routes: watch, .. } = self.projections.context;
         router.iter().for_each(|tap| tap.observe(routes));
         let (place, num_experts) = (self.weights.place, self.weights.router.size()[0] as usize);
         watch.iter().for_each(|watch| watch.observe(place, num_experts, routes));
     }
 
-    fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, Infallible> {
+    fn outputs(&self, normed_td: &Tensor, routes: &RoutedTokens) -> Result<Tensor, Infallible> {
         let TrainingProducts { layer, context, .. } = self.projections;
         Ok(self.weights.outputs(normed_td, routes, layer.shape.activation, context.adapter))
     }

@@ -17,7 +17,7 @@ use std::cell::RefCell;
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::experts::{ExpertIds, Routes};
+use super::experts::{ExpertIds, RoutedTokens};
 
 /// Choices of the routers, summed over the tokens of all layers that have experts.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -107,7 +107,7 @@ impl RouterObserver {
         Self { weights_t, use_of_routes: UseOfRoutes::Balance { slopes_e, term: RefCell::new(None) } }
     }
 
-    pub(in crate::model) fn observe(&self, routes: &Routes) {
+    pub(in crate::model) fn observe(&self, routes: &RoutedTokens) {
         let summed_e =
             || (&routes.probabilities_te * self.weights_t.unsqueeze(1)).sum_dim_intlist(0, false, None);
         match &self.use_of_routes {

@@ -3,7 +3,7 @@
 //! products of their own.
 //!
 //! ```text
-//! normed [t, d] -> router -> softmax, top k -> Routes
+//! normed [t, d] -> router -> softmax, top k -> RoutedTokens
 //! normed [t, d] -> a row for each choice, sorted by expert -> gate, up -> down -> weighed sum [t, d]
 //! ```
 //! Shapes: t tokens, d hidden width, e experts, k experts a token, n = t k rows, i width of an expert.
@@ -36,7 +36,7 @@ pub struct Router {
 
 /// Chosen experts of each token, with their weights.
 #[derive(Debug)]
-pub struct Routes {
+pub struct RoutedTokens {
     /// Probabilities of all experts, f32 [t, e], with the router's autograd graph. Sigmoid scores are divided
     /// by their sum.
     pub probabilities_te: Tensor,
@@ -68,12 +68,12 @@ pub trait ExpertProducts {
     /// Bias that is added to scores only for the choice of experts, `f32 [e]`.
     fn choice_bias(&self) -> Option<&Tensor>;
     /// Observes the routes of a batch; called once for each.
-    fn observe(&self, routes: &Routes);
+    fn observe(&self, routes: &RoutedTokens);
     /// The weighted sum of the chosen experts' outputs, [t, d].
     ///
     /// # Errors
     /// [`Self::Error`].
-    fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, Self::Error>;
+    fn outputs(&self, normed_td: &Tensor, routes: &RoutedTokens) -> Result<Tensor, Self::Error>;
     /// The gate logits of the shared expert, [t, 1]; `None` if it has no gate.
     fn shared_gate(&self, normed_td: &Tensor) -> Option<Tensor>;
 }
@@ -90,7 +90,7 @@ impl Router {
     }
 
     /// Chooses experts by the router's `logits_te`, as transformers does: the best k by their f32 scores.
-    pub(crate) fn route(&self, logits_te: &Tensor, choice_bias: Option<&Tensor>) -> Routes {
+    pub(crate) fn route(&self, logits_te: &Tensor, choice_bias: Option<&Tensor>) -> RoutedTokens {
         let scores_te = match self.routing.scores {
             RouterScores::Softmax => logits_te.softmax(-1, Kind::Float),
             RouterScores::Sigmoid => row_by_row_sigmoid(&logits_te.to_kind(Kind::Float)),
@@ -113,7 +113,7 @@ impl Router {
             RouterScores::Softmax => scores_te,
             RouterScores::Sigmoid => &scores_te / scores_te.sum_dim_intlist(-1, true, Kind::Float),
         };
-        Routes { probabilities_te, weights_tk, choices, rows }
+        RoutedTokens { probabilities_te, weights_tk, choices, rows }
     }
 
     /// Chooses the best experts by their scores on the host; the first result is i64 [t, k].
@@ -349,7 +349,7 @@ impl ExpertWeights {
     pub(in crate::model) fn outputs(
         &self,
         normed_td: &Tensor,
-        routes: &Routes,
+        routes: &RoutedTokens,
         activation: HiddenActivation,
         adapter: Adapter,
     ) -> Tensor {

@@ -16,13 +16,13 @@ use rlt_core::digest::combine;
 use rlt_core::metrics::Metrics;
 use tch::Tensor;
 
-use super::experts::{ExpertIds, Routes};
+use super::experts::{ExpertIds, RoutedTokens};
 
 mod on_device;
 
 use on_device::DeviceWatch;
 
-impl Routes {
+impl RoutedTokens {
     /// A digest of the experts of token `token`; the routes are those of `num_tokens` tokens.
     fn digest(&self, token: usize, num_tokens: usize) -> u16 {
         let mut chosen = self.of_token(token, num_tokens).to_vec();
@@ -49,7 +49,7 @@ pub struct RouteLog(RefCell<Vec<Vec<u16>>>);
 
 impl RouteLog {
     /// Records the routes of the next layer with experts.
-    pub fn push(&self, routes: &Routes) {
+    pub fn push(&self, routes: &RoutedTokens) {
         let num_tokens = routes.num_tokens();
         let digests = (0..num_tokens).map(|token| routes.digest(token, num_tokens)).collect();
         self.0.borrow_mut().push(digests);
@@ -121,7 +121,7 @@ impl RouteCounter {
 
     /// Counts the routes of the layer with experts `place`, which is the number of such layers before it. A
     /// layer that is recomputed overwrites its counts, so it is counted once.
-    pub(in crate::model) fn observe(&self, place: usize, num_experts: usize, routes: &Routes) {
+    pub(in crate::model) fn observe(&self, place: usize, num_experts: usize, routes: &RoutedTokens) {
         match (&self.0, &routes.choices) {
             (Watched::OnDevice(watch), ExpertIds::Device(choices)) => {
                 watch.observe(place, num_experts, choices);
@@ -151,7 +151,7 @@ impl RouteCounter {
 }
 
 impl HostWatch {
-    fn observe(&self, place: usize, num_experts: usize, routes: &Routes) {
+    fn observe(&self, place: usize, num_experts: usize, routes: &RoutedTokens) {
         let (num_tokens, num_layers) = (routes.num_tokens(), self.layers.borrow().len());
         let mut counts = LayerCounts { chosen: vec![0.0; num_experts], ..LayerCounts::default() };
         for (position, sampled) in &self.tokens {
@@ -261,9 +261,9 @@ mod tests {
     use super::*;
 
     /// Four tokens, two of five experts each.
-    fn routes(choices: [i64; 8]) -> Routes {
+    fn routes(choices: [i64; 8]) -> RoutedTokens {
         let zeros = |width: i64| Tensor::zeros([4, width], (Kind::Float, Device::Cpu));
-        Routes {
+        RoutedTokens {
             probabilities_te: zeros(5),
             weights_tk: zeros(2),
             choices: ExpertIds::Host(choices.to_vec()),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     /// Routes of four tokens in two layers.
-    fn layers() -> [Routes; 2] {
+    fn layers() -> [RoutedTokens; 2] {
         [routes([3, 1, 0, 4, 2, 1, 1, 3]), routes([0, 1, 0, 2, 0, 3, 0, 4])]
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! parameters   |  a  |    b    | c |        each a view of `whole`, also while its memory is freed
 //! whole        [.....|.........|...]pad
-//! shards       [   0   |   1   |   2   ]    of equal length; a piece is a parameter's range in a shard
+//! shards       [   0   |   1   |   2   ]    of equal length; a local shard is a parameter's range in one
 //! ```
 //! The buffer `whole` is gathered in the compute dtype, or in the master dtype of the shards. Gradients are
 //! always in the master dtype.
@@ -61,8 +61,9 @@ struct Parameter {
     /// The decoder's tensor.
     leaf: Tensor,
     place: FlatSlot,
-    /// The parameter's piece of the shard, `[len]`: a separate leaf, which the optimizer updates.
-    piece: Tensor,
+    /// The parameter's local shard, its range in this rank's shard, `[len]`: a separate leaf, which the
+    /// optimizer updates.
+    local_shard: Tensor,
 }
 
 impl FlatParameter {
@@ -96,8 +97,8 @@ impl FlatParameter {
         let _ = shard.tensor().shallow_clone().zero_();
         let taken = leaves.into_iter().zip(places).zip(&master.views);
         let parameters = taken.map(|((named, place), view)| {
-            let piece = no_grad(|| place.in_shard(shard.tensor(), &own));
-            Parameter::new(named, place, piece, view)
+            let local_shard = no_grad(|| place.in_shard(shard.tensor(), &own));
+            Parameter::new(named, place, local_shard, view)
         });
         let parameters = parameters.collect();
         let shard = ShardStorage::new(shard, place)?;
@@ -141,7 +142,7 @@ impl FlatParameter {
         self.own.len() == self.layout.padded_len()
     }
 
-    /// Lets `change` read and write this rank's pieces, which are fetched and written back if they are
+    /// Lets `change` read and write the local shards, which are fetched and written back if they are
     /// offloaded.
     pub(super) fn with_resident_shards<E: From<rlt_torch::Error>>(
         &self,
@@ -150,36 +151,37 @@ impl FlatParameter {
         self.shard.with_resident_shards(change)
     }
 
-    pub(super) fn pieces(&self) -> impl Iterator<Item = (String, Tensor)> {
-        self.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.piece.shallow_clone()))
+    pub(super) fn local_shards(&self) -> impl Iterator<Item = (String, Tensor)> {
+        self.parameters
+            .iter()
+            .map(|parameter| (parameter.name.clone(), parameter.local_shard.shallow_clone()))
     }
 
-    /// Lets `fill` write the pieces in this rank's shard, run by run.
+    /// Lets `fill` write the local shards, run by run.
     pub(super) fn load_shards<E: From<rlt_torch::Error>>(
         &self,
         fill: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.fill_slices(&mut |slice: &TensorSlice<'_>, piece: &Tensor| {
-            slice
-                .runs()
-                .into_iter()
-                .try_for_each(|(run, own)| fill(&run, &piece.narrow(0, own.start as i64, own.len() as i64)))
+        self.fill_slices(&mut |slice: &TensorSlice<'_>, local_shard: &Tensor| {
+            slice.runs().into_iter().try_for_each(|(run, own)| {
+                fill(&run, &local_shard.narrow(0, own.start as i64, own.len() as i64))
+            })
         })
     }
 
-    /// Lets `fill` write the pieces in this rank's shard.
+    /// Lets `fill` write the local shards.
     pub(super) fn fill_slices<E: From<rlt_torch::Error>>(
         &self,
         fill: &mut impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         self.with_resident_shards(|| {
-            self.own_parameters().try_for_each(|Parameter { name, place, piece, .. }| {
-                fill(&place.slice(name), &piece.detach())
+            self.own_parameters().try_for_each(|Parameter { name, place, local_shard, .. }| {
+                fill(&place.slice(name), &local_shard.detach())
             })
         })
     }
 
-    /// Shows `see` the pieces in this rank's shard, in place.
+    /// Shows `see` the local shards, in place.
     pub(super) fn for_each_shard<E: From<RankError>>(
         &self,
         see: &mut impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
@@ -196,8 +198,8 @@ impl FlatParameter {
 
     /// Rebinds the shard of frozen parameters to `shard`, other memory with the same values.
     pub(super) fn replace_storage(&mut self, shard: Tensor) {
-        for Parameter { place, piece, .. } in &mut self.parameters {
-            *piece = place.in_shard(&shard, &self.own);
+        for Parameter { place, local_shard, .. } in &mut self.parameters {
+            *local_shard = place.in_shard(&shard, &self.own);
         }
         self.shard = ShardStorage::Here(shard);
     }
@@ -238,11 +240,11 @@ impl FlatParameter {
 
 impl Parameter {
     /// Takes a leaf, which becomes a view of the buffer, and copies its values in this rank's shard to
-    /// `piece`.
-    fn new((name, mut leaf): (String, Tensor), place: FlatSlot, piece: Tensor, view: &Tensor) -> Self {
-        place.copy_piece(&name, &leaf, &piece);
+    /// `local_shard`.
+    fn new((name, mut leaf): (String, Tensor), place: FlatSlot, local_shard: Tensor, view: &Tensor) -> Self {
+        place.copy_local_shard(&name, &leaf, &local_shard);
         no_grad(|| leaf.set_data(view));
-        let piece = piece.detach().set_requires_grad(leaf.requires_grad());
-        Self { name, leaf, place, piece }
+        let local_shard = local_shard.detach().set_requires_grad(leaf.requires_grad());
+        Self { name, leaf, place, local_shard }
     }
 }

@@ -42,8 +42,8 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Waits for all gradients and all-reduces them over the replicas: the pieces' gradients are then sums
-    /// over all ranks.
+    /// Waits for all gradients and all-reduces them over the replicas: the local shards' gradients are then
+    /// sums over all ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -82,7 +82,7 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Frees the gradients, after the optimizer has dropped those of the pieces.
+    /// Frees the gradients, after the optimizer has dropped those of the local shards.
     pub fn clear_gradients(&self) {
         self.trained().for_each(FlatParameter::clear_gradient);
     }

@@ -1,4 +1,4 @@
-//! Offsets of parameters in a flat buffer, and the piece of each in one rank's shard.
+//! Offsets of parameters in a flat buffer, and the local shard of each in one rank's shard.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::model::of_ranges;
 /// Alignment in bytes at which memory is read fastest.
 const CACHE_LINE: usize = 64;
 
-/// Range of a parameter in the buffer, and its piece in this rank's shard.
+/// Range of a parameter in the buffer, and its local shard in this rank's shard.
 #[derive(Clone, Debug)]
 pub(super) struct FlatSlot {
     pub(super) range: Range<usize>,
@@ -28,16 +28,16 @@ pub(super) struct FlatSlot {
 }
 
 impl FlatSlot {
-    /// The piece as a range of the local parameter, with its place in the full one.
+    /// The local shard as a range of the local parameter, with its indices in the full one.
     pub(super) fn slice<'a>(&'a self, name: &'a str) -> TensorSlice<'a> {
         TensorSlice { name, local: &self.local, range: self.shard_here(name).range }
     }
 
-    /// Copies the piece of the parameter `leaf`, which has its full or its local size.
-    pub(super) fn copy_piece(&self, name: &str, leaf: &Tensor, piece: &Tensor) {
+    /// Copies the local shard of the parameter `leaf`, which has its full or its local size.
+    pub(super) fn copy_local_shard(&self, name: &str, leaf: &Tensor, local_shard: &Tensor) {
         let is_full = leaf.size() == self.local.shape();
         let own = if is_full { self.local_part(leaf) } else { leaf.shallow_clone() };
-        copy_tensor_shard(&self.shard_here(name), &own, piece);
+        copy_tensor_shard(&self.shard_here(name), &own, local_shard);
     }
 
     /// The local part of the full tensor `all`: a view, except where a dimension has several ranges.
@@ -46,9 +46,9 @@ impl FlatSlot {
         split.fold(all.detach(), |all, (dim, own)| of_ranges(&all, &own.ranges, dim as i64))
     }
 
-    /// The piece as a range of the local parameter.
+    /// The local shard as a range of the local parameter.
     pub(super) fn shard_here<'a>(&'a self, name: &'a str) -> TensorShard<'a> {
-        // An empty piece may be beyond the parameter's end.
+        // An empty local shard may be beyond the parameter's end.
         let start = self.part.start.saturating_sub(self.range.start).min(self.range.len());
         TensorShard { name, shape: &self.size, range: start..start + self.part.len() }
     }
@@ -58,7 +58,7 @@ impl FlatSlot {
         whole.narrow(0, self.range.start as i64, self.range.len() as i64).view(self.size.as_slice())
     }
 
-    /// A view of the parameter's piece in a `shard` whose range in the buffer is `own`, `[len]`.
+    /// A view of the parameter's local shard in a `shard` whose range in the buffer is `own`, `[len]`.
     pub(super) fn in_shard(&self, shard: &Tensor, own: &Range<usize>) -> Tensor {
         shard.narrow(0, (self.part.start - own.start) as i64, self.part.len() as i64)
     }

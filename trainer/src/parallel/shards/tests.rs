@@ -535,8 +535,8 @@ fn between_passes_a_rank_holds_only_its_shard() {
             assert!(sharded_bytes.contains(&num_bytes(&actor)), "{} of {sharded_bytes:?}", num_bytes(&actor));
             let moments: usize =
                 actor.learner.optimizer().state_tensors().unwrap().iter().map(|(_, t)| t.numel()).sum();
-            let num_pieces = actor.learner.shards().unwrap().pieces().len();
-            let expected = 2 * (num_trained / 3)..=2 * (num_trained / 3 + 4) + num_pieces;
+            let num_local_shards = actor.learner.shards().unwrap().local_shards().len();
+            let expected = 2 * (num_trained / 3)..=2 * (num_trained / 3 + 4) + num_local_shards;
             assert!((expected).contains(&moments), "{moments} of {expected:?}");
             let (layers, outer) = actor.learner.decoder().parameters_by_layer();
             let of_part = |unit: &[(String, Tensor)]| unit.iter().map(|(_, t)| t.numel()).sum::<usize>();
@@ -560,9 +560,10 @@ fn a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all() {
         let shards = actor.learner.shards().unwrap();
         shards.finish_gradients().unwrap();
         if ranks.rank() == 1 {
-            let pieces = shards.pieces();
-            let (_, piece) = pieces.iter().find(|(_, piece)| piece.numel() > 0).unwrap();
-            let _ = piece.grad().fill_(f64::NAN);
+            let local_shards = shards.local_shards();
+            let (_, local_shard) =
+                local_shards.iter().find(|(_, local_shard)| local_shard.numel() > 0).unwrap();
+            let _ = local_shard.grad().fill_(f64::NAN);
         }
         let outcome = actor.learner.apply(0.1).unwrap();
         assert_eq!(parameters(&actor), before);

@@ -1,4 +1,4 @@
-//! Values of shards, and the storage of a frozen model's shards. Each rank requests only its own pieces, so
+//! Values of shards, and the storage of a frozen model's shards. Each rank requests only its local shards, so
 //! that no rank ever loads the full model. What the values mean is the caller's business.
 
 use std::collections::BTreeMap;
@@ -16,11 +16,11 @@ use crate::model::{Decoder, ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
 
 impl ShardedParameters {
-    /// Lets `fill` write every piece of this rank, `[len]`, from the full tensor's range. A tensor-parallel
+    /// Lets `fill` write every local shard, `[len]`, from the full tensor's range. A tensor-parallel
     /// shard that is not contiguous in the full tensor is filled run by run.
     ///
     /// # Errors
-    /// The error of `fill`, or when an offloaded piece cannot be fetched or put back.
+    /// The error of `fill`, or when an offloaded shard cannot be fetched or put back.
     pub fn load_shards<E: From<rlt_torch::Error>>(
         &self,
         mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
@@ -39,11 +39,11 @@ impl ShardedParameters {
         self.trained().try_for_each(|flat| flat.load_shards(&mut fill))
     }
 
-    /// Shows `see` every piece of this rank, `[len]`, in place: an offloaded one is on the host, and takes
+    /// Shows `see` every local shard, `[len]`, in place: an offloaded one is on the host, and takes
     /// memory while it is read. It may be kept only until the parameters change.
     ///
     /// # Errors
-    /// The error of `see`, or when an offloaded piece cannot be read.
+    /// The error of `see`, or when an offloaded shard cannot be read.
     pub(crate) fn for_each_shard<E: From<RankError>>(
         &self,
         mut see: impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
@@ -63,7 +63,7 @@ impl ShardedParameters {
         self.trained().try_for_each(|flat| flat.for_each_shard(&mut see))
     }
 
-    /// Reads this rank's pieces of a model's weights; an adapter is not changed.
+    /// Reads this rank's shards of a model's weights; an adapter is not changed.
     ///
     /// # Errors
     /// As [`Weights::fill`].
@@ -84,8 +84,8 @@ impl ShardedParameters {
         self.held(unit).flats().try_for_each(|flat| flat.load_shards(fill))
     }
 
-    /// Lets `fill` write a moment of this rank's piece of the trained parameter `name` into `values`,
-    /// `[len]`. An empty piece requests nothing.
+    /// Lets `fill` write a moment of this rank's shard of the trained parameter `name` into `values`,
+    /// `[len]`. An empty shard requests nothing.
     ///
     /// # Errors
     /// The error of `fill`.
@@ -112,7 +112,7 @@ impl ShardedParameters {
         })
     }
 
-    /// Calls `fill` with every piece of this rank, `[len]`, and the other role's full tensor in the master
+    /// Calls `fill` with every local shard, `[len]`, and the other role's full tensor in the master
     /// dtype, unit by unit; `name_there` gives its name in the other role. Parameters that the other role
     /// does not have are skipped. Collective.
     ///
@@ -158,9 +158,9 @@ impl ShardedParameters {
             self.unshard_master(unit)?;
             let values: BTreeMap<_, _> = decoder.adapter_from_weights(unit.layer_idx()).into_iter().collect();
             self.reshard(unit)?;
-            self.fill_unit(unit, &mut |tensor_shard: &TensorShard<'_>, piece: &Tensor| {
+            self.fill_unit(unit, &mut |tensor_shard: &TensorShard<'_>, local_shard: &Tensor| {
                 if let Some(whole) = values.get(name_there(tensor_shard.name)) {
-                    copy_tensor_shard(tensor_shard, whole, piece);
+                    copy_tensor_shard(tensor_shard, whole, local_shard);
                 }
                 Ok::<(), RankError>(())
             })

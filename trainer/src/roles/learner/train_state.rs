@@ -24,7 +24,7 @@ pub(crate) struct TrainState<'a> {
     pub(crate) optimizer: &'a mut AdamW,
     /// Loss scale of the gradients.
     pub(crate) loss_scale: &'a mut LossScale,
-    /// Shards of which the optimizer updates the pieces; `None` without sharding.
+    /// Sharded parameters, whose local shards the optimizer updates; `None` without sharding.
     pub(crate) shards: Option<&'a ShardedParameters>,
     pub(crate) ranks: &'a Ranks,
     /// Largest global norm of a gradient, to which larger ones are clipped.
@@ -113,16 +113,16 @@ impl TrainState<'_> {
             return Ok(split_between_copies(whole, self.ranks.rank(), self.ranks.size()));
         };
         let (mut moments, counts) = self.state()?;
-        let mut pieces = Vec::new();
-        shards.show_trained(|slice, piece| {
-            pieces.push(CheckpointShard::of(slice, piece));
+        let mut local_shards = Vec::new();
+        shards.show_trained(|slice, local_shard| {
+            local_shards.push(CheckpointShard::of(slice, local_shard));
             for moment in MOMENTS.map(|moment| moment_name(slice.name, moment)) {
                 let values = moments.remove(&moment);
-                pieces.extend(values.map(|values| CheckpointShard::of(&slice.named(&moment), &values)));
+                local_shards.extend(values.map(|values| CheckpointShard::of(&slice.named(&moment), &values)));
             }
             Ok::<(), RankError>(())
         })?;
-        let mut parts = owned_shards(shards, pieces);
+        let mut parts = owned_shards(shards, local_shards);
         if self.ranks.is_leader() {
             parts.extend(counts.into_iter().map(|(name, count)| CheckpointShard::whole(name, count)));
         }
@@ -174,9 +174,9 @@ impl TrainState<'_> {
             no_grad(|| with_values.for_each(|(leaf, values)| leaf.detach().copy_(values)));
             return Ok(());
         };
-        shards.fill_trained(|tensor_shard, piece| {
+        shards.fill_trained(|tensor_shard, local_shard| {
             if let Some(whole) = values.get(tensor_shard.name) {
-                copy_tensor_shard(tensor_shard, whole, piece);
+                copy_tensor_shard(tensor_shard, whole, local_shard);
             }
             Ok(())
         })
@@ -201,12 +201,15 @@ impl TrainState<'_> {
     }
 }
 
-/// Selects the pieces of `shards` that this rank saves. Those of all ranks together are every tensor once.
-pub(crate) fn owned_shards(shards: &ShardedParameters, pieces: Vec<CheckpointShard>) -> Vec<CheckpointShard> {
+/// Selects the local shards that this rank saves. Those of all ranks together are every tensor once.
+pub(crate) fn owned_shards(
+    shards: &ShardedParameters,
+    local_shards: Vec<CheckpointShard>,
+) -> Vec<CheckpointShard> {
     let mut by_axes: BTreeMap<Vec<Axis>, Vec<CheckpointShard>> = BTreeMap::new();
-    for piece in pieces {
-        let axes = shards.split_axes(parameter_of(&piece.name));
-        by_axes.entry(axes).or_default().push(piece);
+    for local_shard in local_shards {
+        let axes = shards.split_axes(parameter_of(&local_shard.name));
+        by_axes.entry(axes).or_default().push(local_shard);
     }
     let mut owned = Vec::new();
     for (axes, parts) in by_axes {

@@ -12,7 +12,7 @@ use super::product::Product;
 use super::stacked_experts::GroupedExperts;
 use crate::model::tp_shards::TpSharding;
 use crate::model::{
-    Adapter, DecoderLayer, ExpertTensor, ExpertWeights, Router, Routes, clamped_activation,
+    Adapter, DecoderLayer, ExpertTensor, ExpertWeights, RoutedTokens, Router, clamped_activation,
     gated_activation_packed,
 };
 
@@ -127,7 +127,7 @@ impl PackedExperts {
     }
 
     /// The weighted sum of the chosen experts' outputs [t, d], or this rank's summand of it.
-    pub(super) fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Tensor {
+    pub(super) fn outputs(&self, normed_td: &Tensor, routes: &RoutedTokens) -> Tensor {
         let rows_nd = routes.rows.gather(normed_td);
         let experts: &[[ExpertProduct; 2]] = match &self.experts {
             Packed::Each(experts) => experts,

@@ -7,7 +7,7 @@ use super::experts::PackedExperts;
 use super::latent::RolloutLatent;
 use super::weights::{PackedBlock, PackedLayer};
 use crate::model::{
-    DenseProducts, ExpertProducts, FeedForward, LatentProducts, Projections, RouteLog, Router, Routes,
+    DenseProducts, ExpertProducts, FeedForward, LatentProducts, Projections, RouteLog, RoutedTokens, Router,
 };
 use crate::parallel::{AxisGroup, RankError};
 
@@ -101,11 +101,11 @@ impl ExpertProducts for TpExperts<'_> {
         self.packed.choice_bias()
     }
 
-    fn observe(&self, routes: &Routes) {
+    fn observe(&self, routes: &RoutedTokens) {
         self.products.routes.iter().for_each(|log| log.push(routes));
     }
 
-    fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, RankError> {
+    fn outputs(&self, normed_td: &Tensor, routes: &RoutedTokens) -> Result<Tensor, RankError> {
         self.products.summed(self.packed.outputs(normed_td, routes))
     }
 

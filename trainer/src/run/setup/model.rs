@@ -72,7 +72,8 @@ pub(super) fn actor(
     let by_unit = spec.workers.mesh.is_any_sharded() || training.is_any_offloaded();
     let decoder = decoder(spec, weights, device, by_unit)?;
     let shards = by_unit.then(|| shards(spec, weights, &decoder, ranks, &offload)).transpose()?;
-    let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
+    let trained =
+        shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::local_shards);
     let optimizer = offload.optimizer(trained, optimizer_options(spec))?;
     let options = ActorOptions {
         temperature: if spec.algorithm.samples() { spec.rollout.temperature } else { 1.0 },

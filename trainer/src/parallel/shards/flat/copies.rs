@@ -12,12 +12,12 @@ impl FlatParameter {
     pub(in crate::parallel::shards) fn gather(
         &self,
         ranks: &ProcessGroups,
-        mut piece_of: impl FnMut(&str) -> Option<Tensor>,
+        mut local_shard_of: impl FnMut(&str) -> Option<Tensor>,
     ) -> Result<Vec<(String, Tensor)>, RankError> {
         let shard = Tensor::zeros([self.layout.shard_len() as i64], self.dtype());
         for Parameter { name, place, .. } in &self.parameters {
-            if let Some(piece) = piece_of(name) {
-                no_grad(|| place.in_shard(&shard, &self.own).copy_(&piece.detach()));
+            if let Some(local_shard) = local_shard_of(name) {
+                no_grad(|| place.in_shard(&shard, &self.own).copy_(&local_shard.detach()));
             }
         }
         self.gather_shards(ranks, &shard)

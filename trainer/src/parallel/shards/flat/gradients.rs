@@ -49,11 +49,11 @@ impl FlatParameter {
         gradients.shard.get_or_insert_with(|| self.shard().zeros_like()).shallow_clone()
     }
 
-    /// Sets the gradients of the pieces to views of this rank's gradient.
+    /// Sets the gradients of the local shards to views of this rank's gradient.
     pub(in crate::parallel::shards) fn assign_gradients(&self) {
         let gradient = self.gradient_shard();
-        for Parameter { place, piece, .. } in &self.parameters {
-            rlt_torch::set_grad(piece, Some(&place.in_shard(&gradient, &self.own)));
+        for Parameter { place, local_shard, .. } in &self.parameters {
+            rlt_torch::set_grad(local_shard, Some(&place.in_shard(&gradient, &self.own)));
         }
     }
 

@@ -75,8 +75,8 @@ fn a_rank_loads_as_many_numbers_as_are_planned() {
     for case in [CUT, BIASED, FUSED, Case { tied: true, ..CUT }] {
         let kept = on_layout((2, 2, 1, 1), |ranks| {
             let actor = actor(case, ranks, 1);
-            let pieces = actor.learner.shards().unwrap().pieces();
-            pieces.iter().map(|(_, piece)| piece.numel() as u64).sum::<u64>()
+            let local_shards = actor.learner.shards().unwrap().local_shards();
+            local_shards.iter().map(|(_, local_shard)| local_shard.numel() as u64).sum::<u64>()
         });
         // The first rank has one of 11 tokens more.
         assert_eq!(kept[0], config(case).parameter_count_of_rank(2).total(), "{case:?}");

@@ -88,7 +88,7 @@ fn matrices_decay_and_norms_and_biases_do_not() {
     optimizer.gradients();
     optimizer.step(0.5, None).expect("finite");
     for (name, leaf) in &leaves {
-        // A piece of a matrix is flat too: its name decides.
+        // A shard of a matrix is flat too: its name decides.
         let expected = if leaf.dim() == 2 || name.contains("value_head") { 0.75 } else { 1.0 };
         assert!(values(&leaf.reshape([-1])).iter().all(|value| *value == expected), "{name}");
     }
