@@ -50,7 +50,7 @@ pub use environment::RankEnvironment;
 pub use error::RankError;
 pub(crate) use layer::{Boundary, ExpertParallel, LayerPass, Styles, TensorParallel, Ulysses};
 pub use mesh::ProcessGroups;
-pub(crate) use shards::copy_tensor_shard;
+pub(crate) use shards::copy_tensor_run;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
 pub use units::DecoderUnits;
 

@@ -97,9 +97,7 @@ fn measure(folder: &Path, act: &str) {
         EXPORTING => export(&ranks, parts, &folder.join("export")),
         RESUMING => {
             let checkpoint = Checkpoint::open(&folder.join("checkpoints/step-000001")).unwrap();
-            shards
-                .load_shards(|tensor_shard, local_shard| checkpoint.fill(tensor_shard, local_shard))
-                .unwrap();
+            shards.load_shards(|tensor_run, local_shard| checkpoint.fill(tensor_run, local_shard)).unwrap();
         }
         _ => {}
     }

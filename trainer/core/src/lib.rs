@@ -27,4 +27,4 @@ pub mod schedule;
 pub mod task;
 pub mod types;
 
-pub use placement::{local_tensor, mesh, parameter_layout, partition, tensor_parallel, tensor_shard};
+pub use placement::{local_tensor, mesh, parameter_layout, partition, tensor_parallel, tensor_run};

@@ -7,4 +7,4 @@ pub mod mesh;
 pub mod parameter_layout;
 pub mod partition;
 pub mod tensor_parallel;
-pub mod tensor_shard;
+pub mod tensor_run;

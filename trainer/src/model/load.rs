@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rlt_api::conflicts::{Fact, Facts, conflict_of};
 use rlt_api::plan::model_config::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use tch::{Kind, Tensor};
 
 use super::base_weight::{BaseWeight, layout_of};
@@ -50,7 +50,7 @@ impl Decoder {
                 device: format!("{:?}", options.device),
                 source,
             })?;
-            weights.fill(&TensorShard::whole(name, shape), &tensor.view(-1))?;
+            weights.fill(&TensorRun::whole(name, shape), &tensor.view(-1))?;
             Ok(tensor)
         })?;
         decoder.read_vision(weights)?;

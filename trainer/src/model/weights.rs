@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rlt_api::plan::model_config::{ModelConfig, OutputHead, ParameterShape, TensorShape, stored_ranges};
 use rlt_api::spec::{Precision, QuantizationSpec};
-use rlt_core::tensor_shard::{CoveredRun, ReadGroup, TensorShard, TensorSlice};
+use rlt_core::tensor_run::{CoveredRun, ReadGroup, TensorRun, TensorSlice};
 use rlt_core::types::TokenId;
 use tch::kind::FLOAT_CPU;
 use tch::{Device, Kind, Tensor, no_grad};
@@ -186,24 +186,24 @@ impl Weights {
         self.stored.contains_key(name) || self.quantized.get(name).is_some()
     }
 
-    /// Writes the shard `tensor_shard` into `values`, `[len]`, of any floating-point dtype and on any device.
+    /// Writes the run `tensor_run` into `values`, `[len]`, of any floating-point dtype and on any device.
     /// In addition to `values`, at most a chunk of the model is in memory, or the weight that is being
     /// quantized.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor, when a file cannot be read, or holds numbers that are not
     /// finite.
-    pub fn fill(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
-        let Some(part) = self.quantized.get(tensor_shard.name) else {
-            return self.fill_dense(tensor_shard, values);
+    pub fn fill(&self, tensor_run: &TensorRun<'_>, values: &Tensor) -> Result<(), ModelError> {
+        let Some(part) = self.quantized.get(tensor_run.name) else {
+            return self.fill_dense(tensor_run, values);
         };
         match (&self.source, &self.config.quantization) {
             (Source::Files { files, .. }, Some(quantization)) if quantization.is_stored => {
-                quant_state::fill(files, quantization, &part.module, &part.tensor, tensor_shard, values)
+                quant_state::fill(files, quantization, &part.module, &part.tensor, tensor_run, values)
             }
             _ => {
-                let read = |whole: &TensorShard<'_>, weight: &Tensor| self.fill_dense(whole, weight);
-                self.quantized.fill(&self.config, part, tensor_shard, values, read)
+                let read = |whole: &TensorRun<'_>, weight: &Tensor| self.fill_dense(whole, weight);
+                self.quantized.fill(&self.config, part, tensor_run, values, read)
             }
         }
     }
@@ -232,29 +232,29 @@ impl Weights {
     }
 
     /// [`Self::fill`] before quantization. With adapters the sum is computed in f32 and rounded once.
-    fn fill_dense(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
-        if !self.adapters.iter().any(|adapter| adapter.changes(tensor_shard.name)) {
-            return self.fill_as_stored(tensor_shard, values);
+    fn fill_dense(&self, tensor_run: &TensorRun<'_>, values: &Tensor) -> Result<(), ModelError> {
+        if !self.adapters.iter().any(|adapter| adapter.changes(tensor_run.name)) {
+            return self.fill_as_stored(tensor_run, values);
         }
-        for chunk in tensor_shard.chunks(CHUNK) {
+        for chunk in tensor_run.chunks(CHUNK) {
             let len = chunk.range.len() as i64;
             let sum = Tensor::zeros([len], (Kind::Float, Device::Cpu));
             self.fill_as_stored(&chunk, &sum)?;
             self.adapters.iter().try_for_each(|adapter| adapter.add_to(&chunk, &sum))?;
-            let start = (chunk.range.start - tensor_shard.range.start) as i64;
+            let start = (chunk.range.start - tensor_run.range.start) as i64;
             no_grad(|| values.narrow(0, start, len).copy_(&sum));
         }
         Ok(())
     }
 
     /// [`Self::fill`] before adapters and quantization.
-    fn fill_as_stored(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
-        let stored = self.stored.get(tensor_shard.name).map(Vec::as_slice);
+    fn fill_as_stored(&self, tensor_run: &TensorRun<'_>, values: &Tensor) -> Result<(), ModelError> {
+        let stored = self.stored.get(tensor_run.name).map(Vec::as_slice);
         match stored {
-            Some(stored) if stored.len() > 1 || stored[0].name != tensor_shard.name => {
-                self.fill_from(stored, tensor_shard, values)
+            Some(stored) if stored.len() > 1 || stored[0].name != tensor_run.name => {
+                self.fill_from(stored, tensor_run, values)
             }
-            _ => self.fill_alone(tensor_shard, values),
+            _ => self.fill_alone(tensor_run, values),
         }
     }
 
@@ -266,7 +266,7 @@ impl Weights {
     pub(super) fn quantization_error(&self, module: &str, size: [i64; 2]) -> Result<Tensor, ModelError> {
         match self.config.quantization_of(module).filter(|quantization| !quantization.is_stored) {
             Some(quantization) => {
-                let read = |whole: &TensorShard<'_>, values: &Tensor| self.fill_dense(whole, values);
+                let read = |whole: &TensorRun<'_>, values: &Tensor| self.fill_dense(whole, values);
                 quantize::error(quantization, module, size, read)
             }
             None => Ok(Tensor::zeros(size, FLOAT_CPU)),
@@ -277,10 +277,10 @@ impl Weights {
     fn fill_from(
         &self,
         stored: &[TensorShape],
-        tensor_shard: &TensorShard<'_>,
+        tensor_run: &TensorRun<'_>,
         values: &Tensor,
     ) -> Result<(), ModelError> {
-        let wanted = &tensor_shard.range;
+        let wanted = &tensor_run.range;
         for (tensor, range) in stored_ranges(stored) {
             let (start, end) = (range.start.max(wanted.start), range.end.min(wanted.end));
             if start >= end {
@@ -288,7 +288,7 @@ impl Weights {
             }
             let shape: Vec<i64> = tensor.shape.iter().map(|dim| *dim as i64).collect();
             let own = start - range.start..end - range.start;
-            let of_tensor = TensorShard { name: &tensor.name, shape: &shape, range: own };
+            let of_tensor = TensorRun { name: &tensor.name, shape: &shape, range: own };
             let place = no_grad(|| values.narrow(0, (start - wanted.start) as i64, (end - start) as i64));
             self.fill_alone(&of_tensor, &place)?;
         }
@@ -300,25 +300,25 @@ impl Weights {
         self.config.experts.is_some() && mxfp4::is_stored(files, name)
     }
 
-    fn fill_alone(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
+    fn fill_alone(&self, tensor_run: &TensorRun<'_>, values: &Tensor) -> Result<(), ModelError> {
         let draw = |seed| {
-            random_init::draw_into(&self.config, seed, tensor_shard, values).map_err(|source| {
+            random_init::draw_into(&self.config, seed, tensor_run, values).map_err(|source| {
                 ModelError::Torch {
-                    tensor: tensor_shard.name.to_owned(),
+                    tensor: tensor_run.name.to_owned(),
                     device: format!("{:?}", values.device()),
                     source,
                 }
             })
         };
         match &self.source {
-            Source::Files { fresh_head: Some(seed), .. } if is_label_head(tensor_shard.name) => draw(*seed),
-            Source::Files { files, embedding_under_head: true, .. } if tensor_shard.name == EMBEDDING => {
-                files.read_into(&tensor_shard.named(HEAD), values)
+            Source::Files { fresh_head: Some(seed), .. } if is_label_head(tensor_run.name) => draw(*seed),
+            Source::Files { files, embedding_under_head: true, .. } if tensor_run.name == EMBEDDING => {
+                files.read_into(&tensor_run.named(HEAD), values)
             }
-            Source::Files { files, .. } if self.is_mxfp4(files, tensor_shard.name) => {
-                mxfp4::fill(files, tensor_shard, values)
+            Source::Files { files, .. } if self.is_mxfp4(files, tensor_run.name) => {
+                mxfp4::fill(files, tensor_run, values)
             }
-            Source::Files { files, .. } => files.read_into(tensor_shard, values),
+            Source::Files { files, .. } => files.read_into(tensor_run, values),
             Source::Fresh { seed } => draw(*seed),
         }
     }

@@ -41,7 +41,7 @@ use tch::Tensor;
 
 use self::flat::FlatParameter;
 use self::gradients::PendingReduceScatter;
-pub(crate) use self::place::copy_tensor_shard;
+pub(crate) use self::place::copy_tensor_run;
 pub use self::unit::FsdpUnit;
 use self::unit::{UnitParameters, expert_place};
 pub use self::whole::WeightDtype;

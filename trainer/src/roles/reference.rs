@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rlt_core::batch::Batch;
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use tch::Kind;
 
@@ -147,7 +147,7 @@ impl FrozenPolicy {
                 let decoder = actor.learner.decoder().frozen_copy(param_dtype, compute);
                 for (name, tensor) in decoder.named_parameters() {
                     let (stored, shape) = (stored_name(&name), tensor.size());
-                    checkpoint.fill_rounded(&TensorShard::whole(&stored, &shape), &tensor.view(-1))?;
+                    checkpoint.fill_rounded(&TensorRun::whole(&stored, &shape), &tensor.view(-1))?;
                 }
                 Self::from(decoder)
             }
@@ -175,8 +175,8 @@ impl FrozenPolicy {
 
     fn fill_from(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         self.shards.iter().try_for_each(|shards| {
-            shards.load_shards(|tensor_shard, values| {
-                checkpoint.fill_rounded(&tensor_shard.named(&stored_name(tensor_shard.name)), values)
+            shards.load_shards(|tensor_run, values| {
+                checkpoint.fill_rounded(&tensor_run.named(&stored_name(tensor_run.name)), values)
             })
         })
     }

@@ -1,7 +1,7 @@
 //! Mixtures of experts beside transformers: the routers' auxiliary loss, and both ways in which checkpoints
 //! store experts.
 
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions, RouterLoad, RouterObserver, Weights};
 use tch::{Device, Kind, Tensor};
 
@@ -98,7 +98,7 @@ fn experts_in_mxfp4_are_read_as_the_numbers_that_transformers_makes_of_them() {
         let values = Tensor::empty([range.len() as i64], (Kind::BFloat16, Device::Cpu));
         let shape = expected.size();
         let own = expected.view(-1).narrow(0, range.start as i64, range.len() as i64);
-        weights.fill(&TensorShard { name: &name, shape: &shape, range }, &values).unwrap();
+        weights.fill(&TensorRun { name: &name, shape: &shape, range }, &values).unwrap();
         assert!(values.equal(&own), "{name}");
     }
 }

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rlt_api::plan::model_config::TensorShape;
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
@@ -157,32 +157,28 @@ impl WeightFiles {
         let stored = self.stored(name, &[])?;
         let shape: Vec<i64> = stored.info.shape.iter().map(|dim| *dim as i64).collect();
         let tensor = Tensor::f_empty(&shape, (stored.kind(name)?, Device::Cpu)).map_err(torch_error(name))?;
-        self.read_into(&TensorShard::whole(name, &shape), &tensor.view(-1))?;
+        self.read_into(&TensorRun::whole(name, &shape), &tensor.view(-1))?;
         Ok(tensor)
     }
 
     /// Reads a range of a tensor that [`Self::check`] has accepted into `values`, `[len]`, of any
     /// floating-point dtype and on any device. Only one chunk at a time is held elsewhere.
-    pub(crate) fn read_into(
-        &self,
-        tensor_shard: &TensorShard<'_>,
-        values: &Tensor,
-    ) -> Result<(), ModelError> {
-        let name = tensor_shard.name;
+    pub(crate) fn read_into(&self, tensor_run: &TensorRun<'_>, values: &Tensor) -> Result<(), ModelError> {
+        let name = tensor_run.name;
         let stored = self.stored(name, &[])?;
         let (kind, width) = (stored.kind(name)?, stored.kind(name)?.elt_size_in_bytes());
         let read_error = |source| ModelError::Read { path: stored.path.clone(), source };
         let file = rlt_files::open(&stored.path).map_err(read_error)?;
         let data_start = stored.data_start + stored.info.data_offsets.0 as u64;
         let (mut bytes, mut num_bad) = (Vec::new(), 0);
-        for TensorShard { range, .. } in tensor_shard.chunks(CHUNK) {
+        for TensorRun { range, .. } in tensor_run.chunks(CHUNK) {
             bytes.resize(range.len() * width, 0);
             file.read_exact_at(&mut bytes, data_start + (range.start * width) as u64).map_err(read_error)?;
             let copied = no_grad(|| {
                 let chunk = Tensor::f_from_data_size(&bytes, &[range.len() as i64], kind)?;
                 num_bad += num_non_finite(&chunk);
                 values
-                    .f_narrow(0, (range.start - tensor_shard.range.start) as i64, range.len() as i64)?
+                    .f_narrow(0, (range.start - tensor_run.range.start) as i64, range.len() as i64)?
                     .f_copy_(&chunk)
             });
             copied.map_err(torch_error(name))?;
@@ -191,7 +187,7 @@ impl WeightFiles {
             return Ok(());
         }
         let (path, tensor) = (stored.path.clone(), name.to_owned());
-        Err(ModelError::NotFinite { path, tensor, num_bad, num_values: tensor_shard.range.len() })
+        Err(ModelError::NotFinite { path, tensor, num_bad, num_values: tensor_run.range.len() })
     }
 
     /// The file, the stored dtype and the number of bytes of a tensor.
@@ -216,7 +212,7 @@ impl WeightFiles {
     /// Whether two tensors of one shape, which [`Self::check`] has accepted, hold the same values.
     pub(crate) fn are_equal(&self, names: [&str; 2]) -> Result<bool, ModelError> {
         let shape: Vec<i64> = self.stored(names[0], &[])?.info.shape.iter().map(|dim| *dim as i64).collect();
-        for chunk in TensorShard::whole(names[0], &shape).chunks(CHUNK) {
+        for chunk in TensorRun::whole(names[0], &shape).chunks(CHUNK) {
             let values = || Tensor::zeros([chunk.range.len() as i64], (Kind::Float, Device::Cpu));
             let both = [values(), values()];
             for (name, values) in names.iter().zip(&both) {

@@ -8,7 +8,7 @@
 //! The product of a value and its scale is exact in bf16.
 
 use rlt_api::plan::model_config::{ExpertForm, ModelConfig, ParameterShape};
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use safetensors::Dtype;
 use tch::{Tensor, no_grad};
 
@@ -75,31 +75,31 @@ fn sizes(shape: &[usize]) -> [usize; 3] {
     [0, 1, 2].map(|dim| shape.get(dim).copied().unwrap_or(1))
 }
 
-/// Writes the shard `tensor_shard` of a parameter `[e, in, out]` into `values`, `[len]`. In addition to
+/// Writes the run `tensor_run` of a parameter `[e, in, out]` into `values`, `[len]`. In addition to
 /// `values`, at most one expert is in memory.
 ///
 /// # Errors
 /// [`ModelError`], with file and tensor, when a file cannot be read, or holds scales that are not finite.
 pub(in crate::model) fn fill(
     files: &WeightFiles,
-    tensor_shard: &TensorShard<'_>,
+    tensor_run: &TensorRun<'_>,
     values: &Tensor,
 ) -> Result<(), ModelError> {
-    let shape: Vec<usize> = tensor_shard.shape.iter().map(|dim| *dim as usize).collect();
+    let shape: Vec<usize> = tensor_run.shape.iter().map(|dim| *dim as usize).collect();
     let [_, inputs, outputs] = sizes(&shape);
     let of_expert = inputs * outputs;
-    let wanted = &tensor_shard.range;
+    let wanted = &tensor_run.range;
     for expert in wanted.start / of_expert..wanted.end.div_ceil(of_expert) {
         let first = expert * of_expert;
         let (start, end) = (first.max(wanted.start), (first + of_expert).min(wanted.end));
-        let numbers = expert_of(files, tensor_shard.name, expert, of_expert)?;
+        let numbers = expert_of(files, tensor_run.name, expert, of_expert)?;
         let laid = Tensor::from_slice(&numbers).view([outputs as i64, inputs as i64]).tr().contiguous();
         let own = laid.view(-1).narrow(0, (start - first) as i64, (end - start) as i64);
         no_grad(|| {
             values.narrow(0, (start - wanted.start) as i64, (end - start) as i64).f_copy_(&own).map(drop)
         })
         .map_err(|source| ModelError::Torch {
-            tensor: tensor_shard.name.to_owned(),
+            tensor: tensor_run.name.to_owned(),
             device: format!("{:?}", values.device()),
             source,
         })?;

@@ -11,7 +11,7 @@
 
 use rlt_api::plan::model_config::{ModelConfig, Quantization, QuantizedPart, QuantizedTensor};
 use rlt_api::spec::{Precision, QuantizationFormat};
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use rlt_torch::{NESTED_BLOCK, QuantFormat, dynamic_map};
 use safetensors::Dtype;
 use serde_json::Value;
@@ -247,7 +247,7 @@ pub(in crate::model) fn fill(
     quantization: &Quantization,
     module: &str,
     tensor: &QuantizedTensor,
-    tensor_shard: &TensorShard<'_>,
+    tensor_run: &TensorRun<'_>,
     values: &Tensor,
 ) -> Result<(), ModelError> {
     let torch_error =
@@ -256,10 +256,10 @@ pub(in crate::model) fn fill(
         let offset = State::read(files, module, quantization.format)?.offset()?;
         return no_grad(|| values.detach().f_fill_(f64::from(offset))).map(drop).map_err(torch_error);
     }
-    for chunk in tensor_shard.chunks(rlt_api::plan::READ_CHUNK_NUMBERS as usize) {
+    for chunk in tensor_run.chunks(rlt_api::plan::READ_CHUNK_NUMBERS as usize) {
         let range = chunk.range.start * tensor.width..chunk.range.end * tensor.width;
         let bytes = files.read_bytes(&tensor.name, range)?;
-        let (start, len) = (chunk.range.start - tensor_shard.range.start, chunk.range.len() as i64);
+        let (start, len) = (chunk.range.start - tensor_run.range.start, chunk.range.len() as i64);
         let numbers = Tensor::f_from_data_size(&bytes, &[len], values.kind()).map_err(torch_error)?;
         if values.kind() == Kind::Float && bool::try_from(numbers.isfinite().all()).ok() != Some(true) {
             let num_bad = numbers.isfinite().logical_not().sum(Kind::Int64).int64_value(&[]);

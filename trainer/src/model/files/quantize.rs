@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use rlt_api::plan::model_config::{ModelConfig, Quantization, QuantizedPart, QuantizedTensor};
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use rlt_torch::{QuantLayout, QuantizedMatrix};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -49,14 +49,14 @@ impl QuantizedParts {
         self.parts.get(name)
     }
 
-    /// Writes the shard `tensor_shard` of `part` into `values`; `read` reads the full weight.
+    /// Writes the run `tensor_run` of `part` into `values`; `read` reads the full weight.
     pub(in crate::model) fn fill(
         &self,
         config: &ModelConfig,
         part: &PartOf,
-        tensor_shard: &TensorShard<'_>,
+        tensor_run: &TensorRun<'_>,
         values: &Tensor,
-        read: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
+        read: impl FnOnce(&TensorRun<'_>, &Tensor) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let is_last = last.as_ref().is_some_and(|(module, _)| *module == part.module);
@@ -75,7 +75,7 @@ impl QuantizedParts {
             QuantizedPart::NestedOffset => nested.map(|nested| &nested.offset),
         };
         let Some(whole) = whole else { return Ok(()) };
-        let (start, len) = (tensor_shard.range.start as i64, tensor_shard.range.len() as i64);
+        let (start, len) = (tensor_run.range.start as i64, tensor_run.range.len() as i64);
         let copied = no_grad(|| values.detach().f_copy_(&whole.f_reshape([-1])?.f_narrow(0, start, len)?));
         copied.map(drop).map_err(failed(part.tensor.name.clone()))
     }
@@ -86,7 +86,7 @@ fn quantized(
     module: &str,
     size: [i64; 2],
     layout: QuantLayout,
-    read: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
+    read: impl FnOnce(&TensorRun<'_>, &Tensor) -> Result<(), ModelError>,
 ) -> Result<QuantizedMatrix, ModelError> {
     let weight = dense(module, size, layout.stored, read)?;
     Ok(QuantizedMatrix::quantize(&weight, layout)?)
@@ -97,7 +97,7 @@ pub(in crate::model) fn error(
     quantization: &Quantization,
     module: &str,
     size: [i64; 2],
-    read: impl Fn(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
+    read: impl Fn(&TensorRun<'_>, &Tensor) -> Result<(), ModelError>,
 ) -> Result<Tensor, ModelError> {
     let quantized = quantized(module, size, layout_of(quantization, Kind::Float), &read)?;
     let weight = dense(module, size, Kind::Float, read)?;
@@ -110,11 +110,11 @@ fn dense(
     module: &str,
     size: [i64; 2],
     kind: Kind,
-    read: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
+    read: impl FnOnce(&TensorRun<'_>, &Tensor) -> Result<(), ModelError>,
 ) -> Result<Tensor, ModelError> {
     let name = format!("{module}.weight");
     let weight = Tensor::f_empty(size, (kind, Device::Cpu)).map_err(failed(name.clone()))?;
-    read(&TensorShard::whole(&name, &size), &weight.view(-1))?;
+    read(&TensorRun::whole(&name, &size), &weight.view(-1))?;
     Ok(weight)
 }
 

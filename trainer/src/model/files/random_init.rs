@@ -4,32 +4,32 @@ use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use tch::{TchError, Tensor, no_grad};
 
 use super::super::random::TensorRandom;
 
-/// Writes a tensor shard of weights as transformers initialises them over `values`, `[len]`: normal with the
+/// Writes a run of weights, as transformers initialises them, over `values`, `[len]`: normal with the
 /// configuration's `initializer_range`, biases zero, norms the identity. A weight's numbers depend on `seed`,
 /// its name and their place in it.
 pub(in crate::model) fn draw_into(
     config: &ModelConfig,
     seed: u64,
-    tensor_shard: &TensorShard<'_>,
+    tensor_run: &TensorRun<'_>,
     values: &Tensor,
 ) -> Result<(), TchError> {
     let mut values = values.detach();
-    if tensor_shard.name.ends_with("bias") {
+    if tensor_run.name.ends_with("bias") {
         return values.f_fill_(0.0).map(drop);
     }
     let is_norm = ["norm.weight", "norm1.weight", "norm2.weight", "ln_q.weight"];
-    if is_norm.iter().any(|name| tensor_shard.name.ends_with(name)) {
+    if is_norm.iter().any(|name| tensor_run.name.ends_with(name)) {
         return values.f_fill_(1.0 - config.norm_offset).map(drop);
     }
-    tensor_shard.chunks(READ_CHUNK_NUMBERS as usize).try_for_each(|TensorShard { range, .. }| {
-        let place = (range.start - tensor_shard.range.start) as i64;
+    tensor_run.chunks(READ_CHUNK_NUMBERS as usize).try_for_each(|TensorRun { range, .. }| {
+        let place = (range.start - tensor_run.range.start) as i64;
         let std = config.initializer_range;
-        let draw = |range| TensorRandom::new(seed, tensor_shard.name).normal_between(range, std);
+        let draw = |range| TensorRandom::new(seed, tensor_run.name).normal_between(range, std);
         let chunk = Tensor::from_slice(&drawn(range, &draw));
         no_grad(|| values.f_narrow(0, place, chunk.numel() as i64)?.f_copy_(&chunk))
     })

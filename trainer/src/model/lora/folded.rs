@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use rlt_api::plan::model_config::{ModelConfig, TensorShape};
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::names::{CONFIG_FILE, peft_names};
@@ -72,21 +72,21 @@ impl FoldedAdapter {
         self.products.contains_key(weight)
     }
 
-    /// Adds the adapter's update to a shard of a weight: `values`, [len], f32, on the CPU.
+    /// Adds the adapter's update to a run of a weight: `values`, [len], f32, on the CPU.
     ///
     /// # Errors
     /// [`ModelError`], with file and matrix, if it cannot be read, or holds values that are not finite.
-    pub(crate) fn add_to(&self, shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
-        let Some(product) = self.products.get(shard.name) else { return Ok(()) };
+    pub(crate) fn add_to(&self, run: &TensorRun<'_>, values: &Tensor) -> Result<(), ModelError> {
+        let Some(product) = self.products.get(run.name) else { return Ok(()) };
         let a = self.files.read(&product.names[0])?.to_kind(Kind::Float);
-        product.blocks(&shard.range).try_for_each(|block| {
+        product.blocks(&run.range).try_for_each(|block| {
             let rows = product.rows_of_b(&self.files, &block)?;
             let numbers = block.start * product.inputs..block.end * product.inputs;
-            let (start, end) = (numbers.start.max(shard.range.start), numbers.end.min(shard.range.end));
+            let (start, end) = (numbers.start.max(run.range.start), numbers.end.min(run.range.end));
             let part = |of: &Tensor, offset| of.narrow(0, (start - offset) as i64, (end - start) as i64);
             no_grad(|| {
                 let product = part(&rows.matmul(&a).view(-1), numbers.start) * product.scaling;
-                let _ = part(values, shard.range.start).g_add_(&product);
+                let _ = part(values, run.range.start).g_add_(&product);
             });
             Ok(())
         })
@@ -109,7 +109,7 @@ impl Product {
         let shape = [rows.len() as i64, self.shape_b[1]];
         let b = Tensor::zeros(shape, (Kind::Float, Device::Cpu));
         let range = rows.start * rank..rows.end * rank;
-        files.read_into(&TensorShard { name: &self.names[1], shape: &self.shape_b, range }, &b.view(-1))?;
+        files.read_into(&TensorRun { name: &self.names[1], shape: &self.shape_b, range }, &b.view(-1))?;
         Ok(b)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use rlt_api::plan::model_config::{ModelConfig, TensorShape, VisionConfig};
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use tch::Tensor;
 
 use super::kept::FeatureCache;
@@ -50,7 +50,7 @@ impl VisionTower {
                         source,
                     }
                 })?;
-            weights.fill(&TensorShard::whole(&name, &shape), &values.view(-1))?;
+            weights.fill(&TensorRun::whole(&name, &shape), &values.view(-1))?;
             Ok((name, values))
         };
         let tensors = shapes(weights.config()).map(read).collect::<Result<_, ModelError>>()?;

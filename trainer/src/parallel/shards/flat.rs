@@ -24,7 +24,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use rlt_core::mesh::{Axis, EvenSplit};
-use rlt_core::tensor_shard::{TensorShard, TensorSlice};
+use rlt_core::tensor_run::{TensorRun, TensorSlice};
 use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -160,7 +160,7 @@ impl FlatParameter {
     /// Lets `fill` write the local shards, run by run.
     pub(super) fn load_shards<E: From<rlt_torch::Error>>(
         &self,
-        fill: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
+        fill: &mut impl FnMut(&TensorRun<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         self.fill_slices(&mut |slice: &TensorSlice<'_>, local_shard: &Tensor| {
             slice.runs().into_iter().try_for_each(|(run, own)| {

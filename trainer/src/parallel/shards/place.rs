@@ -6,7 +6,7 @@ use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_core::local_tensor::LocalTensor;
 use rlt_core::mesh::EvenSplit;
 use rlt_core::parameter_layout::ParameterLayout;
-use rlt_core::tensor_shard::{TensorShard, TensorSlice};
+use rlt_core::tensor_run::{TensorRun, TensorSlice};
 use tch::{Tensor, no_grad};
 
 use crate::model::of_ranges;
@@ -30,14 +30,14 @@ pub(super) struct FlatSlot {
 impl FlatSlot {
     /// The local shard as a range of the local parameter, with its indices in the full one.
     pub(super) fn slice<'a>(&'a self, name: &'a str) -> TensorSlice<'a> {
-        TensorSlice { name, local: &self.local, range: self.shard_here(name).range }
+        TensorSlice { name, local: &self.local, range: self.local_run(name).range }
     }
 
     /// Copies the local shard of the parameter `leaf`, which has its full or its local size.
     pub(super) fn copy_local_shard(&self, name: &str, leaf: &Tensor, local_shard: &Tensor) {
         let is_full = leaf.size() == self.local.shape();
         let own = if is_full { self.local_part(leaf) } else { leaf.shallow_clone() };
-        copy_tensor_shard(&self.shard_here(name), &own, local_shard);
+        copy_tensor_run(&self.local_run(name), &own, local_shard);
     }
 
     /// The local part of the full tensor `all`: a view, except where a dimension has several ranges.
@@ -47,10 +47,10 @@ impl FlatSlot {
     }
 
     /// The local shard as a range of the local parameter.
-    pub(super) fn shard_here<'a>(&'a self, name: &'a str) -> TensorShard<'a> {
+    pub(super) fn local_run<'a>(&'a self, name: &'a str) -> TensorRun<'a> {
         // An empty local shard may be beyond the parameter's end.
         let start = self.part.start.saturating_sub(self.range.start).min(self.range.len());
-        TensorShard { name, shape: &self.size, range: start..start + self.part.len() }
+        TensorRun { name, shape: &self.size, range: start..start + self.part.len() }
     }
 
     /// A view of the local parameter in the unsharded buffer `whole`, `[padded_len]`.
@@ -96,16 +96,16 @@ fn ranges(sizes: &[Vec<i64>], num_shards: usize, width: usize) -> Vec<Range<usiz
     sizes.iter().map(range).collect()
 }
 
-/// Copies a shard of the full tensor `whole` to `values`, `[len]`. A tensor that is not contiguous, such as
+/// Copies a run of the full tensor `whole` to `values`, `[len]`. A tensor that is not contiguous, such as
 /// an expanded one, is copied chunk by chunk.
-pub(crate) fn copy_tensor_shard(tensor_shard: &TensorShard<'_>, whole: &Tensor, values: &Tensor) {
+pub(crate) fn copy_tensor_run(tensor_run: &TensorRun<'_>, whole: &Tensor, values: &Tensor) {
     let whole = if whole.dim() == 0 { whole.detach().view(1) } else { whole.detach() };
-    let chunks = tensor_shard.chunks(READ_CHUNK_NUMBERS as usize);
+    let chunks = tensor_run.chunks(READ_CHUNK_NUMBERS as usize);
     no_grad(|| {
         chunks.for_each(|chunk| {
             let (rows, place) = (chunk.rows(), chunk.place_in_rows());
             let rows = whole.narrow(0, rows.start as i64, rows.len() as i64).contiguous().view(-1);
-            let start = (chunk.range.start - tensor_shard.range.start) as i64;
+            let start = (chunk.range.start - tensor_run.range.start) as i64;
             let len = place.len() as i64;
             values.narrow(0, start, len).copy_(&rows.narrow(0, place.start as i64, len));
         });

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
-use rlt_core::tensor_shard::{TensorShard, TensorSlice};
+use rlt_core::tensor_run::{TensorRun, TensorSlice};
 use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 
 use super::flat::FlatParameter;
-use super::place::copy_tensor_shard;
+use super::place::copy_tensor_run;
 use super::{FsdpUnit, ShardedParameters};
 use crate::model::{Decoder, ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
@@ -23,7 +23,7 @@ impl ShardedParameters {
     /// The error of `fill`, or when an offloaded shard cannot be fetched or put back.
     pub fn load_shards<E: From<rlt_torch::Error>>(
         &self,
-        mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
+        mut fill: impl FnMut(&TensorRun<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         self.units().try_for_each(|unit| self.fill_unit(unit, &mut fill))
     }
@@ -34,7 +34,7 @@ impl ShardedParameters {
     /// As [`Self::load_shards`].
     pub(crate) fn fill_trained<E: From<rlt_torch::Error>>(
         &self,
-        mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
+        mut fill: impl FnMut(&TensorRun<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         self.trained().try_for_each(|flat| flat.load_shards(&mut fill))
     }
@@ -79,7 +79,7 @@ impl ShardedParameters {
     fn fill_unit<E: From<rlt_torch::Error>>(
         &self,
         unit: FsdpUnit,
-        fill: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
+        fill: &mut impl FnMut(&TensorRun<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         self.held(unit).flats().try_for_each(|flat| flat.load_shards(fill))
     }
@@ -93,7 +93,7 @@ impl ShardedParameters {
         &self,
         name: &str,
         values: &Tensor,
-        mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
+        mut fill: impl FnMut(&TensorRun<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         let slice = self.trained().find_map(|flat| flat.place_of(name)).map(|place| place.slice(name));
         let mut runs = slice.into_iter().flat_map(|slice| slice.runs());
@@ -106,8 +106,8 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub(crate) fn copy_from(&self, other: &Self, name_there: impl Fn(&str) -> &str) -> Result<(), RankError> {
-        self.fill_beside_role(other, name_there, |tensor_shard, values, theirs| {
-            copy_tensor_shard(tensor_shard, theirs, values);
+        self.fill_beside_role(other, name_there, |tensor_run, values, theirs| {
+            copy_tensor_run(tensor_run, theirs, values);
             Ok(())
         })
     }
@@ -122,14 +122,14 @@ impl ShardedParameters {
         &self,
         other: &Self,
         name_there: impl Fn(&str) -> &str,
-        fill: impl Fn(&TensorShard<'_>, &Tensor, &Tensor) -> Result<(), RankError>,
+        fill: impl Fn(&TensorRun<'_>, &Tensor, &Tensor) -> Result<(), RankError>,
     ) -> Result<(), RankError> {
         self.units().try_for_each(|unit| {
             other.unshard_master(unit)?;
-            let mut beside = |tensor_shard: &TensorShard<'_>, values: &Tensor| {
-                let name = name_there(tensor_shard.name);
+            let mut beside = |tensor_run: &TensorRun<'_>, values: &Tensor| {
+                let name = name_there(tensor_run.name);
                 let theirs = other.held(unit).flats().find_map(|flat| flat.leaf(name));
-                theirs.map_or(Ok(()), |theirs| fill(tensor_shard, values, theirs))
+                theirs.map_or(Ok(()), |theirs| fill(tensor_run, values, theirs))
             };
             self.fill_unit(unit, &mut beside)?;
             other.reshard(unit)
@@ -158,9 +158,9 @@ impl ShardedParameters {
             self.unshard_master(unit)?;
             let values: BTreeMap<_, _> = decoder.adapter_from_weights(unit.layer_idx()).into_iter().collect();
             self.reshard(unit)?;
-            self.fill_unit(unit, &mut |tensor_shard: &TensorShard<'_>, local_shard: &Tensor| {
-                if let Some(whole) = values.get(name_there(tensor_shard.name)) {
-                    copy_tensor_shard(tensor_shard, whole, local_shard);
+            self.fill_unit(unit, &mut |tensor_run: &TensorRun<'_>, local_shard: &Tensor| {
+                if let Some(whole) = values.get(name_there(tensor_run.name)) {
+                    copy_tensor_run(tensor_run, whole, local_shard);
                 }
                 Ok::<(), RankError>(())
             })

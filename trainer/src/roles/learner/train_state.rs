@@ -15,7 +15,7 @@ use tch::{Tensor, no_grad};
 use super::error::LearnerError;
 use crate::model::NamedTensors;
 use crate::observe::phases::memory;
-use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, copy_tensor_shard};
+use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, copy_tensor_run};
 use crate::roles::optim::{AdamW, Clipped, LossScale, OptimError, StepOutcome};
 
 /// Trainable parameters of a role with their optimizer.
@@ -174,9 +174,9 @@ impl TrainState<'_> {
             no_grad(|| with_values.for_each(|(leaf, values)| leaf.detach().copy_(values)));
             return Ok(());
         };
-        shards.fill_trained(|tensor_shard, local_shard| {
-            if let Some(whole) = values.get(tensor_shard.name) {
-                copy_tensor_shard(tensor_shard, whole, local_shard);
+        shards.fill_trained(|tensor_run, local_shard| {
+            if let Some(whole) = values.get(tensor_run.name) {
+                copy_tensor_run(tensor_run, whole, local_shard);
             }
             Ok(())
         })
@@ -192,10 +192,10 @@ impl TrainState<'_> {
             let load = |(name, leaf): (String, Tensor)| no_grad(|| checkpoint.load_into(&name, &leaf));
             return self.optimizer.parameters().into_iter().try_for_each(load);
         };
-        shards.fill_trained(|tensor_shard, values| checkpoint.fill(tensor_shard, values))?;
+        shards.fill_trained(|tensor_run, values| checkpoint.fill(tensor_run, values))?;
         self.optimizer.load_moments(checkpoint, |name, state_name, moment| {
-            shards.fill_beside(name, moment, |tensor_shard, values| {
-                checkpoint.fill(&tensor_shard.named(state_name), values)
+            shards.fill_beside(name, moment, |tensor_run, values| {
+                checkpoint.fill(&tensor_run.named(state_name), values)
             })
         })
     }

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use rlt_torch::TensorFile;
 use tch::{Tensor, no_grad};
 
 use super::FrozenPolicy;
-use crate::parallel::{RankError, copy_tensor_shard};
+use crate::parallel::{RankError, copy_tensor_run};
 use crate::roles::actor::Actor;
 
 impl FrozenPolicy {
@@ -24,7 +24,7 @@ impl FrozenPolicy {
             return own.fill_beside_role(
                 of_actor,
                 |name| name,
-                |tensor_shard, values, theirs| mix(tensor_shard, values, theirs, alpha, own.file()),
+                |tensor_run, values, theirs| mix(tensor_run, values, theirs, alpha, own.file()),
             );
         }
         let of_actor: BTreeMap<String, Tensor> =
@@ -33,26 +33,26 @@ impl FrozenPolicy {
             let Some(theirs) = of_actor.get(name) else { return Ok(()) };
             let shape = own.size();
             let file = self.decoder.offload_file.as_ref();
-            mix(&TensorShard::whole(name, &shape), &own.view(-1), theirs, alpha, file)
+            mix(&TensorRun::whole(name, &shape), &own.view(-1), theirs, alpha, file)
         })
     }
 }
 
-/// Mixes the shard `tensor_shard` of the full tensor `theirs` into `values`, `[len]`, which may be in `file`.
+/// Mixes the run `tensor_run` of the full tensor `theirs` into `values`, `[len]`, which may be in `file`.
 /// At most a chunk is copied at a time.
 fn mix(
-    tensor_shard: &TensorShard<'_>,
+    tensor_run: &TensorRun<'_>,
     values: &Tensor,
     theirs: &Tensor,
     alpha: f64,
     file: Option<&TensorFile>,
 ) -> Result<(), RankError> {
-    tensor_shard.chunks(READ_CHUNK_NUMBERS as usize).try_for_each(|chunk| {
-        let start = (chunk.range.start - tensor_shard.range.start) as i64;
+    tensor_run.chunks(READ_CHUNK_NUMBERS as usize).try_for_each(|chunk| {
+        let start = (chunk.range.start - tensor_run.range.start) as i64;
         let place = no_grad(|| values.detach().narrow(0, start, chunk.range.len() as i64));
         let mixed = no_grad(|| {
             let of_actor = place.empty_like();
-            copy_tensor_shard(&chunk, theirs, &of_actor);
+            copy_tensor_run(&chunk, theirs, &of_actor);
             // Both products and their sum are rounded separately: whether libtorch fuses them depends on the
             // position of a value in memory.
             of_actor * alpha + &place * (1.0 - alpha)

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tch::{Device, Kind, Tensor};
@@ -124,42 +124,38 @@ impl Checkpoint {
         self.read_into(name, entry, destination)
     }
 
-    /// Reads the shard `tensor_shard` into `values`, a vector of its length, without autograd. Besides
+    /// Reads the run `tensor_run` into `values`, a vector of its length, without autograd. Besides
     /// `values`, at most one chunk of the tensor is in memory.
     ///
     /// # Errors
-    /// No such tensor, another shape than that of `tensor_shard`, another dtype than that of `values`, or a
+    /// No such tensor, another shape than that of `tensor_run`, another dtype than that of `values`, or a
     /// failing read.
-    pub fn fill(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), CheckpointError> {
-        self.fill_as(tensor_shard, values, values.kind())
+    pub fn fill(&self, tensor_run: &TensorRun<'_>, values: &Tensor) -> Result<(), CheckpointError> {
+        self.fill_as(tensor_run, values, values.kind())
     }
 
     /// Reads a shard as [`Self::fill`] does, into `values` of any dtype, to which the saved values are
     /// converted.
     ///
     /// # Errors
-    /// No such tensor, another shape than that of `tensor_shard`, or a failing read.
-    pub fn fill_rounded(
-        &self,
-        tensor_shard: &TensorShard<'_>,
-        values: &Tensor,
-    ) -> Result<(), CheckpointError> {
-        let (_, kind) = self.entry(tensor_shard.name)?;
-        self.fill_as(tensor_shard, values, kind)
+    /// No such tensor, another shape than that of `tensor_run`, or a failing read.
+    pub fn fill_rounded(&self, tensor_run: &TensorRun<'_>, values: &Tensor) -> Result<(), CheckpointError> {
+        let (_, kind) = self.entry(tensor_run.name)?;
+        self.fill_as(tensor_run, values, kind)
     }
 
     fn fill_as(
         &self,
-        tensor_shard: &TensorShard<'_>,
+        tensor_run: &TensorRun<'_>,
         values: &Tensor,
         expected_kind: Kind,
     ) -> Result<(), CheckpointError> {
-        let name = tensor_shard.name;
+        let name = tensor_run.name;
         let (entry, kind) = self.entry(name)?;
-        let expected: Vec<u64> = tensor_shard.shape.iter().map(|&len| len as u64).collect();
+        let expected: Vec<u64> = tensor_run.shape.iter().map(|&len| len as u64).collect();
         self.check(name, entry, kind, &expected, expected_kind)?;
         let chunk_len = CHUNK_BYTES as usize / kind.elt_size_in_bytes();
-        tensor_shard.chunks(chunk_len).try_for_each(|chunk| {
+        tensor_run.chunks(chunk_len).try_for_each(|chunk| {
             let (rows, place) = (chunk.rows(), chunk.place_in_rows());
             let window = entry.rows(rows.start as u64..rows.end as u64);
             let shape: Vec<i64> = window.shape.iter().map(|&len| len as i64).collect();
@@ -168,7 +164,7 @@ impl Checkpoint {
             self.read_into(name, &window, &tensor)?;
             tch::no_grad(|| {
                 let read = tensor.f_view(-1)?.f_narrow(0, place.start as i64, place.len() as i64)?;
-                let start = (chunk.range.start - tensor_shard.range.start) as i64;
+                let start = (chunk.range.start - tensor_run.range.start) as i64;
                 values.f_narrow(0, start, place.len() as i64)?.f_copy_(&read)
             })
             .map_err(failed())

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rlt_core::local_tensor::LocalTensor;
-use rlt_core::tensor_shard::{TensorShard, TensorSlice};
+use rlt_core::tensor_run::{TensorRun, TensorSlice};
 use safetensors::SafeTensors;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -71,7 +71,7 @@ fn a_checkpoint_of_many_writers_is_complete() {
         for range in [0..len, len / 3..len, len / 5..len - len / 7] {
             let (start, num) = (range.start as i64, range.len() as i64);
             let values = Tensor::zeros([num], (tensor.kind(), Device::Cpu));
-            checkpoint.fill(&TensorShard { name: &name, shape: &shape, range }, &values).unwrap();
+            checkpoint.fill(&TensorRun { name: &name, shape: &shape, range }, &values).unwrap();
             assert!(values.equal(&tensor.contiguous().view(-1).narrow(0, start, num)), "{name} from {start}");
         }
     }
@@ -93,7 +93,7 @@ fn a_rank_reads_only_the_files_that_contain_its_tensors() {
     let checkpoint = Checkpoint::open_verified(&folder, &digest).unwrap();
     // Rows are read whole: these four end before the third file begins.
     let values = Tensor::zeros([35], (Kind::Float, Device::Cpu));
-    let of_two = |range| TensorShard { name: "pieces", shape: &[7, 10], range };
+    let of_two = |range| TensorRun { name: "pieces", shape: &[7, 10], range };
     checkpoint.fill(&of_two(5..40), &values).unwrap();
     assert!(values.equal(&numbers(&[7, 10], 5).view(-1).narrow(0, 5, 35)));
     let missing = checkpoint.fill(&of_two(20..55), &values).unwrap_err().to_string();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use safetensors::SafeTensors;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -125,13 +125,13 @@ fn a_tensor_is_loaded_whole_from_any_number_of_writers() {
         for range in [0..12, 0..1, 2..7, 4..8, 5..12, 11..12, 12..12] {
             let (start, len) = (range.start as i64, range.len() as i64);
             let values = Tensor::zeros([len], (Kind::Float, Device::Cpu));
-            checkpoint.fill(&TensorShard { name, shape: &[3, 4], range }, &values).expect("present");
+            checkpoint.fill(&TensorRun { name, shape: &[3, 4], range }, &values).expect("present");
             assert!(values.equal(&whole.narrow(0, start, len)), "{name} from {start} on");
         }
     }
     let values = Tensor::zeros([2], (Kind::Float, Device::Cpu));
     let misfit =
-        checkpoint.fill(&TensorShard { name: "layers.0.weight", shape: &[4, 3], range: 0..2 }, &values);
+        checkpoint.fill(&TensorRun { name: "layers.0.weight", shape: &[4, 3], range: 0..2 }, &values);
     assert!(misfit.expect_err("another shape").is_misfit());
 }
 

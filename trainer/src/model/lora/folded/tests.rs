@@ -45,7 +45,7 @@ fn folded(model: &Path, adapters: &[&Path]) -> Weights {
 /// Some numbers of a weight, in `kind`.
 fn numbers(weights: &Weights, name: &str, shape: &[i64], range: Range<usize>, kind: Kind) -> Tensor {
     let values = Tensor::zeros([range.len() as i64], (kind, Device::Cpu));
-    weights.fill(&TensorShard { name, shape, range }, &values).unwrap();
+    weights.fill(&TensorRun { name, shape, range }, &values).unwrap();
     values
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 
 use super::saved::{Layout, Way, go_on, save};
 use super::*;
@@ -151,7 +151,7 @@ fn a_checkpoint_of_distributed_experts_is_resumed_with_all_on_one_rank_and_back(
 fn read_by(case: Case, ranks: &Ranks, dp_shard: usize) -> BTreeMap<String, Vec<std::ops::Range<usize>>> {
     let actor = actor(case, ranks, dp_shard);
     let mut read = BTreeMap::<String, Vec<_>>::new();
-    let filled = actor.learner.shards().unwrap().load_shards(|shard: &TensorShard<'_>, _: &Tensor| {
+    let filled = actor.learner.shards().unwrap().load_shards(|shard: &TensorRun<'_>, _: &Tensor| {
         read.entry(shard.name.to_owned()).or_default().push(shard.range.clone());
         Ok::<(), RankError>(())
     });

@@ -55,8 +55,8 @@ pub(super) fn set_adapter(actor: &Actor, number: f64) {
     };
     match actor.learner.shards() {
         Some(shards) => {
-            let filled = shards.load_shards(|tensor_shard, local_shard| {
-                set(tensor_shard.name, local_shard.shallow_clone());
+            let filled = shards.load_shards(|tensor_run, local_shard| {
+                set(tensor_run.name, local_shard.shallow_clone());
                 Ok::<(), RankError>(())
             });
             filled.unwrap();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_run::TensorRun;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointStore};
 use serde_json::json;
 
@@ -247,7 +247,7 @@ fn a_rank_reads_and_keeps_its_part_of_a_weight_alone() {
     let of_ranks = on_layout((2, 2, 1, 1), |ranks| {
         let actor = actor(CUT, ranks, 1);
         let mut read = BTreeMap::<String, Vec<std::ops::Range<usize>>>::new();
-        let filled = actor.learner.shards().unwrap().load_shards(|shard: &TensorShard<'_>, _: &Tensor| {
+        let filled = actor.learner.shards().unwrap().load_shards(|shard: &TensorRun<'_>, _: &Tensor| {
             read.entry(shard.name.to_owned()).or_default().push(shard.range.clone());
             Ok::<(), RankError>(())
         });

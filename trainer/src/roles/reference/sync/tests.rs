@@ -9,7 +9,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use crate::model::{Decoder, LoadOptions};
 use crate::parallel::tests::{actor_on_mesh, on_ranks, whole_parameters};
-use crate::parallel::{DecoderUnits, RankError, Ranks, copy_tensor_shard};
+use crate::parallel::{DecoderUnits, RankError, Ranks, copy_tensor_run};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::reference::{CopyOptions, FrozenPolicy};
 
@@ -40,8 +40,8 @@ fn actor(seed: u64, compute: Kind, ranks: &Ranks, dp_shard: usize) -> Actor {
 fn overwrite(actor: &Actor, with: &Decoder) {
     let with: BTreeMap<String, Tensor> = with.named_parameters().into_iter().collect();
     match actor.learner.shards() {
-        Some(shards) => shards.load_shards(|tensor_shard, values| {
-            copy_tensor_shard(tensor_shard, &with[tensor_shard.name], values);
+        Some(shards) => shards.load_shards(|tensor_run, values| {
+            copy_tensor_run(tensor_run, &with[tensor_run.name], values);
             Ok::<(), RankError>(())
         }),
         None => {

@@ -1,4 +1,4 @@
-//! A shard of a tensor by its offset and length: the part that one rank reads, initializes or copies. Where
+//! Runs of a tensor's elements by offset and length, which a rank reads, initializes or copies. Where
 //! the values come from is decided elsewhere.
 
 use std::ops::Range;
@@ -8,7 +8,7 @@ use super::local_tensor::{Chunk, LocalTensor};
 
 /// A contiguous range of a tensor's elements, in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorShard<'a> {
+pub struct TensorRun<'a> {
     /// Name of the tensor.
     pub name: &'a str,
     /// Shape of the full tensor.
@@ -36,12 +36,12 @@ impl<'a> TensorSlice<'a> {
     }
 
     /// Returns the range as ranges of the full tensor, each with its offsets within this one.
-    pub fn runs(&self) -> Vec<(TensorShard<'a>, Range<usize>)> {
+    pub fn runs(&self) -> Vec<(TensorRun<'a>, Range<usize>)> {
         let (name, shape, mut end) = (self.name, self.local.shape(), 0);
         let of_run = |range: Range<usize>| {
             let start = end;
             end += range.len();
-            (TensorShard { name, shape, range }, start..end)
+            (TensorRun { name, shape, range }, start..end)
         };
         self.local.runs(self.range.clone()).into_iter().map(of_run).collect()
     }
@@ -73,7 +73,7 @@ const MAX_READ_FACTOR: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadGroup<'a> {
     /// Range of the full tensor from the first run to the end of the last one.
-    pub cover: TensorShard<'a>,
+    pub cover: TensorRun<'a>,
     /// Runs of the slice, in order.
     pub runs: Vec<CoveredRun>,
     /// Number of elements of all runs.
@@ -90,7 +90,7 @@ pub struct CoveredRun {
 }
 
 impl<'a> ReadGroup<'a> {
-    fn new(run: TensorShard<'a>, own: Range<usize>) -> Self {
+    fn new(run: TensorRun<'a>, own: Range<usize>) -> Self {
         let runs = vec![CoveredRun { in_cover: 0..own.len(), in_slice: own.clone() }];
         Self { cover: run, runs, num_used: own.len() }
     }
@@ -108,7 +108,7 @@ impl<'a> ReadGroup<'a> {
     }
 }
 
-impl<'a> TensorShard<'a> {
+impl<'a> TensorRun<'a> {
     /// Returns the range of a full tensor.
     pub fn whole(name: &'a str, shape: &'a [i64]) -> Self {
         Self { name, shape, range: 0..numel(shape) }
@@ -156,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_rows_of_a_shard_contain_it_and_no_row_is_superfluous(
+        fn the_rows_of_a_run_contain_it_and_no_row_is_superfluous(
             shape in prop::collection::vec(1_i64..6, 0..4),
             (one, other) in (0.0..=1.0, 0.0..=1.0),
         ) {
@@ -164,9 +164,9 @@ mod tests {
             let place = |share: f64| (share * num as f64) as usize;
             let range = place(f64::min(one, other))..place(f64::max(one, other));
             prop_assume!(!range.is_empty());
-            let tensor_shard = TensorShard { name: "a", shape: &shape, range: range.clone() };
+            let tensor_run = TensorRun { name: "a", shape: &shape, range: range.clone() };
             let row_len = num / shape.first().map_or(1, |rows| *rows as usize);
-            let (rows, place) = (tensor_shard.rows(), tensor_shard.place_in_rows());
+            let (rows, place) = (tensor_run.rows(), tensor_run.place_in_rows());
             let numbers: Vec<usize> = (rows.start * row_len..rows.end * row_len).collect();
             prop_assert_eq!(&numbers[place.clone()], &range.collect::<Vec<_>>()[..]);
             prop_assert!(place.start < row_len && numbers.len() - place.end < row_len);
@@ -204,11 +204,12 @@ mod tests {
         }
 
         #[test]
-        fn chunks_cover_the_shard_in_order(start in 0_usize..20, len in 0_usize..20, max_len in 1_usize..9) {
-            let tensor_shard = TensorShard { name: "a", shape: &[40], range: start..start + len };
-            let chunks: Vec<_> = tensor_shard.chunks(max_len).map(|chunk| chunk.range).collect();
+        fn chunks_cover_the_run_in_order(start in 0_usize..20, len in 0_usize..20, max_len in 1_usize..9) {
+            let tensor_run = TensorRun { name: "a", shape: &[40], range: start..start + len };
+            let chunks: Vec<_> = tensor_run.chunks(max_len).map(|chunk| chunk.range).collect();
             prop_assert!(chunks.iter().all(|chunk| !chunk.is_empty() && chunk.len() <= max_len));
-            prop_assert_eq!(chunks.into_iter().flatten().collect::<Vec<_>>(), tensor_shard.range.collect::<Vec<_>>());
+            let covered = chunks.into_iter().flatten().collect::<Vec<_>>();
+            prop_assert_eq!(covered, tensor_run.range.collect::<Vec<_>>());
         }
     }
 }
