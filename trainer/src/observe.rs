@@ -2,10 +2,10 @@
 
 pub(crate) mod completions;
 pub(crate) mod found_result;
+pub mod observers;
 pub mod phases;
 pub mod report;
 pub mod status_channel;
 pub mod stop;
 pub mod tracking;
 mod warnings;
-pub mod watch;

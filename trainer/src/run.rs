@@ -4,6 +4,7 @@
 //! [`crate::run::setup`]. The training loop is in `train`.
 
 pub(crate) mod best;
+pub(crate) mod checkpoint_writer;
 pub mod consent;
 pub mod demonstration_limit;
 pub mod device_failure;
@@ -15,7 +16,6 @@ pub mod out_of_memory;
 pub(crate) mod prefetch;
 pub mod recipe;
 pub(crate) mod saver;
-pub(crate) mod saving;
 pub mod setup;
 pub mod state;
 pub mod train;

@@ -21,8 +21,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use wasmi::{Config, Engine, ExternType, Linker, Module, Ref, Store, Val};
 
-use super::budget::{Bounds, SandboxError};
 use super::error::WasmError;
+use super::limits::{Bounds, SandboxError};
 pub use process::{Process, State};
 use wasi::Host;
 

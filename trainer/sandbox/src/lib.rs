@@ -8,14 +8,14 @@
 //! Nothing of the machine can be reached from inside. The same code gives the same result on the same input
 //! everywhere, unless the time limit ends it.
 
-mod budget;
 mod error;
 mod interpreter;
+mod limits;
 mod sandbox;
 #[cfg(test)]
 mod tests;
 
-pub use budget::{Bounds, SandboxError};
 pub use error::WasmError;
 pub use interpreter::{Interpreter, Process, State};
+pub use limits::{Bounds, SandboxError};
 pub use sandbox::Sandbox;

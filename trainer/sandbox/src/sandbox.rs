@@ -11,8 +11,8 @@ use wasmi::{
     WasmParams, WasmResults,
 };
 
-use super::budget::{Bounds, Budget, SandboxError};
 use super::error::WasmError;
+use super::limits::{Bounds, Budget, SandboxError};
 
 /// A compiled module with its limits.
 pub struct Sandbox {

@@ -14,8 +14,8 @@ use tch::Tensor;
 
 use super::balance::{self, RouterObserver};
 use super::experts::ExpertWeights;
+use super::image_embeddings::ImageEmbeddings;
 use super::norms::LayerNorms;
-use super::placed::ImageEmbeddings;
 pub use super::products::{DenseProducts, FeedForward, Projections};
 use super::projection::{Adapter, Linear, ProjectionWeights};
 use super::rope::RopeTables;

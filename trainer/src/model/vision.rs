@@ -17,9 +17,9 @@
 mod attention;
 mod block;
 mod copies;
+mod feature_cache;
 mod features;
 mod forward;
-mod kept;
 mod order;
 mod pass;
 #[cfg(test)]

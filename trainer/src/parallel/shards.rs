@@ -23,13 +23,13 @@
 //! ([`ProcessGroups::experts`]).
 
 mod flat;
+mod flat_slot;
 mod gradients;
-mod own;
-mod place;
+mod shard_storage;
 mod unit;
 mod unsharded;
+mod unsharded_buffer;
 mod values;
-mod whole;
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -40,13 +40,13 @@ use rlt_torch::{OffloadStorage, TensorFile};
 use tch::Tensor;
 
 use self::flat::FlatParameter;
+pub(crate) use self::flat_slot::copy_tensor_run;
 use self::gradients::PendingReduceScatter;
-pub(crate) use self::place::copy_tensor_run;
 pub use self::unit::FsdpUnit;
 use self::unit::{UnitParameters, expert_place};
-pub use self::whole::WeightDtype;
+pub use self::unsharded_buffer::WeightDtype;
 use super::{AxisGroup, ProcessGroups, RankError, TensorParallel};
-use crate::model::tp_cuts::RankSharding;
+use crate::model::rank_sharding::RankSharding;
 use crate::model::{Decoder, NamedTensors};
 
 /// Sharded parameters of a role.

@@ -15,10 +15,10 @@ use rlt_data::seeds::{SeedUse, seed};
 
 use crate::model::RoutesOfCompletion;
 use crate::observe::completions;
+use crate::observe::observers::Observers;
 use crate::observe::phases::{self, PhaseClock, cost_metrics};
 use crate::observe::stop::{StopReason, StopRequest};
 use crate::observe::tracking::{CompletionRecord, Stage};
-use crate::observe::watch::Observers;
 
 /// The position of a step in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Saving of a run's checkpoints: a save is started after a step, committed once all ranks have written their
 //! files, and reported to observers. The content of a checkpoint is in [`crate::run::state`], writing by
-//! ranks in [`crate::run::saving`].
+//! ranks in [`crate::run::checkpoint_writer`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,8 +14,8 @@ use crate::parallel::Ranks;
 use crate::roles::step_context::StepContext;
 use crate::run::StepReward;
 use crate::run::best::BestCheckpoint;
+use crate::run::checkpoint_writer::{CheckpointWriter, Settled, Wait};
 use crate::run::error::TrainError;
-use crate::run::saving::{CheckpointWriter, Settled, Wait};
 
 /// Number of completed cold-start steps and training steps at the time of a checkpoint.
 pub(crate) type SavedAt = (u64, u64);

@@ -25,10 +25,10 @@ use crate::parallel::Ranks;
 use crate::roles::Roles;
 use crate::roles::reward::{ExternalFunctions, PoolOptions, RewardFunctions, RewardPool};
 use crate::roles::step_context::StepContext;
+use crate::run::checkpoint_writer::CheckpointWriter;
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::saver::Saver;
-use crate::run::saving::CheckpointWriter;
 use crate::run::{Progress, Run, identity};
 
 use datasets::Datasets;

@@ -20,9 +20,9 @@ use crate::observe::tracking::console::Phase;
 use crate::roles::Roles;
 use crate::roles::critic::Critic;
 use crate::roles::optim::LossScale;
+use crate::run::checkpoint_writer::Wait;
 use crate::run::demonstration_limit::DemonstrationLimit;
 use crate::run::error::TrainError;
-use crate::run::saving::Wait;
 use crate::run::setup::datasets::{context_of, max_demonstration_tokens};
 use crate::run::{Progress, Run, StepReward, identity};
 

@@ -59,10 +59,9 @@ pub use precision::{
 pub use process_end::skip_destructors_at_exit;
 pub use profiler::Profile;
 pub use quantized::{NESTED_BLOCK, NestedScales, QuantFormat, QuantLayout, QuantizedMatrix, dynamic_map};
-pub use region::{TensorFile, WeightArena};
 use services::{
-    flat, host_callbacks, memory, offload, precision, process_end, profiler, region, signals, tensor_data,
-    upload,
+    flat, host_callbacks, memory, offload, precision, process_end, profiler, signals, tensor_data, upload,
+    weight_arena,
 };
 pub use signals::{SIGNALS_THREAD, take_signals_apart};
 pub use tensor_data::{
@@ -70,6 +69,7 @@ pub use tensor_data::{
 };
 pub use upload::{upload, upload_f32};
 pub use vocabulary_shard::{GatherStatistics, HeadWeight, VocabularyShard, sum_of_squares};
+pub use weight_arena::{TensorFile, WeightArena};
 
 #[cfg(test)]
 mod tests;

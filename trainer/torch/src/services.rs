@@ -7,7 +7,7 @@ pub(super) mod offload;
 pub(super) mod precision;
 pub(super) mod process_end;
 pub(super) mod profiler;
-pub(super) mod region;
 pub(super) mod signals;
 pub(super) mod tensor_data;
 pub(super) mod upload;
+pub(super) mod weight_arena;

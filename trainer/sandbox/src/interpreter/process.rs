@@ -2,7 +2,7 @@
 
 use wasmi::{Error, Func, Memory, ResumableCall, ResumableCallHostTrap, Store, Val};
 
-use super::super::budget::{Bounds, Budget, SandboxError};
+use super::super::limits::{Bounds, Budget, SandboxError};
 use super::wasi::{Host, Stop};
 
 /// An instance of the interpreter's module with its WASI host.

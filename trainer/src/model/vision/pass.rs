@@ -13,9 +13,9 @@ use tch::Tensor;
 use super::forward::Forward;
 use super::tower::VisionTower;
 use crate::model::decoder::Decoder;
+use crate::model::image_embeddings::ImageEmbeddings;
 use crate::model::layer::LayerContext;
 use crate::model::packed::{PackedImages, PackedInput};
-use crate::model::placed::ImageEmbeddings;
 use crate::model::projection::{Adapter, Dropout};
 
 /// A forward pass over images whose features need a gradient.

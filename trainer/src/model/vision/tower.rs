@@ -8,7 +8,7 @@ use rlt_api::plan::model_config::{ModelConfig, TensorShape, VisionConfig};
 use rlt_core::tensor_run::TensorRun;
 use tch::Tensor;
 
-use super::kept::FeatureCache;
+use super::feature_cache::FeatureCache;
 use crate::model::base_weight::BaseWeight;
 use crate::model::error::ModelError;
 use crate::model::parameters::{LoadOptions, NamedTensors, meta};

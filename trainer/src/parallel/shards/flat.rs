@@ -29,10 +29,10 @@ use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use self::gradients::Gradients;
-use super::own::ShardStorage;
-use super::place::{FlatSlot, places};
-use super::whole::{UnshardState, UnshardedBuffer, WeightDtype};
-use crate::model::tp_cuts::RankSharding;
+use super::flat_slot::{FlatSlot, places};
+use super::shard_storage::ShardStorage;
+use super::unsharded_buffer::{UnshardState, UnshardedBuffer, WeightDtype};
+use crate::model::rank_sharding::RankSharding;
 use crate::parallel::{ProcessGroups, RankError};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen, and all split along the same axes.

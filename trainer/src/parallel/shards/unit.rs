@@ -8,7 +8,7 @@ use rlt_torch::OffloadStorage;
 use tch::{Kind, Tensor};
 
 use super::flat::FlatParameter;
-use crate::model::tp_cuts::RankSharding;
+use crate::model::rank_sharding::RankSharding;
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError};
 

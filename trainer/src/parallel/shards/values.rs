@@ -10,7 +10,7 @@ use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 
 use super::flat::FlatParameter;
-use super::place::copy_tensor_run;
+use super::flat_slot::copy_tensor_run;
 use super::{FsdpUnit, ShardedParameters};
 use crate::model::{Decoder, ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;

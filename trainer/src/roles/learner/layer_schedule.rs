@@ -30,14 +30,14 @@
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 
-mod kept;
+mod saved_layer;
 
 use std::path::Path;
 
 use rlt_torch::{OffloadStorage, backward};
 use tch::{Tensor, no_grad};
 
-use self::kept::{SavedLayer, SavedState};
+use self::saved_layer::{SavedLayer, SavedState};
 use crate::model::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput, TowerPass};
 use crate::parallel::{
     AxisGroup, Boundary, ExpertParallel, FsdpUnit, LayerPass, RankError, Ranks, ShardedParameters, Styles,

@@ -22,7 +22,7 @@ use rlt_core::rows::Rows;
 use rlt_core::types::TokenId;
 use tch::Tensor;
 
-use super::placed_images::PlacedImages;
+use super::image_placement::ImagePlacement;
 use crate::model::{Decoder, PackedInput};
 use crate::parallel::Ranks;
 
@@ -101,7 +101,7 @@ impl MicroBatch {
         decoder: &Decoder,
     ) -> Result<Self, PackingError> {
         let mut packed = PackedTokens::default();
-        let mut placed = decoder.config.vision.as_ref().map(PlacedImages::new);
+        let mut placed = decoder.config.vision.as_ref().map(ImagePlacement::new);
         for rows in batch.group_runs(row_idxs) {
             let prompt = &batch.sequences[rows[0]].prompt;
             let behind = rows.iter().map(|row| batch.sequences[*row].predicting_completion().len());

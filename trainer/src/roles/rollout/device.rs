@@ -14,14 +14,14 @@
 //! Ranks of a tensor-parallel group launch the same steps, whose collectives run on the same stream. The
 //! tokens of all ranks are gathered at the end of a step, so the host waits only once.
 
+mod batch_state;
 mod experts;
 mod layers;
-mod peers;
+mod logit_buffers;
 mod prefill;
-mod rows;
 mod runner;
-mod scores;
 mod splits;
+mod stream_tensor_parallel;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -41,10 +41,10 @@ use super::images::RequestImages;
 use super::kv_cache::KvCache;
 use super::weights::RolloutWeights;
 use crate::parallel::RankError;
+use batch_state::{BatchState, BatchStateLayout, RowArray};
 use layers::{ActivationBuffers, AttentionInputs, Model, ModelInput};
-use peers::StreamTensorParallel;
-use rows::{BatchState, BatchStateLayout, RowArray};
-use scores::LogitBuffers;
+use logit_buffers::LogitBuffers;
+use stream_tensor_parallel::StreamTensorParallel;
 
 /// Number of steps in flight: one that runs, and the next one.
 const MAX_IN_FLIGHT: usize = 2;

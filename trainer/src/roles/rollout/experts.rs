@@ -8,9 +8,9 @@ use rlt_api::plan::model_config::{ExpertForm, HiddenActivation};
 use rlt_torch::{PackedLinear, WeightArena, has_one_order};
 use tch::{Kind, Tensor};
 
+use super::grouped_experts::GroupedExperts;
 use super::product::Product;
-use super::stacked_experts::GroupedExperts;
-use crate::model::tp_shards::TpSharding;
+use crate::model::tp_sharding::TpSharding;
 use crate::model::{
     Adapter, DecoderLayer, ExpertTensor, ExpertWeights, RoutedTokens, Router, clamped_activation,
     gated_activation_packed,
@@ -39,11 +39,11 @@ pub(super) struct PackedExperts {
 }
 
 impl PackedExperts {
-    /// Packs the experts of `layer` in `kind`, or this rank's shard of each by `cut`; `None` if the layer has
-    /// none. The shared expert's gate is given if its adapter is unmerged.
+    /// Packs the experts of `layer` in `kind`, or this rank's shard of each by `sharding`; `None` if the
+    /// layer has none. The shared expert's gate is given if its adapter is unmerged.
     pub(super) fn pack(
         layer: &DecoderLayer,
-        cut: &TpSharding<'_>,
+        sharding: &TpSharding<'_>,
         kind: Kind,
         shares: bool,
         rows_hint: i64,
@@ -71,8 +71,8 @@ impl PackedExperts {
             (given, _) => given,
         };
         let experts = match weights.router.device().is_cuda() {
-            true => Packed::Stacked(GroupedExperts::pack(weights, cut, kind, shares)?),
-            false => Packed::Each(packed_each(weights, cut, kind, &mut packed)?),
+            true => Packed::Stacked(GroupedExperts::pack(weights, sharding, kind, shares)?),
+            false => Packed::Each(packed_each(weights, sharding, kind, &mut packed)?),
         };
         let activation = layer.activation();
         Ok(Some(Self {
@@ -170,7 +170,7 @@ impl ExpertProduct {
 /// Packs the products of each expert, or this rank's shard of them, for a CPU.
 fn packed_each(
     weights: &ExpertWeights,
-    cut: &TpSharding<'_>,
+    sharding: &TpSharding<'_>,
     kind: Kind,
     packed: &mut impl FnMut(&Tensor, Option<Tensor>) -> Result<PackedLinear, rlt_torch::Error>,
 ) -> Result<Vec<[ExpertProduct; 2]>, rlt_torch::Error> {
@@ -184,8 +184,8 @@ fn packed_each(
             let bias_eo = weights.bias_of(tensor)?;
             Some(bias_eo.detach().select(0, expert).to_kind(kind).copy())
         };
-        let gate_up = cut.expert_gate_up(&merged(ExpertTensor::GateUp));
-        let down = cut.expert_down(&merged(ExpertTensor::Down));
+        let gate_up = sharding.expert_gate_up(&merged(ExpertTensor::GateUp));
+        let down = sharding.expert_down(&merged(ExpertTensor::Down));
         let gate_up = product(&gate_up, bias(ExpertTensor::GateUp))?;
         Ok([gate_up, product(&down, bias(ExpertTensor::Down))?])
     };

@@ -11,8 +11,8 @@ use rlt_torch::cuda::Kernels;
 use rlt_torch::{Error, PackedLinear, QuantizedMatrix, WeightArena};
 use tch::{Kind, Tensor, no_grad};
 
-use super::wide_heads::PaddedHeads;
-use crate::model::tp_shards::TpSharding;
+use super::padded_heads::PaddedHeads;
+use crate::model::tp_sharding::TpSharding;
 use crate::model::{
     Adapter, BaseWeight, Linear, LoraPair, NamedTensors, ProjectionWeights, of_ranges, peft_names,
 };
@@ -73,13 +73,13 @@ impl Product {
     /// space.
     pub(super) fn of_projections(
         projections: Vec<(&Linear, LocalTensor)>,
-        cut: &TpSharding<'_>,
+        sharding: &TpSharding<'_>,
         options: ProductOptions,
         arena: &mut WeightArena,
     ) -> Result<Self, Error> {
         let adapted = projections
             .into_iter()
-            .map(|(projection, local)| AdaptedProjection::new(projection, local, cut, options, arena));
+            .map(|(projection, local)| AdaptedProjection::new(projection, local, sharding, options, arena));
         adapted.collect::<Result<_, _>>().map(Self::Projections)
     }
 
@@ -168,7 +168,7 @@ impl AdaptedProjection {
     fn new(
         projection: &Linear,
         local: LocalTensor,
-        cut: &TpSharding<'_>,
+        sharding: &TpSharding<'_>,
         options: ProductOptions,
         arena: &mut WeightArena,
     ) -> Result<Self, Error> {
@@ -177,7 +177,7 @@ impl AdaptedProjection {
         let cast = |tensor: &Tensor| no_grad(|| tensor.detach().to_kind(kind));
         let (base, base_bytes) = match &projection.weight {
             BaseWeight::Dense(_) => {
-                let own = cut.keep(projection.merged(Adapter::Off), &local);
+                let own = sharding.keep(projection.merged(Adapter::Off), &local);
                 // In f32 the packed weight is a copy.
                 let weight = cast(&own.weight).contiguous();
                 let weight = if kind == Kind::Float { weight } else { keep(&weight) };

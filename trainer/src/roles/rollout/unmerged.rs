@@ -20,10 +20,10 @@ use tch::Tensor;
 
 use super::EngineError;
 use super::experts::PackedExperts;
+use super::padded_heads::PaddedHeads;
 use super::product::{DeviceProduct, Product, ProductOptions};
 use super::weights::{DOWN, OUTPUT, PackOptions, PackedBlock, PackedLayer, RolloutWeights, unit_name};
-use super::wide_heads::PaddedHeads;
-use crate::model::tp_shards::TpSharding;
+use crate::model::tp_sharding::TpSharding;
 use crate::model::{Decoder, DecoderLayer, FeedForward, Linear, NamedTensors, VisionTower};
 use crate::parallel::{DecoderUnits, DigestCache, FsdpUnit, WeightDigest, digest_of};
 
@@ -137,15 +137,15 @@ fn has_base(
 }
 
 impl PackedLayer {
-    /// Packs the projections of a layer, with unmerged adapters: in full, or this rank's shard by `cut`.
+    /// Packs the projections of a layer, with unmerged adapters: in full, or this rank's shard by `sharding`.
     pub(super) fn of_projections(
         layer: &DecoderLayer,
-        cut: &TpSharding<'_>,
+        sharding: &TpSharding<'_>,
         layout: &PaddedHeads,
         options: ProductOptions,
         arena: &mut WeightArena,
     ) -> Result<Self, Error> {
-        let parts = parts(layer, cut);
+        let parts = parts(layer, sharding);
         let is_on_device = layer.projections().iter().any(|own| own.weight.device().is_cuda());
         let width = |product: usize| {
             let (_, local) = &parts[product];
@@ -154,15 +154,15 @@ impl PackedLayer {
         };
         let mut of = |range: Range<usize>| {
             // Padded or reordered heads are found by the index of their product.
-            let is_whole = cut.is_whole() && layout.keeps_order();
+            let is_whole = sharding.is_whole() && layout.keeps_order();
             let projections =
                 if is_whole { whole(&parts[range.clone()]) } else { parts[range.clone()].to_vec() };
             if !is_on_device {
-                return Product::of_projections(projections, cut, options, arena);
+                return Product::of_projections(projections, sharding, options, arena);
             }
             let shards = range.clone().zip(projections).map(|(idx, (own, shard))| (idx, own, shard));
             let scale = if [OUTPUT, DOWN].contains(&range.start) { layer.residual_scale() } else { 1.0 };
-            let product = DeviceProduct::new(shards.collect(), cut, layout, options, scale)?;
+            let product = DeviceProduct::new(shards.collect(), sharding, layout, options, scale)?;
             Ok(Product::OnDevice(product))
         };
         let (qkv, output) = (of(0..3)?, of(3..4)?);
@@ -172,9 +172,10 @@ impl PackedLayer {
         let shared_expert = if parts.len() > 4 { Some(shared_expert()?) } else { None };
         let gate = layer
             .shared_gate()
-            .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], cut, options, arena));
+            .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], sharding, options, arena));
         let ProductOptions { kind, shares, rows_hint } = options;
-        let experts = PackedExperts::pack(layer, cut, kind, shares, rows_hint, gate.transpose()?, arena)?;
+        let experts =
+            PackedExperts::pack(layer, sharding, kind, shares, rows_hint, gate.transpose()?, arena)?;
         let feed_forward = match (experts, shared_expert) {
             (Some(experts), shared_expert) => FeedForward::Experts { experts, shared_expert },
             (None, Some(block)) => FeedForward::Dense(block),
@@ -221,11 +222,11 @@ impl PackedLayer {
 type ShardOf<'a> = (&'a Linear, LocalTensor);
 
 /// This rank's shards of q, k, v and o, and of gate, up and down if the layer has a feed-forward block.
-fn parts<'a>(layer: &'a DecoderLayer, cut: &TpSharding<'_>) -> Vec<ShardOf<'a>> {
-    let parts = layer.products().iter().zip(cut.products(layer.shape.layer_idx));
+fn parts<'a>(layer: &'a DecoderLayer, sharding: &TpSharding<'_>) -> Vec<ShardOf<'a>> {
+    let parts = layer.products().iter().zip(sharding.products(layer.shape.layer_idx));
     let part = |(product, shards): (&ProductRows, DimShards)| {
         let projection = &layer.projections()[product.projection_idx];
-        (projection, cut.local(projection.weight.size(), product.rows.clone(), &shards))
+        (projection, sharding.local(projection.weight.size(), product.rows.clone(), &shards))
     };
     parts.map(part).collect()
 }

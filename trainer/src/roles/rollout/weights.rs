@@ -18,11 +18,11 @@ use tch::{Device, Kind, Tensor};
 use super::EngineError;
 use super::experts::PackedExperts;
 use super::latent::PackedLatent;
+use super::padded_heads::PaddedHeads;
 use super::product::{DeviceProduct, Product, ProductOptions, fused};
 use super::tp_projections::TpProjections;
 use super::unmerged;
-use super::wide_heads::PaddedHeads;
-use crate::model::tp_shards::TpSharding;
+use crate::model::tp_sharding::TpSharding;
 use crate::model::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog};
 use crate::parallel::{AxisGroup, DecoderUnits, DigestCache, FsdpUnit, RankError, WeightDigest, digest_of};
 
@@ -94,14 +94,14 @@ impl RolloutWeights {
             unmerged::check(decoder).map_err(failed("the adapter".into()))?;
         }
         let digest = WeightDigest::of_known(policy, digest_cache)?;
-        let cut =
+        let sharding =
             TpSharding::new(ranks.as_ref().map_or(AxisPlace::ALONE, |ranks| ranks.place()), &decoder.config);
         let dim_order = decoder.ropes.dim_order();
         let head_layout = PaddedHeads::on(decoder.device(), decoder.config.head_dim, dim_order);
-        let shard = ModelConfig { head_dim: head_layout.filled, ..cut.config() };
+        let shard = ModelConfig { head_dim: head_layout.filled, ..sharding.config() };
         let arena = WeightArena::new(packed_bytes(decoder.device(), kind, &shard))
             .map_err(failed("the packed weights".into()))?;
-        let mut packer = Packer { policy, kind, cut, head_layout, rows_hint, is_unmerged, arena };
+        let mut packer = Packer { policy, kind, sharding, head_layout, rows_hint, is_unmerged, arena };
         let (mut outer, mut layers) = (None, Vec::new());
         policy.visit(policy.dtype_to_sample(kind), |unit| {
             packer.verify_gathered(unit)?;
@@ -208,7 +208,7 @@ impl RolloutWeights {
 struct Packer<'a> {
     policy: DecoderUnits<'a>,
     kind: Kind,
-    cut: TpSharding<'a>,
+    sharding: TpSharding<'a>,
     head_layout: PaddedHeads,
     rows_hint: i64,
     is_unmerged: bool,
@@ -241,7 +241,7 @@ impl Packer<'_> {
         unpacked.vision = decoder.vision.as_ref().map(|tower| tower.snapshot(of));
         // On the CPU f32 is packed, and other dtypes were cast: both make copies.
         let is_kept_plain = kind != Kind::Float || decoder.device() != Device::Cpu;
-        let rows_vd = self.cut.head(decoder.head_weight(Adapter::On));
+        let rows_vd = self.sharding.head(decoder.head_weight(Adapter::On));
         let head_vd = match self.policy.shards() {
             Some(_) if is_kept_plain => cast(&rows_vd, kind),
             _ => rows_vd.to_kind(kind),
@@ -260,14 +260,15 @@ impl Packer<'_> {
         let shares = self.policy.shards().is_none();
         if layer.is_quantized() || self.is_unmerged {
             let options = ProductOptions { kind: self.kind, shares, rows_hint: self.rows_hint };
-            let (cut, layout) = (&self.cut, &self.head_layout);
-            let packed = PackedLayer::of_projections(layer, cut, layout, options, &mut self.arena)?;
+            let (sharding, layout) = (&self.sharding, &self.head_layout);
+            let packed = PackedLayer::of_projections(layer, sharding, layout, options, &mut self.arena)?;
             return Ok((norms, packed));
         }
-        let weights = self.cut.layer(layer.shape.layer_idx, layer.merged_projection_weights(Adapter::On));
+        let weights =
+            self.sharding.layer(layer.shape.layer_idx, layer.merged_projection_weights(Adapter::On));
         let weights = self.head_layout.layer(self.scaled(weights));
         let (kind, rows_hint, arena) = (self.kind, self.rows_hint, &mut self.arena);
-        let experts = PackedExperts::pack(layer, &self.cut, kind, shares, rows_hint, None, arena)?;
+        let experts = PackedExperts::pack(layer, &self.sharding, kind, shares, rows_hint, None, arena)?;
         let latent = match &self.policy.decoder().config.latent {
             None => None,
             Some(latent) => Some(PackedLatent::pack(layer, latent, &weights, kind, rows_hint, arena)?),

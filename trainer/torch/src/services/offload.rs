@@ -22,8 +22,8 @@ use crate::Error;
 use crate::ffi::{
     check, raw, rlt_copy_beside, rlt_finish_copies, rlt_follow_copies, rlt_pinned_like, tensor_from,
 };
-use crate::region::{ALIGNMENT, unlinked_file};
 use crate::tensor_data::{bytes, bytes_mut, tensor_from_bytes};
+use crate::weight_arena::{ALIGNMENT, unlinked_file};
 
 const WRITING: &str = "writing offloaded tensors to an unlinked file of";
 const READING: &str = "reading offloaded tensors from an unlinked file of";

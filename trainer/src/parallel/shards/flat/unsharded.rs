@@ -4,8 +4,8 @@
 use rlt_core::local_tensor::{DimRanges, DimShards};
 use tch::{Tensor, no_grad};
 
-use super::super::place::FlatSlot;
-use super::super::whole::{PendingAllGather, UnshardState, UnshardedBuffer, WeightDtype};
+use super::super::flat_slot::FlatSlot;
+use super::super::unsharded_buffer::{PendingAllGather, UnshardState, UnshardedBuffer, WeightDtype};
 use super::{FlatParameter, Parameter};
 use crate::parallel::{AxisGroup, ProcessGroups, RankError};
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rlt_core::local_tensor::DimShards;
 use tch::{Kind, Tensor, no_grad};
 
-use super::super::whole::WeightDtype;
+use super::super::unsharded_buffer::WeightDtype;
 use super::{FlatParameter, Parameter};
 use crate::model::of_ranges;
 use crate::parallel::{ProcessGroups, RankError};

@@ -7,7 +7,7 @@ use rlt_storage::checkpoint::{Checkpoint, CheckpointStore};
 use serde_json::json;
 
 use super::*;
-use crate::run::saving::{CheckpointWriter, Settled, Wait};
+use crate::run::checkpoint_writer::{CheckpointWriter, Settled, Wait};
 
 /// The layout of ranks: their number, `dpShard`, `sp`.
 pub(super) type Layout = (usize, usize, usize);

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::model::PackedInput;
 use crate::roles::learner::layer_schedule::{self, DecoderPass};
-use crate::run::saving::{CheckpointWriter, Settled, Wait};
+use crate::run::checkpoint_writer::{CheckpointWriter, Settled, Wait};
 
 /// Qwen3 with four query and two key heads, whose norms act on heads of a rank; no rank has as many of the 11
 /// tokens as the other.

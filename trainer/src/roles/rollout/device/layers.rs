@@ -18,8 +18,8 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::CudaError;
 use super::experts::{ExpertBuffers, MoeLaunch};
-use super::peers::StreamTensorParallel;
 use super::splits::Splits;
+use super::stream_tensor_parallel::StreamTensorParallel;
 use crate::model::{DecoderLayer, FeedForward, ImageEmbeddings, Norm, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
 use crate::roles::rollout::product::{DeviceProduct, Workspace};

@@ -4,8 +4,8 @@ use rlt_core::engine::Sequence;
 use rlt_core::sampling::SamplingParams;
 use rlt_torch::cuda::{SAMPLING_ROW_WORDS, SamplingRow, Stream};
 
-use super::peers::StreamTensorParallel;
-use super::rows::OfRequest;
+use super::batch_state::OfRequest;
+use super::stream_tensor_parallel::StreamTensorParallel;
 use super::{CudaError, CudaRunner, Launched, MAX_IN_FLIGHT, follow};
 use crate::roles::rollout::runner::{Runner, StepInput, StepOutput, timed};
 use crate::roles::rollout::sampler::SampledToken;

@@ -19,9 +19,9 @@ use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, TchError, Tensor, no_grad};
 
 use super::{ProductOptions, adapter_matrices, bytes_of, fused, local_adapter, local_outputs};
-use crate::model::tp_shards::TpSharding;
+use crate::model::tp_sharding::TpSharding;
 use crate::model::{Adapter, BaseWeight, Linear, NamedTensors, ProjectionWeights};
-use crate::roles::rollout::wide_heads::PaddedHeads;
+use crate::roles::rollout::padded_heads::PaddedHeads;
 
 /// Products of projections with the same inputs, side by side.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl DeviceProduct {
     /// Makes the product of `shards` of projections, with their indices among q, k, v, o, gate, up and down.
     pub(in crate::roles::rollout) fn new(
         shards: Vec<(usize, &Linear, LocalTensor)>,
-        cut: &TpSharding<'_>,
+        sharding: &TpSharding<'_>,
         layout: &PaddedHeads,
         options: ProductOptions,
         scale: f64,
@@ -103,7 +103,7 @@ impl DeviceProduct {
         for (position, projection, local) in shards {
             let outputs = match &projection.weight {
                 BaseWeight::Dense(_) => {
-                    let own = cut.keep(projection.merged(Adapter::Off), &local);
+                    let own = sharding.keep(projection.merged(Adapter::Off), &local);
                     let place = |tensor: &Tensor| layout.outputs(position, tensor);
                     let ProjectionWeights { weight, bias } = own;
                     dense.push(ProjectionWeights { weight: place(&weight), bias: bias.as_ref().map(place) });

@@ -15,7 +15,7 @@ use super::decoder::Decoder;
 use super::expert_lora::ExpertTensor;
 use super::layer::DecoderLayer;
 use super::projection::{Adapter, LinearShard};
-use super::tp_shards::dim_shards;
+use super::tp_sharding::dim_shards;
 
 /// Layouts of a model's parameters over the ranks of a tensor-parallel and of an expert-parallel group.
 #[derive(Debug)]

@@ -10,14 +10,14 @@ use rlt_core::types::Prompt;
 use crate::model::PackedInput;
 
 /// Images and positions of a packed row under construction.
-pub(super) struct PlacedImages<'a> {
+pub(super) struct ImagePlacement<'a> {
     config: &'a VisionConfig,
     images: Vec<Arc<PromptImage>>,
     places: Vec<i64>,
     positions: [Vec<i64>; 3],
 }
 
-impl<'a> PlacedImages<'a> {
+impl<'a> ImagePlacement<'a> {
     /// An empty row.
     pub(super) fn new(config: &'a VisionConfig) -> Self {
         let (images, places, positions) = Default::default();

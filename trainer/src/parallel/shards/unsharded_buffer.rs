@@ -6,7 +6,7 @@ use rlt_torch::collectives::Pending;
 use rlt_torch::{FlatBuffer, Prefetch};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::place::FlatSlot;
+use super::flat_slot::FlatSlot;
 use crate::parallel::RankError;
 
 /// Dtype in which a unit is unsharded. A unit in the master dtype need not be gathered again in the compute

@@ -3,7 +3,7 @@
 use rlt_torch::Error;
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::tp_shards::TpSharding;
+use crate::model::tp_sharding::TpSharding;
 use crate::model::{Adapter, ExpertTensor, ExpertWeights};
 
 /// Weights of all experts, or this rank's shard of each.
@@ -20,13 +20,13 @@ impl GroupedExperts {
     /// need no change are shared with the model.
     pub(super) fn pack(
         weights: &ExpertWeights,
-        cut: &TpSharding<'_>,
+        sharding: &TpSharding<'_>,
         kind: Kind,
         shares: bool,
     ) -> Result<Self, Error> {
         let stacked = |tensor: ExpertTensor| {
-            let base = weights.unadapted(tensor).filter(|_| cut.is_whole());
-            base.map_or_else(|| each(weights, cut, tensor, kind), |base| own(&base, kind, shares))
+            let base = weights.unadapted(tensor).filter(|_| sharding.is_whole());
+            base.map_or_else(|| each(weights, sharding, tensor, kind), |base| own(&base, kind, shares))
         };
         let packed = |tensor| no_grad(|| stacked(tensor)).map_err(failed);
         Ok(Self { gate_up: packed(ExpertTensor::GateUp)?, down: packed(ExpertTensor::Down)? })
@@ -50,7 +50,7 @@ fn own(base: &Tensor, kind: Kind, shares: bool) -> Result<Tensor, tch::TchError>
 /// Merges one expert after the other, so that no second set of weights exists.
 fn each(
     weights: &ExpertWeights,
-    cut: &TpSharding<'_>,
+    sharding: &TpSharding<'_>,
     tensor: ExpertTensor,
     kind: Kind,
 ) -> Result<Tensor, tch::TchError> {
@@ -58,8 +58,8 @@ fn each(
     let of = |expert: i64| {
         let merged = weights.merged(tensor, expert, Adapter::On);
         match tensor {
-            ExpertTensor::GateUp => cut.expert_gate_up(&merged),
-            ExpertTensor::Down => cut.expert_down(&merged),
+            ExpertTensor::GateUp => sharding.expert_gate_up(&merged),
+            ExpertTensor::Down => sharding.expert_down(&merged),
         }
     };
     let first = of(0);

@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use super::CudaError;
 use super::layers::{Model, copy_into};
-use super::peers::StreamTensorParallel;
+use super::stream_tensor_parallel::StreamTensorParallel;
 
 /// Buffers of logits for a number of rows.
 pub(super) struct LogitBuffers {
