@@ -183,7 +183,7 @@ fn jobs(
                     context.retain(&known.state());
                 }
             }
-            Ok(Event::Apply(job) | Event::InitApply(job)) => context.written.seen(job),
+            Ok(Event::Apply(job) | Event::InitApply(job)) => context.written.drop_observed(job),
             _ => {}
         })
         .reflect(writer)

@@ -24,7 +24,7 @@ fn main() -> anyhow::Result<()> {
     shape::prepare()?;
     let actor = subject::actor()?;
     // A job on the CPU keeps the reference in a file, too.
-    let in_file = || FrozenPolicy::copy_of(&actor, &CopyOptions::to(&std::env::temp_dir(), false));
+    let in_file = || FrozenPolicy::copy_of(&actor, &CopyOptions::in_folder(&std::env::temp_dir(), false));
     let reference = (!measure::has("--lora")).then(in_file).transpose()?;
     let mut workload = GrpoWorkload::new(actor, reference, LOAD);
     measure::serve(&["step"], |_| {

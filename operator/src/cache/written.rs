@@ -116,7 +116,7 @@ impl Written {
     }
 
     /// Drops writes that the watch has returned.
-    pub fn seen(&self, job: &Job) {
+    pub fn drop_observed(&self, job: &Job) {
         if let Some(entry) = self.lock().get_mut(job.uid()) {
             entry.ahead.take_if(|ahead| !ahead.is_ahead_of(job));
         }

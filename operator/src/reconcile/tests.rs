@@ -295,7 +295,7 @@ async fn a_transient_fault_is_a_condition_only_while_it_persists() {
     let mut reasons = Vec::new();
     for round in 0..6 {
         let error = reconcile(job.clone(), context.clone()).await.unwrap_err();
-        context.written.seen(&job);
+        context.written.drop_observed(&job);
         let _ = retry(job.clone(), &error, context.clone());
         let status = server.status().expect("the status is written all the same");
         let reconciling = condition(&status, ConditionType::Reconciling);

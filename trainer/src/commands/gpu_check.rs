@@ -62,8 +62,8 @@ pub struct GpuCheckArgs {
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     pub trace_folder: PathBuf,
     /// Run the one check in this process, and write its lines
-    #[arg(long, hide = true)]
-    pub here: bool,
+    #[arg(long = "here", hide = true)]
+    pub in_process: bool,
 }
 
 /// Check of a GPU.
@@ -202,8 +202,8 @@ pub fn run(args: &GpuCheckArgs) -> std::io::Result<ExitCode> {
     }
     let (started, mut written) = (Instant::now(), Written::default());
     for check in checks {
-        if args.here {
-            here(check, args, &mut |line| written.write(line))?;
+        if args.in_process {
+            run_in_process(check, args, &mut |line| written.write(line))?;
             continue;
         }
         // This process leaves the driver alone, in which it could hang as the check does.
@@ -215,7 +215,7 @@ pub fn run(args: &GpuCheckArgs) -> std::io::Result<ExitCode> {
         }
     }
     let [passed, failed, skipped] = written.counts;
-    if !args.here {
+    if !args.in_process {
         let seconds = started.elapsed().as_secs_f64();
         writeln!(
             rlt_terminal::messages(),
@@ -280,7 +280,7 @@ fn failed(check: Check, error: &str) -> Value {
 }
 
 /// Runs a check in this process; `write` receives its lines.
-fn here(
+fn run_in_process(
     check: Check,
     args: &GpuCheckArgs,
     write: &mut dyn FnMut(&Value) -> std::io::Result<()>,

@@ -54,7 +54,7 @@ impl Classifier {
         let (width, num_labels) = (decoder.config.hidden_size as i64, head.num_labels() as i64);
         let filled = |name: &str, shape: &[i64]| -> Result<Tensor, ModelError> {
             let tensor = Tensor::zeros(shape, (Kind::Float, decoder.device()));
-            weights.fill(&TensorRun::whole(name, shape), &tensor.view(-1))?;
+            weights.fill(&TensorRun::full(name, shape), &tensor.view(-1))?;
             Ok(tensor)
         };
         let weight_kd = filled(SCORE_HEAD, &[num_labels, width])?;

@@ -50,7 +50,7 @@ impl Decoder {
                 device: format!("{:?}", options.device),
                 source,
             })?;
-            weights.fill(&TensorRun::whole(name, shape), &tensor.view(-1))?;
+            weights.fill(&TensorRun::full(name, shape), &tensor.view(-1))?;
             Ok(tensor)
         })?;
         decoder.read_vision(weights)?;

@@ -69,7 +69,7 @@ impl RankSharding {
     }
 
     /// This rank's shard of a projection's input and output, by the projection's full name.
-    fn around(&self, projection: &str) -> LinearShard {
+    fn linear_shard(&self, projection: &str) -> LinearShard {
         let layout = self.layout(&format!("{projection}.weight"));
         let Some((_, DimShards { dim, of_ranks })) = layout.shards().next() else {
             return LinearShard::FULL;
@@ -127,7 +127,7 @@ impl Decoder {
         for (layer, products) in self.layers.iter().zip(&sharding.products) {
             let _ = layer.local_products.set(products.clone());
             for projection in &layer.projections {
-                let _ = projection.shard.set(sharding.around(&projection.name));
+                let _ = projection.shard.set(sharding.linear_shard(&projection.name));
             }
         }
     }

@@ -44,11 +44,11 @@ impl WeightDigest {
     /// # Errors
     /// [`DigestError`] if a parameter's memory cannot be read.
     pub fn of<'a>(policy: impl Into<DecoderUnits<'a>>) -> Result<Self, DigestError> {
-        Self::of_known(policy.into(), &mut DigestCache::default())
+        Self::with_cache(policy.into(), &mut DigestCache::default())
     }
 
     /// [`Self::of`] with a cache of digests that cannot have changed.
-    pub(crate) fn of_known(
+    pub(crate) fn with_cache(
         policy: DecoderUnits<'_>,
         digest_cache: &mut DigestCache,
     ) -> Result<Self, DigestError> {
@@ -105,21 +105,21 @@ impl WeightDigest {
 /// Cache of the digests of frozen parameters.
 #[derive(Debug, Default)]
 pub(crate) struct DigestCache {
-    frozen: BTreeMap<String, Known>,
+    frozen: BTreeMap<String, CachedDigest>,
     /// Number of tensors that were ever read.
     num_read: usize,
 }
 
 /// A cached digest, with the tensor and version that it is of.
 #[derive(Debug)]
-struct Known {
+struct CachedDigest {
     /// Keeps the memory allocated, so that no other tensor can have its address.
     tensor: Tensor,
     version: i64,
     digest: u64,
 }
 
-impl Known {
+impl CachedDigest {
     /// Whether `tensor` is the cached one, unchanged.
     fn is_of(&self, tensor: &Tensor) -> bool {
         let place = |tensor: &Tensor| (tensor.data_ptr(), tensor.kind(), tensor.size());
@@ -136,7 +136,7 @@ impl DigestCache {
 
 /// One pass over all parameters, which takes their digests.
 struct OfPolicy<'a> {
-    before: BTreeMap<String, Known>,
+    before: BTreeMap<String, CachedDigest>,
     trained: BTreeSet<String>,
     is_offloaded: bool,
     seen: Vec<Seen>,
@@ -168,7 +168,7 @@ impl OfPolicy<'_> {
     }
 
     /// All digests in order, and those of frozen parameters for the cache.
-    fn finish(self) -> Result<(Vec<u64>, BTreeMap<String, Known>), DigestError> {
+    fn finish(self) -> Result<(Vec<u64>, BTreeMap<String, CachedDigest>), DigestError> {
         let absent = |seen: &&Seen| seen.digest.is_none();
         let unread: Vec<Tensor> = self
             .seen
@@ -184,7 +184,7 @@ impl OfPolicy<'_> {
             digests.push(digest);
             if let Some(tensor) = tensor.filter(|_| !self.is_offloaded && !self.trained.contains(&name)) {
                 let version = tensor.internal_version();
-                frozen.insert(name, Known { tensor, version, digest });
+                frozen.insert(name, CachedDigest { tensor, version, digest });
             }
         }
         Ok((digests, frozen))
@@ -268,7 +268,7 @@ mod tests {
         let mut known = DigestCache::default();
         let mut digest = || {
             let before = known.num_read;
-            let digest = WeightDigest::of_known((&decoder).into(), &mut known).unwrap();
+            let digest = WeightDigest::with_cache((&decoder).into(), &mut known).unwrap();
             assert_eq!(digest, WeightDigest::of(&decoder).unwrap(), "as if nothing were known");
             (digest, known.num_read - before)
         };
@@ -291,7 +291,7 @@ mod tests {
         let mut known = DigestCache::default();
         for num_read in 1..3 {
             let decoder = adapted();
-            WeightDigest::of_known((&decoder).into(), &mut known).unwrap();
+            WeightDigest::with_cache((&decoder).into(), &mut known).unwrap();
             assert_eq!(known.num_read, num_read * decoder.named_parameters().len());
         }
     }

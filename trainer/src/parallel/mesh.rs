@@ -100,7 +100,7 @@ impl ProcessGroups {
     }
 
     /// Ranks that hold the other shards of weights that `axis` splits; `None` if it splits none.
-    pub(super) fn along(&self, axis: Axis) -> Option<&AxisGroup> {
+    pub(super) fn group_along(&self, axis: Axis) -> Option<&AxisGroup> {
         match axis {
             Axis::Tp => self.tp_group.as_deref(),
             Axis::Ep => self.ep_group(),

@@ -89,7 +89,7 @@ impl ShardedParameters {
         ranks: Rc<ProcessGroups>,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
-        let tp = ranks.along(Axis::Tp).map_or(AxisPlace::ALONE, AxisGroup::place);
+        let tp = ranks.group_along(Axis::Tp).map_or(AxisPlace::ALONE, AxisGroup::place);
         let sharding = RankSharding::new(decoder, tp, expert_place(decoder, &ranks)?);
         decoder.hold_shards(&sharding);
         let device = layers.iter().flatten().chain(&outer).map(|(_, leaf)| leaf.device()).next();
@@ -125,7 +125,7 @@ impl ShardedParameters {
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub(crate) fn beside(
+    pub(crate) fn with_frozen_of(
         base: &Self,
         decoder: &Decoder,
         layers: Vec<NamedTensors>,
@@ -155,7 +155,7 @@ impl ShardedParameters {
     /// Group of the ranks with the other tensor-parallel shards of every weight; `None` without tensor
     /// parallelism.
     pub(crate) fn tensor_parallel(&self) -> Option<TensorParallel<'_>> {
-        Some(TensorParallel { group: self.ranks.along(Axis::Tp)? })
+        Some(TensorParallel { group: self.ranks.group_along(Axis::Tp)? })
     }
 
     /// This rank's place among those that hold the same values of weights that `axes` split.
@@ -217,7 +217,7 @@ impl ShardedParameters {
     fn sum_over_holders(&self, axes: &[Axis], number: f64) -> Result<f64, RankError> {
         let of_shards = self.ranks.of_weights(axes).sum_over_shards(number)?;
         axes.iter()
-            .filter_map(|axis| self.ranks.along(*axis))
+            .filter_map(|axis| self.ranks.group_along(*axis))
             .try_fold(of_shards, |sum, group| group.sum(sum))
     }
 

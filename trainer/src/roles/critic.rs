@@ -203,8 +203,8 @@ fn shards(
     let (layers, outer) = (layers.into_iter().map(trained).collect(), trained(outer));
     let offload_to = options.offload.parameters();
     if has_adapter {
-        let beside = ShardedParameters::beside(base, backbone, layers, outer, offload_to)?;
-        return Ok(beside.keeping_unsharded(base.unsharded_layers()));
+        let sharded = ShardedParameters::with_frozen_of(base, backbone, layers, outer, offload_to)?;
+        return Ok(sharded.keeping_unsharded(base.unsharded_layers()));
     }
     let mesh = options.mesh.clone().unwrap_or_else(|| base.ranks());
     let own = ShardedParameters::from_units(backbone, layers, outer, mesh, offload_to)?;

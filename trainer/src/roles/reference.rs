@@ -75,7 +75,7 @@ pub struct CopyOptions {
 
 impl CopyOptions {
     /// A copy in the actor's compute dtype, with its file in `folder`.
-    pub fn to(folder: &Path, is_offloaded: bool) -> Self {
+    pub fn in_folder(folder: &Path, is_offloaded: bool) -> Self {
         Self { folder: folder.to_owned(), is_offloaded, compute: None, mesh: None, keeps_master: false }
     }
 
@@ -147,7 +147,7 @@ impl FrozenPolicy {
                 let decoder = actor.learner.decoder().frozen_copy(param_dtype, compute);
                 for (name, tensor) in decoder.named_parameters() {
                     let (stored, shape) = (stored_name(&name), tensor.size());
-                    checkpoint.fill_rounded(&TensorRun::whole(&stored, &shape), &tensor.view(-1))?;
+                    checkpoint.fill_rounded(&TensorRun::full(&stored, &shape), &tensor.view(-1))?;
                 }
                 Self::from(decoder)
             }
@@ -232,7 +232,7 @@ impl FrozenPolicy {
         let Some(shards) = &self.shards else {
             let tensors = self.decoder.named_parameters().into_iter();
             let whole =
-                tensors.map(|(name, tensor)| CheckpointShard::whole(stored_name(&name), tensor)).collect();
+                tensors.map(|(name, tensor)| CheckpointShard::full(stored_name(&name), tensor)).collect();
             return Ok(split_between_copies(whole, ranks.rank(), ranks.size()));
         };
         let mut local_shards = Vec::new();

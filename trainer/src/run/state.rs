@@ -140,7 +140,7 @@ fn begin(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError
 fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<CheckpointShard>>, TrainError> {
     if !run.saver.borrow().is_shared() {
         let tensors = tensors(run, roles)?.into_iter();
-        let whole = || tensors.map(|(name, tensor)| CheckpointShard::whole(name, tensor)).collect();
+        let whole = || tensors.map(|(name, tensor)| CheckpointShard::full(name, tensor)).collect();
         return Ok(run.ranks.is_leader().then(whole));
     }
     let mut parts = roles.actor.train_state().checkpoint_shards()?;

@@ -65,7 +65,7 @@ fn save(
     let mut store = CheckpointStore::open(folder, 1).unwrap();
     let parts = |writer_idx| {
         let whole = tensors.iter();
-        let whole = whole.map(|(name, tensor)| CheckpointShard::whole(name.clone(), tensor.shallow_clone()));
+        let whole = whole.map(|(name, tensor)| CheckpointShard::full(name.clone(), tensor.shallow_clone()));
         split_between_copies(whole.collect(), writer_idx, num_writers)
     };
     let all: Vec<Vec<CheckpointShard>> = (0..num_writers).map(parts).collect();

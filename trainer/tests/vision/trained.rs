@@ -90,7 +90,7 @@ fn rollout_and_reference_have_the_towers_of_their_versions() {
         let folder = tempfile::tempdir().unwrap();
         let mut actor = actor(trained(name), false);
         let (mut engine, fixture) = (engine(), Fixture::open(name));
-        let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), false)).unwrap();
+        let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::in_folder(folder.path(), false)).unwrap();
         let prompt = fixture.prompt(0);
         let mut seen = Vec::new();
         for version in 0..2 {
@@ -122,7 +122,8 @@ fn two_ranks_with_shards_train_and_sample_with_the_tower_of_one() {
         let many = on_ranks(2, |ranks| {
             let folder = tempfile::tempdir().unwrap();
             let mut actor = sharded(&ranks, name);
-            let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), false)).unwrap();
+            let reference =
+                FrozenPolicy::copy_of(&actor, &CopyOptions::in_folder(folder.path(), false)).unwrap();
             let stepped = step(&mut actor, name);
             let mut engine = engine();
             engine.sync_weights(actor.learner.units(), 0).unwrap();

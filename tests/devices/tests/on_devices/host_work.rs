@@ -176,7 +176,7 @@ fn copies_and_waits_of_a_preference_update_depend_on_neither_tokens_nor_layers()
             let folder = tempfile::tempdir().unwrap();
             let work = |(num_layers, num_pairs)| {
                 let mut actor = Setup { num_layers, ..Setup::default() }.actor();
-                let copy_options = CopyOptions::to(folder.path(), false);
+                let copy_options = CopyOptions::in_folder(folder.path(), false);
                 let reference = FrozenPolicy::copy_of(&actor, &copy_options).unwrap();
                 let mut batch = Batch::from_preferences(&pairs(num_pairs));
                 let score = |actor: &Actor, batch: &Batch| {

@@ -110,7 +110,7 @@ impl<'a> ReadGroup<'a> {
 
 impl<'a> TensorRun<'a> {
     /// Returns the range of a full tensor.
-    pub fn whole(name: &'a str, shape: &'a [i64]) -> Self {
+    pub fn full(name: &'a str, shape: &'a [i64]) -> Self {
         Self { name, shape, range: 0..numel(shape) }
     }
 

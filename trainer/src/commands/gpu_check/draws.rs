@@ -114,7 +114,7 @@ fn drawn(
     let seen = Tensor::zeros([rows, (vocabulary + 31) / 32], (Kind::Int, GPU));
     let history: Vec<i32> = history.iter().map(|&token| token as i32).collect();
     for row in 0..rows as i32 {
-        MarkSeen { tokens: &ints(&history), rows: &ints(&vec![row; history.len()]), seen: &seen }
+        MarkSeen { tokens: &ints(&history), rows: &ints(&vec![row; history.len()]), seen_tokens: &seen }
             .launch(kernels)?;
     }
     let floats = sampling_workspace_bytes(rows as usize, vocabulary as usize) / size_of::<f32>();
@@ -124,7 +124,7 @@ fn drawn(
         logits: &logits.to_device(GPU),
         params: &Tensor::from_slice(&all).view([rows, SAMPLING_ROW_WORDS as i64]).to_device(GPU),
         steps: &ints(&(0..rows as i32).collect::<Vec<_>>()),
-        seen: params.has_penalty().then_some(&seen),
+        seen_tokens: params.has_penalty().then_some(&seen),
         banned: &[],
         workspace: &Tensor::empty([floats as i64], (Kind::Float, GPU)),
         tokens: &tokens,

@@ -162,7 +162,7 @@ mod tests {
         Failed {
             rank: 1,
             how: String::new(),
-            others: Vec::new(),
+            other_ends: Vec::new(),
             code: ExitCode::PeerLost,
             cause: Some(cause),
         }

@@ -62,7 +62,7 @@ pub struct Failed {
     /// Description of its end.
     pub how: String,
     /// Descriptions of the ends of the other ranks.
-    pub others: Vec<(usize, String)>,
+    pub other_ends: Vec<(usize, String)>,
     /// Exit code of the launcher.
     pub code: ExitCode,
     /// Cause of the failure, which decides whether the job is retried; `None` if a retry cannot help.
@@ -72,7 +72,7 @@ pub struct Failed {
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} {}", self.rank, self.how)?;
-        self.others.iter().try_for_each(|(rank, how)| write!(f, "\n  then rank {rank} {how}"))
+        self.other_ends.iter().try_for_each(|(rank, how)| write!(f, "\n  then rank {rank} {how}"))
     }
 }
 
@@ -151,7 +151,7 @@ impl AttemptOutcome {
         Self::Failed(Box::new(Failed {
             rank: first.rank,
             how: first.how(),
-            others: others.map(|end| (end.rank, end.how())).collect(),
+            other_ends: others.map(|end| (end.rank, end.how())).collect(),
             code: first.failure_code(),
             cause: first.cause(),
         }))
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn the_report_of_a_rank_that_is_done_is_no_part_of_the_cause() {
         let done = End { words: Some("step 3 of 3 is done\nlast report: CgA".into()), ..exited(0, 0) };
-        assert_eq!(failed(&[done, exited(1, 78)]).others, [(0, "was done".to_owned())]);
+        assert_eq!(failed(&[done, exited(1, 78)]).other_ends, [(0, "was done".to_owned())]);
     }
 
     #[test]

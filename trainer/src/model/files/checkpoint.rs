@@ -157,7 +157,7 @@ impl WeightFiles {
         let stored = self.stored(name, &[])?;
         let shape: Vec<i64> = stored.info.shape.iter().map(|dim| *dim as i64).collect();
         let tensor = Tensor::f_empty(&shape, (stored.kind(name)?, Device::Cpu)).map_err(torch_error(name))?;
-        self.read_into(&TensorRun::whole(name, &shape), &tensor.view(-1))?;
+        self.read_into(&TensorRun::full(name, &shape), &tensor.view(-1))?;
         Ok(tensor)
     }
 
@@ -212,7 +212,7 @@ impl WeightFiles {
     /// Whether two tensors of one shape, which [`Self::check`] has accepted, hold the same values.
     pub(crate) fn are_equal(&self, names: [&str; 2]) -> Result<bool, ModelError> {
         let shape: Vec<i64> = self.stored(names[0], &[])?.info.shape.iter().map(|dim| *dim as i64).collect();
-        for chunk in TensorRun::whole(names[0], &shape).chunks(CHUNK) {
+        for chunk in TensorRun::full(names[0], &shape).chunks(CHUNK) {
             let values = || Tensor::zeros([chunk.range.len() as i64], (Kind::Float, Device::Cpu));
             let both = [values(), values()];
             for (name, values) in names.iter().zip(&both) {

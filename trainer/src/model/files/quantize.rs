@@ -114,7 +114,7 @@ fn dense(
 ) -> Result<Tensor, ModelError> {
     let name = format!("{module}.weight");
     let weight = Tensor::f_empty(size, (kind, Device::Cpu)).map_err(failed(name.clone()))?;
-    read(&TensorRun::whole(&name, &size), &weight.view(-1))?;
+    read(&TensorRun::full(&name, &size), &weight.view(-1))?;
     Ok(weight)
 }
 

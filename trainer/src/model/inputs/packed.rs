@@ -62,12 +62,12 @@ impl PackedInput {
         part: AxisPlace,
         device: Device,
     ) -> Self {
-        Self::beside([], tokens, layout, part, device).0
+        Self::shard_with_arrays([], tokens, layout, part, device).0
     }
 
     /// [`Self::shard_of_layout`] that also uploads integer `arrays`, so that a GPU gets all of it by one
     /// copy.
-    pub(crate) fn beside<const N: usize>(
+    pub(crate) fn shard_with_arrays<const N: usize>(
         arrays: [&[i64]; N],
         tokens: &[TokenId],
         layout: PackedLayout,

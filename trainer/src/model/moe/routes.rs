@@ -71,7 +71,7 @@ pub struct RouteCounter(Watched);
 
 #[derive(Debug)]
 enum Watched {
-    Here(HostWatch),
+    OnHost(HostWatch),
     OnDevice(DeviceWatch),
 }
 
@@ -79,7 +79,7 @@ enum Watched {
 #[derive(Debug)]
 pub(crate) enum Counted {
     /// Counts on the host.
-    Here(RouteCounts),
+    OnHost(RouteCounts),
     /// Counts still on a GPU, f64 `[layers, e + 2]`, in the order of [`RouteCounts::from_numbers`].
     OnDevice(Tensor),
 }
@@ -107,7 +107,7 @@ struct LayerCounts {
 impl RouteCounter {
     /// A counter at `tokens` in each of `num_layers` layers with experts.
     pub fn new(tokens: Vec<(usize, Option<(RoutesOfCompletion, usize)>)>, num_layers: usize) -> Self {
-        Self(Watched::Here(HostWatch { tokens, layers: RefCell::new(vec![None; num_layers]) }))
+        Self(Watched::OnHost(HostWatch { tokens, layers: RefCell::new(vec![None; num_layers]) }))
     }
 
     /// A counter on a GPU at tokens `positions_p`, i64 `[p]`, with the rollout's choices `sampled` at each.
@@ -126,7 +126,7 @@ impl RouteCounter {
             (Watched::OnDevice(watch), ExpertIds::Device(choices)) => {
                 watch.observe(place, num_experts, choices);
             }
-            (Watched::Here(watch), _) => watch.observe(place, num_experts, routes),
+            (Watched::OnHost(watch), _) => watch.observe(place, num_experts, routes),
             (Watched::OnDevice(_), ExpertIds::Host(_)) => {}
         }
     }
@@ -134,9 +134,9 @@ impl RouteCounter {
     /// The counts, on the device where they are.
     pub(crate) fn counted(self) -> Counted {
         match self.0 {
-            Watched::Here(watch) => Counted::Here(watch.counts()),
+            Watched::OnHost(watch) => Counted::OnHost(watch.counts()),
             Watched::OnDevice(watch) => {
-                watch.counts().map_or_else(|| Counted::Here(RouteCounts::default()), Counted::OnDevice)
+                watch.counts().map_or_else(|| Counted::OnHost(RouteCounts::default()), Counted::OnDevice)
             }
         }
     }
@@ -144,7 +144,7 @@ impl RouteCounter {
     /// The counts on the host. Waits for those of a GPU.
     pub fn counts(self) -> RouteCounts {
         match self.counted() {
-            Counted::Here(counts) => counts,
+            Counted::OnHost(counts) => counts,
             Counted::OnDevice(counts) => RouteCounts::from_device(&counts),
         }
     }

@@ -16,7 +16,7 @@ impl VisionTower {
     pub(in crate::model) fn of_role(&self, of: &impl Fn(&Tensor) -> Tensor) -> Self {
         match self.is_own {
             true => Self {
-                kept: Rc::default(),
+                feature_cache: Rc::default(),
                 is_snapshot: false,
                 ..self.mapped(&|_: &str, own: &Tensor| of(own))
             },
@@ -41,15 +41,15 @@ impl VisionTower {
     /// A tower for another role that shares the frozen weights and the cache of their features, without
     /// adapter.
     pub(crate) fn base(&self) -> Self {
-        let kept = if self.is_snapshot { Rc::default() } else { Rc::clone(&self.kept) };
-        Self { kept, is_snapshot: false, ..self.with(Linear::without_adapter) }
+        let feature_cache = if self.is_snapshot { Rc::default() } else { Rc::clone(&self.feature_cache) };
+        Self { feature_cache, is_snapshot: false, ..self.with(Linear::without_adapter) }
     }
 
     /// A tower with the present values of weights or adapters that are trained, for an engine that uses it
     /// until they change. `of` copies each by name and tensor. Its cache of features is its own.
     pub(crate) fn snapshot(&self, of: impl Fn(&str, &Tensor) -> Tensor) -> Self {
         if self.is_own {
-            return Self { kept: Rc::default(), is_snapshot: true, ..self.mapped(&of) };
+            return Self { feature_cache: Rc::default(), is_snapshot: true, ..self.mapped(&of) };
         }
         if !self.is_adapted() {
             return self.base();
@@ -58,12 +58,13 @@ impl VisionTower {
             let lora = own.lora.as_ref().map(|lora| lora.map(&own.name, &of));
             Linear { lora, ..own.without_adapter() }
         };
-        Self { kept: Rc::default(), is_snapshot: true, ..self.with(adapted) }
+        Self { feature_cache: Rc::default(), is_snapshot: true, ..self.with(adapted) }
     }
 
     fn with(&self, of: impl Fn(&Linear) -> Linear) -> Self {
-        let others = self.others.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()));
-        self.with_tensors(self.projections.iter().map(of).collect(), others.collect())
+        let other_tensors =
+            self.other_tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()));
+        self.with_tensors(self.projections.iter().map(of).collect(), other_tensors.collect())
     }
 
     /// A copy without adapters, with the weights that `of` makes of names and tensors.
@@ -78,19 +79,19 @@ impl VisionTower {
                 shard: OnceCell::new(),
             }
         };
-        let others = self.others.iter().map(|(name, tensor)| (name.clone(), of(name, tensor)));
-        self.with_tensors(self.projections.iter().map(linear).collect(), others.collect())
+        let other_tensors = self.other_tensors.iter().map(|(name, tensor)| (name.clone(), of(name, tensor)));
+        self.with_tensors(self.projections.iter().map(linear).collect(), other_tensors.collect())
     }
 
-    fn with_tensors(&self, projections: Vec<Linear>, others: NamedTensors) -> Self {
+    fn with_tensors(&self, projections: Vec<Linear>, other_tensors: NamedTensors) -> Self {
         Self {
             config: self.config.clone(),
             options: self.options,
             projections,
-            others,
+            other_tensors,
             is_own: self.is_own,
             names: self.names.clone(),
-            kept: Rc::clone(&self.kept),
+            feature_cache: Rc::clone(&self.feature_cache),
             is_snapshot: self.is_snapshot,
         }
     }

@@ -24,11 +24,11 @@ impl VisionTower {
         if !self.keeps(adapter) {
             return compute();
         }
-        if let Some(features) = self.kept.borrow_mut().get(image.digest) {
+        if let Some(features) = self.feature_cache.borrow_mut().get(image.digest) {
             return features;
         }
         let features = compute();
-        self.kept.borrow_mut().insert(image.digest, &features);
+        self.feature_cache.borrow_mut().insert(image.digest, &features);
         features
     }
 

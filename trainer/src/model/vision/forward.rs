@@ -103,7 +103,7 @@ impl Forward<'_> {
     }
 
     fn find(&self, name: &str) -> Option<Tensor> {
-        let found = self.tower.others.iter().find(|(full, _)| full.strip_prefix(TOWER) == Some(name));
+        let found = self.tower.other_tensors.iter().find(|(full, _)| full.strip_prefix(TOWER) == Some(name));
         found.map(|(_, tensor)| tensor.to_kind(self.tower.options.compute))
     }
 }

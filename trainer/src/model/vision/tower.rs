@@ -23,14 +23,14 @@ pub(crate) struct VisionTower {
     /// The linear layers of blocks and mergers.
     pub(in crate::model) projections: Vec<Linear>,
     /// All other tensors by their names on disk: patch embedding, positions and norms.
-    pub(super) others: NamedTensors,
+    pub(super) other_tensors: NamedTensors,
     /// Names of all tensors, in the order of the configuration.
     pub(super) names: Vec<String>,
     /// Whether the weights are parameters of the decoder: those of a trained tower, and its copies in other
     /// roles.
     pub(in crate::model) is_own: bool,
     /// Cache of features that do not change; that of frozen weights is shared with the towers of other roles.
-    pub(super) kept: Rc<RefCell<FeatureCache>>,
+    pub(super) feature_cache: Rc<RefCell<FeatureCache>>,
     /// Whether trained values do not change during the lifetime of this tower.
     pub(super) is_snapshot: bool,
 }
@@ -50,7 +50,7 @@ impl VisionTower {
                         source,
                     }
                 })?;
-            weights.fill(&TensorRun::whole(&name, &shape), &values.view(-1))?;
+            weights.fill(&TensorRun::full(&name, &shape), &values.view(-1))?;
             Ok((name, values))
         };
         let tensors = shapes(weights.config()).map(read).collect::<Result<_, ModelError>>()?;
@@ -69,15 +69,15 @@ impl VisionTower {
         let config = model.vision.clone()?;
         let names = tensors.iter().map(|(name, _)| name.clone()).collect();
         let linears: BTreeSet<String> = model.vision_linears().map(|linear| linear.name).collect();
-        let (projections, others) = split(tensors, &linears);
+        let (projections, other_tensors) = split(tensors, &linears);
         Some(Self {
             config,
             options: LoadOptions { trainable: false, ..*options },
             projections,
-            others,
+            other_tensors,
             names,
             is_own: false,
-            kept: Rc::default(),
+            feature_cache: Rc::default(),
             is_snapshot: false,
         })
     }
@@ -92,7 +92,7 @@ impl VisionTower {
 
     /// Clears the cache of features, after weights have changed.
     pub(crate) fn forget(&self) {
-        *self.kept.borrow_mut() = FeatureCache::default();
+        *self.feature_cache.borrow_mut() = FeatureCache::default();
     }
 
     /// Whether linear layers have adapters.
@@ -107,7 +107,7 @@ impl VisionTower {
 
     /// Whether training passes train the weights.
     pub(super) fn trains_weights(&self) -> bool {
-        self.others.iter().any(|(_, tensor)| tensor.requires_grad())
+        self.other_tensors.iter().any(|(_, tensor)| tensor.requires_grad())
     }
 
     /// Every tensor of the base, with its name on disk.
@@ -119,13 +119,13 @@ impl VisionTower {
     pub(in crate::model) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
         let linears = self.projections.iter_mut();
         let linears = linears.flat_map(|own| own.weight.tensors_mut().into_iter().chain(&mut own.bias));
-        linears.chain(self.others.iter_mut().map(|(_, tensor)| tensor))
+        linears.chain(self.other_tensors.iter_mut().map(|(_, tensor)| tensor))
     }
 
     /// Every tensor of the base with its name on disk, and for a linear layer's weight that layer.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Tensor, Option<&Linear>)> + '_ {
         self.names.iter().filter_map(|name| {
-            if let Some((_, tensor)) = self.others.iter().find(|(own, _)| own == name) {
+            if let Some((_, tensor)) = self.other_tensors.iter().find(|(own, _)| own == name) {
                 return Some((name.clone(), tensor.shallow_clone(), None));
             }
             let (module, part) = name.rsplit_once('.')?;
@@ -148,7 +148,7 @@ fn shapes(model: &ModelConfig) -> impl Iterator<Item = (String, Vec<i64>)> {
 
 /// Splits tensors into linear layers, those whose names are in `linears`, and all others.
 fn split(tensors: NamedTensors, linears: &BTreeSet<String>) -> (Vec<Linear>, NamedTensors) {
-    let (mut projections, mut others) = (Vec::<Linear>::new(), NamedTensors::new());
+    let (mut projections, mut other_tensors) = (Vec::<Linear>::new(), NamedTensors::new());
     for (name, tensor) in tensors {
         match name.rsplit_once('.') {
             Some((module, "weight")) if linears.contains(module) => {
@@ -160,8 +160,8 @@ fn split(tensors: NamedTensors, linears: &BTreeSet<String>) -> (Vec<Linear>, Nam
                 // A bias follows its weight.
                 projections.last_mut().iter_mut().for_each(|last| last.bias = Some(tensor.shallow_clone()));
             }
-            _ => others.push((name, tensor)),
+            _ => other_tensors.push((name, tensor)),
         }
     }
-    (projections, others)
+    (projections, other_tensors)
 }

@@ -201,7 +201,7 @@ impl FlatParameter {
         for Parameter { place, local_shard, .. } in &mut self.parameters {
             *local_shard = place.in_shard(&shard, &self.own);
         }
-        self.shard = ShardStorage::Here(shard);
+        self.shard = ShardStorage::Resident(shard);
     }
 
     /// The decoder's tensor of this name, which can be read while the unit is unsharded.
@@ -223,7 +223,7 @@ impl FlatParameter {
         let gradient = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::numel);
         let shard = if self.is_offloaded() { 0 } else { self.shard().numel() };
         // Without sharding the gradient exists once.
-        let whole_gradient = if self.is_whole() { 0 } else { gradient(&gradients.whole) };
+        let whole_gradient = if self.is_whole() { 0 } else { gradient(&gradients.unsharded) };
         let sharded = shard + whole_gradient + gradient(&gradients.shard);
         let whole = self.state.borrow().dtype().map_or(0, |dtype| self.whole(dtype).num_bytes());
         sharded * self.shard().kind().elt_size_in_bytes() + whole

@@ -58,7 +58,7 @@ impl ShardedParameters {
             }
         }
         for axis in ParameterLayout::AXES {
-            self.ranks.along(axis).map_or(Ok(()), |group| self.sum_partial(axis, group))?;
+            self.ranks.group_along(axis).map_or(Ok(()), |group| self.sum_partial(axis, group))?;
         }
         self.trained().for_each(FlatParameter::assign_gradients);
         Ok(())

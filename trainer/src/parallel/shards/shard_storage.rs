@@ -6,14 +6,14 @@ use tch::Tensor;
 /// Values of this rank's shard, `[shard_len]`; views of them stay valid.
 #[derive(Debug)]
 pub(super) enum ShardStorage {
-    Here(Tensor),
+    Resident(Tensor),
     Offloaded { buffer: FlatBuffer, offloaded: Offloaded },
 }
 
 impl ShardStorage {
     /// Takes a filled buffer, and offloads its values to `storage` if there is one.
     pub(super) fn new(buffer: FlatBuffer, storage: Option<&mut OffloadStorage>) -> Result<Self, Error> {
-        let Some(storage) = storage else { return Ok(Self::Here(buffer.tensor().shallow_clone())) };
+        let Some(storage) = storage else { return Ok(Self::Resident(buffer.tensor().shallow_clone())) };
         let offloaded = storage.offload(buffer.tensor())?;
         buffer.release()?;
         Ok(Self::Offloaded { buffer, offloaded })
@@ -22,7 +22,7 @@ impl ShardStorage {
     /// The shard's tensor, whose values can be read unless it is offloaded.
     pub(super) fn tensor(&self) -> &Tensor {
         match self {
-            Self::Here(shard) => shard,
+            Self::Resident(shard) => shard,
             Self::Offloaded { buffer, .. } => buffer.tensor(),
         }
     }
@@ -30,7 +30,7 @@ impl ShardStorage {
     /// The offloaded values; `None` if they stay on the device.
     pub(super) fn offloaded(&self) -> Option<&Offloaded> {
         match self {
-            Self::Here(_) => None,
+            Self::Resident(_) => None,
             Self::Offloaded { offloaded, .. } => Some(offloaded),
         }
     }
@@ -38,7 +38,7 @@ impl ShardStorage {
     /// The values on the device, fetched if they are offloaded.
     pub(super) fn values(&self) -> Result<Tensor, Error> {
         match self {
-            Self::Here(shard) => Ok(shard.shallow_clone()),
+            Self::Resident(shard) => Ok(shard.shallow_clone()),
             Self::Offloaded { offloaded, .. } => offloaded.bring(),
         }
     }
@@ -47,7 +47,7 @@ impl ShardStorage {
     /// next write.
     pub(super) fn in_place(&self) -> Result<Tensor, Error> {
         match self {
-            Self::Here(shard) => Ok(shard.shallow_clone()),
+            Self::Resident(shard) => Ok(shard.shallow_clone()),
             Self::Offloaded { offloaded, .. } => offloaded.in_place(),
         }
     }

@@ -209,7 +209,8 @@ fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
     let batch = batch();
     let folder = tempfile::tempdir().unwrap();
     let is_offloaded = actor.learner.shards().is_some_and(ShardedParameters::is_offloaded);
-    let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), is_offloaded)).unwrap();
+    let reference =
+        FrozenPolicy::copy_of(&actor, &CopyOptions::in_folder(folder.path(), is_offloaded)).unwrap();
     let mut numbers = Vec::new();
     for step in 0..5 {
         let report = update(&mut actor, &batch, &plan(case, step)).unwrap();

@@ -104,7 +104,7 @@ impl Form {
 /// Returns this rank's place in the expert-parallel group that distributes the experts of a decoder. A rank
 /// is alone without expert parallelism, or without experts.
 pub(super) fn expert_place(decoder: &Decoder, ranks: &ProcessGroups) -> Result<AxisPlace, RankError> {
-    let Some((group, experts)) = ranks.along(Axis::Ep).zip(decoder.config.experts.as_ref()) else {
+    let Some((group, experts)) = ranks.group_along(Axis::Ep).zip(decoder.config.experts.as_ref()) else {
         return Ok(AxisPlace::ALONE);
     };
     let (place, num_experts) = (group.place(), experts.num_experts);

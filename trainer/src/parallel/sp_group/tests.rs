@@ -358,7 +358,7 @@ fn every_pass_has_a_degree_of_its_own() {
         }
         let batch = batch();
         let folder = tempfile::tempdir().unwrap();
-        let frozen = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), false)).unwrap();
+        let frozen = FrozenPolicy::copy_of(&actor, &CopyOptions::in_folder(folder.path(), false)).unwrap();
         let scores = actor.score(&batch, Adapter::On, FULL.max_tokens).unwrap();
         let mut all = [scores.logprobs, scores.entropies].concat();
         all.extend(actor.sum_pi_squared(&batch, FULL.max_tokens).unwrap());

@@ -109,7 +109,7 @@ fn hidden_gradient(
     derivatives: &[Vec<f64>],
     context: &HeadContext<'_>,
 ) -> Tensor {
-    let of_label = |all: &Vec<f64>| scaled(&micro_batch.own(all), context.scale);
+    let of_label = |all: &Vec<f64>| scaled(&micro_batch.local_values(all), context.scale);
     let all: Vec<f32> = derivatives.iter().flat_map(of_label).collect();
     let decoder = context.model.decoder;
     // A rank of a sequence-parallel group may have no position at all, so no size is inferred.

@@ -104,7 +104,7 @@ impl Actor {
             let (logprobs, entropies) = model.with_head(&weight_vd, |weight_vd| {
                 rlt_torch::head_forward(predicting_cd, weight_vd, targets, by, chunk)
             })?;
-            Ok(TokenValues::Here([logprobs, entropies]))
+            Ok(TokenValues::OnHost([logprobs, entropies]))
         }
     }
 

@@ -106,7 +106,7 @@ impl MicroBatchLoss {
         let mut values = micro_batch.spread(rlt_torch::f32_slice(&own_values)?);
         context.ranks.all_reduce_over_sp(&mut values)?;
         let (derivatives, sums) = self.evaluate(&values)?;
-        let derivatives = scaled(&micro_batch.own(&derivatives), context.scale);
+        let derivatives = scaled(&micro_batch.local_values(&derivatives), context.scale);
         let derivative_c = Tensor::from_slice(&derivatives).to_device(values_c.device());
         Ok((derivative_c, DeferredLoss::known(sums)))
     }
@@ -125,7 +125,7 @@ impl MicroBatchLoss {
         let mut calls = HostCallbacks::new();
         let derivative_c = calls.compute(values_c, values_c.numel(), move |values, derivatives| {
             let result = self.evaluate(&predicted.spread(values, num_tokens)).map(|(all, sums)| {
-                derivatives.copy_from_slice(&scaled(&predicted.own(&all), scale));
+                derivatives.copy_from_slice(&scaled(&predicted.local_values(&all), scale));
                 sums
             });
             *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);

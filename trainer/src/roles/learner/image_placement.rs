@@ -53,7 +53,7 @@ impl<'a> ImagePlacement<'a> {
     }
 
     /// Adds the images to the packed `input`, if there are any.
-    pub(super) fn beside(self, input: PackedInput) -> PackedInput {
+    pub(super) fn add_to(self, input: PackedInput) -> PackedInput {
         if self.images.is_empty() {
             return input;
         }

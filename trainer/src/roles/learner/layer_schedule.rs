@@ -263,7 +263,7 @@ pub(crate) fn forward<'a>(
         } else {
             let pass = run(input_td)?;
             hidden_td = pass.output_td.detach();
-            layers.push(SavedLayer::Here(SavedState::Graph(pass)));
+            layers.push(SavedLayer::Resident(SavedState::Graph(pass)));
         }
         Ok(())
     })?;

@@ -123,10 +123,10 @@ impl MicroBatch {
         let layout = PackedLayout::of(packed.segments);
         let arrays = [predictors.as_slice(), &targets];
         let (input, [predictors_c, targets_c]) =
-            PackedInput::beside(arrays, &packed.tokens, layout, part, decoder.device());
+            PackedInput::shard_with_arrays(arrays, &packed.tokens, layout, part, decoder.device());
         Ok(Self {
             input: match placed {
-                Some(placed) => placed.beside(input),
+                Some(placed) => placed.add_to(input),
                 None => input,
             },
             predictors_c,
@@ -145,8 +145,8 @@ impl MicroBatch {
     }
 
     /// The values of the c tokens, from one for each completion token of all rows.
-    pub fn own(&self, per_token: &[f64]) -> Vec<f64> {
-        self.predicted.own(per_token)
+    pub fn local_values(&self, per_token: &[f64]) -> Vec<f64> {
+        self.predicted.local_values(per_token)
     }
 }
 
@@ -165,8 +165,8 @@ impl PredictedTokens {
         all
     }
 
-    /// Values of the predicted tokens, see [`MicroBatch::own`].
-    pub(crate) fn own(&self, per_token: &[f64]) -> Vec<f64> {
+    /// Values of the predicted tokens, see [`MicroBatch::local_values`].
+    pub(crate) fn local_values(&self, per_token: &[f64]) -> Vec<f64> {
         self.0.iter().map(|place| per_token[*place]).collect()
     }
 

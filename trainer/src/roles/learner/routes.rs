@@ -49,7 +49,7 @@ impl RouteComparison {
     pub(crate) fn add(&self, watch: Option<RouteCounter>) {
         match watch.map(RouteCounter::counted) {
             None => {}
-            Some(Counted::Here(counts)) => *self.counts.borrow_mut() += counts,
+            Some(Counted::OnHost(counts)) => *self.counts.borrow_mut() += counts,
             Some(Counted::OnDevice(counts)) => {
                 let mut all = self.on_device.borrow_mut();
                 *all = Some(match all.take() {

@@ -18,14 +18,14 @@ use crate::parallel::Ranks;
 
 /// `N` values for each of the c tokens of a micro-batch.
 pub(crate) enum TokenValues<const N: usize> {
-    Here([Vec<f32>; N]),
+    OnHost([Vec<f32>; N]),
     /// Values on a GPU, f32 `[N, c]`.
     OnDevice(Tensor),
 }
 
 /// `N` values per token, or an asynchronous copy of them from a GPU.
 enum PendingScores<const N: usize> {
-    Here([Vec<f32>; N]),
+    OnHost([Vec<f32>; N]),
     /// Copy in pinned memory, f32 `[N * c]`.
     Fetched(Tensor),
 }
@@ -34,7 +34,7 @@ impl TokenValues<1> {
     /// Takes one value per token, f32 `[c]`.
     pub(crate) fn of(numbers_c: &Tensor) -> Result<Self, rlt_torch::Error> {
         match numbers_c.device() {
-            Device::Cpu => Ok(Self::Here([rlt_torch::f32_slice(numbers_c)?.to_vec()])),
+            Device::Cpu => Ok(Self::OnHost([rlt_torch::f32_slice(numbers_c)?.to_vec()])),
             _ => Ok(Self::OnDevice(numbers_c.unsqueeze(0))),
         }
     }
@@ -49,12 +49,12 @@ impl<const N: usize> TokenValues<N> {
         let numbers_nc = numbers_nc.contiguous();
         let all = rlt_torch::f32_slice(&numbers_nc)?;
         let len = all.len() / N;
-        Ok(Self::Here(std::array::from_fn(|row| all[row * len..][..len].to_vec())))
+        Ok(Self::OnHost(std::array::from_fn(|row| all[row * len..][..len].to_vec())))
     }
 
     fn fetch(self, calls: &mut HostCallbacks) -> Result<PendingScores<N>, rlt_torch::Error> {
         Ok(match self {
-            Self::Here(numbers) => PendingScores::Here(numbers),
+            Self::OnHost(numbers) => PendingScores::OnHost(numbers),
             Self::OnDevice(numbers) => PendingScores::Fetched(calls.fetch(&numbers.contiguous())?),
         })
     }
@@ -65,7 +65,7 @@ impl<const N: usize> PendingScores<N> {
     /// for other completion tokens of the micro-batch.
     fn spread(&self, micro_batch: &MicroBatch) -> Result<[Vec<f64>; N], rlt_torch::Error> {
         match self {
-            Self::Here(numbers) => Ok(numbers.each_ref().map(|numbers| micro_batch.spread(numbers))),
+            Self::OnHost(numbers) => Ok(numbers.each_ref().map(|numbers| micro_batch.spread(numbers))),
             Self::Fetched(pinned) => {
                 let all = rlt_torch::f32_slice(pinned)?;
                 let len = all.len() / N;

@@ -109,7 +109,7 @@ impl TrainState<'_> {
     pub(crate) fn checkpoint_shards(&self) -> Result<Vec<CheckpointShard>, RankError> {
         let Some(shards) = self.shards else {
             let tensors = self.optimizer.parameters().into_iter().chain(self.optimizer.state_tensors()?);
-            let whole = tensors.map(|(name, tensor)| CheckpointShard::whole(name, tensor)).collect();
+            let whole = tensors.map(|(name, tensor)| CheckpointShard::full(name, tensor)).collect();
             return Ok(split_between_copies(whole, self.ranks.rank(), self.ranks.size()));
         };
         let (mut moments, counts) = self.state()?;
@@ -124,7 +124,7 @@ impl TrainState<'_> {
         })?;
         let mut parts = owned_shards(shards, local_shards);
         if self.ranks.is_leader() {
-            parts.extend(counts.into_iter().map(|(name, count)| CheckpointShard::whole(name, count)));
+            parts.extend(counts.into_iter().map(|(name, count)| CheckpointShard::full(name, count)));
         }
         Ok(parts)
     }

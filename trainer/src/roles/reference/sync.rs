@@ -33,7 +33,7 @@ impl FrozenPolicy {
             let Some(theirs) = of_actor.get(name) else { return Ok(()) };
             let shape = own.size();
             let file = self.decoder.offload_file.as_ref();
-            mix(&TensorRun::whole(name, &shape), &own.view(-1), theirs, alpha, file)
+            mix(&TensorRun::full(name, &shape), &own.view(-1), theirs, alpha, file)
         })
     }
 }

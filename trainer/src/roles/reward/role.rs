@@ -44,12 +44,14 @@ impl RewardsRole {
         &mut self,
         sampled: Sampled,
     ) -> Result<(Vec<RolloutGroup>, SamplingCost), StepError> {
-        let Sampled { prompts, own, pending_rewards, assignment, policy_version, cost } = sampled;
+        let Sampled { prompts, local_groups, pending_rewards, assignment, policy_version, cost } = sampled;
         // Ranks with a sharded reward model judge together or not at all.
-        let is_cut_short = self.models.are_shared() && self.ranks.all_reduce_max(own.is_none().into())? > 0;
-        let own = own.filter(|_| !is_cut_short);
-        let judged =
-            own.map(|own| self.context.measure("reward", || self.judge_own(&prompts, own, pending_rewards)));
+        let is_cut_short =
+            self.models.are_shared() && self.ranks.all_reduce_max(local_groups.is_none().into())? > 0;
+        let local_groups = local_groups.filter(|_| !is_cut_short);
+        let judged = local_groups.map(|groups| {
+            self.context.measure("reward", || self.judge_groups(&prompts, groups, pending_rewards))
+        });
         let judged = judged.transpose()?.filter(|_| self.context.stop_reason().is_none());
         let own = judged.map(|groups| OwnSamples { groups, cost });
         let gathered = self.context.measure("gather", || exchange::all_gather(&self.ranks, own))?;
@@ -64,20 +66,20 @@ impl RewardsRole {
         Ok((prompts.iter().enumerate().map(group).collect(), cost))
     }
 
-    fn judge_own(
+    fn judge_groups(
         &self,
         prompts: &[Arc<Prompt>],
-        own: Vec<(usize, Vec<Completion>)>,
+        groups: Vec<(usize, Vec<Completion>)>,
         pending_rewards: Option<PendingRewards>,
     ) -> Result<Vec<JudgedGroup>, StepError> {
-        let lens: Vec<usize> = own.iter().map(|(_, group)| group.len()).collect();
-        let ids: Vec<SampleId> = own
+        let lens: Vec<usize> = groups.iter().map(|(_, group)| group.len()).collect();
+        let ids: Vec<SampleId> = groups
             .iter()
             .flat_map(|(prompt_idx, group)| {
                 (0..group.len()).map(|sample_idx| SampleId { prompt_idx: *prompt_idx, sample_idx })
             })
             .collect();
-        let samples: Vec<(Arc<Prompt>, Completion)> = own
+        let samples: Vec<(Arc<Prompt>, Completion)> = groups
             .into_iter()
             .flat_map(|(idx, group)| group.into_iter().map(move |c| (Arc::clone(&prompts[idx]), c)))
             .collect();

@@ -15,7 +15,7 @@ pub struct Sampled {
     pub prompts: Vec<Arc<Prompt>>,
     /// Completions that this rank judges, each group with the index of its prompt; `None` if this rank was
     /// asked to stop.
-    pub(crate) own: Option<Vec<(usize, Vec<Completion>)>>,
+    pub(crate) local_groups: Option<Vec<(usize, Vec<Completion>)>>,
     /// Requests of external reward functions in flight; `None` if there are no such functions.
     pub(crate) pending_rewards: Option<PendingRewards>,
     pub(crate) assignment: SampleAssignment,

@@ -309,7 +309,7 @@ impl<'a> CudaRunner<'a> {
             logits: &pass.scores.of_all_tokens,
             params: &pass.params,
             steps: &pass.steps,
-            seen: pass.seen.as_ref(),
+            seen_tokens: pass.seen.as_ref(),
             banned: &self.banned,
             workspace: &self.sampling_workspace,
             tokens: &pass.tokens,
@@ -351,7 +351,7 @@ impl<'a> CudaRunner<'a> {
                 images: None,
                 has_axes: false,
                 slots: per_row(RowArray::Slot),
-                seen: AttentionInputs::Paged {
+                attention: AttentionInputs::Paged {
                     context_lens: context_lens.shallow_clone(),
                     block_tables: block_tables.shallow_clone(),
                 },
@@ -363,7 +363,7 @@ impl<'a> CudaRunner<'a> {
             scores: self.scores.of_rows(rows),
             params: matrix(0, 2 * SAMPLING_ROW_WORDS).view_dtype(Kind::Int64),
             steps: per_row(RowArray::Step),
-            seen: (layout.seen_words > 0).then(|| matrix(layout.seen(), layout.seen_words)),
+            seen: (layout.seen_words > 0).then(|| matrix(layout.seen_tokens(), layout.seen_words)),
             tokens: drawn(0),
             logprobs: drawn(1).view_dtype(Kind::Float),
             graph: None,

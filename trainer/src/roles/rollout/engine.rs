@@ -346,7 +346,7 @@ fn verify_weights(
     policy: DecoderUnits<'_>,
     digest_cache: &mut DigestCache,
 ) -> Result<(), EngineError> {
-    let now = WeightDigest::of_known(policy, digest_cache)?;
+    let now = WeightDigest::with_cache(policy, digest_cache)?;
     match weights.digest.first_difference(&now) {
         None => Ok(()),
         Some(parameter) => Err(EngineError::StaleWeights {

@@ -18,36 +18,36 @@ const STEP: usize = 8;
 /// Width of heads in the model and in the padded layout, and the order of their dims there.
 #[derive(Debug)]
 pub(super) struct PaddedHeads {
-    pub(super) own: usize,
-    pub(super) filled: usize,
-    /// The stored dim at each position of a query or key head, i64 [own]; `None` for the stored order.
+    pub(super) width: usize,
+    pub(super) padded_width: usize,
+    /// The stored dim at each position of a query or key head, i64 [width]; `None` for the stored order.
     dim_order: Option<Tensor>,
 }
 
 impl PaddedHeads {
-    /// The layout for heads of width `own` on `device`. On a CPU heads are not changed.
-    pub(super) fn on(device: Device, own: usize, dim_order: Option<&Tensor>) -> Self {
+    /// The layout for heads of width `width` on `device`. On a CPU heads are not changed.
+    pub(super) fn on(device: Device, width: usize, dim_order: Option<&Tensor>) -> Self {
         if device.is_cuda() {
             let dim_order = dim_order.map(Tensor::shallow_clone);
-            return Self { own, filled: own.next_multiple_of(STEP), dim_order };
+            return Self { width, padded_width: width.next_multiple_of(STEP), dim_order };
         }
-        Self { own, filled: own, dim_order: None }
+        Self { width, padded_width: width, dim_order: None }
     }
 
     /// Reorders and pads the first dim of a tensor, which is the dims of consecutive query or key heads.
     pub(super) fn rope_rows(&self, weight: &Tensor) -> Tensor {
         let Some(order) = &self.dim_order else { return self.rows(weight) };
-        let heads = weight.unflatten(0, [-1, self.own as i64]);
+        let heads = weight.unflatten(0, [-1, self.width as i64]);
         self.rows(&heads.index_select(1, order).flatten(0, 1))
     }
 
     /// Pads the first dim of a tensor, which is the dims of consecutive value heads.
     fn rows(&self, weight: &Tensor) -> Tensor {
-        if self.own == self.filled {
+        if self.width == self.padded_width {
             return weight.shallow_clone();
         }
-        let missing = (self.filled - self.own) as i64 / 2;
-        let half = self.own as i64 / 2;
+        let missing = (self.padded_width - self.width) as i64 / 2;
+        let half = self.width as i64 / 2;
         let halves = weight.unflatten(0, [weight.size()[0] / half, half]);
         // Padding is given in pairs from the last dim to the first.
         let mut pads = vec![0; 2 * halves.dim()];
@@ -66,12 +66,12 @@ impl PaddedHeads {
 
     /// Whether heads keep their stored width and order.
     pub(super) fn keeps_order(&self) -> bool {
-        self.own == self.filled && self.dim_order.is_none()
+        self.width == self.padded_width && self.dim_order.is_none()
     }
 
     /// Pads a tensor that has a value for each pair of a head's dims, in its last dim.
     pub(super) fn pairs(&self, of_pairs: &Tensor) -> Tensor {
-        of_pairs.constant_pad_nd([0, (self.filled - self.own) as i64 / 2]).contiguous()
+        of_pairs.constant_pad_nd([0, (self.padded_width - self.width) as i64 / 2]).contiguous()
     }
 
     /// Lays out the weights of a layer: q, k, v and o. Those after them are not changed.
@@ -106,8 +106,8 @@ mod tests {
 
     #[test]
     fn heads_on_a_cpu_and_heads_that_fit_are_not_padded() {
-        for (device, own) in [(Device::Cpu, 6), (Device::Cuda(0), 64)] {
-            assert_eq!(PaddedHeads::on(device, own, None).filled, own);
+        for (device, width) in [(Device::Cpu, 6), (Device::Cuda(0), 64)] {
+            assert_eq!(PaddedHeads::on(device, width, None).padded_width, width);
         }
     }
 

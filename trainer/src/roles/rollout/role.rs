@@ -219,14 +219,21 @@ impl RolloutRole {
             }
             self.exchange_routes(actor, &requests, completions.as_deref().unwrap_or_default())?;
         }
-        let own = completions.map(|completions| {
+        let local_groups = completions.map(|completions| {
             let sampled = own_idxs.into_iter().zip(completions);
             sampled.filter(|(prompt_idx, _)| assignment.judge_of(*prompt_idx) == rank).collect()
         });
         // Ranks of a tensor-parallel group preempt alike: one of them counts.
         let is_counted = rank.is_multiple_of(num_shards);
         let cost = if is_counted { cost_of(self.engine.borrow().stats()) } else { SamplingCost::default() };
-        Ok(Sampled { prompts: prompts.to_vec(), own, pending_rewards, assignment, policy_version, cost })
+        Ok(Sampled {
+            prompts: prompts.to_vec(),
+            local_groups,
+            pending_rewards,
+            assignment,
+            policy_version,
+            cost,
+        })
     }
 
     /// Exchanges the routers' choices for the first completion of each request, with which the actor compares

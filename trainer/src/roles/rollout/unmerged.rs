@@ -63,7 +63,7 @@ impl RolloutWeights {
         pack_options: &PackOptions,
         digest_cache: &mut DigestCache,
     ) -> Result<Option<(Self, usize)>, EngineError> {
-        let digest = WeightDigest::of_known(policy, digest_cache)?;
+        let digest = WeightDigest::with_cache(policy, digest_cache)?;
         if !has_base(policy, &digest, &self.digest)? {
             return Ok(None);
         }
@@ -150,7 +150,7 @@ impl PackedLayer {
         let width = |product: usize| {
             let (_, local) = &parts[product];
             let own = local.dims()[0].count();
-            (if product < 3 { own / layout.own * layout.filled } else { own }) as i64
+            (if product < 3 { own / layout.width * layout.padded_width } else { own }) as i64
         };
         let mut of = |range: Range<usize>| {
             // Padded or reordered heads are found by the index of their product.

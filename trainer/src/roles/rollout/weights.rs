@@ -93,12 +93,12 @@ impl RolloutWeights {
         if is_unmerged {
             unmerged::check(decoder).map_err(failed("the adapter".into()))?;
         }
-        let digest = WeightDigest::of_known(policy, digest_cache)?;
+        let digest = WeightDigest::with_cache(policy, digest_cache)?;
         let sharding =
             TpSharding::new(ranks.as_ref().map_or(AxisPlace::ALONE, |ranks| ranks.place()), &decoder.config);
         let dim_order = decoder.ropes.dim_order();
         let head_layout = PaddedHeads::on(decoder.device(), decoder.config.head_dim, dim_order);
-        let shard = ModelConfig { head_dim: head_layout.filled, ..sharding.config() };
+        let shard = ModelConfig { head_dim: head_layout.padded_width, ..sharding.config() };
         let arena = WeightArena::new(packed_bytes(decoder.device(), kind, &shard))
             .map_err(failed("the packed weights".into()))?;
         let mut packer = Packer { policy, kind, sharding, head_layout, rows_hint, is_unmerged, arena };

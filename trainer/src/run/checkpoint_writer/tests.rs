@@ -21,7 +21,7 @@ fn weight(step: u64) -> Tensor {
 }
 
 fn parts(ranks: &Ranks, step: u64) -> Vec<CheckpointShard> {
-    let whole = CheckpointShard::whole("weight".into(), weight(step));
+    let whole = CheckpointShard::full("weight".into(), weight(step));
     split_between_copies(vec![whole], ranks.rank(), ranks.size())
 }
 
@@ -132,7 +132,7 @@ fn changes_after_the_start_of_a_save_are_not_in_the_checkpoint() {
     let (ranks, mut store) = (Ranks::alone(), store(&Ranks::alone(), dir.path()));
     let mut writer = CheckpointWriter::prepare(&ranks, &store).unwrap();
     let values = weight(4);
-    let part = CheckpointShard::whole("weight".into(), values.shallow_clone());
+    let part = CheckpointShard::full("weight".into(), values.shallow_clone());
     writer.begin(&ranks, &store, 4, json!({ "step": 4 }), Some(vec![part])).unwrap();
     let _ = values.shallow_clone().fill_(0.0);
     assert!(!dir.path().join("step-000004").exists());
@@ -147,7 +147,7 @@ fn ranks_without_access_to_the_leader_s_folder_send_it_their_tensors() {
         let dir = if ranks.rank() == 2 { elsewhere.path() } else { dir.path() };
         let mut store = store(&ranks, dir);
         let mut writer = CheckpointWriter::prepare(&ranks, &store).unwrap();
-        let all = vec![CheckpointShard::whole("weight".into(), weight(1))];
+        let all = vec![CheckpointShard::full("weight".into(), weight(1))];
         let parts = ranks.is_leader().then_some(all);
         writer.begin(&ranks, &store, 1, json!({ "step": 1 }), parts).unwrap();
         writer.settle(&ranks, &mut store, Wait::UntilWritten).unwrap();

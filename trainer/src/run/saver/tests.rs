@@ -17,7 +17,7 @@ fn saver(dir: &Path) -> Saver {
 
 fn save(saver: &mut Saver, step: u64, reward: f64) -> Result<(), TrainError> {
     saver.best.take(StepReward { step, reward });
-    let weight = CheckpointShard::whole("weight".into(), Tensor::zeros([2], (Kind::Float, Device::Cpu)));
+    let weight = CheckpointShard::full("weight".into(), Tensor::zeros([2], (Kind::Float, Device::Cpu)));
     saver.begin((0, step), json!({ "step": step }), Some(vec![weight]))?;
     saver.settle(Wait::UntilWritten)
 }

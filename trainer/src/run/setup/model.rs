@@ -206,7 +206,7 @@ pub(super) fn reference_copy_options(
     let mesh = meshes.reference.clone();
     let keeps_master = spec.algorithm.reference_sync.is_some();
     let is_offloaded = spec.training.reference_is_offloaded();
-    CopyOptions { compute, mesh, keeps_master, ..CopyOptions::to(folder.root(), is_offloaded) }
+    CopyOptions { compute, mesh, keeps_master, ..CopyOptions::in_folder(folder.root(), is_offloaded) }
 }
 
 /// FSDP meshes of the roles other than the actor; `None` where every rank holds the full role. They are

@@ -171,7 +171,7 @@ impl Layout {
             let part = &parts[idx];
             let end = offset + part.range.len() as u64 * dtype::num_bytes(dtypes[idx]);
             // A part of a tensor is stored as a flat list; its position in the tensor is in the manifest.
-            let shape = if part.is_whole() { part.shape().to_vec() } else { vec![part.range.len() as i64] };
+            let shape = if part.is_full() { part.shape().to_vec() } else { vec![part.range.len() as i64] };
             let info = TensorInfo {
                 dtype: dtypes[idx],
                 shape: shape.into_iter().map(|len| len as usize).collect(),

@@ -27,7 +27,7 @@ pub struct CheckpointShard {
 
 impl CheckpointShard {
     /// Creates the part that is a full tensor.
-    pub fn whole(name: String, values: Tensor) -> Self {
+    pub fn full(name: String, values: Tensor) -> Self {
         Self { name, local: LocalTensor::full(&values.size()), range: 0..values.numel(), values }
     }
 
@@ -47,7 +47,7 @@ impl CheckpointShard {
     }
 
     /// Whether the part is the full tensor.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.values.size() == self.shape()
     }
 
@@ -107,11 +107,11 @@ mod tests {
     fn parts() -> Vec<CheckpointShard> {
         let numbers = |len: i64| Tensor::arange(len, (Kind::Float, Device::Cpu));
         let mut parts = vec![
-            CheckpointShard::whole("large".into(), numbers(60_001).view([1, 60_001])),
-            CheckpointShard::whole("scalar".into(), Tensor::from(7_i64)),
-            CheckpointShard::whole("nothing".into(), numbers(0)),
+            CheckpointShard::full("large".into(), numbers(60_001).view([1, 60_001])),
+            CheckpointShard::full("scalar".into(), Tensor::from(7_i64)),
+            CheckpointShard::full("nothing".into(), numbers(0)),
         ];
-        parts.extend((0..9).map(|idx| CheckpointShard::whole(format!("small {idx}"), numbers(100))));
+        parts.extend((0..9).map(|idx| CheckpointShard::full(format!("small {idx}"), numbers(100))));
         let local = LocalTensor::full(&[4, 100_000]);
         let piece = TensorSlice { name: "piece", local: &local, range: 50..350_000 };
         parts.push(CheckpointShard::of(&piece, &numbers(349_950)));

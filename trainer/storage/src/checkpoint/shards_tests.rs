@@ -30,7 +30,7 @@ fn tensors(step: u64) -> Vec<(String, Tensor)> {
 
 fn parts(writer_idx: usize, step: u64) -> Vec<CheckpointShard> {
     let (pieces, alike): (Vec<_>, Vec<_>) = tensors(step).into_iter().partition(|(name, _)| name == "pieces");
-    let alike = alike.into_iter().map(|(name, tensor)| CheckpointShard::whole(name, tensor)).collect();
+    let alike = alike.into_iter().map(|(name, tensor)| CheckpointShard::full(name, tensor)).collect();
     let mut parts = split_between_copies(alike, writer_idx, NUM_WRITERS);
     let range = [0..23, 23..47, 47..70][writer_idx].clone();
     let values = pieces[0].1.view(-1).narrow(0, range.start as i64, range.len() as i64);
@@ -168,7 +168,7 @@ fn ranks_that_disagree_on_a_tensor_do_not_make_a_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = CheckpointStore::open(dir.path(), 3).unwrap();
     store.begin(1).unwrap();
-    let of_shape = |shape: &[i64]| vec![CheckpointShard::whole("weight".into(), numbers(shape, 1))];
+    let of_shape = |shape: &[i64]| vec![CheckpointShard::full("weight".into(), numbers(shape, 1))];
     let shards = [&[2, 3][..], &[3, 2]].into_iter().enumerate();
     let shards = shards.map(|(idx, shape)| store.write(1, idx, of_shape(shape)).unwrap().complete().unwrap());
     let shards = shards.collect();

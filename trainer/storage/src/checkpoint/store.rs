@@ -195,7 +195,7 @@ impl CheckpointStore {
     pub fn save(&mut self, step: u64, content: &CheckpointContent) -> Result<Saved, CheckpointError> {
         let tensors = content.tensors.iter();
         let parts: Vec<CheckpointShard> = tensors
-            .map(|(name, tensor)| CheckpointShard::whole(name.clone(), tensor.shallow_clone()))
+            .map(|(name, tensor)| CheckpointShard::full(name.clone(), tensor.shallow_clone()))
             .collect();
         self.begin(step)?;
         let written = self.write(step, 0, parts).and_then(UnsyncedShard::complete);

@@ -133,7 +133,7 @@ pub struct MarkSeen<'a> {
     /// Row of each token, i32 `[n]`.
     pub rows: &'a Tensor,
     /// Bit set of seen tokens for each row, i32 `[rows, ceil(vocabulary / 32)]`.
-    pub seen: &'a Tensor,
+    pub seen_tokens: &'a Tensor,
 }
 
 #[repr(C)]
@@ -153,12 +153,12 @@ impl MarkSeen<'_> {
     /// When shapes, dtypes or devices do not fit.
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("mark_seen");
-        let [num_rows, words] = operands.sizes("seen", self.seen)?;
+        let [num_rows, words] = operands.sizes("seen_tokens", self.seen_tokens)?;
         let [count] = operands.sizes("tokens", self.tokens)?;
         let arguments = MarkArguments {
             tokens: operands.address("tokens", self.tokens, Kind::Int, &[count])?,
             rows: operands.address("rows", self.rows, Kind::Int, &[count])?,
-            seen: operands.address("seen", self.seen, Kind::Int, &[num_rows, words])?,
+            seen: operands.address("seen_tokens", self.seen_tokens, Kind::Int, &[num_rows, words])?,
             count,
             num_rows: num_rows as i32,
             words: words as i32,

@@ -56,7 +56,7 @@ pub struct Sample<'a> {
     pub steps: &'a Tensor,
     /// Bit set of the tokens that occurred, i32 `[rows, ceil(vocabulary / 32)]`
     /// ([`MarkSeen`](super::MarkSeen)); the drawn token's bit is set. `None` if no row has a penalty.
-    pub seen: Option<&'a Tensor>,
+    pub seen_tokens: Option<&'a Tensor>,
     /// Token ids that no row draws, at most four.
     pub banned: &'a [u32],
     /// Workspace, f32, at least [`sampling_workspace_bytes`] / 4 elements.
@@ -133,7 +133,7 @@ impl Sample<'_> {
                 &[rows, SAMPLING_ROW_WORDS as i64],
             )?,
             steps: operands.address("steps", self.steps, Kind::Int, &[rows])?,
-            seen: operands.address_or_null("seen", self.seen, Kind::Int, &[rows, words])?,
+            seen: operands.address_or_null("seen_tokens", self.seen_tokens, Kind::Int, &[rows, words])?,
             chunk_sums: workspace,
             parts: behind(pieces[0]),
             probs: behind(pieces[0] + pieces[1]),

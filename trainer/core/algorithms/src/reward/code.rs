@@ -72,7 +72,7 @@ pub struct Program {
 
 impl Program {
     /// Returns the code and its assertion as one program, whose exit code says whether it passes.
-    pub fn whole(&self) -> String {
+    pub fn with_assertion(&self) -> String {
         match &self.assertion {
             Some(assertion) => format!("{}\n{assertion}\n", self.code),
             None => self.code.clone(),
@@ -262,7 +262,7 @@ mod tests {
     fn an_assertion_runs_after_the_code() {
         let tests = CodeTests::parse(&json!(["assert f() == 1", "assert f() == 2"])).unwrap();
         let programs = tests.programs("def f(): return 1", 5);
-        let whole: Vec<String> = programs.iter().map(Program::whole).collect();
+        let whole: Vec<String> = programs.iter().map(Program::with_assertion).collect();
         assert_eq!(whole, ["def f(): return 1\nassert f() == 1\n", "def f(): return 1\nassert f() == 2\n"]);
     }
 

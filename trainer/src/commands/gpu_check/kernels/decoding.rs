@@ -227,7 +227,7 @@ fn sampling<'a>(kernels: &'a Kernels, [rows, vocabulary]: [i64; 2], params: &Sam
                 logits: &logits,
                 params: &words,
                 steps: &steps,
-                seen: None,
+                seen_tokens: None,
                 banned: &[],
                 workspace: &workspace,
                 tokens: &tokens,

@@ -100,7 +100,7 @@ fn seen(kernels: &Kernels, [rows, prompt_len, vocabulary]: [i64; 3]) -> Case<'_>
         shape: vec![rows, prompt_len, vocabulary],
         cost: Cost::Bytes(16 * rows * prompt_len),
         launch: Box::new(move || {
-            Ok(MarkSeen { tokens: &tokens, rows: &rows_of_tokens, seen: &seen }.launch(kernels)?)
+            Ok(MarkSeen { tokens: &tokens, rows: &rows_of_tokens, seen_tokens: &seen }.launch(kernels)?)
         }),
         result: Box::new(move || result.copy()),
         truth: wide(&on_gpu(&bits).view([rows, words])),

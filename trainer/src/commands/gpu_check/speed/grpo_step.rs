@@ -89,7 +89,7 @@ fn lacks_memory(config: &ModelConfig) -> Result<Option<String>, Failure> {
 
 fn times(config: &ModelConfig, load: GrpoLoad) -> Result<GrpoTimes, Failure> {
     let (actor, folder) = (actor(config)?, tempfile::tempdir()?);
-    let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::to(folder.path(), false))?;
+    let reference = FrozenPolicy::copy_of(&actor, &CopyOptions::in_folder(folder.path(), false))?;
     let mut workload = GrpoWorkload::new(actor, Some(reference), load);
     workload.step()?;
     let rounds = (0..ROUNDS).map(|_| workload.step()).collect::<Result<Vec<_>, _>>()?;

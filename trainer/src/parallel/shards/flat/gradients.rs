@@ -9,7 +9,7 @@ use super::{FlatParameter, Parameter};
 #[derive(Debug, Default)]
 pub(super) struct Gradients {
     /// Gradient of the unsharded buffer, `[padded_len]`, while a backward pass adds to it.
-    pub(super) whole: Option<Tensor>,
+    pub(super) unsharded: Option<Tensor>,
     /// This rank's shard of the gradient, `[shard_len]`, summed over all passes so far.
     pub(super) shard: Option<Tensor>,
 }
@@ -23,13 +23,13 @@ impl FlatParameter {
         for Parameter { leaf, place, .. } in &self.parameters {
             rlt_torch::set_grad(leaf, Some(&place.in_whole(&whole)));
         }
-        self.gradients.borrow_mut().whole = Some(whole);
+        self.gradients.borrow_mut().unsharded = Some(whole);
     }
 
     /// Takes the unsharded gradient, `[padded_len]`, from the leaves; `None` if it is this rank's own shard
     /// already.
     pub(in crate::parallel::shards) fn take_gradient(&self) -> Option<Tensor> {
-        let whole = self.gradients.borrow_mut().whole.take()?;
+        let whole = self.gradients.borrow_mut().unsharded.take()?;
         self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));
         (!self.is_whole()).then_some(whole)
     }

@@ -35,7 +35,7 @@ impl FlatParameter {
     ) -> Result<Tensor, RankError> {
         let mut joined = own.shallow_clone();
         for (axis, shards) in place.layout.shards() {
-            if let Some(group) = ranks.along(axis) {
+            if let Some(group) = ranks.group_along(axis) {
                 joined = gather_dim(&joined, shards, group)?;
             }
         }

@@ -29,7 +29,7 @@ impl FlatParameter {
             let mut expected =
                 Tensor::from_slice(&[digest(&own.detach().contiguous().view(-1))?.cast_signed()]);
             for (axis, _) in place.layout.shards() {
-                if let Some(group) = ranks.along(axis) {
+                if let Some(group) = ranks.group_along(axis) {
                     expected = group.all_gather(&expected)?.view(-1);
                 }
             }

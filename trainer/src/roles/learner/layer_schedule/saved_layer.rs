@@ -12,7 +12,7 @@ use crate::parallel::{LayerPass, RankError};
 /// A saved layer, on the device or offloaded.
 #[derive(Debug)]
 pub(super) enum SavedLayer<'a> {
-    Here(SavedState<'a>),
+    Resident(SavedState<'a>),
     Offloaded { input_td: Offloaded, wants_gradient: bool },
 }
 
@@ -27,7 +27,7 @@ pub(super) enum SavedState<'a> {
 
 /// A saved layer whose input is being prefetched.
 pub(super) enum Prefetched<'a> {
-    Here(SavedState<'a>),
+    Resident(SavedState<'a>),
     Prefetch { input_td: Prefetch, wants_gradient: bool },
 }
 
@@ -37,7 +37,7 @@ impl<'a> SavedLayer<'a> {
         input_td: Tensor,
         storage: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {
-        let Some(storage) = storage else { return Ok(Self::Here(SavedState::Input(input_td))) };
+        let Some(storage) = storage else { return Ok(Self::Resident(SavedState::Input(input_td))) };
         let wants_gradient = input_td.requires_grad();
         let input_td = storage.offload(&input_td.detach().contiguous()).map_err(RankError::Activations)?;
         Ok(Self::Offloaded { input_td, wants_gradient })
@@ -46,7 +46,7 @@ impl<'a> SavedLayer<'a> {
     /// Starts to prefetch the layer's input to the device.
     pub(super) fn prefetch(self) -> Result<Prefetched<'a>, RankError> {
         Ok(match self {
-            Self::Here(held) => Prefetched::Here(held),
+            Self::Resident(held) => Prefetched::Resident(held),
             Self::Offloaded { input_td, wants_gradient } => {
                 let input_td = input_td.prefetch_new().map_err(RankError::Activations)?;
                 Prefetched::Prefetch { input_td, wants_gradient }
@@ -59,7 +59,7 @@ impl<'a> Prefetched<'a> {
     /// Waits for the layer's input on the device.
     pub(super) fn wait(self) -> Result<SavedState<'a>, RankError> {
         Ok(match self {
-            Self::Here(held) => held,
+            Self::Resident(held) => held,
             Self::Prefetch { input_td, wants_gradient } => {
                 let input_td = input_td.wait().map_err(RankError::Activations)?;
                 SavedState::Input(input_td.set_requires_grad(wants_gradient))

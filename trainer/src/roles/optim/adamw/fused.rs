@@ -13,7 +13,7 @@ use super::{AdamWOptions, Clipped, OptimError, Parameter};
 impl Parameter {
     /// Whether one launch may update the parameter together with others: its moments must be on the device.
     pub(super) fn is_fusible(&self) -> bool {
-        self.has_kernel() && matches!(self.moments, Moments::Here(_))
+        self.has_kernel() && matches!(self.moments, Moments::Resident(_))
     }
 
     /// Whether our kernel can update the parameter: a dense f32 master on a GPU.
@@ -88,7 +88,7 @@ struct Operands {
 
 impl Operands {
     fn of(parameter: &Parameter, options: &AdamWOptions) -> Option<Self> {
-        let Moments::Here(moments) = &parameter.moments else { return None };
+        let Moments::Resident(moments) = &parameter.moments else { return None };
         Some(Self {
             leaf: parameter.leaf.detach(),
             gradient: parameter.leaf.grad(),

@@ -9,13 +9,13 @@ pub(super) const NAMES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 /// Moments of a parameter, on the device or offloaded.
 #[derive(Debug)]
 pub(super) enum Moments {
-    Here([Tensor; 2]),
+    Resident([Tensor; 2]),
     Offloaded([Offloaded; 2]),
 }
 
 /// Moments on the device, or being prefetched to it.
 pub(super) enum Prefetched {
-    Here([Tensor; 2]),
+    Resident([Tensor; 2]),
     Prefetch([Prefetch; 2]),
 }
 
@@ -26,7 +26,7 @@ impl Moments {
             Tensor::f_zeros(leaf.size(), (Kind::Float, leaf.device()))
                 .map_err(|source| Error::Libtorch { act: "allocating moments", message: source.to_string() })
         };
-        let Some(storage) = storage else { return Ok(Self::Here([zeros()?, zeros()?])) };
+        let Some(storage) = storage else { return Ok(Self::Resident([zeros()?, zeros()?])) };
         let zeros = zeros()?;
         Ok(Self::Offloaded([storage.offload(&zeros)?, storage.offload(&zeros)?]))
     }
@@ -34,7 +34,7 @@ impl Moments {
     /// Starts the prefetch of the moments.
     pub(super) fn prefetch(&self) -> Result<Prefetched, Error> {
         Ok(match self {
-            Self::Here(moments) => Prefetched::Here(moments.each_ref().map(Tensor::shallow_clone)),
+            Self::Resident(moments) => Prefetched::Resident(moments.each_ref().map(Tensor::shallow_clone)),
             Self::Offloaded([one, other]) => {
                 Prefetched::Prefetch([one.prefetch_new()?, other.prefetch_new()?])
             }
@@ -44,7 +44,7 @@ impl Moments {
     /// Writes moments from [`Prefetched::wait`], which have changed since, back to offload storage.
     pub(super) fn put_back(&self, changed: &[Tensor; 2]) -> Result<(), Error> {
         match self {
-            Self::Here(_) => Ok(()),
+            Self::Resident(_) => Ok(()),
             Self::Offloaded(offloaded) => {
                 offloaded.iter().zip(changed).try_for_each(|(offloaded, changed)| offloaded.write(changed))
             }
@@ -64,7 +64,7 @@ impl Moments {
     /// The moments in place, to be read: offloaded ones take memory of the host while they are read.
     pub(super) fn in_place(&self) -> Result<[Tensor; 2], Error> {
         Ok(match self {
-            Self::Here(moments) => moments.each_ref().map(Tensor::shallow_clone),
+            Self::Resident(moments) => moments.each_ref().map(Tensor::shallow_clone),
             Self::Offloaded([one, other]) => [one.in_place()?, other.in_place()?],
         })
     }
@@ -74,7 +74,7 @@ impl Prefetched {
     /// Waits for the moments on the device, to be read and written.
     pub(super) fn wait(self) -> Result<[Tensor; 2], Error> {
         Ok(match self {
-            Self::Here(moments) => moments,
+            Self::Resident(moments) => moments,
             Self::Prefetch([one, other]) => [one.wait()?, other.wait()?],
         })
     }

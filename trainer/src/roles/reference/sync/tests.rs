@@ -89,7 +89,8 @@ struct Keeping {
 fn follow(keeping: Keeping, ranks: &Ranks, folder: &Path) -> [BTreeMap<String, Vec<u32>>; 2] {
     let Keeping { dp_shard, own_dp_shard, is_offloaded, compute } = keeping;
     let mesh = own_dp_shard.map(|degree| Rc::new(ranks.on_mesh(degree).unwrap()));
-    let copy_options = CopyOptions { keeps_master: true, mesh, ..CopyOptions::to(folder, is_offloaded) };
+    let copy_options =
+        CopyOptions { keeps_master: true, mesh, ..CopyOptions::in_folder(folder, is_offloaded) };
     let followed = actor(7, compute, ranks, dp_shard);
     let reference = FrozenPolicy::copy_of(&followed, &copy_options).unwrap();
     overwrite(&followed, &decoder(8, compute));

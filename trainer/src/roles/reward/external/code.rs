@@ -104,7 +104,7 @@ impl CodeServer {
         let CodeRewardSpec { language, run_seconds, memory_mib, .. } = &self.options;
         let question = || {
             Ok(json!({
-                "code": program.whole(),
+                "code": program.with_assertion(),
                 "stdin": program.stdin,
                 "language": language,
                 "compile_timeout": run_seconds,

@@ -56,7 +56,7 @@ impl BatchStateLayout {
     }
 
     /// Offset of the seen tokens `[max_rows, seen_words]`.
-    pub(super) fn seen(&self) -> usize {
+    pub(super) fn seen_tokens(&self) -> usize {
         self.tables() + self.max_rows * self.max_blocks
     }
 
@@ -64,7 +64,7 @@ impl BatchStateLayout {
     /// that is not 0 once this rank wants to end, and for each layer with experts a digest of each row's
     /// choices.
     pub(super) fn drawn(&self) -> usize {
-        self.seen() + self.max_rows * self.seen_words
+        self.seen_tokens() + self.max_rows * self.seen_words
     }
 
     pub(super) fn num_drawn_words(&self) -> usize {
@@ -251,7 +251,7 @@ impl BatchState {
         for (idx, block) in sequence.block_table().enumerate() {
             changes.write(layout.tables() + row * layout.max_blocks + idx, block as i32);
         }
-        let seen = |row: usize| layout.seen() + row * layout.seen_words;
+        let seen = |row: usize| layout.seen_tokens() + row * layout.seen_words;
         match fed {
             InputToken::In(other) => {
                 (0..layout.seen_words).for_each(|word| changes.copy(seen(row) + word, seen(other) + word))

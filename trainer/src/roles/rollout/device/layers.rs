@@ -86,7 +86,7 @@ pub(super) struct ModelInput {
     pub(super) has_axes: bool,
     /// Cache slots that the rows' keys and values are written to, i32 `[rows]`.
     pub(super) slots: Tensor,
-    pub(super) seen: AttentionInputs,
+    pub(super) attention: AttentionInputs,
     /// Outputs for digests of the routers' choices, i32 `[rows]` for each layer with experts; empty if they
     /// are not recorded.
     pub(super) routes: Vec<Tensor>,
@@ -146,7 +146,7 @@ impl<'a> Model<'a> {
         let rotary_tables = unpacked.ropes.frequencies().iter();
         let rotary_tables: Vec<RotaryTable> =
             rotary_tables.map(|of| (layout.pairs(&of.per_pair), of.attention_factor)).collect();
-        let nothing = Tensor::zeros([layout.filled as i64 / 2], (Kind::Float, unpacked.device()));
+        let nothing = Tensor::zeros([layout.padded_width as i64 / 2], (Kind::Float, unpacked.device()));
         let has_all = unpacked.config.tie_word_embeddings && peers.is_none();
         let tied = weights.head().plain_weight().filter(|_| has_all);
         Self {
@@ -221,11 +221,11 @@ impl<'a> Model<'a> {
         let options = (unpacked.compute_kind(), self.kernels.device());
         let empty = |width: usize| Tensor::empty([rows as i64, width as i64], options);
         let is_beside = self.weights.largest_beside(|_| 1).is_some();
-        let is_padded = is_beside && layout.own != layout.filled;
+        let is_padded = is_beside && layout.width != layout.padded_width;
         Workspace {
             numbers: self.dequantized.as_ref().map(Tensor::shallow_clone),
             inner: self.weights.largest_beside(DeviceProduct::num_ranks).map(empty),
-            heads: is_padded.then(|| empty(self.weights.shard.num_heads * layout.own)),
+            heads: is_padded.then(|| empty(self.weights.shard.num_heads * layout.width)),
         }
     }
 
@@ -367,7 +367,7 @@ impl<'a> Model<'a> {
         let (Some([q_norm, k_norm]), Some(keys)) = (&norms.heads, &buffers.keys) else { return Ok(()) };
         let layout = &self.weights.head_layout;
         // Padded heads contain zeros, which the mean of the kernel includes.
-        let eps = self.config().rms_norm_eps * layout.own as f64 / layout.filled as f64;
+        let eps = self.config().rms_norm_eps * layout.width as f64 / layout.padded_width as f64;
         let queries = buffers.queries.flatten(1, 2);
         let mut start = 0;
         for (heads, norm) in [(&queries, q_norm), (keys, k_norm)] {
@@ -418,7 +418,7 @@ impl<'a> Model<'a> {
         }
         .launch(&self.kernels)?;
         let (q, k_cache, v_cache) = (&buffers.queries, &cache.keys, &cache.values);
-        match (&inputs.seen, &buffers.paged) {
+        match (&inputs.attention, &buffers.paged) {
             (AttentionInputs::Gathered(segments), _) => {
                 cached_attention(q, k_cache, v_cache, segments, scale, window)
             }
@@ -466,7 +466,7 @@ impl Norms {
         let (layout, config) = (&weights.head_layout, &weights.unpacked.config);
         // A mean over padded heads is smaller; see `norm_over_heads`.
         let factor = match config.qk_norm {
-            QkNorm::AllHeads => (layout.own as f64 / layout.filled as f64).sqrt(),
+            QkNorm::AllHeads => (layout.width as f64 / layout.padded_width as f64).sqrt(),
             _ => 1.0,
         };
         let of_heads =

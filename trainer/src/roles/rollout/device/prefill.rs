@@ -47,7 +47,7 @@ impl CudaRunner<'_> {
             images: self.images.placed_features(&self.model.weights.unpacked, &spans),
             has_axes,
             slots,
-            seen: AttentionInputs::Gathered(seen),
+            attention: AttentionInputs::Gathered(seen),
             routes: Vec::new(),
         })
     }

@@ -90,7 +90,8 @@ impl DeviceProduct {
         scale: f64,
     ) -> Result<Self, Error> {
         let reads_heads = shards.iter().any(|(product, ..)| *product == OUTPUT);
-        let padded = (layout.own != layout.filled).then_some([layout.own as i64, layout.filled as i64]);
+        let padded = (layout.width != layout.padded_width)
+            .then_some([layout.width as i64, layout.padded_width as i64]);
         let mut product = Self {
             parts: Vec::new(),
             bases: Vec::new(),

@@ -49,7 +49,7 @@ fn folders(store: &Arc<InMemory>) -> Vec<String> {
 }
 
 fn save_and_copy(store: &Arc<InMemory>, dir: &FilePath, keep: usize, steps: &[u64]) {
-    let uploads = Uploads::to(remote(store), keep, &this_run()).unwrap();
+    let uploads = Uploads::with_remote(remote(store), keep, &this_run()).unwrap();
     let mut checkpoints = CheckpointStore::open(dir, 100).unwrap();
     for &step in steps {
         let saved = checkpoints.save(step, &content(step)).unwrap();
@@ -172,7 +172,7 @@ fn a_local_checkpoint_that_does_not_fit_its_manifest_is_never_copied_as_whole() 
     let mut bytes = fs::read(&shard).unwrap();
     bytes[9000] ^= 1;
     fs::write(&shard, bytes).unwrap();
-    let uploads = Uploads::to(remote(&store), 3, &this_run()).unwrap();
+    let uploads = Uploads::with_remote(remote(&store), 3, &this_run()).unwrap();
     uploads.request(1, &saved.path);
     let error = failure_of(&uploads);
     assert!(error.contains("is not what its manifest says"), "{error}");
@@ -237,7 +237,7 @@ fn a_pipe_in_a_folder_of_copies_is_skipped_as_a_damaged_copy_and_never_opened() 
     for manifest in [&old, &new] {
         replace_by_pipe(manifest);
     }
-    let uploads = Uploads::to(RemoteStore::open(&uri).unwrap(), 1, &this_run()).unwrap();
+    let uploads = Uploads::with_remote(RemoteStore::open(&uri).unwrap(), 1, &this_run()).unwrap();
     uploads.request(2, &here.path().join("step-000002"));
     uploads.finish(PATIENCE).unwrap();
     let there = tempfile::tempdir().unwrap();
@@ -307,7 +307,7 @@ fn copies_of_another_run_are_neither_fetched_nor_removed_nor_overwritten() {
         assert_refused(runtime.block_on(clear_at(&remote(&store), &other, None)), said);
         let earlier = run_named("three", "1e-4");
         assert_refused(runtime.block_on(clear_at(&remote(&store), &other, Some(&earlier))), said);
-        let uploads = Uploads::to(remote(&store), 1, &other).unwrap();
+        let uploads = Uploads::with_remote(remote(&store), 1, &other).unwrap();
         let saved = CheckpointStore::open(there.path(), 9).unwrap().save(9, &content(9)).unwrap();
         uploads.request(9, &saved.path);
         assert_refused(uploads.finish(PATIENCE), said);
@@ -346,7 +346,7 @@ fn a_copy_without_an_identity_is_fetched_and_one_of_another_run_is_not_whatever_
     let tensors = content(2).tensors;
     let mut checkpoints = CheckpointStore::open(here.path(), 9).unwrap();
     let saved = checkpoints.save(2, &CheckpointContent { tensors, state: other }).unwrap();
-    let uploads = Uploads::to(remote(&store), 2, &this_run()).unwrap();
+    let uploads = Uploads::with_remote(remote(&store), 2, &this_run()).unwrap();
     uploads.request(2, &saved.path);
     uploads.finish(PATIENCE).unwrap();
     let fetched = runtime().unwrap().block_on(fetch_from(&remote(&store), &this_run(), there.path(), None));
@@ -369,7 +369,7 @@ fn the_copy_of_the_best_checkpoint_stays_until_a_better_one_has_its_own() {
     let (store, here) = (Arc::new(InMemory::new()), tempfile::tempdir().unwrap());
     let mut checkpoints = CheckpointStore::open(here.path(), 100).unwrap();
     let mut save = |step: u64| checkpoints.save(step, &content(step)).unwrap().path;
-    let uploads = Uploads::to(remote(&store), 1, &this_run()).unwrap();
+    let uploads = Uploads::with_remote(remote(&store), 1, &this_run()).unwrap();
     let best = save(1);
     uploads.request(1, &best);
     uploads.protect(1, &best);

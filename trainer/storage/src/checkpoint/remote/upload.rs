@@ -80,10 +80,14 @@ impl Uploads {
     /// # Errors
     /// [`CopyError`] for an invalid address; no request is sent yet.
     pub(in super::super) fn start(uri: &str, keep: usize, run: &RunIdentity) -> Result<Self, CopyError> {
-        Self::to(RemoteStore::open(uri)?, keep, run)
+        Self::with_remote(RemoteStore::open(uri)?, keep, run)
     }
 
-    pub(super) fn to(remote: RemoteStore, keep: usize, run: &RunIdentity) -> Result<Self, CopyError> {
+    pub(super) fn with_remote(
+        remote: RemoteStore,
+        keep: usize,
+        run: &RunIdentity,
+    ) -> Result<Self, CopyError> {
         let shared = Arc::new(Shared::default());
         let uploads = Self { shared: shared.clone(), sent: remote.sent(), uri: remote.uri().to_owned() };
         let runtime = runtime()?;

@@ -37,7 +37,7 @@ impl Rows {
         for row in 0..rows as i32 {
             let tokens: Vec<i32> = history.iter().map(|&token| token as i32).collect();
             let of_row = ints(&vec![row; tokens.len()]);
-            MarkSeen { tokens: &ints(&tokens), rows: &of_row, seen: &seen }.launch(kernels).unwrap();
+            MarkSeen { tokens: &ints(&tokens), rows: &of_row, seen_tokens: &seen }.launch(kernels).unwrap();
         }
         let steps = (0..rows as i32).collect();
         Self { logits, params, steps, seen, history, banned: Vec::new() }
@@ -62,7 +62,7 @@ impl Rows {
             logits: &self.logits,
             params: &Tensor::from_slice(&all).view([rows, SAMPLING_ROW_WORDS as i64]),
             steps: &ints(&self.steps),
-            seen: Some(&self.seen),
+            seen_tokens: Some(&self.seen),
             banned: &self.banned,
             workspace,
             tokens: &tokens,

@@ -99,7 +99,7 @@ fn seen_tokens_are_bits_of_their_row() {
     in_every_order(|kernels| {
         let seen = Tensor::zeros([3, 2], (Kind::Int, Device::Cpu));
         let (tokens, rows) = (ints(&[0, 31, 32, 5, 0, 64, 1]), ints(&[0, 0, 1, 2, 0, 1, -1]));
-        MarkSeen { tokens: &tokens, rows: &rows, seen: &seen }.launch(kernels).unwrap();
+        MarkSeen { tokens: &tokens, rows: &rows, seen_tokens: &seen }.launch(kernels).unwrap();
         assert_eq!(words(&seen), [i32::MIN | 1, 0, 0, 1, 32, 0]);
     });
 }

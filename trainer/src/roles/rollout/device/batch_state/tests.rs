@@ -181,14 +181,14 @@ fn the_seen_tokens_of_a_moved_row_move_with_it() {
     device.apply(&rows.follow(scheduler.running(), &of_request));
     let third = rows.rows_of(scheduler.running())[2];
     let seen = |device: &Device, row: usize| {
-        let first = layout.seen() + row * 2;
+        let first = layout.seen_tokens() + row * 2;
         device.state[first..first + 2].to_vec()
     };
     assert_eq!(seen(&device, third), [0, 3 << (40 - 32)]);
     scheduler.advance(&[(1, true), (1, true), (1, false)]);
     scheduler.schedule();
     // Only the device knows what it has marked meanwhile.
-    device.state[layout.seen() + third * 2] = 77;
+    device.state[layout.seen_tokens() + third * 2] = 77;
     device.apply(&rows.follow(scheduler.running(), &of_request));
     let moved = rows.rows_of(scheduler.running())[0];
     assert_eq!(moved, 0);
