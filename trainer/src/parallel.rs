@@ -54,7 +54,8 @@ pub(crate) use shards::copy_tensor_run;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
 pub use units::DecoderUnits;
 
-/// Maximum time that a rank waits for the others to start: a cluster may need minutes to resolve their names.
+/// Maximum time that a rank waits for the other ranks to start: a cluster may need minutes to resolve their
+/// names.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// This rank and its group. Clones share the group, in which all ranks call the same operations in the same
@@ -302,7 +303,7 @@ impl Ranks {
         work()
     }
 
-    /// Reports the error of this rank to the others; returns the report of the first rank that failed.
+    /// Reports the error of this rank to the other ranks; returns the report of the first rank that failed.
     pub fn report_failure(&self, cause: &str) -> Option<String> {
         let connection = self.lock();
         connection.rendezvous.as_ref().and_then(|rendezvous| rendezvous.report_failure(cause).ok())

@@ -90,7 +90,7 @@ fn check_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), ModelRe
     Err(ModelRefusal::Degree { field: "spec.workers.mesh.rolloutTp", degree, shared, expected })
 }
 
-/// Checks that `tp` ranks can have equal shards of every weight of a layer, and each a part of the
+/// Checks that `tp` ranks can have equal shards of every weight of a layer, and each a shard of the
 /// vocabulary.
 fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), ModelRefusal> {
     let (field, tp) = ("spec.workers.mesh.tp", spec.workers.mesh.tp);

@@ -1,5 +1,5 @@
-//! This rank's part of each parameter in training: the splits of [`ModelSharding`], for its places in a
-//! tensor-parallel and in an expert-parallel group. A decoder that is sharded holds its parts, so its passes
+//! This rank's shard of each parameter in training: the splits of [`ModelSharding`], for its index in a
+//! tensor-parallel and in an expert-parallel group. A decoder that is sharded holds its shards, so its passes
 //! are those of a full one. The exchange is in `parallel::layer`.
 
 use std::collections::BTreeMap;
@@ -117,12 +117,12 @@ pub(crate) struct OwnTokens {
 }
 
 impl Decoder {
-    /// Lets embedding, head and layers hold the parts that this rank has of them by `sharding`.
+    /// Lets embedding, head and layers hold this rank's shards of them by `sharding`.
     pub(crate) fn hold_shards(&self, sharding: &RankSharding) {
         if sharding.place.size == 1 {
             return;
         }
-        // The parameters of a decoder may be sharded in several steps, with the same parts in each.
+        // The parameters of a decoder may be sharded in several steps, with the same shards in each.
         let _ = self.token_shard.set(sharding.place.range(self.config.vocab_size));
         for (layer, products) in self.layers.iter().zip(&sharding.products) {
             let _ = layer.local_products.set(products.clone());

@@ -1,4 +1,4 @@
-//! Connection of this rank to the others, by which groups of ranks are made.
+//! Connection of this rank to the other ranks, by which groups of ranks are made.
 
 use rlt_torch::collectives::{Collectives, Rendezvous, SingleProcessGroup};
 

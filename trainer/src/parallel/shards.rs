@@ -55,7 +55,7 @@ pub struct ShardedParameters {
     layers: Vec<UnitParameters>,
     outer: UnitParameters,
     ranks: Rc<ProcessGroups>,
-    /// How parameters lie along the axes that split weights.
+    /// Placement of the parameters along the axes that split weights.
     sharding: RankSharding,
     /// File with the shards of a frozen model; `None` where shards can be written.
     offload_file: Option<TensorFile>,

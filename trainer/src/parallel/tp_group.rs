@@ -32,7 +32,7 @@ impl AxisGroup {
         Ok(all)
     }
 
-    /// Broadcasts the bytes of the first rank; those of the others are not read. The number of bytes is
+    /// Broadcasts the bytes of the first rank; those of the other ranks are not read. The number of bytes is
     /// exchanged first, and nothing else if it is 0.
     ///
     /// # Errors

@@ -6,9 +6,9 @@
 //!           continues
 //! settle    the files of all are complete -> the leader commits -> all know the result
 //! ```
-//! Every rank writes its shard if all ranks have access to the leader's folder; otherwise the others send
-//! their shards to the leader. At most one save is in flight. This module does not interpret the content of a
-//! checkpoint.
+//! Every rank writes its shard if all ranks have access to the leader's folder; otherwise the other ranks
+//! send their shards to the leader. At most one save is in flight. This module does not interpret the content
+//! of a checkpoint.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};

@@ -4,7 +4,7 @@
 //! checkpoints/
 //!   step-000020/
 //!     manifest.json              what is where: global shapes, byte offsets, SHA-256 of every file
-//!     shard-00000.safetensors    tensors or parts of them, a file a rank; any safetensors library reads it
+//!     shard-00000.safetensors    tensors or shards of them, a file a rank; any safetensors library reads it
 //!     state.json                 everything small: counters, random states, data position, controllers
 //! ```
 //!

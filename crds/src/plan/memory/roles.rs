@@ -31,7 +31,7 @@ pub(super) fn loading(
     let largest_tensor = model.tensors().iter().map(elements).max().unwrap_or(0);
     let read = 2 * FP32 * u64::from(READ_CHUNK_NUMBERS).min(largest_tensor);
     let quantizes = model.quantization.as_ref().is_some_and(|quantization| !quantization.is_stored);
-    // A weight is quantized in one piece, in the compute dtype.
+    // A weight is quantized at once, in the compute dtype.
     let quantized = if quantizes { frozen_width(spec) * model.largest_matrix() } else { 0 };
     let starts_from_error = spec.model.lora.as_ref().is_some_and(|lora| lora.init == LoraInit::Loftq);
     // Ranks exchange the matrices of the full adapter.

@@ -70,7 +70,7 @@ pub(super) fn taking_over(
 }
 
 /// Temporaries of packing: while a layer or the head is packed, its fused or cast original exists as well. An
-/// adapter is merged before the tensor-parallel shard is cut.
+/// adapter is merged before the tensor-parallel shard is taken.
 fn packing(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> MemoryTerm {
     let has_adapter = spec.model.lora.is_some();
     let original = if has_adapter { PackedWeights::full(model) } else { PackedWeights::new(spec, model) };

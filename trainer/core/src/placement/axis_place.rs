@@ -75,7 +75,7 @@ impl EvenSplit {
         shard * self.shard_len()..(shard + 1) * self.shard_len()
     }
 
-    /// The part of the range `wanted` that is in a shard, by its offsets in the buffer; may be empty.
+    /// The range `wanted` clipped to a shard, by its offsets in the buffer; may be empty.
     pub fn part_of(&self, wanted: &Range<usize>, shard: usize) -> Range<usize> {
         let own = self.range(shard);
         let start = wanted.start.clamp(own.start, own.end);

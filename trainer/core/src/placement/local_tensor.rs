@@ -72,7 +72,7 @@ impl DimShards {
 /// Placement of a parameter over the ranks of a group (DTensor's placements).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// Every rank has the parameter and computes its whole gradient.
+    /// Every rank has the parameter and computes its full gradient.
     Replicate,
     /// Every rank has some indices of one dimension, of the parameter and of its gradient.
     Shard(DimShards),

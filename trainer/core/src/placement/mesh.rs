@@ -8,13 +8,13 @@
 //!     replica 0        0       1        2       3
 //!     replica 1        4       5        6       7
 //! ```
-//! Ranks along `Sp` (0 and 1) form a sequence-parallel group and compute parts of the same tokens; other
+//! Ranks along `Sp` (0 and 1) form a sequence-parallel group and compute shards of the same tokens; other
 //! groups have other tokens. Ranks along `DpShard` (0 and 2) hold a replica of the model together, each a
 //! shard of it. Ranks along `DpReplicate` and `Sp` (0, 1, 4 and 5) hold the same parameters. Ranks along `Tp`
 //! are innermost, because they communicate the most.
 //!
 //! Expert parallelism arranges the ranks of a replica a second time, for the experts alone (torchtitan's `ep`
-//! and `efsdp`). Each `ep` neighbours have all experts together:
+//! and `efsdp`). Each `ep` consecutive ranks hold all experts together:
 //!
 //! ```text
 //! rank = ((replica * ep_shard + shard) * ep + place) * tp + ..        8 ranks, dp_shard 2, sp 2, ep 2:

@@ -41,7 +41,7 @@ pub enum LaunchError {
         /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A rank failed, and the others were ended with it.
+    /// A rank failed, and the other ranks were ended with it.
     #[error("{failed}{hint}")]
     Rank {
         /// Failure of the rank, with the launcher's exit code.

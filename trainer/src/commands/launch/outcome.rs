@@ -137,7 +137,7 @@ impl End {
 impl AttemptOutcome {
     /// Classifies the ends of all ranks of a machine, given in chronological order.
     pub fn of(ends: &[End]) -> Self {
-        // Also while a run is set up, where a rank ends without the others.
+        // Also while a run is set up, where a rank ends without the other ranks.
         let was_cut_by_signal = ends.iter().any(|end| end.success() == Some(ExitCode::Preempted));
         // A rank that lost a peer to a signal has not failed by itself either.
         let failed =

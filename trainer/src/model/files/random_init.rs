@@ -10,8 +10,8 @@ use tch::{TchError, Tensor, no_grad};
 use super::super::random::TensorRandom;
 
 /// Writes a run of weights, as transformers initialises them, over `values`, `[len]`: normal with the
-/// configuration's `initializer_range`, biases zero, norms the identity. A weight's numbers depend on `seed`,
-/// its name and their place in it.
+/// configuration's `initializer_range`, biases zero, norms the identity. A value depends on `seed`, the
+/// weight's name and the value's index in the weight.
 pub(in crate::model) fn draw_into(
     config: &ModelConfig,
     seed: u64,
@@ -38,7 +38,7 @@ pub(in crate::model) fn draw_into(
 /// Smallest number of values that a thread draws: fewer are not worth starting one.
 const MIN_THREAD_VALUES: usize = 1 << 14;
 
-/// Draws the values `range` of a tensor's random stream on all cores, each part by `draw`. A value depends
+/// Draws the values `range` of a tensor's random stream on all cores, each chunk by `draw`. A value depends
 /// only on its index in the stream, so the result does not depend on the number of threads.
 fn drawn(range: Range<usize>, draw: &(dyn Fn(Range<usize>) -> Vec<f32> + Sync)) -> Vec<f32> {
     let num_threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -117,7 +117,7 @@ impl Linear {
 
     /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`. Weights are cast for the product,
     /// and their gradients have the storage dtype. Without `dropout` nothing is dropped. The layer of a
-    /// tensor-parallel rank applies its shard to its part of the inputs.
+    /// tensor-parallel rank applies its shard to its local inputs.
     pub fn forward(&self, x: &Tensor, adapter: Adapter, dropout: Option<Dropout>) -> Tensor {
         let shard = self.shard();
         let base = || self.product(x, self.bias.as_ref().filter(|_| shard.adds_bias));
@@ -217,7 +217,7 @@ impl LoraPair {
         base.addmm_(&inner_of(&kept), &self.b.to_kind(kind).tr())
     }
 
-    /// [`Self::dropout_mask`] of `x`, or of the `part` of it that this rank has.
+    /// [`Self::dropout_mask`] of `x`, or of the range `part` of it that is local.
     fn mask_of(&self, x: &Tensor, name: &str, dropout: Dropout, part: Option<&DimRanges>) -> Tensor {
         let Some(DimRanges { len, ranges }) = part else { return self.dropout_mask(x, name, dropout) };
         let meta = Tensor::zeros([1], (x.kind(), x.device())).expand([x.size()[0], *len as i64], false);

@@ -7,7 +7,7 @@
 //! all-to-all      counts, then rows                           v             |
 //! local experts                                           received -> experts -> computed
 //! ```
-//! A rank without tokens takes part, because others have rows for its experts.
+//! A rank without tokens takes part, because other ranks have rows for its experts.
 //!
 //! A token's rows are summed in f32 in the order of its choices, on its own rank, as without expert
 //! parallelism. Only products differ, by rounding: libtorch's depend on the number of rows.

@@ -23,7 +23,7 @@ pub(super) struct FlatSlot {
     /// Indices of the parameter that are local.
     pub(super) local: LocalTensor,
     pub(super) part: Range<usize>,
-    /// How the parameter lies along the axes that split weights.
+    /// Placement of the parameter along the axes that split weights.
     pub(super) layout: ParameterLayout,
 }
 
@@ -40,7 +40,7 @@ impl FlatSlot {
         copy_tensor_run(&self.local_run(name), &own, local_shard);
     }
 
-    /// The local part of the full tensor `all`: a view, except where a dimension has several ranges.
+    /// The local values of the full tensor `all`: a view, except where a dimension has several ranges.
     fn local_part(&self, all: &Tensor) -> Tensor {
         let split = self.local.dims().iter().enumerate().filter(|(_, dim)| !dim.is_full());
         split.fold(all.detach(), |all, (dim, own)| of_ranges(&all, &own.ranges, dim as i64))

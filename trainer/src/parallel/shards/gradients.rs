@@ -65,7 +65,7 @@ impl ShardedParameters {
     }
 
     /// All-reduces, in one call, the gradients for which each rank along `axis`, those of `group`, has a
-    /// summand. They have the same places on all of its ranks.
+    /// summand. They have the same offsets on all of its ranks.
     fn sum_partial(&self, axis: Axis, group: &AxisGroup) -> Result<(), RankError> {
         let gradients: Vec<Tensor> = self.trained().flat_map(|flat| flat.partial_gradients(axis)).collect();
         if gradients.is_empty() {

@@ -25,8 +25,8 @@
 //!   backward   wait for the input, prefetch the previous one, compute again, then backward
 //! ```
 //! A rank without a micro-batch still takes part in every all-gather, because collectives need all ranks. In
-//! an expert-parallel group it also computes its experts for the others. [`crate::parallel::LayerPass`] has
-//! what ranks exchange inside a layer.
+//! an expert-parallel group it also computes its experts for the other ranks. [`crate::parallel::LayerPass`]
+//! has what ranks exchange inside a layer.
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 

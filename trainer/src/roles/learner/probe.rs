@@ -1,5 +1,5 @@
 //! A probe of sequence parallelism before the first step: the result of a group on a few tokens must equal
-//! the result of one rank on all of them. Attention over only a rank's own tokens would silently train
+//! the result of one rank on all of them. Attention over only a rank's local tokens would silently train
 //! another model.
 
 use rlt_core::mesh::AxisPlace;

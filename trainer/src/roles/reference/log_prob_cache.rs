@@ -98,7 +98,8 @@ impl LogProbCache {
         Ok(self.broadcast(kept)?.into_iter().map(f64::from).collect())
     }
 
-    /// The leader's part of [`Self::keep`]: known completions keep their first values, new ones are appended.
+    /// The leader's step of [`Self::keep`]: cached completions keep their first values, new ones are
+    /// appended.
     fn kept(&mut self, batch: &Batch, logprobs: &[f64]) -> Vec<f32> {
         let mut kept: Vec<f32> = Vec::with_capacity(logprobs.len());
         // The first range of each new completion of the batch; its order is the same in every run.

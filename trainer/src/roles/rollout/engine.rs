@@ -245,7 +245,7 @@ impl Engine {
     /// completion, and commands that could not be applied.
     ///
     /// In a tensor-parallel group all ranks make this call. The source of the first rank gives the commands,
-    /// the others' sources are not asked, and all ranks get the same events.
+    /// those of the other ranks are not asked, and all ranks get the same events.
     ///
     /// # Errors
     /// [`EngineError::StaleWeights`] when a parameter of `policy` has changed since the last sync,

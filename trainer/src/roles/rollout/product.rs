@@ -306,8 +306,8 @@ fn bytes_of(tensor: &Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
 
-/// Weights and biases stacked along the output, in `kind`. A missing bias counts as zeros if another part has
-/// one. A single part may share memory with the model if `shares` is set.
+/// Weights and biases stacked along the output, in `kind`. A missing bias counts as zeros if another weight
+/// has one. A single weight may share memory with the model if `shares` is set.
 pub(super) fn fused(parts: &[ProjectionWeights], kind: Kind, shares: bool) -> (Tensor, Option<Tensor>) {
     if let ([unit], true) = (parts, shares) {
         return (unit.weight.to_kind(kind).contiguous(), unit.bias.as_ref().map(|bias| bias.to_kind(kind)));

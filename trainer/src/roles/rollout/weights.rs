@@ -5,7 +5,7 @@
 //! products. Norms and embeddings are shared with the trainer if it is not sharded. With FSDP units are
 //! gathered one after the other, each only while it is packed, and the engine has copies of embeddings, in
 //! its compute dtype, and of norms. The packed weights are then the only full copy of the model. With tensor
-//! parallelism they are a shard of it, which is cut out of each unit after the adapter was merged.
+//! parallelism they are a shard of it, which is taken from each unit after the adapter was merged.
 
 use std::sync::Arc;
 

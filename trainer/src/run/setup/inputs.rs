@@ -72,7 +72,7 @@ impl Inputs {
         folder: &RunFolder,
         ranks: &Ranks,
     ) -> Result<Self, TrainError> {
-        // The leader downloads, the others use the cache.
+        // The leader downloads, the other ranks use the cache.
         let (dir, base) = ranks.leader_first(|| hub_models::model_folder(spec, folder, ranks))?.unzip();
         let tokenizer = load_tokenizer(spec, dir.as_deref())?;
         let downloaded = ranks.leader_first(|| DownloadedData::find(&spec.data, Some(folder.root())))?;

@@ -147,7 +147,7 @@ fn join(tensors: &mut BTreeMap<String, TensorEntry>, name: String, entry: Tensor
     Ok(())
 }
 
-/// Position of each part within one safetensors file.
+/// Position of each shard within one safetensors file.
 struct Layout {
     /// Length prefix and JSON, padded so that tensor data starts at a multiple of eight bytes.
     header: Vec<u8>,
@@ -170,7 +170,7 @@ impl Layout {
         for &idx in &order {
             let part = &parts[idx];
             let end = offset + part.range.len() as u64 * dtype::num_bytes(dtypes[idx]);
-            // A part of a tensor is stored as a flat list; its position in the tensor is in the manifest.
+            // A shard of a tensor is stored as a flat list; its position in the tensor is in the manifest.
             let shape = if part.is_full() { part.shape().to_vec() } else { vec![part.range.len() as i64] };
             let info = TensorInfo {
                 dtype: dtypes[idx],
@@ -204,7 +204,7 @@ fn header_bytes(json: &str) -> Vec<u8> {
     bytes
 }
 
-/// Manifest entry of a part: the boxes that it consists of, which follow each other in the file.
+/// Manifest entry of a shard: its boxes, which follow each other in the file.
 fn entry(dtype: Dtype, part: &CheckpointShard, file: &str, mut byte_offset: u64) -> TensorEntry {
     let pieces = part.slice().chunks().into_iter().map(|chunk| {
         let piece =
@@ -228,7 +228,7 @@ fn unique(
         .collect()
 }
 
-/// Writes a part's values in row-major order, in chunks, so that no second copy of it exists. Returns the
+/// Writes a shard's values in row-major order, in chunks, so that no second copy of it exists. Returns the
 /// number of bytes.
 fn write_values(
     file: &mut dyn StorageFile,

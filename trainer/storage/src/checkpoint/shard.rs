@@ -1,4 +1,4 @@
-//! Parts of tensors that one process saves, and their distribution over processes with equal copies. This
+//! Shards of tensors that one process saves, and their distribution over processes with equal copies. This
 //! module writes nothing.
 
 use std::ops::Range;
@@ -26,12 +26,12 @@ pub struct CheckpointShard {
 }
 
 impl CheckpointShard {
-    /// Creates the part that is a full tensor.
+    /// Creates the shard that is a full tensor.
     pub fn full(name: String, values: Tensor) -> Self {
         Self { name, local: LocalTensor::full(&values.size()), range: 0..values.numel(), values }
     }
 
-    /// Creates the part with the values `values` at the position of a tensor slice.
+    /// Creates the shard with the values `values` at the position of a tensor slice.
     pub fn of(slice: &TensorSlice<'_>, values: &Tensor) -> Self {
         Self {
             name: slice.name.to_owned(),
@@ -46,12 +46,12 @@ impl CheckpointShard {
         self.local.shape()
     }
 
-    /// Whether the part is the full tensor.
+    /// Whether the shard is the full tensor.
     pub(super) fn is_full(&self) -> bool {
         self.values.size() == self.shape()
     }
 
-    /// Position of the part's values in the tensor.
+    /// Position of the shard's values in the tensor.
     pub(super) fn slice(&self) -> TensorSlice<'_> {
         TensorSlice { name: &self.name, local: &self.local, range: self.range.clone() }
     }

@@ -15,7 +15,7 @@
 //! experts              all weights of a rank's experts; everything else is full
 //! ```
 //! A full parameter that acts on the residual stream, which all ranks have, has the same gradient on all
-//! ranks. One that acts on a rank's own heads, or its part of a product, has a summand of its gradient on
+//! ranks. One that acts on a rank's local heads, or its shard of a product, has a summand of its gradient on
 //! each rank.
 
 mod layer;

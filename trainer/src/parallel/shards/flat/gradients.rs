@@ -26,7 +26,7 @@ impl FlatParameter {
         self.gradients.borrow_mut().unsharded = Some(whole);
     }
 
-    /// Takes the unsharded gradient, `[padded_len]`, from the leaves; `None` if it is this rank's own shard
+    /// Takes the unsharded gradient, `[padded_len]`, from the leaves; `None` if it is this rank's shard
     /// already.
     pub(in crate::parallel::shards) fn take_gradient(&self) -> Option<Tensor> {
         let whole = self.gradients.borrow_mut().unsharded.take()?;

@@ -70,7 +70,7 @@ impl FlatParameter {
     }
 }
 
-/// The parts of `all` that ranks have by `shards`, in the order of ranks.
+/// The shards of `all` that ranks hold by `shards`, in the order of ranks.
 fn shards_of(all: &Tensor, shards: &DimShards) -> Vec<Tensor> {
     shards.of_ranks.iter().map(|own| of_ranges(all, &own.ranges, shards.dim as i64)).collect()
 }

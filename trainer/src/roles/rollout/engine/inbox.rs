@@ -7,7 +7,7 @@
 //! other ranks   ----------------------------------+
 //! ```
 //! The message is empty where no command has come: the exchange of one number before each step. While nothing
-//! runs the others wait for the first rank, which sends an empty message from time to time, because they take
+//! runs the other ranks wait for the first, which sends an empty message from time to time, because they take
 //! a rank for lost that is silent for longer than the job allows.
 
 use std::collections::VecDeque;

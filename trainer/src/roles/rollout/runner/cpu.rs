@@ -177,7 +177,7 @@ impl Context {
     }
 }
 
-/// Prepares a pass over full prompts, whose tokens attend to each other, or over a later piece of one prompt,
+/// Prepares a pass over full prompts, whose tokens attend to each other, or over a later chunk of one prompt,
 /// whose tokens attend to the cache, themselves included.
 fn prepare_prefill(prefills: &[Prefill]) -> Batch {
     let mut tokens = Vec::new();
