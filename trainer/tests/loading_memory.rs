@@ -131,7 +131,7 @@ fn peaks(folder: &Path, dp_shard: usize, act: &str) -> Vec<u64> {
             key: None,
         };
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.arg("a_rank_that_loads_its_part").env(FOLDER, folder).env(ACT, act);
+        command.arg("a_rank_that_loads_its_shard").env(FOLDER, folder).env(ACT, act);
         command.envs(environment.variables(0));
         command.stdout(Stdio::null()).spawn().unwrap()
     };
@@ -141,7 +141,7 @@ fn peaks(folder: &Path, dp_shard: usize, act: &str) -> Vec<u64> {
 }
 
 #[test]
-fn a_rank_that_loads_its_part_never_has_more_than_that_and_two_layers() {
+fn a_rank_that_loads_its_shard_never_has_more_than_that_and_two_layers() {
     if let Some(folder) = std::env::var_os(FOLDER) {
         return measure(folder.as_ref(), &std::env::var(ACT).unwrap());
     }
@@ -162,7 +162,7 @@ fn a_rank_that_loads_its_part_never_has_more_than_that_and_two_layers() {
 
 /// No rank ever has the whole model, except as the engine's packed weights.
 #[test]
-fn an_engine_and_an_export_take_a_model_over_with_no_more_than_two_parts_of_it_whole() {
+fn an_engine_and_an_export_read_a_sharded_model_with_at_most_two_units_unsharded() {
     let (full, half) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let config = model(768, 2048, 8, 12288);
     let count = ModelConfig::from_json(&config).unwrap().parameter_count();
@@ -205,7 +205,7 @@ fn an_engine_and_an_export_take_a_model_over_with_no_more_than_two_parts_of_it_w
 }
 
 #[test]
-fn a_rank_that_resumes_reads_its_part_of_a_checkpoint_into_the_memory_that_it_has() {
+fn a_rank_that_resumes_reads_its_shard_of_a_checkpoint_into_the_memory_that_it_has() {
     let dir = tempfile::tempdir().unwrap();
     let config = model(384, 1024, 4, 2048);
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_checkpoints_a_message_has_the_newest() {
+    fn a_message_has_the_newest_of_too_many_checkpoints() {
         for (path, num_kept) in [("p".repeat(200), 1_usize..100), ("p".repeat(4000), 0..1)] {
             let message = message(&report(100, &path));
             assert!(message.len() <= 4096, "{} bytes", message.len());

@@ -323,7 +323,7 @@ fn batches_of_trl_count_what_their_trainers_count() {
 }
 
 #[test]
-fn what_supervised_training_of_trl_learns_is_said() {
+fn tokens_that_supervised_training_of_trl_learns_are_converted_or_named() {
     let learned = |settings: &str| {
         let (spec, comments) = converted(Project::Trl, "sft", settings);
         (spec["data"]["trainOn"].clone(), comments.contains("without assistant_only_loss"))

@@ -61,7 +61,7 @@ fn the_plain_bundle_is_what_helm_renders() {
 }
 
 #[test]
-fn what_the_operator_may_create_again_has_the_labels_of_the_channels_service() {
+fn objects_that_the_operator_may_create_again_have_the_labels_of_the_channels_service() {
     let Some(helm) = Helm::find() else { return };
     let rendered = objects(&helm.template(&["--namespace", "rl-operator"]).unwrap());
     let metadata = |kind: &str, name: &str| -> ObjectMeta {

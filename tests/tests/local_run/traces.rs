@@ -81,7 +81,7 @@ fn a_collector_that_never_answers_costs_a_run_two_seconds_at_its_end_and_nothing
 }
 
 #[test]
-fn that_a_collector_takes_nothing_is_said_once_and_the_last_spans_do_not_wait_for_it() {
+fn a_collector_that_takes_nothing_is_named_once_and_the_last_spans_do_not_wait_for_it() {
     let (place, collector) = (Place::new(), Collector::silent().unwrap());
     let mut command = command(&place, &tiny(), &collector);
     command.envs([("OTEL_BSP_SCHEDULE_DELAY", "20"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "20")]);

@@ -185,7 +185,7 @@ fn stages_that_fail_hang_and_crash_leave_the_others_reported() {
 }
 
 #[test]
-fn what_failed_runs_again_blocking_without_graphs_and_under_the_sanitizer() {
+fn failed_checks_run_again_blocking_without_graphs_and_under_the_sanitizer() {
     let graphs = r#"echo '{"name":"graphs","status":"failed","error":"a token differs"}'; exit 1"#;
     let machine = Machine::new(&format!(
         "paged) [ -n \"$CUDA_LAUNCH_BLOCKING\" ] || {{ {FAILS}; }}; {PASSES} ;;\n\

@@ -102,7 +102,7 @@ fn refuses(output: &Output, words: &str) {
 }
 
 #[test]
-fn what_was_fetched_once_serves_every_later_call() {
+fn a_fetched_libtorch_serves_every_later_call() {
     let machine = Machine::with_wheel(&NEEDED);
     let first = machine.fetch(None);
     assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));

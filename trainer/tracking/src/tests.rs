@@ -185,7 +185,7 @@ fn completions_of_more_bytes_than_may_wait_for_a_slow_tracker_are_left_out_and_c
 }
 
 #[test]
-fn of_a_long_log_completions_at_both_ends_are_read_and_of_a_short_one_each_once() {
+fn completions_at_both_ends_of_a_long_log_are_read_and_those_of_a_short_one_each_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("completions.jsonl");
     let lines: Vec<String> =

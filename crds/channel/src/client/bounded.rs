@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_or_too_long_checkpoints_the_newest_are_reported_beside_metrics() {
+    fn the_newest_of_too_many_or_too_long_checkpoints_are_reported_with_metrics() {
         let saved = |step: u64, num_bytes: usize| {
             let path = "x".repeat(num_bytes);
             Checkpoint { step, path, ..Checkpoint::default() }

@@ -40,7 +40,7 @@ fn bytes(mesh: &Value, phase: Phase, name: &str) -> u64 {
 }
 
 #[test]
-fn a_rank_gathers_its_experts_alone_and_keeps_its_part_of_all() {
+fn a_rank_gathers_only_its_experts_and_keeps_its_shard_of_all() {
     let (fsdp, distributed) = (json!({"dpShard": 4}), json!({"dpShard": 4, "ep": 4}));
     let both = |phase, name| (bytes(&fsdp, phase, name), bytes(&distributed, phase, name));
     // Two layers of experts, in fp32, less the three of four parts that other ranks have.
@@ -58,7 +58,7 @@ fn a_rank_gathers_its_experts_alone_and_keeps_its_part_of_all() {
 }
 
 #[test]
-fn a_rank_gathers_its_part_of_the_width_of_its_experts() {
+fn a_rank_gathers_its_shard_of_the_width_of_its_experts() {
     let (distributed, both) = (json!({"dpShard": 2, "ep": 2}), json!({"dpShard": 2, "tp": 2, "ep": 2}));
     for name in ["gathered weights", "weights", "optimizer state"] {
         let of = |mesh: &Value| bytes(mesh, Phase::Update, name);

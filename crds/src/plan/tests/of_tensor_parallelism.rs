@@ -39,7 +39,7 @@ fn bytes(mesh: &Value, phase: Phase, name: &str) -> u64 {
 }
 
 #[test]
-fn a_rank_gathers_its_part_of_a_layer_and_keeps_as_much_as_without() {
+fn a_rank_gathers_its_shard_of_a_layer_and_keeps_as_much_as_without_tp() {
     let (fsdp, cut) = (json!({"dpShard": 64}), json!({"dpShard": 8, "tp": 8}));
     let both = |name| (bytes(&fsdp, Phase::Update, name), bytes(&cut, Phase::Update, name));
     // Two layers of 856 million numbers and twice 1051 million of embedding and head, in bf16; an eighth
@@ -78,7 +78,7 @@ fn the_ranks_of_a_group_count_once_for_samples_and_stay_within_a_pod() {
 }
 
 #[test]
-fn a_sync_sends_the_parts_that_others_lack() {
+fn a_sync_sends_the_shards_that_other_ranks_lack() {
     let sent = |mesh: Value| {
         let mut spec = job(&mesh);
         spec["model"]["lora"] = json!({"merge": true});
@@ -96,7 +96,7 @@ fn refusal(mesh: &Value, model: &ModelConfig) -> Option<String> {
 }
 
 #[test]
-fn parts_are_of_equal_heads_and_width_and_of_some_tokens() {
+fn shards_have_equal_heads_and_widths_and_some_tokens() {
     assert_eq!(refusal(&json!({"tp": 8}), &llama_70b()), None);
     let refused = |change: &dyn Fn(&mut ModelConfig), words: &str| {
         let mut model = llama_70b();
@@ -116,7 +116,7 @@ fn parts_are_of_equal_heads_and_width_and_of_some_tokens() {
 }
 
 #[test]
-fn a_part_of_a_mixture_has_a_part_of_each_expert() {
+fn a_shard_of_a_mixture_has_a_shard_of_each_expert() {
     let mixture = super::of_expert_parallelism::mixture();
     assert_eq!(refusal(&json!({"tp": 2}), &mixture), None);
     assert_eq!(refusal(&json!({"tp": 2, "sp": 2, "ep": 2}), &mixture), None);
@@ -127,7 +127,7 @@ fn a_part_of_a_mixture_has_a_part_of_each_expert() {
 }
 
 #[test]
-fn sequence_parallelism_divides_the_heads_of_a_part() {
+fn sequence_parallelism_divides_the_heads_of_a_shard() {
     assert_eq!(refusal(&json!({"tp": 8, "sp": 8}), &llama_70b()), None);
     let mut model = llama_70b();
     (model.num_heads, model.num_kv_heads) = (8, 8);

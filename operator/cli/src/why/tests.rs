@@ -141,7 +141,7 @@ fn a_change_was_not_seen() {
 }
 
 #[test]
-fn its_pods_exist_and_its_first_status_is_not_written() {
+fn pods_exist_before_the_first_status_is_written() {
     let mut snapshot = plain(json!({}));
     snapshot.workers.push(worker(0, 1, None, json!({"phase": "Pending"})));
     let explanation = explain(&snapshot);
@@ -150,7 +150,7 @@ fn its_pods_exist_and_its_first_status_is_not_written() {
 }
 
 #[test]
-fn it_continues_although_its_specification_would_be_refused() {
+fn a_job_continues_although_its_specification_would_be_refused() {
     let message = "the job continues under the specification that it began with: hostNetwork";
     let refused = json!({
         "type": "Stalled", "status": "False", "lastTransitionTime": SINCE, "reason": "PodNotAllowed",
@@ -346,14 +346,14 @@ fn pods_of_the_attempt_before_are_not_gone() {
 }
 
 #[test]
-fn it_starts_as_it_should() {
+fn a_job_starts_as_it_should() {
     let mut snapshot = plain(starting(json!({})));
     snapshot.workers.push(worker(0, 1, Some("node-a"), json!({"phase": "Pending"})));
     explained!(snapshot);
 }
 
 #[test]
-fn it_trains() {
+fn a_job_trains() {
     let progress = json!({
         "step": 23, "numSteps": 60, "remainingSeconds": 100, "stepTime": "2026-01-01T10:04:48Z",
     });
@@ -365,7 +365,7 @@ fn it_trains() {
 }
 
 #[test]
-fn it_trains_and_its_checkpoints_cannot_be_saved() {
+fn a_job_trains_and_its_checkpoints_cannot_be_saved() {
     let warning = "has lost 2 checkpoints in a row: No space left on device";
     let progress = json!({
         "step": 23, "numSteps": 60, "warning": warning, "warningReasons": ["CheckpointNotSaved"],
@@ -377,7 +377,7 @@ fn it_trains_and_its_checkpoints_cannot_be_saved() {
 }
 
 #[test]
-fn it_ran_out_of_memory() {
+fn a_trainer_ran_out_of_memory() {
     let failure = json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 137});
     let message = "exit code 137: OOMKilled (spec.runPolicy.retries.outOfMemory of 1 used up)";
     let end = failed("OutOfMemory", message, failure, json!({"failuresByCause": {"OutOfMemory": 2}}));
@@ -393,7 +393,7 @@ fn the_node_ran_out_of_memory() {
 }
 
 #[test]
-fn it_diverged() {
+fn a_training_diverged() {
     let failure = json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 77});
     let more = json!({"progress": {"step": 31, "numSteps": 60, "reward": 0.12, "kl": 9.5}});
     let message = "exit code 77: gradients were not finite for 5 steps";
@@ -420,7 +420,7 @@ fn a_rank_was_lost() {
 }
 
 #[test]
-fn it_took_too_long() {
+fn a_job_took_too_long() {
     let more = json!({"activeSeconds": 3700});
     let message = "the job was active for more than 3600 s";
     explained!(snapshot(
@@ -431,7 +431,7 @@ fn it_took_too_long() {
 }
 
 #[test]
-fn it_found_no_node_in_time() {
+fn a_job_found_no_node_in_time() {
     let failure = json!({"pod": "adding-trainer-0"});
     let message = "not all workers ran within 60 s: 0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 \
                    nodes are available: 1 No preemption victims found for incoming pod.";
@@ -440,7 +440,7 @@ fn it_found_no_node_in_time() {
 }
 
 #[test]
-fn it_is_complete() {
+fn a_job_is_complete() {
     let more = json!({
         "completionTime": NOW, "progress": {"step": 60, "numSteps": 60, "reward": 0.9, "heldOutReward": 0.951},
     });

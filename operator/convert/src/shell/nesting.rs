@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_one_after_the_other_is_not_nested() {
+    fn consecutive_constructs_do_not_count_as_nested() {
         let lines = "a=$(cd \"$(dirname \"${BASH_SOURCE[0]}\")\" && pwd); b=${b:-$(( (a + 1) * 2 ))}\n\
                      f() { run \"${list[@]}\" '$(' \"it's ${b}\"; }\n\
                      case $x in a | b) c=(1 2) ;; *) ( : ) ;; esac\n\

@@ -230,7 +230,7 @@ fn used_devices(peaks: &[u64]) -> usize {
 
 /// Two key heads, one for each rank.
 #[test]
-fn ranks_with_parts_of_every_weight_equal_one_rank_on_devices() {
+fn tensor_parallel_ranks_equal_one_rank_on_devices() {
     let model = json!({ "model": { "architecture": { "numHeads": 4, "numKvHeads": 2, "headDim": 8 } } });
     let critic = json!({
         "algorithm": { "kind": "PPO", "critic": { "learningRate": 0.01 }, "kl": { "placement": "Loss", "coefficient": 0.1 } }

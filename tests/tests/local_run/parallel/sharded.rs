@@ -105,7 +105,7 @@ fn a_role_is_held_by_as_many_ranks_as_it_is_given() {
 }
 
 #[test]
-fn every_pass_over_the_model_is_the_same_on_parts() {
+fn every_pass_over_the_model_is_the_same_on_shards() {
     let adapter = json!({ "model": { "lora": { "rank": 4, "alpha": 8 } }, "algorithm": { "kl": { "coefficient": 0.1 } } });
     let sequences = json!({ "algorithm": { "kind": "GSPO" }, "training": { "promptsPerUpdate": 1, "epochsPerBatch": 2 } });
     let batch = json!({ "algorithm": {
@@ -164,7 +164,7 @@ fn a_sharded_checkpoint_is_resumed_by_any_number_of_ranks() {
 
 /// Pods without shared storage: a launcher each, with a run folder of its own.
 #[test]
-fn ranks_that_do_not_see_the_first_one_s_folder_send_it_their_parts_of_a_checkpoint() {
+fn ranks_that_do_not_see_the_first_one_s_folder_send_it_their_shards_of_a_checkpoint() {
     let changes = json!({ "training": { "steps": 2 } });
     let places = [Place::new(), Place::new()];
     let port = places[0].port();

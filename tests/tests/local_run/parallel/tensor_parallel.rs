@@ -30,7 +30,7 @@ fn on_mesh(mesh: &Value, changes: &Value) -> Value {
 }
 
 #[test]
-fn ranks_with_parts_of_every_weight_equal_one_rank_in_every_role() {
+fn tensor_parallel_ranks_equal_one_rank_in_every_role() {
     let one = train(1, &dense(&json!({})));
     for (count, mesh) in [
         (2, json!({ "tp": 2, "rolloutTp": 2 })),
@@ -82,7 +82,7 @@ fn any_mesh_resumes_from_a_checkpoint_of_any_other() {
 }
 
 #[test]
-fn what_is_not_cut_is_refused_by_name() {
+fn combinations_that_tp_does_not_serve_are_refused_by_name() {
     let refused = |mesh: &Value, changes: &Value, words: &[&str]| {
         Place::new().train(&on(4, &on_mesh(mesh, changes))).expect(2, words);
     };

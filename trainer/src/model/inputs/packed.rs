@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(input.num_tokens(), 6);
     }
     #[test]
-    fn parts_are_the_stream_and_padding_behind_it() {
+    fn shards_are_the_packed_tokens_and_padding_behind_them() {
         let tokens = [5, 6, 7, 8, 9, 10, 11];
         let layout = || PackedLayout::of([Segment::alone(3), Segment::alone(4)]);
         let part = |index| {

@@ -44,7 +44,7 @@ fn shards_of(cuts: &RankSharding, name: &str) -> Option<DimShards> {
 }
 
 #[test]
-fn the_parts_of_all_ranks_are_every_number_once() {
+fn the_shards_of_all_ranks_are_every_value_once() {
     for size in [2, 4, 8] {
         let cuts = cuts(size);
         let mut num_split = 0;
@@ -127,7 +127,7 @@ fn experts_alone_are_split_along_the_expert_parallel_axis() {
 }
 
 #[test]
-fn a_decoder_holds_the_parts_of_its_rank() {
+fn a_decoder_holds_the_shards_of_its_rank() {
     let (decoder, tokens_t) = (mixture(), Tensor::from_slice(&[3_i64, 9]));
     assert!(decoder.own_tokens(&tokens_t).is_none());
     decoder.hold_shards(&RankSharding::new(&decoder, AxisPlace { index: 1, size: 2 }, AxisPlace::ALONE));

@@ -318,7 +318,7 @@ fn an_offloaded_quantized_model_trains_like_one_on_the_device() {
 }
 
 #[test]
-fn ranks_quantize_their_parts_of_the_very_weights_that_one_rank_has() {
+fn ranks_quantize_their_shards_of_the_weights_of_one_rank() {
     for format in [QuantizationFormat::Nf4, QuantizationFormat::Fp4, QuantizationFormat::Int8] {
         for double in [false, format != QuantizationFormat::Int8] {
             let case = Case { quantized: Some((format, double)), ..QUANTIZED };
@@ -346,7 +346,7 @@ fn magnitudes_of_dora_on_shards_train_as_on_the_whole() {
 }
 
 #[test]
-fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
+fn ranks_read_or_draw_their_shards_of_the_weights_of_one_rank() {
     let lora = Case { lora: true, ..FULL };
     let saves = Case { saves: true, ..lora };
     let tied = Case { tied: true, ..FULL };

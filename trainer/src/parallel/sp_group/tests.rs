@@ -384,7 +384,7 @@ fn layers_in_bf16_round_equally_with_and_without_sequence_parallelism() {
 }
 
 #[test]
-fn ranks_of_a_stream_have_the_same_samples_and_each_an_equal_part_of_the_tokens() {
+fn ranks_of_a_sequence_parallel_group_have_the_same_samples_and_equal_shards_of_the_tokens() {
     let batch = batch();
     let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
     let shares = on_ranks(4, |ranks| {

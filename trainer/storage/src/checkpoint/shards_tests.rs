@@ -103,7 +103,7 @@ fn a_rank_reads_only_the_files_that_contain_its_tensors() {
 }
 
 #[test]
-fn a_checkpoint_that_lacks_a_rank_s_part_is_never_committed() {
+fn a_checkpoint_that_lacks_a_rank_s_shard_is_never_committed() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), 5);
     for missing in 0..NUM_WRITERS {

@@ -110,7 +110,7 @@ fn every_collective_is_what_its_definition_says_on_one_to_four_ranks() {
 }
 
 #[test]
-fn a_long_reduce_scatter_in_pieces_adds_up_the_same_numbers() {
+fn a_long_reduce_scatter_in_chunks_adds_up_the_same_values() {
     // 24 MB from three ranks, where 16 MiB are received at once.
     const LEN: i64 = 2_000_001;
     on_ranks(3, |_, group| {

@@ -126,7 +126,7 @@ fn every_composition_of_axes_of_five_and_seven_ranks_trains_as_one_rank() {
 
 /// Every rank has half of the experts, by half of their width.
 #[test]
-fn ranks_read_their_parts_of_experts_and_gather_the_weights_that_one_rank_has() {
+fn ranks_read_their_shards_of_experts_and_gather_the_weights_of_one_rank() {
     let one = decoder(MIXTURE);
     let folder = tempfile::tempdir().unwrap();
     one.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
@@ -168,7 +168,7 @@ fn verify(decoder: &Decoder, shards: &ShardedParameters) {
 }
 
 #[test]
-fn a_checkpoint_of_parts_of_experts_is_read_by_any_other_composition() {
+fn a_checkpoint_of_sharded_experts_is_read_by_any_other_composition() {
     let by_both: TpLayout = (4, 2, 2, 1);
     let with_ep = |case: Case, ep: usize| Case { ep, ..case };
     for case in [MIXTURE, ADAPTED] {

@@ -91,13 +91,13 @@ fn recomputed_layers_and_tied_weights_train_as_on_one_rank() {
 }
 
 #[test]
-fn biases_are_cut_with_their_rows_or_added_once() {
+fn biases_are_sharded_with_their_rows_or_added_once() {
     assert_trains_as_one(BIASED, &[(2, 2, 1, 1), (4, 2, 2, 1)]);
     assert_trains_as_one(Case { lora: true, ..BIASED }, &[(2, 2, 1, 1)]);
 }
 
 #[test]
-fn fused_projections_are_cut_by_their_parts() {
+fn fused_projections_are_sharded_part_by_part() {
     assert_trains_as_one(FUSED, &[(2, 2, 1, 1), (4, 2, 2, 1)]);
     assert_trains_as_one(Case { lora: true, ..FUSED }, &[(2, 2, 1, 1)]);
 }
@@ -133,7 +133,7 @@ fn offload_changes_no_bit() {
 }
 
 #[test]
-fn a_critic_has_the_parts_of_its_rank() {
+fn a_critic_holds_the_shards_of_its_rank() {
     for (case, layout) in [(CUT, (4, 2, 2, 1)), (Case { lora: true, ..CUT }, (2, 2, 1, 1))] {
         let (alone, _) = learn(case, &Ranks::alone(), 1);
         for (numbers, _) in on_layout(layout, |ranks| learn(case, ranks, layout.2)) {
@@ -219,7 +219,7 @@ fn a_checkpoint_of_any_mesh_resumes_with_any_other_tp() {
 }
 
 #[test]
-fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
+fn ranks_read_or_draw_their_shards_of_the_weights_of_one_rank() {
     let lora = Case { lora: true, ..CUT };
     for case in [CUT, Case { tied: true, ..CUT }, BIASED, FUSED, lora, Case { saves: true, ..lora }] {
         let whole = decoder(case);
@@ -243,7 +243,7 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
 }
 
 #[test]
-fn a_rank_reads_and_keeps_its_part_of_a_weight_alone() {
+fn a_rank_reads_and_keeps_only_its_shard_of_a_weight() {
     let of_ranks = on_layout((2, 2, 1, 1), |ranks| {
         let actor = actor(CUT, ranks, 1);
         let mut read = BTreeMap::<String, Vec<std::ops::Range<usize>>>::new();
