@@ -15,8 +15,8 @@ mod shape;
 use std::rc::Rc;
 
 use rank_processes::RankProcesses;
+use rlt_decoder::{Decoder, LoadOptions, Weights};
 use rlt_trainer::commands::gpu_check::workload::random_demonstrations;
-use rlt_trainer::model::{Decoder, LoadOptions, Weights};
 use rlt_trainer::parallel::{Ranks, ShardedParameters};
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::actor::update::update;

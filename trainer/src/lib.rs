@@ -8,7 +8,6 @@
 //! code; unsafe code is in `rlt-torch`.
 
 pub mod commands;
-pub mod model;
 pub mod observe;
 pub mod parallel;
 pub mod recipes;

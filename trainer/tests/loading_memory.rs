@@ -9,9 +9,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rlt_api::plan::model_config::{ModelConfig, TensorShape};
+use rlt_decoder::{Decoder, Export, ExportOptions, LoadOptions, Weights};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointContent, CheckpointStore};
 use rlt_torch::collectives::serve_store;
-use rlt_trainer::model::{Decoder, Export, ExportOptions, LoadOptions, Weights};
 use rlt_trainer::parallel::{
     DecoderUnits, RankEnvironment, RankError, Ranks, ShardedParameters, WeightDtype,
 };
@@ -77,7 +77,7 @@ fn measure(folder: &Path, act: &str) {
     let weights = if folder.join("model.safetensors").exists() {
         Weights::open(folder).unwrap()
     } else {
-        Weights::random_init(&rlt_trainer::model::read_config(folder).unwrap(), 1)
+        Weights::random_init(&rlt_decoder::read_config(folder).unwrap(), 1)
     };
     let compute = if folder.join("half").exists() { Kind::BFloat16 } else { Kind::Float };
     let options = LoadOptions { trainable: true, compute, ..LoadOptions::default() };

@@ -17,7 +17,7 @@ use rlt_core::preference::{
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::rows::Rows;
 use rlt_core::types::Prompt;
-use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
+use rlt_decoder::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::learner::MicroBatch;
 use rlt_trainer::roles::objective::{preference_objective, supervised_objective};

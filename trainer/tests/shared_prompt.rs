@@ -11,7 +11,7 @@ use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
 use rlt_core::mesh::AxisPlace;
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
-use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
+use rlt_decoder::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::parallel::Ranks;
 use rlt_trainer::roles::actor::{Actor, ActorOptions, TokenScores};
 use rlt_trainer::roles::learner::MicroBatch;

@@ -1,7 +1,7 @@
 //! Subject of training benchmarks on one rank: an actor with the full model.
 
 use rlt_api::spec::LoraInit;
-use rlt_trainer::model::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
+use rlt_decoder::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
 use rlt_trainer::parallel::Ranks;
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};

@@ -12,9 +12,9 @@ use rlt_core::types::Prompt;
 use rlt_data::preview::{Preview, RowOutcome, demonstrations, preferences, prompts, shown};
 use rlt_data::tokenizer::Tokenizer;
 use rlt_data::{Demonstration, RowLocation, Split};
+use rlt_decoder::read_config;
 
 use crate::commands::worker::read_manifest;
-use crate::model::read_config;
 use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;
 use crate::run::setup::datasets::{

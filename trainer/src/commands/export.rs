@@ -11,13 +11,13 @@ use clap::{Args, ValueEnum};
 use rlt_api::ExitCode;
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec::ExportDtype;
+use rlt_decoder::{Decoder, ExportOptions};
 use rlt_hub::push;
 use rlt_storage::checkpoint::Checkpoint;
 use rlt_storage::run_folder::{EXPORTS, RunFolder};
 
 pub use self::choose::Step;
 use crate::commands::worker::read_manifest_of_run;
-use crate::model::{Decoder, ExportOptions};
 use crate::run::error::TrainError;
 use crate::run::finish::export_kind;
 use crate::run::setup::hub_models::base_model;

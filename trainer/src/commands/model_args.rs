@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use rlt_api::ExitCode;
+use rlt_decoder::{Decoder, LoadOptions, LoraError, ModelError};
 use rlt_torch::cuda::{CudaStatus, detect_cuda};
 use tch::{Device, Kind};
-
-use crate::model::{Decoder, LoadOptions, LoraError, ModelError};
 
 /// Model of a forward pass: its folder, adapter, compute dtype and device.
 #[derive(Args, Clone, Debug)]

@@ -13,12 +13,12 @@ use rlt_api::ExitCode;
 use rlt_core::packing::{self, PackingError};
 use rlt_core::types::TokenId;
 use rlt_data::tokenizer::{Tokenizer, TokenizerError};
+use rlt_decoder::{Adapter, Decoder, ModelError, PackedInput};
 use rlt_storage::jsonl::{self, JsonlError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::commands::model_args::{ModelArgs, ModelArgsError};
-use crate::model::{Adapter, Decoder, ModelError, PackedInput};
 
 /// Default number of tokens of a micro-batch: enough to keep the matrix products large.
 const DEFAULT_MAX_TOKENS: usize = 8192;

@@ -242,10 +242,10 @@ pub(crate) fn digest_of(what: &str, tensor: &Tensor) -> Result<u64, DigestError>
 mod tests {
     use rlt_api::plan::model_config::ModelConfig;
     use rlt_api::spec::LoraSpec;
+    use rlt_decoder::{Decoder, LoadOptions, LoraConfig};
     use serde_json::json;
 
     use super::*;
-    use crate::model::{Decoder, LoadOptions, LoraConfig};
 
     fn adapted() -> Decoder {
         let config = ModelConfig::from_json(&json!({

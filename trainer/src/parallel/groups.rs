@@ -12,7 +12,7 @@
 //!     place 1    1  3  5  7
 //! ```
 //! The ranks of a group are adjacent, because they exchange the most. Which rows and columns of a weight a
-//! rank holds is in `model::rank_sharding`.
+//! rank holds is in `rlt_decoder`.
 
 use std::sync::Arc;
 

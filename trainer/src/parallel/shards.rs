@@ -36,6 +36,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use rlt_core::mesh::{Axis, AxisPlace};
+use rlt_decoder::{Decoder, NamedTensors, RankSharding};
 use rlt_torch::{OffloadStorage, TensorFile};
 use tch::Tensor;
 
@@ -46,8 +47,6 @@ pub use self::unit::FsdpUnit;
 use self::unit::{UnitParameters, expert_place};
 pub use self::unsharded_buffer::WeightDtype;
 use super::{AxisGroup, ProcessGroups, RankError, TensorParallel};
-use crate::model::rank_sharding::RankSharding;
-use crate::model::{Decoder, NamedTensors};
 
 /// Sharded parameters of a role.
 #[derive(Debug)]

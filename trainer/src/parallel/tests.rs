@@ -9,10 +9,10 @@ use std::sync::mpsc;
 use std::thread;
 
 use rlt_core::batch::Batch;
+use rlt_decoder::Decoder;
 use rlt_torch::collectives::serve_store;
 
 use super::*;
-use crate::model::Decoder;
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;

@@ -1,6 +1,6 @@
 //! Exchanges of tensor-parallel groups, in training and rollout: each rank multiplies with its shard of every
 //! layer, and results are all-reduced or all-gathered. Rows and columns of a shard are in
-//! `model::tp_sharding`, the assignment of prompts to ranks in `rlt_core::tensor_parallel`.
+//! `rlt_decoder`, the assignment of prompts to ranks in `rlt_core::tensor_parallel`.
 
 use rlt_torch::collectives::{CollectiveError, StreamGroup};
 use tch::{Device, Kind, Tensor};

@@ -1,10 +1,10 @@
 //! Access to a decoder one FSDP unit at a time, so that weight sync and export never need the full model in
 //! memory.
 
+use rlt_decoder::Decoder;
 use tch::Kind;
 
 use super::{FsdpUnit, RankError, ShardedParameters, WeightDtype};
-use crate::model::Decoder;
 
 /// A decoder to be read unit by unit: it is unsharded anyway, or its units are unsharded one at a time.
 #[derive(Clone, Copy, Debug)]

@@ -22,12 +22,12 @@ pub mod update;
 use std::path::PathBuf;
 
 use rlt_core::loss::PreparedLoss;
+use rlt_decoder::{Adapter, Decoder};
 
 pub use self::chunked_loss::PolicySums;
 pub use self::policy_head::EvaluateLoss;
 pub(crate) use self::policy_head::PolicyHead;
 pub use self::role::ActorRole;
-use crate::model::{Adapter, Decoder};
 use crate::parallel::{Ranks, ShardedParameters};
 use crate::roles::learner::layer_schedule::DecoderPass;
 use crate::roles::learner::scoring::Scoring;

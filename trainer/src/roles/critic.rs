@@ -19,6 +19,7 @@ use std::rc::Rc;
 
 use rlt_api::spec::{CriticSpec, LoraSpec};
 use rlt_core::batch::Batch;
+use rlt_decoder::{Adapter, Decoder, LoraError, NamedTensors};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
 use tch::{Kind, Tensor};
 
@@ -26,7 +27,6 @@ pub use self::learn::{CriticError, CriticReport, value_metrics};
 pub(crate) use self::role::CriticPlan;
 pub use self::role::CriticRole;
 use self::value_loss::values_of;
-use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
 use crate::roles::error::StepFault;

@@ -31,6 +31,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use rlt_core::batch::Batch;
+use rlt_decoder::{Adapter, Decoder, RouteCounts, RouterObserver, RoutesOfCompletion};
 use tch::Tensor;
 
 pub use self::deferred_loss::DeferredLoss;
@@ -45,7 +46,6 @@ pub use self::probe::ProbeError;
 use self::routes::RouteComparison;
 use self::train_state::TrainState;
 pub use self::update_stats::UpdateStats;
-use crate::model::{Adapter, Decoder, RouteCounts, RouterObserver, RoutesOfCompletion};
 use crate::parallel::{DecoderUnits, Ranks, ShardedParameters};
 use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
 

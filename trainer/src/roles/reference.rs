@@ -11,10 +11,10 @@ use std::rc::Rc;
 
 use rlt_core::batch::Batch;
 use rlt_core::tensor_run::TensorRun;
+use rlt_decoder::{Decoder, NamedTensors};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use tch::Kind;
 
-use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{Actor, TokenScores};
 use crate::roles::learner::LearnerError;

@@ -10,7 +10,7 @@
 //! - One loop (`engine/run_loop.rs`) schedules, launches and reads the steps of either runner. Its input is a
 //!   list of requests, or commands that add, extend, pause, resume and cancel sequences
 //!   ([`Engine::run`]).
-//! - A layer is computed by [`crate::model::DecoderLayer::forward_with`], as in training. Only its linear
+//! - A layer is computed by [`rlt_decoder::DecoderLayer::forward_with`], as in training. Only its linear
 //!   layers are packed for few rows, and its attention reads a paged cache.
 //! - A prompt that is longer than the token budget of a pass is prefilled in chunks, whose tokens attend to
 //!   the cache.

@@ -12,8 +12,8 @@ use rlt_core::digest::combine;
 use rlt_core::metrics::{Metrics, rollout_metrics};
 use rlt_core::types::{RewardStatus, RolloutGroup, TokenId};
 use rlt_data::seeds::{SeedUse, seed};
+use rlt_decoder::RoutesOfCompletion;
 
-use crate::model::RoutesOfCompletion;
 use crate::observe::completions;
 use crate::observe::observers::Observers;
 use crate::observe::phases::{self, PhaseClock, cost_metrics};

@@ -3,11 +3,11 @@
 use rlt_api::{ExitCode, Problem};
 use rlt_data::tokenizer::TokenizerError;
 use rlt_data::{DataError, LoaderError};
+use rlt_decoder::{LoraError, ModelError};
 use rlt_hub::HubError;
 use rlt_storage::checkpoint::{CheckpointError, CopyError};
 use rlt_storage::run_folder::RunFolderError;
 
-use crate::model::{LoraError, ModelError};
 use crate::parallel::RankError;
 use crate::roles::StepError;
 use crate::roles::critic::CriticSetupError;

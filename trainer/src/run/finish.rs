@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use rlt_api::resolved::TrainingLength;
 use rlt_api::spec::{ExportDtype, ExportSpec};
+use rlt_decoder::{AdapterExport, BaseModel, Decoder, Export, ExportOptions};
 use serde::Serialize;
 use tch::Kind;
 
-use crate::model::{AdapterExport, BaseModel, Decoder, Export, ExportOptions};
 use crate::observe::report;
 use crate::observe::stop::{Outcome, StopReason};
 use crate::observe::tracking::RunEnd;

@@ -10,11 +10,11 @@ use std::time::Instant;
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec::{CheckpointSpec, Precision};
 use rlt_data::{DataPosition, LoaderState, Pipeline};
+use rlt_decoder::NamedTensors;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointShard, RunIdentity};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::model::NamedTensors;
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
 use crate::roles::Roles;

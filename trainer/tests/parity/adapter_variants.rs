@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use rlt_api::spec::LoraSpec;
-use rlt_trainer::model::{Adapter, Decoder, ExportOptions};
+use rlt_decoder::{Adapter, Decoder, ExportOptions};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use tch::{Kind, Tensor};
 

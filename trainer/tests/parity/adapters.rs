@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rlt_trainer::model::{Adapter, Decoder, ExportOptions};
+use rlt_decoder::{Adapter, Decoder, ExportOptions};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 

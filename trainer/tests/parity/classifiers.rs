@@ -1,6 +1,6 @@
 //! Sequence classifiers with one label beside transformers.
 
-use rlt_trainer::model::Classifier;
+use rlt_decoder::Classifier;
 use tch::Tensor;
 
 use super::fixture::{Fixture, TRAINABLE, max_error};

@@ -2,7 +2,7 @@
 //! store experts.
 
 use rlt_core::tensor_run::TensorRun;
-use rlt_trainer::model::{Adapter, Decoder, LoadOptions, RouterLoad, RouterObserver, Weights};
+use rlt_decoder::{Adapter, Decoder, LoadOptions, RouterLoad, RouterObserver, Weights};
 use tch::{Device, Kind, Tensor};
 
 use super::fixture::{Fixture, TOLERANCE, TRAINABLE, max_error, packed};

@@ -1,7 +1,7 @@
 //! Every family equals transformers: values, gradients, one optimizer step, greedy continuations.
 
+use rlt_decoder::{Adapter, Decoder, PackedInput};
 use rlt_trainer::commands::score::{SequenceScores, score};
-use rlt_trainer::model::{Adapter, Decoder, PackedInput};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use tch::{Device, Tensor};
 

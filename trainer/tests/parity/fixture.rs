@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use rlt_trainer::model::{Decoder, LoadOptions, PackedInput};
+use rlt_decoder::{Decoder, LoadOptions, PackedInput};
 use tch::{Device, Kind, Tensor};
 
 use super::models;

@@ -2,7 +2,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use rlt_trainer::model::{Adapter, Decoder};
+use rlt_decoder::{Adapter, Decoder};
 use tch::Tensor;
 
 use super::fixture::{Fixture, loss, max_error, packed, predictions};

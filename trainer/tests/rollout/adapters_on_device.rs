@@ -7,8 +7,8 @@ use std::path::Path;
 use rlt_api::plan::WeightSync;
 use rlt_api::spec::{LoraSpec, Precision, QuantizationFormat, QuantizationSpec};
 use rlt_core::sampling::SamplingParams;
+use rlt_decoder::{Decoder, LoadOptions, Weights};
 use rlt_devices::Counts;
-use rlt_trainer::model::{Decoder, LoadOptions, Weights};
 use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
 use tch::{Device, Kind};
 

@@ -1,7 +1,7 @@
 //! Equality of tokens and log-probs on every path: dense or paged, alone or batched, shared or not.
 
 use rlt_core::sampling::SamplingParams;
-use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
+use rlt_decoder::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
 use tch::{Kind, Tensor};
 
@@ -187,7 +187,7 @@ fn plain_greedy() -> Vec<Request> {
 }
 
 fn next_penalised(decoder: &Decoder, sequence: &[u32], penalty: f32) -> u32 {
-    let input = rlt_trainer::model::PackedInput::new(&[sequence], tch::Device::Cpu);
+    let input = rlt_decoder::PackedInput::new(&[sequence], tch::Device::Cpu);
     let hidden = tch::no_grad(|| decoder.hidden_states(&input, Adapter::On));
     let logits =
         tch::no_grad(|| decoder.logits(&hidden.narrow(0, sequence.len() as i64 - 1, 1), Adapter::On));

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use rlt_core::sampling::SamplingParams;
-use rlt_trainer::model::{
+use rlt_decoder::{
     Adapter, Decoder, LoadOptions, PackedInput, RouteCounter, RouteCounts, RoutesOfCompletion,
 };
 use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};

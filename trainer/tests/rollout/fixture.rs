@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rlt_core::engine::DetokenizeError;
 use rlt_core::sampling::{SamplingParams, derive_seed};
 use rlt_core::types::{Completion, TokenId};
-use rlt_trainer::model::{Adapter, Decoder, LoadOptions, PackedInput};
+use rlt_decoder::{Adapter, Decoder, LoadOptions, PackedInput};
 use rlt_trainer::roles::rollout::{Detokenizer, Engine, EngineError, EngineOptions, Request};
 use tch::{Device, Kind, Tensor};
 

@@ -3,7 +3,7 @@
 
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
-use rlt_trainer::model::Adapter;
+use rlt_decoder::Adapter;
 use rlt_trainer::roles::rollout::EngineOptions;
 
 use super::fixture::{SameSamples, options};

@@ -1,7 +1,7 @@
 //! Sync, sleep and wake: stale weights are refused, and memory is freed.
 
 use rlt_core::sampling::SamplingParams;
-use rlt_trainer::model::{Decoder, LoadOptions};
+use rlt_decoder::{Decoder, LoadOptions};
 use rlt_trainer::roles::rollout::{Engine, EngineError};
 
 use super::fixture::*;

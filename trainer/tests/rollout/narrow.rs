@@ -6,7 +6,7 @@ use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::rows::Rows;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, Prompt};
-use rlt_trainer::model::{Adapter, Decoder, LoadOptions, ModelConfig};
+use rlt_decoder::{Adapter, Decoder, LoadOptions, ModelConfig};
 use rlt_trainer::parallel::Ranks;
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};

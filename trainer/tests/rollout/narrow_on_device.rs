@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
-use rlt_trainer::model::Decoder;
+use rlt_decoder::Decoder;
 use rlt_trainer::roles::rollout::{EngineOptions, Request};
 use tch::{Device, Kind};
 

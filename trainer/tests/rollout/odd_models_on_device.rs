@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use rlt_core::sampling::SamplingParams;
-use rlt_trainer::model::{Decoder, ExportOptions, LoadOptions, ModelConfig};
+use rlt_decoder::{Decoder, ExportOptions, LoadOptions, ModelConfig};
 use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions};
 use serde_json::json;
 use tch::{Device, Kind};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rlt_api::spec::{Precision, QuantizationFormat, QuantizationSpec};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
-use rlt_trainer::model::{Decoder, ExportOptions, LoadOptions, Weights};
+use rlt_decoder::{Decoder, ExportOptions, LoadOptions, Weights};
 use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
 use tch::{Kind, Tensor};
 

@@ -1,7 +1,7 @@
 //! Rollout and actor choose the same experts for a token, and are seen to choose others where they do.
 
 use rlt_core::sampling::SamplingParams;
-use rlt_trainer::model::{Adapter, Decoder, PackedInput, RouteCounter, RouteCounts, RoutesOfCompletion};
+use rlt_decoder::{Adapter, Decoder, PackedInput, RouteCounter, RouteCounts, RoutesOfCompletion};
 use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use tch::{Device, Kind};
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rlt_core::types::{Completion, TokenId};
-use rlt_trainer::model::Decoder;
+use rlt_decoder::Decoder;
 use rlt_trainer::roles::rollout::{
     Command, CommandSource, Engine, EngineOptions, Event, NoCommandYet, Request, RolloutStats, SequenceId,
 };

@@ -23,7 +23,7 @@ const GO_ON: fn() -> ControlFlow<()> = || ControlFlow::Continue(());
 fn of_rank<T>(
     ranks: &Ranks,
     (family, options): (&str, EngineOptions),
-    body: impl FnOnce(&mut Engine, &rlt_trainer::model::Decoder) -> T,
+    body: impl FnOnce(&mut Engine, &rlt_decoder::Decoder) -> T,
 ) -> T {
     let decoder = decoder_on(Device::Cuda(ranks.rank()), family);
     let mut engine = engine(ranks, options);

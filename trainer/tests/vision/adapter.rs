@@ -5,7 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use rlt_api::spec::{LoraSpec, VlmLora};
-use rlt_trainer::model::{Adapter, Decoder, ExportOptions, LoadOptions, LoraError, Weights};
+use rlt_decoder::{Adapter, Decoder, ExportOptions, LoadOptions, LoraError, Weights};
 use rlt_trainer::parallel::{Ranks, ShardedParameters};
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};

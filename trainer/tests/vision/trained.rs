@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use rlt_trainer::model::{Adapter, Decoder, ExportOptions, LoadOptions, Weights};
+use rlt_decoder::{Adapter, Decoder, ExportOptions, LoadOptions, Weights};
 use rlt_trainer::parallel::{Ranks, ShardedParameters};
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};

@@ -1,6 +1,6 @@
 //! Activations of a pass: the tensors of a decoder layer that are alive, in bytes per token.
 //!
-//! Models the layer of the trainer's `model/layer.rs` with fused kernels on CPUs and GPUs: an RMS norm keeps
+//! Models the layer of `trainer/decoder/src/layer.rs` with fused kernels on CPUs and GPUs: an RMS norm keeps
 //! its input and one factor per row, the gated activation keeps gate and up.
 //!
 //! ```text

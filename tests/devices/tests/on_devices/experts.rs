@@ -2,7 +2,7 @@
 //! neither tokens nor routes, and no wait for them.
 
 use rlt_core::loss::PolicyLoss;
-use rlt_trainer::model::Adapter;
+use rlt_decoder::Adapter;
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::actor::update::{UpdatePlan, update};
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use rlt_api::spec::LoraSpec;
-use rlt_trainer::model::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
+use rlt_decoder::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
 use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use tch::{Device, Kind};
 

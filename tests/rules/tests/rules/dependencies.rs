@@ -10,7 +10,7 @@ use rlt_rules::workspace_root;
 
 /// The packages from the bottom up, each with the packages of the workspace on which it depends outside of
 /// tests. A package depends only on packages in rows above its own.
-const PACKAGES: [(&str, &[&str]); 27] = [
+const PACKAGES: [(&str, &[&str]); 28] = [
     ("rlt-algorithms", &[]),
     ("rlt-channel", &[]),
     ("rlt-files", &[]),
@@ -40,6 +40,7 @@ const PACKAGES: [(&str, &[&str]); 27] = [
     ("rlt-hub", &["rlt-api", "rlt-files", "rlt-tracking"]),
     ("rlt-data", &["rlt-api", "rlt-core", "rlt-files", "rlt-template", "rlt-terminal"]),
     ("rlt-storage", &["rlt-api", "rlt-channel", "rlt-core", "rlt-files", "rlt-torch", "rlt-tracking"]),
+    ("rlt-decoder", &["rlt-api", "rlt-core", "rlt-files", "rlt-torch"]),
     (
         "rlt-trainer",
         &[
@@ -47,6 +48,7 @@ const PACKAGES: [(&str, &[&str]); 27] = [
             "rlt-channel",
             "rlt-core",
             "rlt-data",
+            "rlt-decoder",
             "rlt-files",
             "rlt-hub",
             "rlt-sandbox",

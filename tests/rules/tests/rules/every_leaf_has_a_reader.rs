@@ -12,8 +12,15 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 
 /// Folders of the code that reads fields.
-const READERS: [&str; 6] =
-    ["trainer/src", "trainer/data/src", "trainer/hub/src", "operator", "crds/src/failure", "crds/src/plan"];
+const READERS: [&str; 7] = [
+    "trainer/src",
+    "trainer/data/src",
+    "trainer/decoder/src",
+    "trainer/hub/src",
+    "operator",
+    "crds/src/failure",
+    "crds/src/plan",
+];
 
 /// Sections that configure the training. Users have to read all of their fields, so the number is bounded.
 const TRAINERS: [&str; 8] =

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use rlt_core::batch::Batch;
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
 use rlt_core::types::{Completion, FinishReason, Prompt, Reward, Rollout, RolloutGroup, TokenId};
+use rlt_decoder::{Decoder, LoadOptions};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use self::deviation::compared;
 use super::{Failure, Finding, Report, shapes};
-use crate::model::{Decoder, LoadOptions};
 use crate::parallel::Ranks;
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::learner::MicroBatch;

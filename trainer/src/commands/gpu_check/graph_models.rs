@@ -6,12 +6,12 @@
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::{LoraSpec, Precision, QuantizationSpec};
+use rlt_decoder::{Decoder, LoadOptions, Weights};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::graphs::{Load, compare};
 use super::{Failure, Report, shapes};
-use crate::model::{Decoder, LoadOptions, Weights};
 use crate::roles::rollout::EngineOptions;
 
 /// A model of the check.

@@ -11,10 +11,10 @@ use rlt_core::kl::KlEstimator;
 use rlt_core::loss::{Aggregation, KlTerm, Objective, Vanilla};
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus, Rollout, RolloutGroup, TokenId};
+use rlt_decoder::Adapter;
 
 use super::Failure;
 use crate::commands::measure::wait;
-use crate::model::Adapter;
 use crate::observe::phases::PhaseClock;
 use crate::roles::actor::Actor;
 use crate::roles::actor::update::{UpdatePlan, update};

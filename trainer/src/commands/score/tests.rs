@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use rlt_decoder::{ExportOptions, LoadOptions, ModelConfig};
 use serde_json::json;
 use tch::Kind;
 
 use super::*;
 use crate::commands::model_args::{DeviceChoice, Dtype};
-use crate::model::{ExportOptions, LoadOptions, ModelConfig};
 
 struct Setting {
     dir: tempfile::TempDir,

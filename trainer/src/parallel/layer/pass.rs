@@ -3,13 +3,11 @@
 //! Legend of shapes: t tokens of this rank, d hidden size, n rows of its tokens, sorted by expert.
 
 use rlt_core::mesh::AxisPlace;
+use rlt_decoder::{Adapter, Decoder, DecoderLayer, FeedForward, LayerContext, Projections, TrainingProducts};
 use tch::Tensor;
 
 use super::graphs::{CutGraphs, GraphCut, Graphs, Roots};
 use super::style::{Boundary, Styles};
-use crate::model::{
-    Adapter, Decoder, DecoderLayer, FeedForward, LayerContext, Projections, TrainingProducts,
-};
 use crate::parallel::RankError;
 
 /// A layer that has run, with its graphs unless gradients were off.

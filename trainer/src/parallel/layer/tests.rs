@@ -3,10 +3,10 @@
 mod copies;
 mod memory;
 
+use rlt_decoder::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput, RouterObserver, Weights};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::*;
-use crate::model::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput, RouterObserver, Weights};
 
 fn dense() -> serde_json::Value {
     serde_json::json!({

@@ -25,6 +25,7 @@ use std::ops::Range;
 
 use rlt_core::mesh::{Axis, EvenSplit};
 use rlt_core::tensor_run::{TensorRun, TensorSlice};
+use rlt_decoder::RankSharding;
 use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -32,7 +33,6 @@ use self::gradients::Gradients;
 use super::flat_slot::{FlatSlot, places};
 use super::shard_storage::ShardStorage;
 use super::unsharded_buffer::{UnshardState, UnshardedBuffer, WeightDtype};
-use crate::model::rank_sharding::RankSharding;
 use crate::parallel::{ProcessGroups, RankError};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen, and all split along the same axes.

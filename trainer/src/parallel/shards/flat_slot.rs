@@ -7,9 +7,8 @@ use rlt_core::local_tensor::LocalTensor;
 use rlt_core::mesh::EvenSplit;
 use rlt_core::parameter_layout::ParameterLayout;
 use rlt_core::tensor_run::{TensorRun, TensorSlice};
+use rlt_decoder::of_ranges;
 use tch::{Tensor, no_grad};
-
-use crate::model::of_ranges;
 
 /// Alignment in bytes at which memory is read fastest.
 const CACHE_LINE: usize = 64;

@@ -20,12 +20,12 @@ use rlt_api::spec::{
     CriticSpec, LoraInit, LoraSpec, OffloadSpec, Precision, QuantizationFormat, QuantizationSpec,
 };
 use rlt_core::batch::{Batch, Demonstration};
+use rlt_decoder::{
+    Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights,
+};
 use tch::{Kind, Tensor};
 
 use self::configs::config;
-use crate::model::{
-    Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights,
-};
 use crate::parallel::tests::{
     actor_keeping_unsharded, actor_with_offload, on_ranks, trained_parameters, whole_parameters,
 };

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use rlt_core::mesh::{Axis, AxisPlace};
+use rlt_decoder::{Decoder, NamedTensors, RankSharding};
 use rlt_torch::OffloadStorage;
 use tch::{Kind, Tensor};
 
 use super::flat::FlatParameter;
-use crate::model::rank_sharding::RankSharding;
-use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{ProcessGroups, RankError};
 
 /// An FSDP unit: parameters that are gathered together.

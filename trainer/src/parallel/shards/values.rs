@@ -6,13 +6,13 @@ use std::path::Path;
 use std::rc::Rc;
 
 use rlt_core::tensor_run::{TensorRun, TensorSlice};
+use rlt_decoder::{Decoder, ModelError, NamedTensors, Weights};
 use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 
 use super::flat::FlatParameter;
 use super::flat_slot::copy_tensor_run;
 use super::{FsdpUnit, ShardedParameters};
-use crate::model::{Decoder, ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
 
 impl ShardedParameters {

@@ -9,11 +9,11 @@ use rlt_core::loss::{Aggregation, ClipCov, Denominators, Gpg, Gspo, LossInputs, 
 use rlt_core::mesh::AxisPlace;
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
-use tch::{Kind, Tensor};
-
-use crate::model::{
+use rlt_decoder::{
     Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput, Weights,
 };
+use tch::{Kind, Tensor};
+
 use crate::parallel::Ranks;
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
 use crate::roles::actor::update::{UpdatePlan, update};

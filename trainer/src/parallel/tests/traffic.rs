@@ -2,9 +2,9 @@
 
 use rlt_api::spec::LoraInit;
 use rlt_core::batch::Demonstration;
+use rlt_decoder::{Adapter, LoadOptions, LoraConfig, ModelConfig, ModuleMatch};
 
 use super::*;
-use crate::model::{Adapter, LoadOptions, LoraConfig, ModelConfig, ModuleMatch};
 use crate::roles::actor::update::{UpdatePlan, update};
 use crate::roles::learner::MicroBatch;
 use crate::roles::objective::supervised_objective;

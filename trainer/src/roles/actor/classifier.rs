@@ -8,12 +8,12 @@
 
 use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;
+use rlt_decoder::Adapter;
 use tch::{Kind, Tensor, no_grad};
 
 use super::Actor;
 use super::role::ActorRole;
 use super::update::UpdateError;
-use crate::model::Adapter;
 use crate::observe::tracking::console::Phase;
 use crate::roles::error::StepError;
 use crate::roles::learner::scoring::TokenValues;

@@ -1,8 +1,9 @@
 //! LoftQ: initialization of an adapter from the quantization error. Ranks divide the modules and exchange the
 //! matrices, because decompositions take long, and LAPACK's signs may differ from one machine to another.
 
+use rlt_decoder::{ModelError, NamedTensors, Weights};
+
 use super::Actor;
-use crate::model::{ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
 
 impl Actor {

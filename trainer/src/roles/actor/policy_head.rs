@@ -8,11 +8,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rlt_core::loss::{LossError, LossOutputs, PreparedLoss};
+use rlt_decoder::Adapter;
 use rlt_torch::{ChunkLoss, DeviceHead, HostCallbacks};
 use tch::Tensor;
 
 use super::chunked_loss::{ChunkedLoss, PolicySums};
-use crate::model::Adapter;
 use crate::roles::learner::{DeferredLoss, HeadContext, LearnerError, MicroBatch};
 
 /// Evaluates the loss of the completion tokens in a range, by their log-probs and entropies.

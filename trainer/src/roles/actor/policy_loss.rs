@@ -7,11 +7,11 @@ use std::vec::IntoIter;
 
 use rlt_core::batch::Batch;
 use rlt_core::loss::{CovarianceInputs, Denominators, LossError, LossScope, Objective};
+use rlt_decoder::Adapter;
 use tch::Tensor;
 
 use super::loss_inputs::PolicyLossInputs;
 use super::{Actor, PolicyHead, PolicySums};
-use crate::model::Adapter;
 use crate::roles::learner::{DeferredLoss, HeadContext, LearnerError, LossHead, MicroBatch};
 
 /// The loss of one optimizer update on some rows of a batch.

@@ -8,11 +8,11 @@ use rlt_core::importance::mismatch_metrics;
 use rlt_core::loss::Objective;
 use rlt_core::schedule::Schedule;
 use rlt_data::seeds::SeedUse;
+use rlt_decoder::{Adapter, Decoder, ModelError, Weights};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
 
 use super::Actor;
 use super::update::{UpdatePlan, UpdateReport, update};
-use crate::model::{Adapter, Decoder, ModelError, Weights};
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
 use crate::parallel::{DecoderUnits, RankError};

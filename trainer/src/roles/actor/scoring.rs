@@ -4,11 +4,11 @@
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size, v vocabulary.
 
 use rlt_core::batch::Batch;
+use rlt_decoder::Adapter;
 use rlt_torch::DeviceHead;
 use tch::{Kind, Tensor};
 
 use super::{Actor, TokenScores};
-use crate::model::Adapter;
 use crate::roles::learner::layer_schedule::DecoderPass;
 use crate::roles::learner::scoring::{Scoring, TokenValues};
 use crate::roles::learner::{LearnerError, MicroBatch};

@@ -1,10 +1,11 @@
 //! The routers' auxiliary loss in an update: choices are counted in a separate pass, over all ranks, before
-//! the first backward pass. The loss is computed by [`crate::model::RouterLoad`].
+//! the first backward pass. The loss is computed by [`rlt_decoder::RouterLoad`].
+
+use rlt_decoder::{Adapter, RouterLoad, RouterObserver};
 
 use super::error::LearnerError;
 use super::micro_batch::MicroBatch;
 use super::{Learner, layer_schedule};
-use crate::model::{Adapter, RouterLoad, RouterObserver};
 
 impl Learner {
     /// Sets the `coefficient` of the routers' auxiliary loss in updates; `None` omits the loss.

@@ -8,9 +8,8 @@
 //! reads.
 
 use rlt_api::plan::model_config::SCORE_BIAS;
+use rlt_decoder::{ADAPTED_MODEL, Decoder, OutputHead};
 use tch::{Kind, Tensor, no_grad};
-
-use crate::model::{ADAPTED_MODEL, Decoder, OutputHead};
 
 /// Leaves whose gradients are filled by hand; `None` if the weight is frozen.
 #[derive(Debug)]

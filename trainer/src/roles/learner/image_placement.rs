@@ -6,8 +6,7 @@ use std::sync::Arc;
 use rlt_api::plan::model_config::VisionConfig;
 use rlt_core::images::{ImageError, ImageLayout, PromptImage};
 use rlt_core::types::Prompt;
-
-use crate::model::PackedInput;
+use rlt_decoder::PackedInput;
 
 /// Images and positions of a packed row under construction.
 pub(super) struct ImagePlacement<'a> {

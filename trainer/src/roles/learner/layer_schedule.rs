@@ -34,11 +34,11 @@ mod saved_layer;
 
 use std::path::Path;
 
+use rlt_decoder::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput, TowerPass};
 use rlt_torch::{OffloadStorage, backward};
 use tch::{Tensor, no_grad};
 
 use self::saved_layer::{SavedLayer, SavedState};
-use crate::model::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput, TowerPass};
 use crate::parallel::{
     AxisGroup, Boundary, ExpertParallel, FsdpUnit, LayerPass, RankError, Ranks, ShardedParameters, Styles,
     TensorParallel, Ulysses,

@@ -20,10 +20,10 @@ use rlt_core::mesh::AxisPlace;
 use rlt_core::packing::{PackedLayout, PackingError, Segment, pack_groups};
 use rlt_core::rows::Rows;
 use rlt_core::types::TokenId;
+use rlt_decoder::{Decoder, PackedInput};
 use tch::Tensor;
 
 use super::image_placement::ImagePlacement;
-use crate::model::{Decoder, PackedInput};
 use crate::parallel::Ranks;
 
 /// Rows of a batch, packed into one row of tokens. Adjacent rows of one rollout group share their prompt.

@@ -6,10 +6,10 @@ use rlt_core::mesh::AxisPlace;
 use rlt_core::packing::{PackedLayout, Segment};
 use rlt_core::permutation::splitmix64;
 use rlt_core::types::TokenId;
+use rlt_decoder::{Adapter, PackedInput};
 use tch::{Kind, Tensor};
 
 use super::layer_schedule::{self, DecoderPass};
-use crate::model::{Adapter, PackedInput};
 use crate::parallel::{RankError, Ranks};
 
 /// Number of tokens of each rank, even: enough that sequences cross the borders of shards.

@@ -4,10 +4,10 @@
 use std::cell::RefCell;
 
 use rlt_api::plan::model_config::Experts;
+use rlt_decoder::{Counted, RouteCounter, RouteCounts, RoutesOfCompletion};
 use tch::Tensor;
 
 use super::MicroBatch;
-use crate::model::{Counted, RouteCounter, RouteCounts, RoutesOfCompletion};
 
 /// Counters of the passes over a batch.
 #[derive(Debug)]

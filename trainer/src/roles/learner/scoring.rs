@@ -6,6 +6,7 @@
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
 
 use rlt_core::batch::Batch;
+use rlt_decoder::Adapter;
 use rlt_torch::HostCallbacks;
 use tch::{Device, Tensor, no_grad};
 
@@ -13,7 +14,6 @@ use super::error::LearnerError;
 use super::layer_schedule::{self, DecoderPass};
 use super::micro_batch::MicroBatch;
 use super::routes::RouteComparison;
-use crate::model::Adapter;
 use crate::parallel::Ranks;
 
 /// `N` values for each of the c tokens of a micro-batch.

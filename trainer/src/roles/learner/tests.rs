@@ -3,11 +3,11 @@
 mod hidden_squares;
 
 use rlt_core::batch::Demonstration;
+use rlt_decoder::{LoadOptions, ModelConfig, PackedInput};
 use tch::{Device, Kind};
 
 use self::hidden_squares::HiddenSquares;
 use super::*;
-use crate::model::{LoadOptions, ModelConfig, PackedInput};
 use crate::roles::optim::AdamWOptions;
 
 /// Tokens of each sequence, and how many of them are its prompt.

@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use rlt_core::mesh::Axis;
+use rlt_decoder::NamedTensors;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use rlt_torch::TensorFile;
 use tch::{Tensor, no_grad};
 
 use super::error::LearnerError;
-use crate::model::NamedTensors;
 use crate::observe::phases::memory;
 use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, copy_tensor_run};
 use crate::roles::optim::{AdamW, Clipped, LossScale, OptimError, StepOutcome};

@@ -8,13 +8,13 @@ mod moments;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use rlt_decoder::ADAPTED_MODEL;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
 use rlt_torch::{AdamWStep, OffloadStorage};
 use tch::{Kind, Tensor};
 
 use self::moments::{Moments, Prefetched};
 use super::{OptimError, StepOutcome};
-use crate::model::ADAPTED_MODEL;
 
 /// Settings of AdamW, except the learning rate, which is an argument of each step.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,11 +8,11 @@ use rlt_core::batch::Batch;
 use rlt_core::digest;
 use rlt_core::kl::{KlController, kl_in_reward, mean_kl};
 use rlt_core::metrics::Metrics;
+use rlt_decoder::Adapter;
 use rlt_storage::checkpoint::Checkpoint;
 
 use super::log_prob_cache::{self, LogProbCache};
 use super::{CopyOptions, FrozenPolicy, Reference, ReferenceError};
-use crate::model::Adapter;
 use crate::parallel::{DecoderUnits, RankError, WeightDigest};
 use crate::roles::actor::ActorRole;
 use crate::roles::error::StepError;

@@ -16,12 +16,12 @@ use rlt_api::spec::{RewardFunctionSpec, RewardModelInput, RewardModelSpec};
 use rlt_core::packing::{PackingError, pack};
 use rlt_core::types::{Completion, Prompt, TokenId};
 use rlt_data::tokenizer::{Tokenizer, TokenizerError};
+use rlt_decoder::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
 use rlt_hub::HubError;
 use tch::no_grad;
 
 use self::reading::{Reader, Reading, aggregate};
 use super::functions::judges;
-use crate::model::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::error::StepFault;
 use crate::roles::learner::layer_schedule::{self, DecoderPass};

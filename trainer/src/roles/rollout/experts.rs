@@ -5,16 +5,15 @@
 //! any batch, the router's included, so that a sample does not depend on its batch.
 
 use rlt_api::plan::model_config::{ExpertForm, HiddenActivation};
+use rlt_decoder::{
+    Adapter, DecoderLayer, ExpertTensor, ExpertWeights, RoutedTokens, Router, TpSharding, clamped_activation,
+    gated_activation_packed,
+};
 use rlt_torch::{PackedLinear, WeightArena, has_one_order};
 use tch::{Kind, Tensor};
 
 use super::grouped_experts::GroupedExperts;
 use super::product::Product;
-use crate::model::tp_sharding::TpSharding;
-use crate::model::{
-    Adapter, DecoderLayer, ExpertTensor, ExpertWeights, RoutedTokens, Router, clamped_activation,
-    gated_activation_packed,
-};
 
 /// Packed weights of experts.
 #[derive(Debug)]

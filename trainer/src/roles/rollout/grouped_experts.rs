@@ -1,10 +1,8 @@
 //! Stacked weights of a layer's experts, as a GPU's grouped products read them.
 
+use rlt_decoder::{Adapter, ExpertTensor, ExpertWeights, TpSharding};
 use rlt_torch::Error;
 use tch::{Kind, Tensor, no_grad};
-
-use crate::model::tp_sharding::TpSharding;
-use crate::model::{Adapter, ExpertTensor, ExpertWeights};
 
 /// Weights of all experts, or this rank's shard of each.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rlt_core::images::{ImageLayout, PromptImage};
+use rlt_decoder::{Adapter, Decoder, ImageEmbeddings};
 use tch::Tensor;
 
 use super::{EngineError, Request};
-use crate::model::{Adapter, Decoder, ImageEmbeddings};
 
 /// A run of consecutive tokens of a sequence in one pass.
 #[derive(Clone, Copy, Debug)]

@@ -4,11 +4,11 @@
 //! Each head has products of its own. On a CPU in f32 a row has the same bits in any batch.
 
 use rlt_api::plan::model_config::LatentAttention;
+use rlt_decoder::{Adapter, DecoderLayer, LatentParts, LatentProducts, ProjectionWeights};
 use rlt_torch::{PackedLinear, WeightArena};
 use tch::{Kind, Tensor};
 
 use super::product::Product;
-use crate::model::{Adapter, DecoderLayer, LatentParts, LatentProducts, ProjectionWeights};
 
 /// Packed weights of latent attention, apart from the product with the hidden state and the output.
 #[derive(Debug)]

@@ -8,9 +8,8 @@
 //! 16 dims    a b c d e 0 0 0 | f g h i j 0 0 0
 //! ```
 
+use rlt_decoder::ProjectionWeights;
 use tch::{Device, Tensor};
-
-use crate::model::ProjectionWeights;
 
 /// Number of values of a head that kernels read at a time.
 const STEP: usize = 8;

@@ -7,15 +7,14 @@
 mod on_device;
 
 use rlt_core::local_tensor::LocalTensor;
+use rlt_decoder::{
+    Adapter, BaseWeight, Linear, LoraPair, NamedTensors, ProjectionWeights, TpSharding, of_ranges, peft_names,
+};
 use rlt_torch::cuda::Kernels;
 use rlt_torch::{Error, PackedLinear, QuantizedMatrix, WeightArena};
 use tch::{Kind, Tensor, no_grad};
 
 use super::padded_heads::PaddedHeads;
-use crate::model::tp_sharding::TpSharding;
-use crate::model::{
-    Adapter, BaseWeight, Linear, LoraPair, NamedTensors, ProjectionWeights, of_ranges, peft_names,
-};
 pub(super) use on_device::{DeviceProduct, Workspace};
 
 /// A linear layer without gradients, [rows, in] to [rows, out].

@@ -7,9 +7,9 @@
 use std::rc::Rc;
 
 use rlt_core::types::Completion;
+use rlt_decoder::RoutesOfCompletion;
 
 use super::Request;
-use crate::model::RoutesOfCompletion;
 use crate::parallel::{RankError, Ranks};
 use crate::roles::step_context::completion_key;
 

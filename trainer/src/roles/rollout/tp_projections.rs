@@ -1,14 +1,14 @@
 //! Products of a layer from its packed weights, or from this rank's tensor-parallel shard of them, whose
 //! outputs are all-reduced.
 
+use rlt_decoder::{
+    DenseProducts, ExpertProducts, FeedForward, LatentProducts, Projections, RouteLog, RoutedTokens, Router,
+};
 use tch::Tensor;
 
 use super::experts::PackedExperts;
 use super::latent::RolloutLatent;
 use super::weights::{PackedBlock, PackedLayer};
-use crate::model::{
-    DenseProducts, ExpertProducts, FeedForward, LatentProducts, Projections, RouteLog, RoutedTokens, Router,
-};
 use crate::parallel::{AxisGroup, RankError};
 
 /// Products of a layer from packed weights. With `ranks` these are shards, and outputs are all-reduced.

@@ -15,6 +15,7 @@ use std::ops::Range;
 use rlt_api::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
 use rlt_api::plan::model_config::ProductRows;
 use rlt_core::local_tensor::{DimShards, LocalTensor};
+use rlt_decoder::{Decoder, DecoderLayer, FeedForward, Linear, NamedTensors, TpSharding, VisionTower};
 use rlt_torch::{Error, WeightArena};
 use tch::Tensor;
 
@@ -23,8 +24,6 @@ use super::experts::PackedExperts;
 use super::padded_heads::PaddedHeads;
 use super::product::{DeviceProduct, Product, ProductOptions};
 use super::weights::{DOWN, OUTPUT, PackOptions, PackedBlock, PackedLayer, RolloutWeights, unit_name};
-use crate::model::tp_sharding::TpSharding;
-use crate::model::{Decoder, DecoderLayer, FeedForward, Linear, NamedTensors, VisionTower};
 use crate::parallel::{DecoderUnits, DigestCache, FsdpUnit, WeightDigest, digest_of};
 
 /// Checks that the decoder's adapter can be used unmerged.
@@ -223,7 +222,7 @@ type ShardOf<'a> = (&'a Linear, LocalTensor);
 
 /// This rank's shards of q, k, v and o, and of gate, up and down if the layer has a feed-forward block.
 fn parts<'a>(layer: &'a DecoderLayer, sharding: &TpSharding<'_>) -> Vec<ShardOf<'a>> {
-    let parts = layer.products().iter().zip(sharding.products(layer.shape.layer_idx));
+    let parts = layer.products().iter().zip(sharding.products(layer.layer_idx()));
     let part = |(product, shards): (&ProductRows, DimShards)| {
         let projection = &layer.projections()[product.projection_idx];
         (projection, sharding.local(projection.weight.size(), product.rows.clone(), &shards))

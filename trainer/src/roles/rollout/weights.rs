@@ -12,6 +12,7 @@ use std::sync::Arc;
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::mesh::AxisPlace;
 use rlt_core::types::TokenId;
+use rlt_decoder::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog, TpSharding};
 use rlt_torch::{PackedLinear, WeightArena};
 use tch::{Device, Kind, Tensor};
 
@@ -22,8 +23,6 @@ use super::padded_heads::PaddedHeads;
 use super::product::{DeviceProduct, Product, ProductOptions, fused};
 use super::tp_projections::TpProjections;
 use super::unmerged;
-use crate::model::tp_sharding::TpSharding;
-use crate::model::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog};
 use crate::parallel::{AxisGroup, DecoderUnits, DigestCache, FsdpUnit, RankError, WeightDigest, digest_of};
 
 /// Settings by which weights are packed.
@@ -264,8 +263,7 @@ impl Packer<'_> {
             let packed = PackedLayer::of_projections(layer, sharding, layout, options, &mut self.arena)?;
             return Ok((norms, packed));
         }
-        let weights =
-            self.sharding.layer(layer.shape.layer_idx, layer.merged_projection_weights(Adapter::On));
+        let weights = self.sharding.layer(layer.layer_idx(), layer.merged_projection_weights(Adapter::On));
         let weights = self.head_layout.layer(self.scaled(weights));
         let (kind, rows_hint, arena) = (self.kind, self.rows_hint, &mut self.arena);
         let experts = PackedExperts::pack(layer, &self.sharding, kind, shares, rows_hint, None, arena)?;

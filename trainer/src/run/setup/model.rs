@@ -11,12 +11,12 @@ use rlt_api::spec::{HubSpec, Precision, VisionTraining};
 use rlt_channel::ModelCommit;
 use rlt_data::seeds::{SeedUse, seed};
 use rlt_data::tokenizer::Tokenizer;
+use rlt_decoder::{Decoder, LoadOptions, OutputHead, Weights};
 use rlt_storage::run_folder::RunFolder;
 use tch::{Device, Kind};
 
 use super::hub_models::{self, RepoCommit};
 use super::{PassRanks, optimizer_options};
-use crate::model::{Decoder, LoadOptions, OutputHead, Weights};
 use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::offload::Offload;

@@ -7,6 +7,7 @@ use std::time::Instant;
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::TokenId;
+use rlt_decoder::{Decoder, LoadOptions};
 use serde_json::json;
 use tch::Kind;
 
@@ -15,7 +16,6 @@ use super::super::workload::NoText;
 use super::super::{Failure, Finding, Report};
 use super::prediction::{self, DecodeLoad, with_prediction};
 use super::{GPU, measured, peak, weights};
-use crate::model::{Decoder, LoadOptions};
 use crate::roles::rollout::{Engine, EngineOptions, Request};
 
 const BATCHES: [usize; 5] = [1, 4, 16, 64, 256];

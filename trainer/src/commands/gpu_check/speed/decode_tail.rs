@@ -7,6 +7,7 @@ use std::time::Instant;
 use rlt_api::plan::Machine;
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::TokenId;
+use rlt_decoder::{Decoder, LoadOptions};
 use serde_json::json;
 use tch::Kind;
 
@@ -16,7 +17,6 @@ use super::super::{Failure, Finding, Report};
 use super::decode::bytes_of_step;
 use super::prediction::{self, DecodeLoad, with_prediction};
 use super::{GPU, measured, peak};
-use crate::model::{Decoder, LoadOptions};
 use crate::roles::rollout::{Engine, EngineOptions, Request};
 
 /// Number of sequences per batch and of prompt tokens of each, on a GPU.

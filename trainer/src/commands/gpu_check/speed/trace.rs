@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::Path;
 
+use rlt_decoder::{Decoder, LoadOptions};
 use rlt_torch::Profile;
 use serde_json::json;
 use tch::Kind;
@@ -15,7 +16,6 @@ use super::super::workload::random_demonstrations;
 use super::super::{Failure, Finding, Report, is_stand_in};
 use super::{GPU, actor, decode_tail};
 use crate::commands::measure::wait;
-use crate::model::{Decoder, LoadOptions};
 use crate::roles::actor::update::{UpdatePlan, update};
 use crate::roles::objective::supervised_objective;
 

@@ -4,11 +4,11 @@
 use std::env;
 use std::process::Command;
 
+use rlt_decoder::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput, Weights};
 use rlt_devices::StandIn;
 use tch::{Device, Tensor};
 
 use super::dense;
-use crate::model::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput, Weights};
 use crate::parallel::RankError;
 use crate::parallel::layer::style::{Exchange, ParallelStyle};
 use crate::parallel::layer::{Boundary, LayerPass, Styles};

@@ -1,10 +1,10 @@
 //! Full copies of parameters, and of tensors that belong to them, in new memory. The unsharded buffer is not
 //! touched.
 
+use rlt_decoder::NamedTensors;
 use tch::{Tensor, no_grad};
 
 use super::{FlatParameter, Parameter};
-use crate::model::NamedTensors;
 use crate::parallel::{ProcessGroups, RankError};
 
 impl FlatParameter {

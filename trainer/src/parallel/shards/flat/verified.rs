@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use rlt_core::local_tensor::DimShards;
+use rlt_decoder::of_ranges;
 use tch::{Kind, Tensor, no_grad};
 
 use super::super::unsharded_buffer::WeightDtype;
 use super::{FlatParameter, Parameter};
-use crate::model::of_ranges;
 use crate::parallel::{ProcessGroups, RankError};
 
 impl FlatParameter {

@@ -1,7 +1,8 @@
 //! The models of these tests.
 
+use rlt_decoder::ModelConfig;
+
 use super::Case;
-use crate::model::ModelConfig;
 
 /// Three layers whose numbers of parameters no small number divides.
 pub(super) fn config(case: Case) -> ModelConfig {

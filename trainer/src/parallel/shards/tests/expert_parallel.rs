@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use rlt_core::tensor_run::TensorRun;
+use rlt_decoder::{PackedInput, RouterObserver};
 
 use super::saved::{Layout, Way, go_on, save};
 use super::*;
-use crate::model::{PackedInput, RouterObserver};
 use crate::roles::learner::layer_schedule::{self, DecoderPass};
 
 /// Qwen3-MoE, whose routers have a loss.

@@ -7,9 +7,9 @@ use std::path::Path;
 use rlt_core::engine::{DetokenizeError, Detokenizer};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
+use rlt_decoder::{AdapterExport, Export};
 
 use super::*;
-use crate::model::{AdapterExport, Export};
 use crate::roles::rollout::{Engine, EngineError, EngineOptions, Request};
 
 struct Digits;

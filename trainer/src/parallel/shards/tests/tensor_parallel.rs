@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use rlt_core::tensor_run::TensorRun;
+use rlt_decoder::PackedInput;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointStore};
 use serde_json::json;
 
 use super::*;
-use crate::model::PackedInput;
 use crate::roles::learner::layer_schedule::{self, DecoderPass};
 use crate::run::checkpoint_writer::{CheckpointWriter, Settled, Wait};
 

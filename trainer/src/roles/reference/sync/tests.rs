@@ -5,9 +5,9 @@ use std::path::Path;
 use std::rc::Rc;
 
 use rlt_api::plan::model_config::ModelConfig;
+use rlt_decoder::{Decoder, LoadOptions};
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::{Decoder, LoadOptions};
 use crate::parallel::tests::{actor_on_mesh, on_ranks, whole_parameters};
 use crate::parallel::{DecoderUnits, RankError, Ranks, copy_tensor_run};
 use crate::roles::actor::{Actor, ActorOptions};

@@ -12,6 +12,7 @@
 //! whose keys and values are gathered from the cache once for all rows.
 
 use rlt_api::plan::model_config::{ModelConfig, QkNorm};
+use rlt_decoder::{DecoderLayer, FeedForward, ImageEmbeddings, Norm, activation_of};
 use rlt_torch::cuda::{EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu};
 use rlt_torch::{Activation, CachedSegments, Error, PackedLinear, cached_attention};
 use tch::{Device, Kind, TchError, Tensor};
@@ -20,12 +21,11 @@ use super::CudaError;
 use super::experts::{ExpertBuffers, MoeLaunch};
 use super::splits::Splits;
 use super::stream_tensor_parallel::StreamTensorParallel;
-use crate::model::{DecoderLayer, FeedForward, ImageEmbeddings, Norm, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
 use crate::roles::rollout::product::{DeviceProduct, Workspace};
 use crate::roles::rollout::weights::{PackedBlock, RolloutWeights};
 
-/// Norm weights of a layer in the compute dtype; [`crate::model`] documents their positions.
+/// Norm weights of a layer in the compute dtype; [`rlt_decoder`] documents their positions.
 #[derive(Debug)]
 struct Norms {
     before_attention: Option<Tensor>,

@@ -3,8 +3,8 @@
 use rlt_core::engine::SequenceRequest;
 use rlt_core::images::ImageError;
 use rlt_core::types::TokenId;
+use rlt_decoder::ModelConfig;
 
-use crate::model::ModelConfig;
 use crate::roles::rollout::{EngineError, EngineOptions, Request};
 
 /// Bounds of requests by the model and the engine's options.

@@ -14,13 +14,12 @@
 //! product.
 
 use rlt_core::local_tensor::LocalTensor;
+use rlt_decoder::{Adapter, BaseWeight, Linear, NamedTensors, ProjectionWeights, TpSharding};
 use rlt_torch::cuda::{Dequantize, Kernels, QUANTIZED_FEW_ROWS, QuantizedLinear, QuantizedRows};
 use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, TchError, Tensor, no_grad};
 
 use super::{ProductOptions, adapter_matrices, bytes_of, fused, local_adapter, local_outputs};
-use crate::model::tp_sharding::TpSharding;
-use crate::model::{Adapter, BaseWeight, Linear, NamedTensors, ProjectionWeights};
 use crate::roles::rollout::padded_heads::PaddedHeads;
 
 /// Products of projections with the same inputs, side by side.

@@ -9,9 +9,9 @@ use std::rc::Rc;
 use rlt_core::engine::{DetokenizeError, Detokenizer, SchedulerConfig};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
+use rlt_decoder::ModelConfig;
 
 use super::*;
-use crate::model::ModelConfig;
 use crate::roles::rollout::engine::{Command, CommandSource};
 use crate::roles::rollout::sampler::SampledToken;
 use crate::roles::rollout::{EngineOptions, Request};
