@@ -16,8 +16,8 @@ use std::rc::Rc;
 
 use rank_processes::RankProcesses;
 use rlt_decoder::{Decoder, LoadOptions, Weights};
+use rlt_parallel::{Ranks, ShardedParameters};
 use rlt_trainer::commands::gpu_check::workload::random_demonstrations;
-use rlt_trainer::parallel::{Ranks, ShardedParameters};
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::actor::update::update;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};

@@ -29,11 +29,11 @@ use rlt_api::resolved::ResolvedSpec;
 use rlt_channel::ModelCommit;
 use rlt_core::metrics::Metrics;
 use rlt_decoder::{BaseModel, Weights};
+use rlt_parallel::Ranks;
 use rlt_storage::checkpoint::RunIdentity;
 use rlt_storage::run_folder::RunFolder;
 
 use crate::observe::stop::StopReason;
-use crate::parallel::Ranks;
 use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;

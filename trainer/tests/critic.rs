@@ -12,7 +12,7 @@ use rlt_core::loss::{Aggregation, Gpg};
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_decoder::{Adapter, Decoder, LoadOptions, PackedInput};
-use rlt_trainer::parallel::Ranks;
+use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::update::UpdatePlan;
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::critic::{Critic, CriticOptions};

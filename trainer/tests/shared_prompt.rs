@@ -12,7 +12,7 @@ use rlt_core::mesh::AxisPlace;
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
-use rlt_trainer::parallel::Ranks;
+use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::{Actor, ActorOptions, TokenScores};
 use rlt_trainer::roles::learner::MicroBatch;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};

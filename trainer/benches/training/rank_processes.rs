@@ -5,8 +5,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
+use rlt_parallel::{RankEnvironment, Ranks};
 use rlt_torch::collectives::{Store, serve_store};
-use rlt_trainer::parallel::{RankEnvironment, Ranks};
 use serde_json::{Value, json};
 
 use crate::measure;

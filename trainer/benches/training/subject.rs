@@ -2,7 +2,7 @@
 
 use rlt_api::spec::LoraInit;
 use rlt_decoder::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
-use rlt_trainer::parallel::Ranks;
+use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 

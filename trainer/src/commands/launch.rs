@@ -25,6 +25,7 @@ mod outcome;
 mod stop_signal;
 
 use rlt_api::{ExitCode, ValidatedJob};
+use rlt_parallel::RankEnvironment;
 
 use self::children::{Before, Children};
 pub(crate) use self::environment::spent_before;
@@ -36,7 +37,6 @@ use self::machine::{check, grace_period, last_words, serve, text_of};
 pub use self::outcome::{AttemptOutcome, Cut, End, Failed};
 use self::stop_signal::StopSignal;
 use crate::commands::worker::{self, ChooseRecipes, WorkerArgs};
-use crate::parallel::RankEnvironment;
 
 /// Runs the ranks of this machine until they end. A rank in this process uses the recipes of `choose`.
 ///

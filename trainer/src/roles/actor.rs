@@ -23,12 +23,12 @@ use std::path::PathBuf;
 
 use rlt_core::loss::PreparedLoss;
 use rlt_decoder::{Adapter, Decoder};
+use rlt_parallel::{Ranks, ShardedParameters};
 
 pub use self::chunked_loss::PolicySums;
 pub use self::policy_head::EvaluateLoss;
 pub(crate) use self::policy_head::PolicyHead;
 pub use self::role::ActorRole;
-use crate::parallel::{Ranks, ShardedParameters};
 use crate::roles::learner::layer_schedule::DecoderPass;
 use crate::roles::learner::scoring::Scoring;
 use crate::roles::learner::{

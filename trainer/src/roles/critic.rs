@@ -20,6 +20,7 @@ use std::rc::Rc;
 use rlt_api::spec::{CriticSpec, LoraSpec};
 use rlt_core::batch::Batch;
 use rlt_decoder::{Adapter, Decoder, LoraError, NamedTensors};
+use rlt_parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
 use tch::{Kind, Tensor};
 
@@ -27,7 +28,6 @@ pub use self::learn::{CriticError, CriticReport, value_metrics};
 pub(crate) use self::role::CriticPlan;
 pub use self::role::CriticRole;
 use self::value_loss::values_of;
-use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
 use crate::roles::error::StepFault;
 use crate::roles::learner::scoring::{Scoring, TokenValues};

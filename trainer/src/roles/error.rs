@@ -2,8 +2,7 @@
 
 use rlt_api::ExitCode;
 use rlt_data::DataError;
-
-use crate::parallel::{DigestError, RankError};
+use rlt_parallel::{DigestError, RankError};
 
 /// An error that can end a step. Each role implements it for its own error.
 pub trait StepFault: std::error::Error + Send + Sync + 'static {

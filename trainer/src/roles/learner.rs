@@ -32,6 +32,7 @@ use std::rc::Rc;
 
 use rlt_core::batch::Batch;
 use rlt_decoder::{Adapter, Decoder, RouteCounts, RouterObserver, RoutesOfCompletion};
+use rlt_parallel::{DecoderUnits, Ranks, ShardedParameters};
 use tch::Tensor;
 
 pub use self::deferred_loss::DeferredLoss;
@@ -46,7 +47,6 @@ pub use self::probe::ProbeError;
 use self::routes::RouteComparison;
 use self::train_state::TrainState;
 pub use self::update_stats::UpdateStats;
-use crate::parallel::{DecoderUnits, Ranks, ShardedParameters};
 use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
 
 /// Settings of a learner's passes and updates, which are fixed for a run.

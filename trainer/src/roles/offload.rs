@@ -1,5 +1,5 @@
 //! Settings of offload for actor and critic: which tensors are offloaded between uses, and to which storage.
-//! When they are offloaded and prefetched is decided in [`crate::roles::optim`], [`crate::parallel`] and
+//! When they are offloaded and prefetched is decided in [`crate::roles::optim`], [`rlt_parallel`] and
 //! [`crate::roles::learner`].
 
 use std::path::{Path, PathBuf};

@@ -12,10 +12,10 @@ use std::rc::Rc;
 use rlt_core::batch::Batch;
 use rlt_core::tensor_run::TensorRun;
 use rlt_decoder::{Decoder, NamedTensors};
+use rlt_parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use tch::Kind;
 
-use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{Actor, TokenScores};
 use crate::roles::learner::LearnerError;
 use crate::roles::learner::layer_schedule::DecoderPass;

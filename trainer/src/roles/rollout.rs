@@ -61,10 +61,9 @@ use rlt_core::engine::{DetokenizeError, SchedulerError};
 use rlt_core::images::{ImageError, PromptImage};
 use rlt_core::sampling::{SamplingError, SamplingParams};
 use rlt_core::types::TokenId;
+use rlt_parallel::{DigestError, RankError};
 use serde::{Deserialize, Serialize};
 use tch::Kind;
-
-use crate::parallel::{DigestError, RankError};
 
 pub use engine::{
     Command, CommandQueue, CommandSource, Engine, EngineEnded, EngineHandle, Event, NoCommandYet, NoCommands,

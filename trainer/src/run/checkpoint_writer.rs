@@ -13,13 +13,13 @@
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
+use rlt_parallel::{RankError, Ranks};
 use rlt_storage::checkpoint::{
     CheckpointError, CheckpointShard, CheckpointStore, UnsyncedShard, WrittenShard,
 };
 use rlt_storage::error_chain;
 use serde_json::Value;
 
-use crate::parallel::{RankError, Ranks};
 use crate::run::error::TrainError;
 
 /// Asynchronous saving by all ranks, with the save in flight.

@@ -5,10 +5,10 @@ use rlt_data::tokenizer::TokenizerError;
 use rlt_data::{DataError, LoaderError};
 use rlt_decoder::{LoraError, ModelError};
 use rlt_hub::HubError;
+use rlt_parallel::RankError;
 use rlt_storage::checkpoint::{CheckpointError, CopyError};
 use rlt_storage::run_folder::RunFolderError;
 
-use crate::parallel::RankError;
 use crate::roles::StepError;
 use crate::roles::critic::CriticSetupError;
 use crate::roles::learner::ProbeError;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rlt_api::resolved::TrainingLength;
 use rlt_api::spec::{ExportDtype, ExportSpec};
 use rlt_decoder::{AdapterExport, BaseModel, Decoder, Export, ExportOptions};
+use rlt_parallel::{FsdpUnit, WeightDtype};
 use serde::Serialize;
 use tch::Kind;
 
@@ -13,7 +14,6 @@ use crate::observe::report;
 use crate::observe::stop::{Outcome, StopReason};
 use crate::observe::tracking::RunEnd;
 use crate::observe::tracking::console::Phase;
-use crate::parallel::{FsdpUnit, WeightDtype};
 use crate::roles::Roles;
 use crate::run::error::TrainError;
 use crate::run::{ModelOrigin, Run};

@@ -6,11 +6,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use rlt_parallel::Ranks;
 use rlt_storage::checkpoint::{CheckpointShard, CheckpointStore};
 use rlt_storage::error_chain;
 use serde_json::Value;
 
-use crate::parallel::Ranks;
 use crate::roles::step_context::StepContext;
 use crate::run::StepReward;
 use crate::run::best::BestCheckpoint;

@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use rlt_api::ValidatedJob;
 use rlt_api::resolved::ResolvedSpec;
 use rlt_data::{Pipeline, TrainingRows};
+use rlt_parallel::Ranks;
 use rlt_storage::checkpoint::{CheckpointStore, RunIdentity};
 use rlt_storage::run_folder::RunFolder;
 
 use crate::observe::stop::StopRequest;
-use crate::parallel::Ranks;
 use crate::roles::Roles;
 use crate::roles::reward::{ExternalFunctions, PoolOptions, RewardFunctions, RewardPool};
 use crate::roles::step_context::StepContext;

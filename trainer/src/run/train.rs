@@ -7,12 +7,12 @@
 
 use rlt_core::metrics::Metrics;
 use rlt_data::Pipeline;
+use rlt_parallel::{RankError, Ranks};
 use rlt_torch::collectives::Traffic;
 
 use crate::observe::phases::gib;
 use crate::observe::stop::{Outcome, StopReason};
 use crate::observe::tracking::{RunEnd, Stage};
-use crate::parallel::{RankError, Ranks};
 use crate::roles::step_context::StepPosition;
 use crate::roles::{Roles, StepError};
 use crate::run::checkpoint_writer::Wait;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_decoder::{Decoder, LoadOptions, ModelConfig};
-use rlt_trainer::parallel::{DecoderUnits, ShardedParameters};
+use rlt_parallel::{DecoderUnits, ShardedParameters};
 use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions, Request, RolloutStats};
 use tch::Kind;
 

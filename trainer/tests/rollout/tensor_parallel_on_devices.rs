@@ -9,7 +9,7 @@ use rlt_core::engine::DetokenizeError;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, TokenId};
 use rlt_devices::Counts;
-use rlt_trainer::parallel::Ranks;
+use rlt_parallel::Ranks;
 use rlt_trainer::roles::rollout::{Detokenizer, Engine, EngineError, EngineOptions, Request};
 use tch::Device;
 

@@ -11,7 +11,7 @@ use rlt_core::loss::{Aggregation, Gspo, Objective, PolicyLoss, Vanilla};
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
-use rlt_trainer::parallel::Ranks;
+use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::update::{UpdatePlan, update};
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};

@@ -10,7 +10,7 @@ use rlt_rules::workspace_root;
 
 /// The packages from the bottom up, each with the packages of the workspace on which it depends outside of
 /// tests. A package depends only on packages in rows above its own.
-const PACKAGES: [(&str, &[&str]); 28] = [
+const PACKAGES: [(&str, &[&str]); 29] = [
     ("rlt-algorithms", &[]),
     ("rlt-channel", &[]),
     ("rlt-files", &[]),
@@ -41,6 +41,7 @@ const PACKAGES: [(&str, &[&str]); 28] = [
     ("rlt-data", &["rlt-api", "rlt-core", "rlt-files", "rlt-template", "rlt-terminal"]),
     ("rlt-storage", &["rlt-api", "rlt-channel", "rlt-core", "rlt-files", "rlt-torch", "rlt-tracking"]),
     ("rlt-decoder", &["rlt-api", "rlt-core", "rlt-files", "rlt-torch"]),
+    ("rlt-parallel", &["rlt-api", "rlt-core", "rlt-decoder", "rlt-files", "rlt-torch"]),
     (
         "rlt-trainer",
         &[
@@ -51,6 +52,7 @@ const PACKAGES: [(&str, &[&str]); 28] = [
             "rlt-decoder",
             "rlt-files",
             "rlt-hub",
+            "rlt-parallel",
             "rlt-sandbox",
             "rlt-storage",
             "rlt-template",

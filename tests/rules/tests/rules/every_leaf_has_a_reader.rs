@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 
 /// Folders of the code that reads fields.
-const READERS: [&str; 7] = [
+const READERS: [&str; 8] = [
     "trainer/src",
     "trainer/data/src",
     "trainer/decoder/src",
     "trainer/hub/src",
+    "trainer/parallel/src",
     "operator",
     "crds/src/failure",
     "crds/src/plan",

@@ -15,12 +15,12 @@ use rlt_core::batch::Batch;
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
 use rlt_core::types::{Completion, FinishReason, Prompt, Reward, Rollout, RolloutGroup, TokenId};
 use rlt_decoder::{Decoder, LoadOptions};
+use rlt_parallel::Ranks;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use self::deviation::compared;
 use super::{Failure, Finding, Report, shapes};
-use crate::parallel::Ranks;
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::learner::MicroBatch;
 use crate::roles::optim::{AdamW, AdamWOptions};

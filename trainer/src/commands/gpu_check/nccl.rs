@@ -6,6 +6,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rlt_parallel::RankEnvironment;
 use rlt_torch::collectives::{Collectives, Membership, Pending, Reduction, Rendezvous, serve_store};
 use rlt_torch::cuda;
 use serde_json::json;
@@ -14,7 +15,6 @@ use tch::{Device, Kind, Tensor};
 use super::shapes::on_device;
 use super::{Failure, Finding, Report};
 use crate::commands::measure::wait;
-use crate::parallel::RankEnvironment;
 
 /// Maximum time that ranks wait for each other.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -17,11 +17,11 @@ pub(super) mod update;
 use rlt_api::plan::Machine;
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_decoder::{Decoder, LoadOptions};
+use rlt_parallel::Ranks;
 use serde_json::{Value, json};
 use tch::{Device, Kind};
 
 use super::{Failure, Finding, device_name, is_stand_in};
-use crate::parallel::Ranks;
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::optim::{AdamW, AdamWOptions};
 

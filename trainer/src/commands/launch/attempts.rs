@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rlt_api::failure::AttemptProgress;
 use rlt_api::{ExitCode, ValidatedJob};
+use rlt_parallel::RankEnvironment;
 use rlt_storage::checkpoint::CheckpointStore;
 
 use super::budget::{Next, Restarts};
@@ -13,7 +14,6 @@ use super::{
     AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, grace_period, key, serve, text_of,
 };
 use crate::commands::worker::{self, WorkerArgs};
-use crate::parallel::RankEnvironment;
 
 /// Runs attempts until one ends without a failure, a signal requests the end, or a failure may not be
 /// retried.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rlt_api::{ExitCode, FailureCause, TERMINATION_MESSAGE_VARIABLE};
 use rlt_channel::environment;
+use rlt_parallel::RankEnvironment;
 use rlt_torch::collectives::{Store, report_failure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -18,7 +19,6 @@ use super::outcome::Cut;
 use super::{AttemptOutcome, End, LAUNCHER_VARIABLE, LaunchError, SPENT_VARIABLE, StopSignal, last_words};
 use crate::commands::termination;
 use crate::commands::worker::WorkerArgs;
-use crate::parallel::RankEnvironment;
 
 /// Interval of polls for exits.
 const POLL: Duration = Duration::from_millis(20);

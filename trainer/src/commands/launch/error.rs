@@ -1,10 +1,10 @@
 //! Reasons for which a launch fails.
 
 use rlt_api::ExitCode;
+use rlt_parallel::RankError;
 use rlt_torch::collectives::RendezvousError;
 
 use super::outcome::Failed;
-use crate::parallel::RankError;
 use crate::run::error::TrainError;
 
 /// A launch failed.

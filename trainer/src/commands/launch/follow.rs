@@ -15,6 +15,7 @@ use rlt_api::{Budget, ExitCode, ValidatedJob};
 use rlt_channel::client::{Follower, Settings};
 use rlt_channel::environment::{FOLLOW, FOLLOWS_RANKS, FOLLOWS_SPARE};
 use rlt_channel::{Assignment, Ending, Outcome, limits};
+use rlt_parallel::{RankEnvironment, RankError};
 
 use super::in_place::{adopt_orphans, are_gone};
 use super::key::{self, Requested};
@@ -22,7 +23,6 @@ use super::{
     AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, check, grace_period, serve, text_of,
 };
 use crate::commands::worker::WorkerArgs;
-use crate::parallel::{RankEnvironment, RankError};
 use crate::run::prefetch;
 
 /// Maximum time that a pod without ranks waits for an answer of the operator. A spare waits without limit.

@@ -11,6 +11,7 @@ use rlt_api::failure::{AttemptProgress, restarts_line};
 use rlt_api::spec::RetriesSpec;
 use rlt_api::{ExitCode, FailureCause, ValidatedJob};
 use rlt_channel::environment::RETRIES_LEFT;
+use rlt_parallel::{RankEnvironment, RankError};
 use rustix::process::{
     Pid, Signal, WaitOptions, getpid, kill_process_group, set_child_subreaper, test_kill_process_group,
     waitpgid,
@@ -22,7 +23,6 @@ use super::{
     AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, grace_period, key, serve, text_of,
 };
 use crate::commands::worker::WorkerArgs;
-use crate::parallel::{RankEnvironment, RankError};
 
 /// Maximum time for killed process groups to end.
 const GROUP_PATIENCE: Duration = Duration::from_secs(2);

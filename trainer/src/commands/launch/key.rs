@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use rlt_channel::client::{Follower, Settings};
+use rlt_parallel::{RankEnvironment, RankError};
 use rlt_torch::collectives::RendezvousKey;
 
 use super::{LaunchError, StopSignal};
-use crate::parallel::{RankEnvironment, RankError};
 
 /// Longest time in which the operator must answer. Ranks wait as long for each other.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);

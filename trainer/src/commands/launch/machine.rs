@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rlt_api::ValidatedJob;
+use rlt_parallel::{RankEnvironment, RankError};
 use rlt_torch::collectives::{Store, StoreSettings, serve_store_with};
 
 use super::error::LaunchError;
-use crate::parallel::{RankEnvironment, RankError};
 use crate::run::error::TrainError;
 
 /// Checks that the ranks of this machine are within the world size.

@@ -2,9 +2,9 @@
 //! matrices, because decompositions take long, and LAPACK's signs may differ from one machine to another.
 
 use rlt_decoder::{ModelError, NamedTensors, Weights};
+use rlt_parallel::RankError;
 
 use super::Actor;
-use crate::parallel::RankError;
 
 impl Actor {
     /// Sets the matrices of a fresh adapter that starts from the quantization error of `weights`. Collective.

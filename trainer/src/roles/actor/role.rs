@@ -9,13 +9,13 @@ use rlt_core::loss::Objective;
 use rlt_core::schedule::Schedule;
 use rlt_data::seeds::SeedUse;
 use rlt_decoder::{Adapter, Decoder, ModelError, Weights};
+use rlt_parallel::{DecoderUnits, RankError};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
 
 use super::Actor;
 use super::update::{UpdatePlan, UpdateReport, update};
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
-use crate::parallel::{DecoderUnits, RankError};
 use crate::roles::error::StepError;
 use crate::roles::learner::MiniBatches;
 use crate::roles::learner::train_state::TrainState;

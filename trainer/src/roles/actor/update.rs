@@ -9,10 +9,10 @@ use rlt_core::batch::Batch;
 use rlt_core::loss::{LossMetrics, Objective};
 use rlt_core::metrics::Metrics;
 use rlt_decoder::RouterLoad;
+use rlt_parallel::{RankError, Ranks};
 
 use super::policy_loss::UpdateLoss;
 use super::{Actor, PolicySums};
-use crate::parallel::{RankError, Ranks};
 use crate::roles::error::StepFault;
 use crate::roles::learner::{LearnerError, MicroBatch, MiniBatches, UpdateStats};
 

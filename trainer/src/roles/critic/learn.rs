@@ -4,10 +4,10 @@ use rlt_api::ExitCode;
 use rlt_core::batch::Batch;
 use rlt_core::loss::Denominators;
 use rlt_core::metrics::{Metrics, summarize};
+use rlt_parallel::{RankError, Ranks};
 
 use super::Critic;
 use super::value_loss::{Targets, ValueLoss, ValueSums};
-use crate::parallel::{RankError, Ranks};
 use crate::roles::error::StepFault;
 use crate::roles::learner::{LearnerError, MiniBatches, UpdateStats};
 

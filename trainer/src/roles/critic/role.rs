@@ -5,11 +5,11 @@ use std::rc::Rc;
 
 use rlt_api::spec::LoraSpec;
 use rlt_core::batch::Batch;
+use rlt_parallel::Ranks;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
 
 use super::{Critic, CriticOptions, CriticSetupError, value_metrics};
 use crate::observe::tracking::console::Phase;
-use crate::parallel::Ranks;
 use crate::roles::actor::ActorRole;
 use crate::roles::error::StepError;
 use crate::roles::learner::MiniBatches;

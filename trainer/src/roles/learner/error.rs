@@ -3,8 +3,8 @@
 use rlt_api::ExitCode;
 use rlt_core::loss::LossError;
 use rlt_core::packing::PackingError;
+use rlt_parallel::RankError;
 
-use crate::parallel::RankError;
 use crate::roles::error::StepFault;
 use crate::roles::optim::OptimError;
 

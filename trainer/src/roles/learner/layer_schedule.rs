@@ -25,7 +25,7 @@
 //!   backward   wait for the input, prefetch the previous one, compute again, then backward
 //! ```
 //! A rank without a micro-batch still takes part in every all-gather, because collectives need all ranks. In
-//! an expert-parallel group it also computes its experts for the other ranks. [`crate::parallel::LayerPass`]
+//! an expert-parallel group it also computes its experts for the other ranks. [`rlt_parallel::LayerPass`]
 //! has what ranks exchange inside a layer.
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
@@ -35,14 +35,14 @@ mod saved_layer;
 use std::path::Path;
 
 use rlt_decoder::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput, TowerPass};
+use rlt_parallel::{
+    AxisGroup, Boundary, ExpertParallel, FsdpUnit, LayerPass, RankError, Ranks, ShardedParameters, Styles,
+    TensorParallel, Ulysses,
+};
 use rlt_torch::{OffloadStorage, backward};
 use tch::{Tensor, no_grad};
 
 use self::saved_layer::{SavedLayer, SavedState};
-use crate::parallel::{
-    AxisGroup, Boundary, ExpertParallel, FsdpUnit, LayerPass, RankError, Ranks, ShardedParameters, Styles,
-    TensorParallel, Ulysses,
-};
 
 /// A decoder with its shards and sequence-parallel group, as passes need it.
 #[derive(Clone, Copy, Debug)]

@@ -7,6 +7,7 @@
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
 
+use rlt_parallel::Ranks;
 use tch::Tensor;
 
 use super::deferred_loss::DeferredLoss;
@@ -14,7 +15,6 @@ use super::error::LearnerError;
 use super::gradients::EmbeddingAndHeadGradients;
 use super::layer_schedule::DecoderPass;
 use super::micro_batch::MicroBatch;
-use crate::parallel::Ranks;
 
 /// The decoder below a head.
 #[derive(Clone, Copy, Debug)]

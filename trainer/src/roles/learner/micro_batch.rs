@@ -21,10 +21,10 @@ use rlt_core::packing::{PackedLayout, PackingError, Segment, pack_groups};
 use rlt_core::rows::Rows;
 use rlt_core::types::TokenId;
 use rlt_decoder::{Decoder, PackedInput};
+use rlt_parallel::Ranks;
 use tch::Tensor;
 
 use super::image_placement::ImagePlacement;
-use crate::parallel::Ranks;
 
 /// Rows of a batch, packed into one row of tokens. Adjacent rows of one rollout group share their prompt.
 #[derive(Debug)]

@@ -7,10 +7,10 @@ use rlt_core::packing::{PackedLayout, Segment};
 use rlt_core::permutation::splitmix64;
 use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, PackedInput};
+use rlt_parallel::{RankError, Ranks};
 use tch::{Kind, Tensor};
 
 use super::layer_schedule::{self, DecoderPass};
-use crate::parallel::{RankError, Ranks};
 
 /// Number of tokens of each rank, even: enough that sequences cross the borders of shards.
 const TOKENS_PER_RANK: usize = 6;

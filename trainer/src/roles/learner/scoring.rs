@@ -7,6 +7,7 @@
 
 use rlt_core::batch::Batch;
 use rlt_decoder::Adapter;
+use rlt_parallel::Ranks;
 use rlt_torch::HostCallbacks;
 use tch::{Device, Tensor, no_grad};
 
@@ -14,7 +15,6 @@ use super::error::LearnerError;
 use super::layer_schedule::{self, DecoderPass};
 use super::micro_batch::MicroBatch;
 use super::routes::RouteComparison;
-use crate::parallel::Ranks;
 
 /// `N` values for each of the c tokens of a micro-batch.
 pub(crate) enum TokenValues<const N: usize> {

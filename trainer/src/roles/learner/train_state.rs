@@ -9,13 +9,13 @@ use std::path::Path;
 
 use rlt_core::mesh::Axis;
 use rlt_decoder::NamedTensors;
+use rlt_parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, copy_tensor_run};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use rlt_torch::TensorFile;
 use tch::{Tensor, no_grad};
 
 use super::error::LearnerError;
 use crate::observe::phases::memory;
-use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, copy_tensor_run};
 use crate::roles::optim::{AdamW, Clipped, LossScale, OptimError, StepOutcome};
 
 /// Trainable parameters of a role with their optimizer.

@@ -1,12 +1,12 @@
 //! A vocabulary's head with tensor parallelism, where ranks hold different rows of its weight. Log-probs and
 //! entropies are those of the full vocabulary on each rank, and gradients of hidden states are summed.
 
+use rlt_parallel::{Boundary, RankError, TensorParallel};
 use rlt_torch::collectives::CollectiveError;
 use rlt_torch::{HeadWeight, VocabularyShard};
 use tch::Tensor;
 
 use super::layer_schedule::DecoderPass;
-use crate::parallel::{Boundary, RankError, TensorParallel};
 
 impl DecoderPass<'_> {
     /// Calls `head` with the head's weight `weight_vd`, which is full or this rank's shard.

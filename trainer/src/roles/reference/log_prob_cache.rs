@@ -23,10 +23,10 @@ use std::ops::Range;
 use std::path::Path;
 
 use rlt_core::batch::{Batch, BatchSequence};
+use rlt_parallel::{RankError, Ranks};
 use sha2::{Digest, Sha256};
 
 use self::records::{Key, MAX_RECORDS, Record, RecordFile, values_of};
-use crate::parallel::{RankError, Ranks};
 
 /// Name of the folder with the records in a run's folder.
 pub(crate) const FOLDER: &str = "reference-logprobs";

@@ -9,11 +9,11 @@ use rlt_core::digest;
 use rlt_core::kl::{KlController, kl_in_reward, mean_kl};
 use rlt_core::metrics::Metrics;
 use rlt_decoder::Adapter;
+use rlt_parallel::{DecoderUnits, RankError, WeightDigest};
 use rlt_storage::checkpoint::Checkpoint;
 
 use super::log_prob_cache::{self, LogProbCache};
 use super::{CopyOptions, FrozenPolicy, Reference, ReferenceError};
-use crate::parallel::{DecoderUnits, RankError, WeightDigest};
 use crate::roles::actor::ActorRole;
 use crate::roles::error::StepError;
 use crate::roles::step_context::StepContext;

@@ -6,9 +6,9 @@
 //! ```
 
 use rlt_core::packed_samples::{JudgedGroup, PackedSamplesError, pack, unpack};
+use rlt_parallel::{RankError, Ranks};
 
 use super::SamplingCost;
-use crate::parallel::{RankError, Ranks};
 
 /// Judged groups of one rank, and the cost of sampling them.
 #[derive(Debug, PartialEq)]
@@ -63,7 +63,7 @@ mod tests {
     use rlt_core::types::{Completion, FinishReason, Reward, RewardStatus};
 
     use super::*;
-    use crate::parallel::tests::on_ranks;
+    use crate::tests::on_ranks;
 
     /// Makes groups of these lengths, whose samples have `1 + 10 * rank + sample_idx` tokens.
     fn own(rank: usize, group_lens: &[usize]) -> OwnSamples {

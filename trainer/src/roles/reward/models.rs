@@ -18,11 +18,11 @@ use rlt_core::types::{Completion, Prompt, TokenId};
 use rlt_data::tokenizer::{Tokenizer, TokenizerError};
 use rlt_decoder::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
 use rlt_hub::HubError;
+use rlt_parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use tch::no_grad;
 
 use self::reading::{Reader, Reading, aggregate};
 use super::functions::judges;
-use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::error::StepFault;
 use crate::roles::learner::layer_schedule::{self, DecoderPass};
 

@@ -7,10 +7,10 @@ use rlt_core::batch::Batch;
 use rlt_core::packed_samples::JudgedGroup;
 use rlt_core::reward::Verdict;
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus, Rollout, RolloutGroup};
+use rlt_parallel::Ranks;
 
 use super::exchange::{self, OwnSamples};
 use super::{PendingRewards, RewardModels, RewardPool, SampleId, Sampled, SamplingCost};
-use crate::parallel::Ranks;
 use crate::roles::error::StepError;
 use crate::roles::step_context::StepContext;
 

@@ -27,6 +27,7 @@ use std::collections::{HashMap, VecDeque};
 
 use rlt_api::conflicts::{Fact, Facts, conflict_of};
 use rlt_core::types::TokenId;
+use rlt_parallel::RankError;
 use rlt_torch::Error;
 use rlt_torch::collectives::{CollectiveError, Traffic};
 use rlt_torch::cuda::driver::{Attribute, Driver};
@@ -40,7 +41,6 @@ use super::EngineError;
 use super::images::RequestImages;
 use super::kv_cache::KvCache;
 use super::weights::RolloutWeights;
-use crate::parallel::RankError;
 use batch_state::{BatchState, BatchStateLayout, RowArray};
 use layers::{ActivationBuffers, AttentionInputs, Model, ModelInput};
 use logit_buffers::LogitBuffers;

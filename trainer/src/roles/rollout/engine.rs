@@ -12,6 +12,7 @@ use std::sync::Arc;
 use rlt_core::engine::{Detokenizer, SequenceId};
 use rlt_core::mesh::AxisPlace;
 use rlt_core::types::Completion;
+use rlt_parallel::{AxisGroup, DecoderUnits, DigestCache, WeightDigest};
 
 use super::completion::RequestOutputs;
 use super::device::{CudaRunner, RunnerLimits};
@@ -20,7 +21,6 @@ use super::kv_cache::KvCache;
 use super::runner::{CpuRunner, Runner, timed};
 use super::weights::{PackOptions, RolloutWeights};
 use super::{EngineError, EngineOptions, Request, RolloutProgress, RolloutStats};
-use crate::parallel::{AxisGroup, DecoderUnits, DigestCache, WeightDigest};
 use bounds::RequestBounds;
 use capacity::{RunCapacity, allocate_cache, scheduler_for};
 pub use commands::{

@@ -17,11 +17,11 @@ use rlt_core::tensor_parallel::SampleAssignment;
 use rlt_core::types::{Completion, Prompt};
 use rlt_data::seeds::SeedUse;
 use rlt_data::tokenizer::Tokenizer;
+use rlt_parallel::Ranks;
 
 use super::{Engine, EngineError, Request, RolloutProgress, RolloutStats, routes};
 use crate::observe::phases::{gib, memory};
 use crate::observe::tracking::console::Phase;
-use crate::parallel::Ranks;
 use crate::roles::actor::ActorRole;
 use crate::roles::error::{StepError, StepFault};
 use crate::roles::reward::{ExternalFunctions, SampleId, Sampled, SamplingCost};

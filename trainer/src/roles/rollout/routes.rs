@@ -8,9 +8,9 @@ use std::rc::Rc;
 
 use rlt_core::types::Completion;
 use rlt_decoder::RoutesOfCompletion;
+use rlt_parallel::{RankError, Ranks};
 
 use super::Request;
-use crate::parallel::{RankError, Ranks};
 use crate::roles::step_context::completion_key;
 
 /// Key of a completion, and the digests of its routes.
@@ -67,7 +67,7 @@ fn unpacked(bytes: &[u8]) -> Vec<Logged> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallel::tests::on_ranks;
+    use crate::tests::on_ranks;
 
     #[test]
     fn every_rank_gets_the_routes_of_all() {

@@ -4,12 +4,12 @@
 use rlt_decoder::{
     DenseProducts, ExpertProducts, FeedForward, LatentProducts, Projections, RouteLog, RoutedTokens, Router,
 };
+use rlt_parallel::{AxisGroup, RankError};
 use tch::Tensor;
 
 use super::experts::PackedExperts;
 use super::latent::RolloutLatent;
 use super::weights::{PackedBlock, PackedLayer};
-use crate::parallel::{AxisGroup, RankError};
 
 /// Products of a layer from packed weights. With `ranks` these are shards, and outputs are all-reduced.
 pub(super) struct TpProjections<'a> {

@@ -16,6 +16,7 @@ use rlt_api::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
 use rlt_api::plan::model_config::ProductRows;
 use rlt_core::local_tensor::{DimShards, LocalTensor};
 use rlt_decoder::{Decoder, DecoderLayer, FeedForward, Linear, NamedTensors, TpSharding, VisionTower};
+use rlt_parallel::{DecoderUnits, DigestCache, FsdpUnit, WeightDigest, digest_of};
 use rlt_torch::{Error, WeightArena};
 use tch::Tensor;
 
@@ -24,7 +25,6 @@ use super::experts::PackedExperts;
 use super::padded_heads::PaddedHeads;
 use super::product::{DeviceProduct, Product, ProductOptions};
 use super::weights::{DOWN, OUTPUT, PackOptions, PackedBlock, PackedLayer, RolloutWeights, unit_name};
-use crate::parallel::{DecoderUnits, DigestCache, FsdpUnit, WeightDigest, digest_of};
 
 /// Checks that the decoder's adapter can be used unmerged.
 pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {

@@ -13,6 +13,7 @@ use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::mesh::AxisPlace;
 use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog, TpSharding};
+use rlt_parallel::{AxisGroup, DecoderUnits, DigestCache, FsdpUnit, RankError, WeightDigest, digest_of};
 use rlt_torch::{PackedLinear, WeightArena};
 use tch::{Device, Kind, Tensor};
 
@@ -23,7 +24,6 @@ use super::padded_heads::PaddedHeads;
 use super::product::{DeviceProduct, Product, ProductOptions, fused};
 use super::tp_projections::TpProjections;
 use super::unmerged;
-use crate::parallel::{AxisGroup, DecoderUnits, DigestCache, FsdpUnit, RankError, WeightDigest, digest_of};
 
 /// Settings by which weights are packed.
 #[derive(Clone, Debug)]

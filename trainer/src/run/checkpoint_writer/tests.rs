@@ -8,7 +8,7 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use super::*;
-use crate::parallel::tests::on_ranks;
+use crate::tests::on_ranks;
 
 const SIZE: usize = 3;
 

@@ -7,11 +7,11 @@ use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::plan::{Models, choices_for, memory_on_gpu};
 use rlt_api::resolved::{Choices, ResolvedSpec};
 use rlt_api::spec;
+use rlt_parallel::{RankError, Ranks};
 use rlt_torch::cuda::{self, CudaStatus, Kernels};
 use tch::Device;
 
 use crate::observe::phases;
-use crate::parallel::{RankError, Ranks};
 use crate::run::error::TrainError;
 
 /// Fraction of a GPU's memory that may be in use without an error: contexts of this process and of displays.

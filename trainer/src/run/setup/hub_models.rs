@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
 use rlt_api::spec::HubSpec;
 use rlt_decoder::BaseModel;
+use rlt_parallel::Ranks;
 use rlt_storage::run_folder::{MODEL_RECORD, REWARD_MODELS_RECORD, RunFolder};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::parallel::Ranks;
 use crate::run::error::TrainError;
 
 /// A repository of the hub at a commit.

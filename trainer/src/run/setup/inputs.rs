@@ -8,12 +8,12 @@ use rlt_api::resolved::{ResolvedSpec, TokenizerSource};
 use rlt_channel::ModelCommit;
 use rlt_data::tokenizer::Tokenizer;
 use rlt_decoder::{BaseModel, Weights, unknown_fields};
+use rlt_parallel::Ranks;
 use rlt_storage::run_folder::RunFolder;
 use tch::Device;
 
 use super::datasets::{Datasets, DownloadedData, context_of, within_context};
 use super::{device, hub_models, load_tokenizer, model, source_kind};
-use crate::parallel::Ranks;
 use crate::run::ModelOrigin;
 use crate::run::error::TrainError;
 

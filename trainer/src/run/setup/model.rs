@@ -12,12 +12,12 @@ use rlt_channel::ModelCommit;
 use rlt_data::seeds::{SeedUse, seed};
 use rlt_data::tokenizer::Tokenizer;
 use rlt_decoder::{Decoder, LoadOptions, OutputHead, Weights};
+use rlt_parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use rlt_storage::run_folder::RunFolder;
 use tch::{Device, Kind};
 
 use super::hub_models::{self, RepoCommit};
 use super::{PassRanks, optimizer_options};
-use crate::parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::offload::Offload;
 use crate::roles::reference::{CopyOptions, FrozenPolicy, Reference};

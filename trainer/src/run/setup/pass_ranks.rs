@@ -1,8 +1,7 @@
 //! The ranks of each kind of pass.
 
 use rlt_api::resolved::ResolvedSpec;
-
-use crate::parallel::{RankError, Ranks};
+use rlt_parallel::{RankError, Ranks};
 
 /// Ranks with the same tensor-parallel index as this one, with the sequence-parallel groups of each kind of
 /// pass. They are listed by pass, because each kind of pass may have a degree of its own.

@@ -9,12 +9,12 @@ use rlt_core::schedule::{Decay, Schedule};
 use rlt_core::types::RewardStatus;
 use rlt_data::seeds::{SeedUse, seed};
 use rlt_data::tokenizer::Tokenizer;
+use rlt_parallel::Ranks;
 use rlt_storage::run_folder::RunFolder;
 use tch::Device;
 
 use super::model::{self, RoleMeshes};
 use super::optimizer_options;
-use crate::parallel::Ranks;
 use crate::roles::actor::{Actor, ActorRole};
 use crate::roles::critic::{CriticOptions, CriticPlan, CriticRole};
 use crate::roles::learner::MiniBatches;

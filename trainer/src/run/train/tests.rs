@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rlt_core::reward::{RewardError, RewardFunction, Sample};
+use rlt_parallel::Ranks;
 use rlt_storage::run_folder::RunFolder;
 
 use super::*;
 use crate::observe::stop::StopRequest;
-use crate::parallel::Ranks;
 use crate::roles::reward::{PoolOptions, RewardFunctions, RewardPool};
 
 const JOB: &str = r#"

@@ -4,10 +4,9 @@
 //!
 //! Legend of shapes: t tokens, d hidden size.
 
+use rlt_parallel::{LayerPass, RankError};
 use rlt_torch::{OffloadStorage, Offloaded, Prefetch};
 use tch::Tensor;
-
-use crate::parallel::{LayerPass, RankError};
 
 /// A saved layer, on the device or offloaded.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 
 use super::*;
-use crate::parallel::tests::on_ranks;
+use crate::tests::on_ranks;
 
 fn example(prompt: &[u32], completions: &[&[u32]]) -> Arc<PreferenceExample> {
     let prompt = Prompt::from_tokens(0, prompt.to_vec());

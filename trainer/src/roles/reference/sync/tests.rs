@@ -6,12 +6,12 @@ use std::rc::Rc;
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_decoder::{Decoder, LoadOptions};
+use rlt_parallel::{DecoderUnits, RankError, Ranks, copy_tensor_run};
 use tch::{Kind, Tensor, no_grad};
 
-use crate::parallel::tests::{actor_on_mesh, on_ranks, whole_parameters};
-use crate::parallel::{DecoderUnits, RankError, Ranks, copy_tensor_run};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::reference::{CopyOptions, FrozenPolicy};
+use crate::tests::{actor_on_mesh, on_ranks, whole_parameters};
 
 const ALPHA: f64 = 0.3;
 

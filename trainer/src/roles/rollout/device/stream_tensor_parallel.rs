@@ -3,11 +3,10 @@
 //! That is two all-reduces a layer and three launches a step more than without.
 
 use rlt_core::mesh::AxisPlace;
+use rlt_parallel::{AxisGroup, RankError};
 use rlt_torch::collectives::{CollectiveError, Reduction, StreamGroup, Traffic};
 use rlt_torch::cuda::Event;
 use tch::Tensor;
-
-use crate::parallel::{AxisGroup, RankError};
 
 /// The tensor-parallel group of this rank, in the decoder's stream.
 #[derive(Debug)]

@@ -13,10 +13,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use rlt_parallel::{AxisGroup, RankError};
 use serde::{Deserialize, Serialize};
 
 use super::commands::{Command, CommandSource};
-use crate::parallel::{AxisGroup, RankError};
 
 /// Longest silence of the first rank of a group in which nothing runs.
 const MAX_SILENCE: Duration = Duration::from_secs(1);

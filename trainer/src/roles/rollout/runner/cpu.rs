@@ -4,11 +4,11 @@ use rlt_core::engine::{Prefill, Sequence, Step};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, DecoderLayer, RouteLog};
+use rlt_parallel::RankError;
 use rlt_torch::Segments;
 use tch::Tensor;
 
 use super::{Runner, StepInput, StepOutput, timed};
-use crate::parallel::RankError;
 use crate::roles::rollout::images::{RequestImages, TokenSpan};
 use crate::roles::rollout::kv_cache::{KvCache, LayerCache};
 use crate::roles::rollout::weights::RolloutWeights;

@@ -1,0 +1,94 @@
+//! Groups of ranks along axes of the mesh, and the collectives by which they exchange tensors. The layout of
+//! ranks is in `rlt_core::mesh`, and what is exchanged inside a layer in `layer`.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rlt_core::mesh::AxisPlace;
+use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction};
+use tch::Tensor;
+
+use super::RankError;
+
+/// The ranks that differ from this one along some axes of the mesh alone, connected.
+#[derive(Debug)]
+pub struct AxisGroup {
+    place: AxisPlace,
+    collectives: Mutex<Box<dyn Collectives>>,
+}
+
+impl AxisGroup {
+    pub(super) fn new(place: AxisPlace, collectives: Box<dyn Collectives>) -> Self {
+        Self { place, collectives: Mutex::new(collectives) }
+    }
+
+    /// This rank's place in the group, which is also that of its shard along the axes.
+    pub fn place(&self) -> AxisPlace {
+        self.place
+    }
+
+    /// All-reduces a contiguous tensor in place; all ranks get the same bits.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_reduce(&self, tensor: &Tensor) -> Result<(), RankError> {
+        self.exchange(|group| group.all_reduce(tensor, Reduction::Sum))
+    }
+
+    /// All-reduces numbers by their maximum, element by element.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_reduce_max<const N: usize>(&self, mut numbers: [i64; N]) -> Result<[i64; N], RankError> {
+        let tensor = Tensor::from_slice(&numbers);
+        self.exchange(|group| group.all_reduce(&tensor, Reduction::Max))?;
+        tensor.copy_data(&mut numbers, N);
+        Ok(numbers)
+    }
+
+    /// All-gathers values of every rank, `[n]`, to `[size, n]`.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_gather(&self, own: &Tensor) -> Result<Tensor, RankError> {
+        let own = own.detach().contiguous().view(-1);
+        let all = Tensor::empty([self.place.size as i64, own.numel() as i64], (own.kind(), own.device()));
+        self.exchange(|group| group.all_gather(&all, &own))?;
+        Ok(all)
+    }
+
+    /// All-to-all: sends the next `sent[r]` of the `rows`, `[n, ..]`, to rank `r` of the group, and returns
+    /// the `received[r]` rows from each rank, in the order of ranks.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_to_all(&self, rows: &Tensor, sent: &[i64], received: &[i64]) -> Result<Tensor, RankError> {
+        let rows = rows.detach().contiguous();
+        let mut size = rows.size();
+        size[0] = received.iter().sum();
+        let output = Tensor::empty(size, (rows.kind(), rows.device()));
+        self.exchange(|group| group.all_to_all(&output, &rows, received, sent))?;
+        Ok(output)
+    }
+
+    /// The sum of a number over the group, in the order of ranks: the same bits on every rank.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn sum(&self, number: f64) -> Result<f64, RankError> {
+        let all = self.all_gather(&Tensor::from_slice(&[number]))?;
+        Ok(rlt_torch::to_vec::<f64>(&all).iter().sum())
+    }
+
+    /// Starts an operation, and waits for it.
+    pub(super) fn exchange(
+        &self,
+        start: impl FnOnce(&mut dyn Collectives) -> Result<Pending, CollectiveError>,
+    ) -> Result<(), RankError> {
+        Ok(start(self.collectives().as_mut())?.wait()?)
+    }
+
+    /// Collectives of the group, for operations that overlap others.
+    pub(super) fn collectives(&self) -> MutexGuard<'_, Box<dyn Collectives>> {
+        self.collectives.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,18 @@
+//! Exchange of sequence-parallel groups (Ulysses), whose ranks compute the same packed tokens, each a shard
+//! of them. `layer` uses it around attention; the layout of ranks is in `rlt_core::mesh`.
+
+use tch::Tensor;
+
+use super::{AxisGroup, RankError};
+
+impl AxisGroup {
+    /// All-to-all of equal blocks: sends block `r` of `blocks`, `[size, ..]`, to rank `r` of the group, and
+    /// returns the blocks received from all ranks, in their order.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn exchange_blocks(&self, blocks: &Tensor) -> Result<Tensor, RankError> {
+        let splits = vec![1; self.place().size];
+        self.all_to_all(blocks, &splits, &splits)
+    }
+}
