@@ -14,8 +14,8 @@ export CLIPPY_ARGS="-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
 WORKSPACE=(--workspace --features rlt-api/kube --locked)
 # Packages that link libtorch, or whose tests start programs that do.
 WITH_LIBTORCH=(
-    rlt-trainer rlt-data rlt-decoder rlt-parallel rlt-storage rlt-torch rlt-devices rlt-prepare rlt-tests rlt-cluster
-    expert-iteration
+    rlt-trainer rlt-data rlt-decoder rlt-engine rlt-parallel rlt-storage rlt-torch rlt-devices rlt-prepare rlt-tests
+    rlt-cluster expert-iteration
 )
 WITHOUT_LIBTORCH=("${WORKSPACE[@]}" "${WITH_LIBTORCH[@]/#/--exclude=}" --exclude rlt-rules)
 # Tests that need nothing prepared, of packages that need no libtorch, cluster or browser.

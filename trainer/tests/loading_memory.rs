@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use rlt_api::plan::model_config::{ModelConfig, TensorShape};
 use rlt_decoder::{Decoder, Export, ExportOptions, LoadOptions, Weights};
+use rlt_engine::{Engine, EngineOptions};
 use rlt_parallel::{DecoderUnits, RankEnvironment, RankError, Ranks, ShardedParameters, WeightDtype};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointContent, CheckpointStore};
 use rlt_torch::collectives::serve_store;
-use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 

@@ -40,7 +40,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_decoder::{Decoder, LoadOptions};
 use rlt_devices::{Counts, StandIn};
-use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request, RolloutProgress, RolloutStats};
+use rlt_engine::{Engine, EngineOptions, Request, RolloutProgress, RolloutStats};
 use serde_json::json;
 use tch::Device;
 

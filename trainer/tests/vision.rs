@@ -17,10 +17,10 @@ use rlt_core::images::ImageLayout;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, ExportOptions, LoadOptions, Weights};
+use rlt_engine::EngineOptions;
 use rlt_parallel::ShardedParameters;
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::rollout::EngineOptions;
 use tch::Tensor;
 
 use fixture::{

@@ -20,12 +20,12 @@ use rlt_core::sampling::{SamplingError, SamplingParams, derive_seed};
 use rlt_core::types::{Completion, FinishReason, TokenId};
 use rlt_data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
 use rlt_decoder::Decoder;
+use rlt_engine::{Detokenizer, Engine, EngineError, EngineOptions, Request};
 use rlt_storage::jsonl::{self, JsonlError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::commands::model_args::{ModelArgs, ModelArgsError};
-use crate::roles::rollout::{Detokenizer, Engine, EngineError, EngineOptions, Request};
 
 /// Command line of `rlt-trainer generate`.
 #[derive(Args, Clone, Debug)]

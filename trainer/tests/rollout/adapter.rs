@@ -8,7 +8,7 @@ use rlt_api::spec::LoraSpec;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_decoder::{Decoder, LoadOptions};
-use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions, Request};
+use rlt_engine::{Engine, EngineError, EngineOptions, Request};
 use tch::Kind;
 
 use super::fixture::*;

@@ -9,7 +9,7 @@ use rlt_api::spec::{LoraSpec, Precision, QuantizationFormat, QuantizationSpec};
 use rlt_core::sampling::SamplingParams;
 use rlt_decoder::{Decoder, LoadOptions, Weights};
 use rlt_devices::Counts;
-use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
+use rlt_engine::{Engine, EngineOptions, Request};
 use tch::{Device, Kind};
 
 use super::fixture::*;

@@ -10,7 +10,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, FinishReason};
-use rlt_trainer::roles::rollout::{
+use rlt_engine::{
     Command, CommandSource, Engine, EngineEnded, EngineError, EngineOptions, Event, NoCommandYet, Request,
     SequenceId, command_queue,
 };

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
-use rlt_trainer::roles::rollout::Command;
+use rlt_engine::Command;
 use tch::Device;
 
 use super::fixture::*;

@@ -2,7 +2,7 @@
 
 use rlt_core::sampling::SamplingParams;
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
-use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
+use rlt_engine::{Engine, EngineOptions, Request};
 use tch::{Kind, Tensor};
 
 use super::fixture::*;

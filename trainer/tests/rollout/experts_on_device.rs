@@ -7,7 +7,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_decoder::{
     Adapter, Decoder, LoadOptions, PackedInput, RouteCounter, RouteCounts, RoutesOfCompletion,
 };
-use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
+use rlt_engine::{Engine, EngineOptions, Request};
 use tch::{Device, Kind, Tensor};
 
 use super::fixture::*;

@@ -6,7 +6,7 @@ use rlt_core::engine::DetokenizeError;
 use rlt_core::sampling::{SamplingParams, derive_seed};
 use rlt_core::types::{Completion, TokenId};
 use rlt_decoder::{Adapter, Decoder, LoadOptions, PackedInput};
-use rlt_trainer::roles::rollout::{Detokenizer, Engine, EngineError, EngineOptions, Request};
+use rlt_engine::{Detokenizer, Engine, EngineError, EngineOptions, Request};
 use tch::{Device, Kind, Tensor};
 
 pub(crate) use super::models::{FAMILIES, folder};

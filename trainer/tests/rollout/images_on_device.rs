@@ -4,7 +4,7 @@
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
 use rlt_decoder::Adapter;
-use rlt_trainer::roles::rollout::EngineOptions;
+use rlt_engine::EngineOptions;
 
 use super::fixture::{SameSamples, options};
 use super::vision::{Fixture, MODELS, TOLERANCE, actor, check_gradients, generate, largest, request};

@@ -2,7 +2,7 @@
 
 use rlt_core::sampling::SamplingParams;
 use rlt_decoder::{Decoder, LoadOptions};
-use rlt_trainer::roles::rollout::{Engine, EngineError};
+use rlt_engine::{Engine, EngineError};
 
 use super::fixture::*;
 
@@ -104,7 +104,7 @@ fn two_hundred_sleeps_leak_no_memory() {
 fn progress_counts_every_token_and_sample() {
     let decoder = decoder("llama");
     let requests = requests(5, 2, &SamplingParams::default());
-    let mut engine = Engine::new(rlt_trainer::roles::rollout::EngineOptions { max_num_seqs: 3, ..options() });
+    let mut engine = Engine::new(rlt_engine::EngineOptions { max_num_seqs: 3, ..options() });
     engine.sync_weights(&decoder, 0).unwrap();
     let mut seen = Vec::new();
     let completions = engine

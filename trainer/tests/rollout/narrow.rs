@@ -7,10 +7,10 @@ use rlt_core::rows::Rows;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, Prompt};
 use rlt_decoder::{Adapter, Decoder, LoadOptions, ModelConfig};
+use rlt_engine::{EngineOptions, Request};
 use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::rollout::{EngineOptions, Request};
 use tch::Kind;
 
 use super::adapter::{adapted, unmerged};

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_decoder::Decoder;
-use rlt_trainer::roles::rollout::{EngineOptions, Request};
+use rlt_engine::{EngineOptions, Request};
 use tch::{Device, Kind};
 
 use super::fixture::*;

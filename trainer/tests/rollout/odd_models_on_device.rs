@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rlt_core::sampling::SamplingParams;
 use rlt_decoder::{Decoder, ExportOptions, LoadOptions, ModelConfig};
-use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions};
+use rlt_engine::{Engine, EngineError, EngineOptions};
 use serde_json::json;
 use tch::{Device, Kind};
 

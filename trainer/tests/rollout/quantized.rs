@@ -7,7 +7,7 @@ use rlt_api::spec::{Precision, QuantizationFormat, QuantizationSpec};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_decoder::{Decoder, ExportOptions, LoadOptions, Weights};
-use rlt_trainer::roles::rollout::{Engine, EngineOptions, Request};
+use rlt_engine::{Engine, EngineOptions, Request};
 use tch::{Kind, Tensor};
 
 use super::fixture::*;

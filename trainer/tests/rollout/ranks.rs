@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
+use rlt_engine::{Engine, EngineOptions};
 use rlt_parallel::{RankEnvironment, Ranks};
 use rlt_torch::collectives::serve_store;
-use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 
 /// Runs `body` on every rank, which waits for the others for so many seconds; what each returned, in the
 /// order of ranks.

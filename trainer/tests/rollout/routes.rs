@@ -2,7 +2,7 @@
 
 use rlt_core::sampling::SamplingParams;
 use rlt_decoder::{Adapter, Decoder, PackedInput, RouteCounter, RouteCounts, RoutesOfCompletion};
-use rlt_trainer::roles::rollout::{Engine, EngineOptions};
+use rlt_engine::{Engine, EngineOptions};
 use tch::{Device, Kind};
 
 use super::fixture::*;

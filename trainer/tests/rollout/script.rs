@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rlt_core::types::{Completion, TokenId};
 use rlt_decoder::Decoder;
-use rlt_trainer::roles::rollout::{
+use rlt_engine::{
     Command, CommandSource, Engine, EngineOptions, Event, NoCommandYet, Request, RolloutStats, SequenceId,
 };
 

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, FinishReason};
-use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions, Request, RolloutProgress, SequenceId};
+use rlt_engine::{Engine, EngineError, EngineOptions, Request, RolloutProgress, SequenceId};
 
 use super::fixture::*;
 

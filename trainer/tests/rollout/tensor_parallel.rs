@@ -10,8 +10,8 @@ use std::time::Duration;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_decoder::{Decoder, LoadOptions, ModelConfig};
+use rlt_engine::{Engine, EngineError, EngineOptions, Request, RolloutStats};
 use rlt_parallel::{DecoderUnits, ShardedParameters};
-use rlt_trainer::roles::rollout::{Engine, EngineError, EngineOptions, Request, RolloutStats};
 use tch::Kind;
 
 use super::adapter::adapted;

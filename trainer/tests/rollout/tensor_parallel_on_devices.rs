@@ -9,8 +9,8 @@ use rlt_core::engine::DetokenizeError;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, TokenId};
 use rlt_devices::Counts;
+use rlt_engine::{Detokenizer, Engine, EngineError, EngineOptions, Request};
 use rlt_parallel::Ranks;
-use rlt_trainer::roles::rollout::{Detokenizer, Engine, EngineError, EngineOptions, Request};
 use tch::Device;
 
 use super::fixture::*;

@@ -6,10 +6,10 @@ use std::rc::Rc;
 
 use rlt_api::spec::{LoraSpec, VlmLora};
 use rlt_decoder::{Adapter, Decoder, ExportOptions, LoadOptions, LoraError, Weights};
+use rlt_engine::{Engine, EngineOptions};
 use rlt_parallel::{Ranks, ShardedParameters};
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use tch::Tensor;
 
 use super::fixture::{

@@ -16,13 +16,13 @@ use rlt_core::rows::Rows;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, Prompt, TokenId};
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
+use rlt_engine::{Detokenizer, Engine, EngineOptions, Request};
 use rlt_parallel::{DecoderUnits, RankEnvironment, Ranks};
 use rlt_torch::collectives::serve_store;
 use rlt_trainer::roles::actor::update::{UpdatePlan, update};
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::learner::MicroBatch;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use rlt_trainer::roles::rollout::{Detokenizer, Engine, EngineOptions, Request};
 use tch::{Device, Tensor};
 
 pub(crate) const MODELS: [&str; 3] = ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"];

@@ -4,11 +4,11 @@
 use std::rc::Rc;
 
 use rlt_decoder::{Adapter, Decoder, ExportOptions, LoadOptions, Weights};
+use rlt_engine::{Engine, EngineOptions};
 use rlt_parallel::{Ranks, ShardedParameters};
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use rlt_trainer::roles::reference::{CopyOptions, FrozenPolicy};
-use rlt_trainer::roles::rollout::{Engine, EngineOptions};
 use tch::{Kind, Tensor};
 
 use super::fixture::{

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rlt_api::spec::LoraSpec;
 use rlt_decoder::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
-use rlt_trainer::roles::rollout::{Engine, EngineOptions};
+use rlt_engine::{Engine, EngineOptions};
 use tch::{Device, Kind};
 
 use crate::asked::{Asked, asked_by};

@@ -10,7 +10,7 @@ use rlt_rules::workspace_root;
 
 /// The packages from the bottom up, each with the packages of the workspace on which it depends outside of
 /// tests. A package depends only on packages in rows above its own.
-const PACKAGES: [(&str, &[&str]); 29] = [
+const PACKAGES: [(&str, &[&str]); 30] = [
     ("rlt-algorithms", &[]),
     ("rlt-channel", &[]),
     ("rlt-files", &[]),
@@ -42,6 +42,7 @@ const PACKAGES: [(&str, &[&str]); 29] = [
     ("rlt-storage", &["rlt-api", "rlt-channel", "rlt-core", "rlt-files", "rlt-torch", "rlt-tracking"]),
     ("rlt-decoder", &["rlt-api", "rlt-core", "rlt-files", "rlt-torch"]),
     ("rlt-parallel", &["rlt-api", "rlt-core", "rlt-decoder", "rlt-files", "rlt-torch"]),
+    ("rlt-engine", &["rlt-api", "rlt-core", "rlt-decoder", "rlt-parallel", "rlt-torch"]),
     (
         "rlt-trainer",
         &[
@@ -50,6 +51,7 @@ const PACKAGES: [(&str, &[&str]); 29] = [
             "rlt-core",
             "rlt-data",
             "rlt-decoder",
+            "rlt-engine",
             "rlt-files",
             "rlt-hub",
             "rlt-parallel",

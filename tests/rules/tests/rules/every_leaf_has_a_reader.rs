@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 
 /// Folders of the code that reads fields.
-const READERS: [&str; 8] = [
+const READERS: [&str; 9] = [
     "trainer/src",
     "trainer/data/src",
     "trainer/decoder/src",
+    "trainer/engine/src",
     "trainer/hub/src",
     "trainer/parallel/src",
     "operator",

@@ -15,13 +15,13 @@ const EXEMPT: [&str; 7] = [
 ];
 /// Readers of files that the run itself wrote, or the kernel, with what they read.
 const OWN: [(&str, &str); 14] = [
+    ("trainer/engine/src/memory.rs", "limits of the control group"),
     ("trainer/hub/src/push.rs", "the exported folder"),
     ("trainer/hub/src/push/large.rs", "the exported folder"),
     ("trainer/src/commands/launch/children.rs", "the last words of a rank"),
     ("trainer/src/commands/worker.rs", "the manifest and result of the run folder"),
     ("trainer/src/observe/report/run.rs", "what the kernel says of the machine"),
     ("trainer/src/roles/reference/log_prob_cache.rs", "cached log-probs of the reference"),
-    ("trainer/src/roles/rollout/memory.rs", "limits of the control group"),
     ("trainer/src/run/prefetch.rs", "libraries of this process"),
     ("trainer/src/run/setup/hub_models.rs", "records of commits in the run folder"),
     ("trainer/storage/src/checkpoint/remote/", "checkpoints of the run, which are copied"),

@@ -7,12 +7,12 @@
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::{LoraSpec, Precision, QuantizationSpec};
 use rlt_decoder::{Decoder, LoadOptions, Weights};
+use rlt_engine::EngineOptions;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::graphs::{Load, compare};
 use super::{Failure, Report, shapes};
-use crate::roles::rollout::EngineOptions;
 
 /// A model of the check.
 struct Variant {

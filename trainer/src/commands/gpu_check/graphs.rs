@@ -5,12 +5,12 @@ use std::ops::ControlFlow;
 use rlt_core::sampling::{SamplingParams, derive_seed};
 use rlt_core::types::{Completion, TokenId};
 use rlt_decoder::{Decoder, LoadOptions};
+use rlt_engine::{Engine, EngineOptions, Request};
 use serde_json::json;
 use tch::{Device, Kind};
 
 use super::workload::NoText;
 use super::{Failure, Finding, Report, shapes, worse};
-use crate::roles::rollout::{Engine, EngineOptions, Request};
 
 /// Numbers of requests, and of samples of each, on a GPU and on an emulated device.
 const SIZES: [(u64, u64); 2] = [(24, 8), (5, 2)];

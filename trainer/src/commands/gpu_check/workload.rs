@@ -12,6 +12,7 @@ use rlt_core::loss::{Aggregation, KlTerm, Objective, Vanilla};
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus, Rollout, RolloutGroup, TokenId};
 use rlt_decoder::Adapter;
+use rlt_engine::{Detokenizer, Engine, EngineOptions, Request};
 
 use super::Failure;
 use crate::commands::measure::wait;
@@ -19,7 +20,6 @@ use crate::observe::phases::PhaseClock;
 use crate::roles::actor::Actor;
 use crate::roles::actor::update::{UpdatePlan, update};
 use crate::roles::reference::FrozenPolicy;
-use crate::roles::rollout::{Detokenizer, Engine, EngineOptions, Request};
 
 /// A detokenizer that returns empty texts: random tokens need none.
 #[derive(Clone, Copy, Debug)]

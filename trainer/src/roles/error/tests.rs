@@ -6,13 +6,13 @@ use std::io::ErrorKind;
 use rlt_core::importance::ImportanceError;
 use rlt_core::packing::PackingError;
 use rlt_core::rows::RowsError;
+use rlt_engine::EngineError;
 
 use super::*;
 use crate::roles::actor::update::UpdateError;
 use crate::roles::critic::CriticError;
 use crate::roles::learner::LearnerError;
 use crate::roles::reward::RewardModelError;
-use crate::roles::rollout::EngineError;
 
 fn too_long() -> LearnerError {
     PackingError::SampleTooLong { sample_idx: 0, len: 9, max_tokens: 8 }.into()

@@ -17,9 +17,10 @@ use rlt_core::tensor_parallel::SampleAssignment;
 use rlt_core::types::{Completion, Prompt};
 use rlt_data::seeds::SeedUse;
 use rlt_data::tokenizer::Tokenizer;
+use rlt_engine::{Engine, EngineError, Request, RolloutProgress, RolloutStats};
 use rlt_parallel::Ranks;
 
-use super::{Engine, EngineError, Request, RolloutProgress, RolloutStats, routes};
+use super::routes;
 use crate::observe::phases::{gib, memory};
 use crate::observe::tracking::console::Phase;
 use crate::roles::actor::ActorRole;

@@ -8,9 +8,9 @@ use std::rc::Rc;
 
 use rlt_core::types::Completion;
 use rlt_decoder::RoutesOfCompletion;
+use rlt_engine::Request;
 use rlt_parallel::{RankError, Ranks};
 
-use super::Request;
 use crate::roles::step_context::completion_key;
 
 /// Key of a completion, and the digests of its routes.

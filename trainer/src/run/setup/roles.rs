@@ -9,6 +9,7 @@ use rlt_core::schedule::{Decay, Schedule};
 use rlt_core::types::RewardStatus;
 use rlt_data::seeds::{SeedUse, seed};
 use rlt_data::tokenizer::Tokenizer;
+use rlt_engine::{Engine, EngineOptions, MemoryShare};
 use rlt_parallel::Ranks;
 use rlt_storage::run_folder::RunFolder;
 use tch::Device;
@@ -21,7 +22,7 @@ use crate::roles::learner::MiniBatches;
 use crate::roles::offload::Offload;
 use crate::roles::reference::{Reference, ReferenceRole, kl_controller};
 use crate::roles::reward::{ExternalFunctions, RewardModels, RewardPool, RewardsRole};
-use crate::roles::rollout::{Engine, EngineOptions, MemoryShare, RolloutRole};
+use crate::roles::rollout::RolloutRole;
 use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
 

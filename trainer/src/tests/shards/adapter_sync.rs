@@ -2,10 +2,10 @@
 
 use rlt_api::plan::WeightSync;
 use rlt_api::spec::LoraSpec;
+use rlt_engine::{Engine, EngineOptions};
 
 use super::taken::{Sampled, sample, set_adapter};
 use super::*;
-use crate::roles::rollout::{Engine, EngineOptions};
 
 fn engine() -> Engine {
     Engine::new(EngineOptions { block_size: 4, merge_lora: false, ..EngineOptions::default() })

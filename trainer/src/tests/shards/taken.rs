@@ -8,9 +8,9 @@ use rlt_core::engine::{DetokenizeError, Detokenizer};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
 use rlt_decoder::{AdapterExport, Export};
+use rlt_engine::{Engine, EngineError, EngineOptions, Request};
 
 use super::*;
-use crate::roles::rollout::{Engine, EngineError, EngineOptions, Request};
 
 struct Digits;
 

@@ -8,6 +8,7 @@ use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::TokenId;
 use rlt_decoder::{Decoder, LoadOptions};
+use rlt_engine::{Engine, EngineOptions, Request};
 use serde_json::json;
 use tch::Kind;
 
@@ -16,7 +17,6 @@ use super::super::workload::NoText;
 use super::super::{Failure, Finding, Report};
 use super::prediction::{self, DecodeLoad, with_prediction};
 use super::{GPU, measured, peak, weights};
-use crate::roles::rollout::{Engine, EngineOptions, Request};
 
 const BATCHES: [usize; 5] = [1, 4, 16, 64, 256];
 const BYTES_PER_NUMBER: f64 = 2.0;

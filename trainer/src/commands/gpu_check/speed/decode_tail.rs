@@ -8,6 +8,7 @@ use rlt_api::plan::Machine;
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::TokenId;
 use rlt_decoder::{Decoder, LoadOptions};
+use rlt_engine::{Engine, EngineOptions, Request};
 use serde_json::json;
 use tch::Kind;
 
@@ -17,7 +18,6 @@ use super::super::{Failure, Finding, Report};
 use super::decode::bytes_of_step;
 use super::prediction::{self, DecodeLoad, with_prediction};
 use super::{GPU, measured, peak};
-use crate::roles::rollout::{Engine, EngineOptions, Request};
 
 /// Number of sequences per batch and of prompt tokens of each, on a GPU.
 const SHAPES: [[usize; 2]; 6] = [[1, 128], [16, 128], [64, 128], [256, 128], [1, 16_000], [8, 16_000]];

@@ -9,6 +9,7 @@ use std::time::Instant;
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::TokenId;
 use rlt_decoder::{Decoder, LoadOptions};
+use rlt_engine::Request;
 use serde_json::json;
 use tch::Kind;
 
@@ -18,7 +19,6 @@ use super::super::{Failure, Finding, Report};
 use super::decode_tail::engine;
 use super::prediction::{self, GenerationLoad, UpdateLoad, with_prediction};
 use super::{GPU, actor, grpo_step, measured, update};
-use crate::roles::rollout::Request;
 
 /// Name of the figure with the load of a finding.
 const LOAD: &str = "load";

@@ -4,8 +4,8 @@ use rlt_core::engine::{SchedulerError, SequenceId};
 use rlt_core::types::TokenId;
 
 use super::RunLoop;
-use crate::roles::rollout::engine::commands::{Command, Event};
-use crate::roles::rollout::{EngineError, Request};
+use crate::engine::commands::{Command, Event};
+use crate::{EngineError, Request};
 
 impl RunLoop<'_, '_, '_> {
     /// Applies a command, or reports why it cannot be applied.

@@ -5,7 +5,7 @@ use rlt_core::images::ImageError;
 use rlt_core::types::TokenId;
 use rlt_decoder::ModelConfig;
 
-use crate::roles::rollout::{EngineError, EngineOptions, Request};
+use crate::{EngineError, EngineOptions, Request};
 
 /// Bounds of requests by the model and the engine's options.
 #[derive(Clone, Copy, Debug)]

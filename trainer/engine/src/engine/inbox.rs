@@ -129,7 +129,7 @@ mod tests {
     use rlt_core::sampling::SamplingParams;
 
     use super::*;
-    use crate::roles::rollout::Request;
+    use crate::Request;
 
     /// Makes a request with values that some formats cannot represent, such as NaN.
     fn odd() -> Request {

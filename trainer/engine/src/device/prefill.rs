@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::layers::{AttentionInputs, ModelInput};
 use super::{CudaError, CudaRunner, MAX_IN_FLIGHT};
-use crate::roles::rollout::images::TokenSpan;
+use crate::images::TokenSpan;
 
 impl CudaRunner<'_> {
     /// Stores keys and values of a step's prompts, and copies the step's blocks.

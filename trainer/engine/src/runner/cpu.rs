@@ -9,13 +9,13 @@ use rlt_torch::Segments;
 use tch::Tensor;
 
 use super::{Runner, StepInput, StepOutput, timed};
-use crate::roles::rollout::images::{RequestImages, TokenSpan};
-use crate::roles::rollout::kv_cache::{KvCache, LayerCache};
-use crate::roles::rollout::weights::RolloutWeights;
-use crate::roles::rollout::{EngineError, Request, RolloutStats, sampler};
+use crate::images::{RequestImages, TokenSpan};
+use crate::kv_cache::{KvCache, LayerCache};
+use crate::weights::RolloutWeights;
+use crate::{EngineError, Request, RolloutStats, sampler};
 
 /// Packed weights with the cache that passes write.
-pub(in crate::roles::rollout) struct CpuRunner<'a> {
+pub(crate) struct CpuRunner<'a> {
     weights: &'a RolloutWeights,
     cache: &'a mut KvCache,
     /// Images of the running requests.
@@ -51,11 +51,7 @@ enum Context {
 }
 
 impl<'a> CpuRunner<'a> {
-    pub(in crate::roles::rollout) fn new(
-        weights: &'a RolloutWeights,
-        cache: &'a mut KvCache,
-        images: RequestImages,
-    ) -> Self {
+    pub(crate) fn new(weights: &'a RolloutWeights, cache: &'a mut KvCache, images: RequestImages) -> Self {
         let (banned, routes) = (weights.banned(), RouteLog::default());
         Self { weights, cache, images, banned, routes, output: None, digest: 0 }
     }

@@ -3,10 +3,10 @@
 use rlt_core::engine::{Scheduler, SchedulerConfig, SequenceRequest};
 
 use super::bounds::RequestBounds;
-use crate::roles::rollout::device::RunnerLimits;
-use crate::roles::rollout::kv_cache::{self, KvCache};
-use crate::roles::rollout::weights::RolloutWeights;
-use crate::roles::rollout::{EngineError, EngineOptions, Request};
+use crate::device::RunnerLimits;
+use crate::kv_cache::{self, KvCache};
+use crate::weights::RolloutWeights;
+use crate::{EngineError, EngineOptions, Request};
 
 /// Environment variable that with the value 0 forbids CUDA graphs: steps are launched one by one.
 const GRAPHS_VARIABLE: &str = "RLT_CUDA_GRAPHS";

@@ -15,7 +15,7 @@ use rlt_core::engine::SequenceId;
 use rlt_core::types::{Completion, TokenId};
 use serde::{Deserialize, Serialize};
 
-use crate::roles::rollout::{EngineError, Request};
+use crate::{EngineError, Request};
 
 /// A change of what an engine works on.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -20,11 +20,11 @@ use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, TchError, Tensor, no_grad};
 
 use super::{ProductOptions, adapter_matrices, bytes_of, fused, local_adapter, local_outputs};
-use crate::roles::rollout::padded_heads::PaddedHeads;
+use crate::padded_heads::PaddedHeads;
 
 /// Products of projections with the same inputs, side by side.
 #[derive(Debug)]
-pub(in crate::roles::rollout) struct DeviceProduct {
+pub(crate) struct DeviceProduct {
     parts: Vec<Part>,
     bases: Vec<Base>,
     /// A `[r, in]` and B `[r, all outputs]` of all adapters, in the compute dtype; r is the sum of the
@@ -70,18 +70,18 @@ enum Base {
 
 /// Buffers that products share, one after the other.
 #[derive(Debug)]
-pub(in crate::roles::rollout) struct Workspace {
+pub(crate) struct Workspace {
     /// Buffer for weights that are dequantized side by side.
-    pub(in crate::roles::rollout) numbers: Option<Tensor>,
+    pub(crate) numbers: Option<Tensor>,
     /// Buffer for the output of A, [rows, most adapter ranks side by side].
-    pub(in crate::roles::rollout) inner: Option<Tensor>,
+    pub(crate) inner: Option<Tensor>,
     /// Buffer for inputs without the padding of heads, [rows, inputs].
-    pub(in crate::roles::rollout) heads: Option<Tensor>,
+    pub(crate) heads: Option<Tensor>,
 }
 
 impl DeviceProduct {
     /// Makes the product of `shards` of projections, with their indices among q, k, v, o, gate, up and down.
-    pub(in crate::roles::rollout) fn new(
+    pub(crate) fn new(
         shards: Vec<(usize, &Linear, LocalTensor)>,
         sharding: &TpSharding<'_>,
         layout: &PaddedHeads,
@@ -229,12 +229,12 @@ impl DeviceProduct {
     }
 
     /// Sum of the ranks of all adapters.
-    pub(in crate::roles::rollout) fn num_ranks(&self) -> usize {
+    pub(crate) fn num_ranks(&self) -> usize {
         self.adapter.as_ref().map_or(0, |[a, _]| a.size()[0] as usize)
     }
 
     /// Number of values of weights that are dequantized side by side.
-    pub(in crate::roles::rollout) fn dequantized_numbers(&self) -> usize {
+    pub(crate) fn dequantized_numbers(&self) -> usize {
         let of_base = |base: &Base| match base {
             Base::Dense(_) => 0,
             Base::Quantized { weights, .. } => {

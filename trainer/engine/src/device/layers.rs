@@ -21,9 +21,9 @@ use super::CudaError;
 use super::experts::{ExpertBuffers, MoeLaunch};
 use super::splits::Splits;
 use super::stream_tensor_parallel::StreamTensorParallel;
-use crate::roles::rollout::kv_cache::KvCache;
-use crate::roles::rollout::product::{DeviceProduct, Workspace};
-use crate::roles::rollout::weights::{PackedBlock, RolloutWeights};
+use crate::kv_cache::KvCache;
+use crate::product::{DeviceProduct, Workspace};
+use crate::weights::{PackedBlock, RolloutWeights};
 
 /// Norm weights of a layer in the compute dtype; [`rlt_decoder`] documents their positions.
 #[derive(Debug)]

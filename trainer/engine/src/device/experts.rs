@@ -12,9 +12,9 @@ use rlt_torch::cuda::{CombineRows, GroupedLinear, Kernels, RouteExperts, SortRow
 use rlt_torch::{Activation, Error};
 use tch::{Device, Kind, Tensor};
 
-use crate::roles::rollout::experts::PackedExperts;
-use crate::roles::rollout::product::Workspace;
-use crate::roles::rollout::weights::PackedBlock;
+use crate::experts::PackedExperts;
+use crate::product::Workspace;
+use crate::weights::PackedBlock;
 
 /// Output buffers of the layers with experts, for a number of rows.
 #[derive(Debug)]

@@ -7,9 +7,9 @@ use rlt_torch::cuda::{SAMPLING_ROW_WORDS, SamplingRow, Stream};
 use super::batch_state::OfRequest;
 use super::stream_tensor_parallel::StreamTensorParallel;
 use super::{CudaError, CudaRunner, Launched, MAX_IN_FLIGHT, follow};
-use crate::roles::rollout::runner::{Runner, StepInput, StepOutput, timed};
-use crate::roles::rollout::sampler::SampledToken;
-use crate::roles::rollout::{EngineError, Request, RolloutStats};
+use crate::runner::{Runner, StepInput, StepOutput, timed};
+use crate::sampler::SampledToken;
+use crate::{EngineError, Request, RolloutStats};
 
 /// Results of a step, copied to pinned memory.
 struct ReadBack {

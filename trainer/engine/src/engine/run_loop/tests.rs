@@ -12,9 +12,9 @@ use rlt_core::types::TokenId;
 use rlt_decoder::ModelConfig;
 
 use super::*;
-use crate::roles::rollout::engine::{Command, CommandSource};
-use crate::roles::rollout::sampler::SampledToken;
-use crate::roles::rollout::{EngineOptions, Request};
+use crate::engine::{Command, CommandSource};
+use crate::sampler::SampledToken;
+use crate::{EngineOptions, Request};
 
 /// Samples the number of tokens before each one.
 struct FakeRunner {

@@ -16,9 +16,9 @@ use rlt_core::engine::{PendingToken, Scheduler, Sequence, SequenceId};
 use super::bounds::RequestBounds;
 use super::commands::Event;
 use super::inbox::Inbox;
-use crate::roles::rollout::completion::RequestOutputs;
-use crate::roles::rollout::runner::{Runner, StepInput, StepOutput};
-use crate::roles::rollout::{EngineError, RolloutProgress, RolloutStats};
+use crate::completion::RequestOutputs;
+use crate::runner::{Runner, StepInput, StepOutput};
+use crate::{EngineError, RolloutProgress, RolloutStats};
 
 /// Gives commands to a run, and receives its progress and events.
 pub(super) struct Client<'c> {
