@@ -11,6 +11,7 @@ mod fields;
 mod gangs;
 mod history;
 mod kubelet;
+mod leadership;
 mod lifecycle;
 mod multikueue;
 mod pods;

@@ -1,6 +1,4 @@
-//! The process around the controller, on a real API server: leadership, calls, authentication.
-
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+//! Leadership among operators, authentication of workers on the channel, and the count of calls.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +10,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use rlt_cluster::{Cluster, Fault, Faults, Options, Shared};
+use rlt_cluster::{Cluster, Fault, Faults};
 use rlt_operator::client::{ApiLayer, CallRate, Limiter};
 use rlt_operator::lease::{Candidate, Election, LeaseError, Term, Timing};
 use rlt_operator::metrics::Metrics;
@@ -20,10 +18,7 @@ use rlt_operator::progress::{CachedCertificates, Reviewer as _, TokenReviewer, a
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-static CLUSTER: Shared = Shared::new(|| Options::control_plane().without_scheduler());
-
-/// Limit of each wait; a quiet machine needs a few seconds.
-const TIMEOUT: Duration = Duration::from_secs(120);
+use crate::{CLUSTER, TIMEOUT};
 
 /// Timing of an election in which no Lease expires: a write alone ends a term.
 const NO_EXPIRY: Timing = Timing {
