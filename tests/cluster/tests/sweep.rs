@@ -1,4 +1,6 @@
-//! A cluster whose owner is killed: the janitor ends it, and the next start removes leftovers.
+//! A cluster whose owner is killed: the janitor ends it, and the next start removes leftovers. These tests
+//! are an executable of their own, because a cluster that another test starts meanwhile removes the same
+//! leftovers, and may take the folder that they leave.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 

@@ -77,6 +77,16 @@ fn local_runs_with_several_ranks_run_one_at_a_time() {
 /// base comes from a registry.
 const OUTSIDE_ANSWERS: [&str; 4] = ["with_real_node()", "\"chromium\"", "charts/images.sh", "test_image("];
 
+/// Reads the tests that an operand of a union names: the package, with each module if there are some, or else
+/// with each executable. It fails where there is no executable.
+fn retried_tests(operand: &str) -> Vec<(String, String)> {
+    let executables = Regex::new(r"binary_id\((?:/\^)?([a-z-]+)::\(?([a-z_|]+)").unwrap();
+    let modules = Regex::new(r"test\(/\^\(?([a-z_|]+)\)?::/\)").unwrap();
+    let found = executables.captures(operand).unwrap();
+    let names = modules.captures(operand).map_or(&found[2], |found| found.get(1).unwrap().as_str());
+    names.split('|').map(|name| (found[1].to_owned(), name.to_owned())).collect()
+}
+
 #[test]
 fn only_tests_that_wait_for_a_kubelet_a_browser_or_a_registry_are_retried() {
     let config = config();
@@ -85,24 +95,47 @@ fn only_tests_that_wait_for_a_kubelet_a_browser_or_a_registry_are_retried() {
     let settings = default["overrides"].as_array().unwrap();
     let retried: Vec<&toml::Value> = settings.iter().filter(|one| one.get("retries").is_some()).collect();
     assert!(retried.iter().all(|one| one["retries"].as_integer() == Some(1)), "at most one retry");
-    // Of each operand of a union, the modules if it names some, or else the executables.
-    let modules = Regex::new(r"test\(/\^\(?([a-z_|]+)\)?::/\)").unwrap();
-    let executables = Regex::new(r"binary_id\((?:/\^)?[a-z-]+::\(?([a-z_|]+)").unwrap();
-    let mut names = Vec::new();
-    for operand in retried.iter().flat_map(|one| one["filter"].as_str().unwrap().split(" + ")) {
-        let found = modules.captures(operand).or_else(|| executables.captures(operand));
-        let found = found.unwrap_or_else(|| panic!("{operand} names neither a module nor an executable"));
-        names.extend(found[1].split('|').map(str::to_owned));
-    }
+    let operands = retried.iter().flat_map(|one| one["filter"].as_str().unwrap().split(" + "));
+    let names: Vec<(String, String)> = operands.flat_map(retried_tests).collect();
     assert!(names.len() > 5, "{names:?}");
     let sources = rust_sources().unwrap();
-    let waits = |name: &String| {
-        let path = format!("tests/{name}.rs");
-        let mut texts = sources.iter().filter(|file| file.path.ends_with(&path)).map(|file| &file.text);
-        texts.any(|text| OUTSIDE_ANSWERS.iter().any(|word| text.contains(word)))
+    let waits = |(package, name): &(String, String)| {
+        let ends = [format!("/{name}.rs"), format!("/{name}/main.rs")];
+        let mut files = sources.iter().filter(|file| {
+            let is_named = ends.iter().any(|end| file.path.ends_with(end));
+            is_named && file.path.contains("tests/") && package_of(&file.path) == *package
+        });
+        files.any(|file| OUTSIDE_ANSWERS.iter().any(|word| file.text.contains(word)))
     };
-    let others: Vec<&String> = names.iter().filter(|name| !waits(name)).collect();
+    let others: Vec<_> = names.iter().filter(|name| !waits(name)).collect();
     assert!(others.is_empty(), "these tests of .config/nextest.toml may not be retried: {others:?}");
+}
+
+/// Wrapper of the executables of which some modules run in one process each.
+const PER_MODULE: &str = "one-process-per-module";
+
+/// A module that is not listed would start a cluster for each of its tests.
+#[test]
+fn modules_that_share_a_cluster_run_in_one_process_each() {
+    let config = config();
+    let command = config["scripts"]["wrapper"][PER_MODULE]["command"]["command-line"].as_str().unwrap();
+    let (_, listed) = command.split_once("--modules ").unwrap();
+    let listed: BTreeSet<&str> = listed.trim_matches('\'').split('|').collect();
+    let scripts = config["profile"]["default"]["scripts"].as_array().unwrap();
+    let per_module = scripts.iter().find(|one| one["run-wrapper"].as_str() == Some(PER_MODULE)).unwrap();
+    let names = Regex::new(r"binary_id\(([a-z-]+)::([a-z_]+)\)").unwrap();
+    let sources = rust_sources().unwrap();
+    let mut sharing = BTreeSet::new();
+    for found in names.captures_iter(per_module["filter"].as_str().unwrap()) {
+        let folder = format!("/tests/{}/", &found[2]);
+        for file in sources.iter().filter(|file| file.text.contains(": Shared =")) {
+            let Some((_, name)) = file.path.split_once(&folder) else { continue };
+            if package_of(&file.path) == found[1] {
+                sharing.insert(name.strip_suffix(".rs").unwrap());
+            }
+        }
+    }
+    assert_eq!(sharing, listed, "the modules of {PER_MODULE} in .config/nextest.toml");
 }
 
 /// Commands need a package: without one nextest runs the default members, which have few of the tests.

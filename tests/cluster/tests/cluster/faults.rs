@@ -1,7 +1,5 @@
 //! The proxy that makes calls fail: each kind of failure is what a client would see of a real one.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
-
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, TryStreamExt};

@@ -1,7 +1,5 @@
 //! Gangs of the real scheduler: all of a group's pods are bound, or none is.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
-
 use std::io::Write;
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,12 +9,11 @@ use kube::api::{Api, ListParams};
 use rlt_cluster::{Cluster, FakeNodes, Options, Shared};
 use serde_json::{Value, json};
 
+use crate::PATIENCE;
+
 /// Two nodes of eight accelerators: room for two pods that take eight each.
 static CLUSTER: Shared =
     Shared::new(|| Options::control_plane().with_gang_scheduling().with_fake_nodes(FakeNodes::new(2)));
-
-/// Longest that a test waits for what takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Makes objects of kinds for which this process has no types.
 fn create(cluster: &Cluster, namespace: &str, objects: &[Value]) {

@@ -1,7 +1,5 @@
 //! The control plane on its own: it serves, clusters are separate, and nothing is left of one.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
-
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
@@ -9,10 +7,9 @@ use kube::api::{Api, ListParams, PostParams};
 use rlt_cluster::{Cluster, Options, Shared, can_run, own_cluster};
 use serde_json::json;
 
-static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_audit_log().with_gang_scheduling());
+use crate::PATIENCE;
 
-/// Longest that a test waits for the control plane; milliseconds on a quiet machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_audit_log().with_gang_scheduling());
 
 /// Waits until `holds` returns true; fails with `what` after [`PATIENCE`].
 async fn until(what: &str, holds: impl AsyncFn() -> bool) {

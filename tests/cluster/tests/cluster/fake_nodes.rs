@@ -1,7 +1,5 @@
 //! Nodes that exist in the API alone: the real scheduler fills them, and their pods end as annotations say.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
-
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -11,11 +9,10 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use rlt_cluster::{FakeNodes, Options, Shared};
 use serde_json::{Value, json};
 
+use crate::PATIENCE;
+
 static CLUSTER: Shared =
     Shared::new(|| Options::control_plane().with_fake_nodes(FakeNodes::new(3)).with_gang_scheduling());
-
-/// Longest that a test waits for what takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 fn pod(name: &str, gpus: u32, annotations: Value) -> Pod {
     let limits = json!({ "nvidia.com/gpu": gpus.to_string() });

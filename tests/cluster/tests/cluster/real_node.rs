@@ -1,7 +1,5 @@
 //! A real node: pods are processes, with logs, exit codes, addresses and names.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
-
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -9,10 +7,9 @@ use kube::api::{Api, DeleteParams, LogParams, PostParams};
 use rlt_cluster::{Options, PROBE_IMAGE, Shared};
 use serde_json::{Value, json};
 
-static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_real_node());
+use crate::PATIENCE;
 
-/// Longest that a test waits for what takes a second or two.
-const PATIENCE: Duration = Duration::from_secs(120);
+static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_real_node());
 
 /// A pod as the strictest of namespaces takes it, of the group `group`.
 fn pod(name: &str, group: &str, arguments: &[&str]) -> Pod {
