@@ -73,7 +73,7 @@ prepare: setup ## Make what tests need and must not make themselves: programs of
 
 test-cuda-image: cluster-packages ## The tests of the image for GPUs, with CUDA's libraries fetched (make test skips them without)
 	@CUDA=1 bash trainer/torch/fetch-libtorch.sh
-	cargo test --package rlt-tests --locked --test cuda_image
+	cargo test --package rlt-tests --locked --test images cuda::
 
 gpu-bundle: libtorch kernels-check ## Pack what checks a machine with a GPU: target/gpu-bundle.tar.gz, less than 60 MiB
 	cargo build --release --locked --workspace --bin rlt-trainer

@@ -1,8 +1,6 @@
 //! The image for workers with GPUs, on a machine that has none: every library in it resolves, and libtorch's
 //! CUDA half loads with zero devices.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
-
 use std::collections::BTreeMap;
 use std::process::Command;
 

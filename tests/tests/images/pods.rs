@@ -1,7 +1,5 @@
 //! The images, from the project's own Dockerfiles, in pods of a real node.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
-
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};

@@ -1,8 +1,6 @@
 //! Two builds of an image from the same binaries and libraries have the same digest. A program and libraries
 //! of a few bytes replace the trainer's: only the build is tested.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
