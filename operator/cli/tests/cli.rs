@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
+#[path = "cli/cluster.rs"]
+mod cluster;
 #[path = "cli/clusters.rs"]
 mod clusters;
 #[path = "cli/machines.rs"]

@@ -33,8 +33,8 @@ use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-// Each executable has its own limit: only some wait for trainings.
-use crate::TIMEOUT;
+// The limit of the tests that use this module: only some wait for trainings.
+use super::TIMEOUT;
 
 /// Address of every running pod.
 pub(crate) const ADDRESS: &str = "10.7.8.9";

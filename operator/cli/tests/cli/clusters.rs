@@ -1,5 +1,5 @@
 //! Clusters that cannot be used: none is found, it does not answer, or it knows no jobs. Tests with one that
-//! can be used are in `cluster.rs` beside this binary.
+//! can be used are in `cluster.rs`.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

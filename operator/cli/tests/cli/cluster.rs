@@ -1,8 +1,6 @@
 //! `rlctl` for jobs on a real API server with a real operator. No pod runs here: the test plays the kubelet.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
-
-#[path = "../../tests/cluster/test_namespace.rs"]
+#[path = "../../../tests/cluster/test_namespace.rs"]
 #[expect(dead_code, reason = "the test serves other tests as well")]
 mod test_namespace;
 
