@@ -53,7 +53,8 @@ finish() {
 
 failures() {
     echo "free on this disk: $(df -h --output=avail "$target" | tail -n 1 | tr -d ' ')"
-    grep -aE '^error|No space left|^ +(FAIL|TIMEOUT|SIG[A-Z]+) \[|panicked at| \.\.\. FAILED$' "$target/suite.log" 2>/dev/null |
+    grep -aE '^error|No space left|^ +(FAIL|TIMEOUT|SIG[A-Z]+) \[|panicked at| \.\.\. FAILED$| has been running for over ' \
+        "$target/suite.log" 2>/dev/null |
         sort -u | tail -n 30 || true
 }
 
