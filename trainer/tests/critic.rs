@@ -16,7 +16,6 @@ use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::update::UpdatePlan;
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::critic::{Critic, CriticOptions};
-use rlt_trainer::roles::offload::Offload;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use tch::{Kind, Tensor};
 
@@ -74,16 +73,12 @@ fn batch() -> Batch {
 
 /// A critic whose head is not zero, so that gradients reach its layers, and which never clips.
 fn critic(actor: &Actor, family: &str) -> Critic {
-    let spec = CriticSpec { learning_rate: 0.0, warmup_steps: None, value_clip: 1e6 };
-    let optimizer = AdamWOptions { betas: (0.0, 0.0), ..AdamWOptions::default() };
     let options = CriticOptions {
-        critic: spec,
-        optimizer,
+        critic: CriticSpec { learning_rate: 0.0, warmup_steps: None, value_clip: 1e6 },
+        optimizer: AdamWOptions { betas: (0.0, 0.0), ..AdamWOptions::default() },
         activation_checkpointing: family == "qwen3",
         max_grad_norm: 1e12,
-        offload: Offload::default(),
-        compute: None,
-        mesh: None,
+        ..CriticOptions::default()
     };
     let critic = Critic::from_actor(actor, None, options, actor.learner.ranks().clone()).unwrap();
     let (_, head_d) =

@@ -59,6 +59,21 @@ pub struct CriticOptions {
     pub mesh: Option<Rc<ProcessGroups>>,
 }
 
+impl Default for CriticOptions {
+    /// The defaults of a manifest and of [`AdamWOptions`]; dtype and mesh are the actor's.
+    fn default() -> Self {
+        Self {
+            critic: CriticSpec::default(),
+            optimizer: AdamWOptions::default(),
+            activation_checkpointing: false,
+            max_grad_norm: 1.0,
+            offload: Offload::default(),
+            compute: None,
+            mesh: None,
+        }
+    }
+}
+
 /// A critic could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CriticSetupError {

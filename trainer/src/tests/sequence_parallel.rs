@@ -21,8 +21,6 @@ use crate::roles::critic::{Critic, CriticOptions};
 use crate::roles::learner::layer_schedule::{self, DecoderPass};
 use crate::roles::learner::probe::Sample;
 use crate::roles::learner::{MicroBatch, ProbeError};
-use crate::roles::offload::Offload;
-use crate::roles::optim::AdamWOptions;
 use crate::roles::reference::{CopyOptions, FrozenPolicy};
 use crate::tests::{actor_on_mesh, on_ranks, trained_parameters};
 
@@ -315,15 +313,8 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
     let learn = |layout: Layout| {
         everywhere(layout, |ranks| {
             let critic = CriticSpec { learning_rate: 0.01, warmup_steps: None, value_clip: 0.2 };
-            let options = CriticOptions {
-                critic,
-                optimizer: AdamWOptions::default(),
-                activation_checkpointing: true,
-                max_grad_norm: 1.0,
-                offload: Offload::default(),
-                compute: None,
-                mesh: None,
-            };
+            let options =
+                CriticOptions { critic, activation_checkpointing: true, ..CriticOptions::default() };
             let mut batch = batch();
             let mut critic =
                 Critic::from_actor(&actor(FULL, ranks, 1), None, options, ranks.clone()).unwrap();

@@ -378,15 +378,11 @@ fn learn(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f64>) {
 }
 
 fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f64>) {
-    let spec = CriticSpec { learning_rate: 0.001, warmup_steps: None, value_clip: 0.2 };
     let options = CriticOptions {
-        critic: spec,
-        optimizer: AdamWOptions::default(),
+        critic: CriticSpec { learning_rate: 0.001, warmup_steps: None, value_clip: 0.2 },
         activation_checkpointing: case.activation_checkpointing,
-        max_grad_norm: 1.0,
         offload,
-        compute: None,
-        mesh: None,
+        ..CriticOptions::default()
     };
     let mut batch = batch();
     let modules_to_save = saved_modules::names(case);
@@ -443,16 +439,8 @@ fn a_critic_s_adapter_uses_the_actor_s_shards() {
     let case = Case { lora: true, ..FULL };
     on_ranks(2, |ranks| {
         let actor = actor(case, &ranks, 2);
-        let options = CriticOptions {
-            critic: CriticSpec::default(),
-            optimizer: AdamWOptions::default(),
-            activation_checkpointing: false,
-            max_grad_norm: 1.0,
-            offload: Offload::default(),
-            compute: None,
-            mesh: None,
-        };
         let lora = LoraSpec { rank: 1, ..LoraSpec::default() };
+        let options = CriticOptions::default();
         let mut critic = Critic::from_actor(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();
         let sharded_bytes = actor.learner.shards().unwrap().num_bytes();
         critic.values(&batch(), 64).unwrap();

@@ -141,15 +141,8 @@ fn copies_and_waits_of_a_critic_depend_on_neither_tokens_nor_layers() {
     on_device("host_work::copies_and_waits_of_a_critic_depend_on_neither_tokens_nor_layers", || {
         let work = |num_layers, groups: Groups<'_>| {
             let actor = Setup { num_layers, ..Setup::default() }.actor();
-            let options = CriticOptions {
-                critic: CriticSpec { learning_rate: 1e-3, warmup_steps: None, value_clip: 0.2 },
-                optimizer: AdamWOptions::default(),
-                activation_checkpointing: false,
-                max_grad_norm: 1.0,
-                offload: Offload::default(),
-                compute: None,
-                mesh: None,
-            };
+            let critic = CriticSpec { learning_rate: 1e-3, warmup_steps: None, value_clip: 0.2 };
+            let options = CriticOptions { critic, ..CriticOptions::default() };
             let mut critic = Critic::from_actor(&actor, None, options, Ranks::alone()).unwrap();
             let mut batch = batch(groups);
             batch.returns = Some(batch.advantages.clone());
