@@ -93,7 +93,7 @@ tabulate() { # LOG
 
 # SHA-256 of all that decides what the compiler makes: its version, the architectures and the sources.
 digest() {
-    (cd "$sources" && export LC_ALL=C && { echo "$VERSION" && cat architectures.txt -- *.cu *.cuh; } | sha256sum | cut -d' ' -f1)
+    (cd "$sources" && export LC_ALL=C && { echo "$VERSION" && cat architectures.txt -- *.cu include/*.cuh; } | sha256sum | cut -d' ' -f1)
 }
 
 write_table() { # LOG

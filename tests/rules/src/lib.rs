@@ -45,19 +45,35 @@ const GENERATED: &str = "crds/channel/src/messages.rs";
 pub fn rust_sources() -> std::io::Result<Vec<SourceFile>> {
     let root = workspace_root();
     let mut found = Vec::new();
+    for path in source_paths(&["rs"])?.into_iter().filter(|path| path != GENERATED) {
+        let text = std::fs::read_to_string(root.join(&path))?;
+        found.push(SourceFile { path, text });
+    }
+    Ok(found)
+}
+
+/// Paths of all files of the workspace with these extensions, relative to its root, sorted. Folders of build
+/// output and of runs are left out.
+///
+/// # Errors
+/// When a folder of the checkout can not be read.
+pub fn source_paths(extensions: &[&str]) -> std::io::Result<Vec<String>> {
+    let root = workspace_root();
+    let mut found = Vec::new();
     let mut folders = vec![root.clone()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder)? {
             let path = entry?.path();
             let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            if path.is_dir() && name != "target" && name != "runs" && !name.starts_with('.') {
-                folders.push(path);
-            } else if name.ends_with(".rs") && path != root.join(GENERATED) {
-                let relative = path.strip_prefix(&root).unwrap_or(&path).to_string_lossy().into_owned();
-                found.push(SourceFile { path: relative, text: std::fs::read_to_string(&path)? });
+            if path.is_dir() {
+                if name != "target" && name != "runs" && !name.starts_with('.') {
+                    folders.push(path);
+                }
+            } else if path.extension().is_some_and(|found| extensions.iter().any(|one| found == *one)) {
+                found.push(path.strip_prefix(&root).unwrap_or(&path).to_string_lossy().into_owned());
             }
         }
     }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found.sort();
     Ok(found)
 }

@@ -1,4 +1,4 @@
-// Linear layers in bfloat16 on CPUs with AMX or AVX512_BF16: forward in the one order of kernels/bf16_panels.inl, for
+// Linear layers in bfloat16 on CPUs with AMX or AVX512_BF16: forward in the one order of kernels/bf16/panels.inl, for
 // training and for weights that were packed for sampling. Everything else, and every gradient, is libtorch's.
 #include <torch/csrc/autograd/custom_function.h>
 #include <ATen/TensorOperators.h>

@@ -1,5 +1,5 @@
 // The gated activation of a fused projection [rows, 2 width], gate first. Bound by 3 numbers moved for each output.
-#include "activation.cuh"
+#include "include/activation.cuh"
 
 namespace rlt {
 

@@ -1,6 +1,6 @@
 // Decoupled AdamW over all parameters of a table, in the order of kernels/optim.inl. Bound by 28 bytes an element with
 // gradients in f32 (26 in bf16), 2 more where a copy is written.
-#include "device.cuh"
+#include "include/device.cuh"
 
 namespace rlt {
 

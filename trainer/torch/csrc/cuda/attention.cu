@@ -2,7 +2,7 @@
 // key head, and one part of the context; the last block of a row and group to finish puts the parts together, so that all
 // is one launch. Keys and values pass through shared memory in two stages by asynchronous copies: bound by one reading of
 // the context's keys and values, 2 * context * kv_heads * head_dim numbers a row.
-#include "device.cuh"
+#include "include/device.cuh"
 
 namespace rlt {
 

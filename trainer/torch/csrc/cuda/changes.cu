@@ -1,6 +1,6 @@
 // Words of a device's memory that the host changes in place. The number of changes is read on the device, so that one
 // recorded launch serves every step; it costs its latency only.
-#include "device.cuh"
+#include "include/device.cuh"
 
 namespace rlt {
 

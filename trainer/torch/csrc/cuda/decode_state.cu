@@ -1,6 +1,6 @@
 // The batch's state between two decoding steps. A few numbers a row: these launches cost their latency only, but for the
 // gather of embeddings, which is bound by one reading and one writing of a row for each token.
-#include "device.cuh"
+#include "include/device.cuh"
 
 namespace rlt {
 

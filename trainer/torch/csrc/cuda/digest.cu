@@ -1,6 +1,6 @@
 // rlt_core::digest::digest64 where the numbers lie: chunks of 4096 numbers are digested by eight threads each, a lane of
 // the digest apiece, and the mixed digests of chunks are added, which knows no order. Bound by one reading.
-#include "device.cuh"
+#include "include/device.cuh"
 
 namespace rlt {
 

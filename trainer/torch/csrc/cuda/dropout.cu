@@ -1,6 +1,6 @@
 // Dropout masks, drawn where they are used: a number of the mask is a function of the key and its own index, so that
 // it is the same on the host, on any number of threads and in a recomputed pass. Bound by one writing.
-#include "device.cuh"
+#include "include/device.cuh"
 
 namespace rlt {
 

@@ -1,6 +1,6 @@
 // The experts of tokens: the choice of a router, the rows of all (token, choice) pairs sorted by expert, and the weighed
 // sum of a token's rows. A few numbers a token, but for the sum, which is bound by one reading of the rows.
-#include "device.cuh"
+#include "include/device.cuh"
 
 namespace rlt {
 

@@ -6,7 +6,7 @@
 //
 // libtorch's _grouped_mm is not used: its kernel takes bf16 alone, with strides of 16 bytes, on sm_90 and sm_100; anywhere
 // else it copies the ends to the host and waits for them.
-#include "mma.cuh"
+#include "include/mma.cuh"
 
 namespace rlt {
 

@@ -1,7 +1,7 @@
 // The vocabulary head's rows: log-probability of the target and entropy of softmax(z / T), and the gradient written over
 // the logits; formulas in kernels/head.inl. Forward bound by one reading of the logits, backward by a reading and a
 // writing.
-#include "device.cuh"
+#include "include/device.cuh"
 
 namespace rlt {
 

@@ -1,6 +1,6 @@
 // The sum with the residual stream and the RMS norm behind it. One block a row, which stays in registers between the sum
 // of squares and the scaling: bound by 4 (with x) or 2 readings and writings of the row.
-#include "norm.cuh"
+#include "include/norm.cuh"
 
 namespace rlt {
 

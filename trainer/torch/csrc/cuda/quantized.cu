@@ -1,11 +1,11 @@
 // Weights of 4 or 8 bits: dequantized, or multiplied with few rows and unpacked in registers on the way. Formats,
-// roundings and their order are those of kernels/quantized.inl, to the bit. Up to three weights with the same inputs
-// write side by side, as in a fused projection. Dequantizing is bound by one writing of the numbers, a product of few
-// rows by one reading of the codes.
+// roundings and their order are those of kernels/quantized/linear.inl, to the bit. Up to three weights with the same
+// inputs write side by side, as in a fused projection. Dequantizing is bound by one writing of the numbers, a product of
+// few rows by one reading of the codes.
 //
 // A block of a product takes a few outputs of one weight; its warps divide the inputs. The order in which a sum is
 // added up does not depend on the number of rows.
-#include "dynamic_map.cuh"
+#include "include/dynamic_map.cuh"
 
 namespace rlt {
 

@@ -1,6 +1,6 @@
 // Norms of query and key heads, rotary embedding, and the write into the paged cache: one warp for each head of each
 // token, a head's numbers in its registers. Bound by one reading and one writing of the fused projection.
-#include "norm.cuh"
+#include "include/norm.cuh"
 
 namespace rlt {
 

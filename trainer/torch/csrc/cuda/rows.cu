@@ -1,7 +1,7 @@
 // Norm, gated activation and rotary embedding of training: one kernel forward and one backward, arithmetic in float,
 // results rounded where kernels/rows.inl rounds them. Bound by one reading of each input and one writing of each result.
-#include "activation.cuh"
-#include "norm.cuh"
+#include "include/activation.cuh"
+#include "include/norm.cuh"
 
 namespace rlt {
 

@@ -2,7 +2,7 @@
 // of chunks of 256 tokens, and a block a row that truncates and draws. Weights are counted in whole steps of 2^-60, whose
 // sums know no order: a draw is the same in every run. Bound by two readings of the logits; rows with top-k or top-p have
 // their probabilities written once and read three times for each.
-#include "device.cuh"
+#include "include/device.cuh"
 
 namespace rlt {
 

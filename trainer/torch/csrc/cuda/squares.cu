@@ -1,6 +1,6 @@
 // The L2 norm of all tensors of a table in f64, without a copy of any: partial sums of squares by blocks, then one
 // block that adds them. Every sum has one order, so the norm has the same bits each time. Bound by one reading.
-#include "device.cuh"
+#include "include/device.cuh"
 
 namespace rlt {
 

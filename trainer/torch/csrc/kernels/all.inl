@@ -16,8 +16,8 @@ namespace {
 #include "paged.inl"
 #include "paged_as_packed.inl"
 #include "linear.inl"
-#include "numbers.inl"
-#include "quantized.inl"
+#include "quantized/numbers.inl"
+#include "quantized/linear.inl"
 #include "optim.inl"
 
 #define RLT_BY_DTYPE(kernel, Args)                         \

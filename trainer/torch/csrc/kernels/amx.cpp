@@ -9,12 +9,12 @@ namespace rlt {
 namespace amx {
 namespace {
 #include "simd.h"
-#include "numbers.inl"
+#include "quantized/numbers.inl"
 #include "tiles.inl"
-#include "bf16_panels.inl"
-#include "bf16_tiles.inl"
-#include "quantized_steps.inl"
-#include "quantized_tiles.inl"
+#include "bf16/panels.inl"
+#include "bf16/tiles.inl"
+#include "quantized/steps.inl"
+#include "quantized/tiles.inl"
 }  // namespace
 
 extern const Bf16Kernels TABLE;

@@ -9,11 +9,11 @@ namespace rlt {
 namespace avx512_bf16 {
 namespace {
 #include "simd.h"
-#include "numbers.inl"
-#include "bf16_panels.inl"
-#include "bf16_pairs.inl"
-#include "quantized_steps.inl"
-#include "quantized_pairs.inl"
+#include "quantized/numbers.inl"
+#include "bf16/panels.inl"
+#include "bf16/pairs.inl"
+#include "quantized/steps.inl"
+#include "quantized/pairs.inl"
 }  // namespace
 
 extern const Bf16Kernels TABLE;

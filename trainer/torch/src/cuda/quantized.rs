@@ -1,5 +1,5 @@
 //! 4-bit and 8-bit weights on a device: dequantized, or multiplied with few rows. Formats and roundings are
-//! documented in `csrc/kernels/quantized.inl`.
+//! documented in `csrc/kernels/quantized/linear.inl`.
 
 use super::kernels::Kernels;
 use super::launch_checks::Operands;
