@@ -38,7 +38,8 @@ pub struct Progress {
     /// complete run.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub result_found: bool,
-    /// Reasons of the warning: `RunsOnCpu`, `CheckpointNotSaved`, or symptoms such as `EntropyCollapse`.
+    /// Reasons of the warning, each once: `RunsOnCpu`, `CheckpointNotSaved`, or symptoms such as
+    /// `EntropyCollapse`. Clients must accept other names too, which trainers of later releases give.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 11))]
     pub warning_reasons: Vec<String>,
