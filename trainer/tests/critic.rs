@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use rlt_api::spec::CriticSpec;
 use rlt_core::batch::{Batch, BatchSequence};
+use rlt_core::fixtures;
 use rlt_core::loss::Objective;
 use rlt_core::loss::{Aggregation, Gpg};
-use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_decoder::{Adapter, Decoder, LoadOptions, PackedInput};
 use rlt_parallel::Ranks;
@@ -50,25 +50,9 @@ fn batch() -> Batch {
             completion: (0..LENS[row].1).map(|at| token(row + 50, at)).collect(),
         })
         .collect();
-    let rows = Rows::unmasked(LENS.iter().map(|(_, len)| *len));
-    let wave = |scale: f64| (0..rows.num_tokens()).map(|at| scale * (at as f64).sin()).collect::<Vec<_>>();
-    Batch {
-        rewards: vec![0.0; LENS.len()],
-        groups: vec![0, 0, 0, 1],
-        sequences,
-        token_rewards: vec![0.0; rows.num_tokens()],
-        greedy_rewards: None,
-        reward_parts: Vec::new(),
-        reward_names: Vec::new(),
-        rollout_logprobs: vec![0.0; rows.num_tokens()],
-        old_logprobs: None,
-        ref_logprobs: None,
-        values: None,
-        returns: Some(wave(1.0)),
-        advantages: wave(1.0),
-        importance_weights: None,
-        rows,
-    }
+    let batch = fixtures::batch(sequences, vec![0, 0, 0, 1]);
+    let wave: Vec<f64> = (0..batch.rows.num_tokens()).map(|at| (at as f64).sin()).collect();
+    Batch { returns: Some(wave.clone()), advantages: wave, ..batch }
 }
 
 /// A critic whose head is not zero, so that gradients reach its layers, and which never clips.

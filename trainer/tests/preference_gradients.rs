@@ -3,8 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::Arc;
-
 use rlt_api::resolved::{PairLosses, PairPreference, WeightedLoss};
 use rlt_core::batch::Batch;
 use rlt_core::declaration::Parameters;
@@ -14,9 +12,7 @@ use rlt_core::mesh::AxisPlace;
 use rlt_core::preference::{
     Divergence, PreferenceDenominators, PreferenceInputs, PreferenceLoss, PreferenceOutputs,
 };
-use rlt_core::preferences::PreferenceExample;
 use rlt_core::rows::Rows;
-use rlt_core::types::Prompt;
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::learner::MicroBatch;
@@ -30,14 +26,9 @@ const BUDGETS: [usize; 2] = [4096, 12];
 
 fn batch(fixture: &Value) -> Batch {
     let example = |pair: &Value| {
-        let prompt = Prompt::from_tokens(0, tokens(&pair["prompt_ids"]));
-        Arc::new(PreferenceExample {
-            prompt: Arc::new(prompt),
-            completions: ["chosen_ids", "rejected_ids"].map(|side| tokens(&pair[side])).to_vec(),
-            labels: vec![true, false],
-            margin: 0.0,
-            step_ends: Vec::new(),
-        })
+        let [prompt, chosen, rejected] =
+            ["prompt_ids", "chosen_ids", "rejected_ids"].map(|name| tokens(&pair[name]));
+        rlt_core::fixtures::preference(&prompt, &[&chosen, &rejected])
     };
     let examples: Vec<_> = fixture["pairs"].as_array().unwrap().iter().map(example).collect();
     let reference = fixture["ref_logprobs"].as_array().unwrap().iter();

@@ -4,13 +4,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
-use std::sync::Arc;
 
-use rlt_core::batch::{Batch, BatchSequence};
+use rlt_core::batch::Batch;
+use rlt_core::fixtures::batch_of_lens;
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
 use rlt_core::mesh::AxisPlace;
-use rlt_core::rows::Rows;
-use rlt_core::types::{Prompt, TokenId};
+use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
 use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::{Actor, ActorOptions, TokenScores};
@@ -35,38 +34,10 @@ const FAMILIES: [&str; 9] = [
 const GROUPS: [(usize, &[usize]); 4] = [(21, &[9, 1, 30, 14]), (7, &[12]), (1, &[5, 8]), (40, &[3, 3, 3])];
 
 fn batch(shares_prompts: bool) -> Batch {
-    let token = |seed: usize, at: usize| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId;
-    let mut sequences = Vec::new();
-    let mut groups = Vec::new();
-    for (group_idx, (prompt_len, lens)) in GROUPS.iter().enumerate() {
-        let prompt = Arc::new(Prompt::from_tokens(
-            group_idx as u64,
-            (0..*prompt_len).map(|at| token(group_idx, at)).collect(),
-        ));
-        for len in *lens {
-            let completion = (0..*len).map(|at| token(sequences.len() + 9, at)).collect();
-            groups.push(if shares_prompts { group_idx } else { sequences.len() });
-            sequences.push(BatchSequence { prompt: Arc::clone(&prompt), sample_idx: 0, completion });
-        }
-    }
-    let rows = Rows::unmasked(sequences.iter().map(|sequence| sequence.completion.len()));
-    Batch {
-        rewards: vec![0.0; sequences.len()],
-        sequences,
-        groups,
-        token_rewards: vec![0.0; rows.num_tokens()],
-        greedy_rewards: None,
-        reward_parts: Vec::new(),
-        reward_names: Vec::new(),
-        rollout_logprobs: vec![0.0; rows.num_tokens()],
-        old_logprobs: None,
-        ref_logprobs: None,
-        values: None,
-        returns: None,
-        advantages: (0..rows.num_tokens()).map(|at| (at as f64).sin()).collect(),
-        importance_weights: None,
-        rows,
-    }
+    let batch = batch_of_lens(&GROUPS, |seed, at| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId);
+    let advantages = (0..batch.rows.num_tokens()).map(|at| (at as f64).sin()).collect();
+    let groups = if shares_prompts { batch.groups } else { (0..batch.sequences.len()).collect() };
+    Batch { advantages, groups, ..batch }
 }
 
 fn actor(family: &str, activation_checkpointing: bool) -> Actor {

@@ -20,7 +20,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::types::fixtures::{prompt, reward, rollout};
+    use crate::fixtures::{prompt, reward, rollout};
 
     fn group(rewards: &[(f64, RewardStatus)]) -> RolloutGroup {
         let prompt = prompt(&[1]);

@@ -14,6 +14,8 @@ pub mod dapo;
 pub mod digest;
 pub mod engine;
 pub mod expert_rows;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
 pub mod held_out;
 pub mod images;
 pub mod importance;

@@ -5,9 +5,6 @@
 //! ```
 //! These types hold data and say which samples of a group count: they have no arithmetic, tensors or I/O.
 
-#[cfg(test)]
-pub(crate) mod fixtures;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

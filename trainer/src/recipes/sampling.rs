@@ -73,9 +73,8 @@ fn has_signal(group: &RolloutGroup, masked: &[RewardStatus], dynamic: &DynamicSa
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use rlt_core::types::{Completion, FinishReason, Prompt, Reward, Rollout};
+    use rlt_core::fixtures::{prompt, rollout};
+    use rlt_core::types::Reward;
     use rlt_tests::{choices, tiny_job_with};
     use serde_json::json;
 
@@ -83,23 +82,11 @@ mod tests {
 
     /// A group of two samples with these scores, and these rewards after the penalty on length.
     fn group(scores: [f64; 2], values: [f64; 2]) -> RolloutGroup {
-        let prompt = Arc::new(Prompt::from_tokens(0, vec![1]));
-        let rollout = |(score, value): (f64, f64)| Rollout {
-            prompt: Arc::clone(&prompt),
-            sample_idx: 0,
-            policy_version: 0,
-            completion: Completion {
-                tokens: vec![2],
-                rollout_logprobs: vec![-1.0],
-                text: String::new(),
-                finish_reason: FinishReason::Stop,
-            },
-            reward: Reward { value, ..Reward::from_score(score) },
+        let prompt = prompt(&[1]);
+        let sample = |(score, value): (f64, f64)| {
+            rollout(&prompt, &[2], Reward { value, ..Reward::from_score(score) })
         };
-        RolloutGroup {
-            rollouts: scores.into_iter().zip(values).map(rollout).collect(),
-            prompt: Arc::clone(&prompt),
-        }
+        RolloutGroup { rollouts: scores.into_iter().zip(values).map(sample).collect(), prompt }
     }
 
     #[test]

@@ -1,14 +1,12 @@
 //! Sequence parallelism on ranks that are threads: passes and training equal those of one rank with all
 //! tokens.
 
-use std::sync::Arc;
-
 use rlt_api::spec::{CriticSpec, LoraInit, Precision, QuantizationSpec};
-use rlt_core::batch::{Batch, BatchSequence};
+use rlt_core::batch::Batch;
+use rlt_core::fixtures::batch_of_lens;
 use rlt_core::loss::{Aggregation, ClipCov, Denominators, Gpg, Gspo, LossInputs, Objective, PolicyLoss};
 use rlt_core::mesh::AxisPlace;
-use rlt_core::rows::Rows;
-use rlt_core::types::{Prompt, TokenId};
+use rlt_core::types::TokenId;
 use rlt_decoder::{
     Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput, Weights,
 };
@@ -101,38 +99,14 @@ fn decoder(case: Case) -> Decoder {
 }
 
 fn batch() -> Batch {
-    let token = |seed: usize, at: usize| ((seed * 31 + at * 7 + at * at) % 11) as TokenId;
-    let mut sequences = Vec::new();
-    let mut groups = Vec::new();
-    for (group_idx, (prompt_len, lens)) in GROUPS.iter().enumerate() {
-        let prompt = Arc::new(Prompt::from_tokens(
-            group_idx as u64,
-            (0..*prompt_len).map(|at| token(group_idx, at)).collect(),
-        ));
-        for len in *lens {
-            let completion = (0..*len).map(|at| token(sequences.len() + 9, at)).collect();
-            groups.push(group_idx);
-            sequences.push(BatchSequence { prompt: Arc::clone(&prompt), sample_idx: 0, completion });
-        }
-    }
-    let rows = Rows::unmasked(sequences.iter().map(|sequence| sequence.completion.len()));
-    let wave = |rate: f64| (0..rows.num_tokens()).map(|at| (at as f64 * rate).sin()).collect::<Vec<_>>();
+    let batch = batch_of_lens(&GROUPS, |seed, at| ((seed * 31 + at * 7 + at * at) % 11) as TokenId);
+    let num_tokens = batch.rows.num_tokens();
+    let wave = |rate: f64| (0..num_tokens).map(|at| (at as f64 * rate).sin()).collect::<Vec<_>>();
     Batch {
-        rewards: vec![0.0; sequences.len()],
-        sequences,
-        groups,
-        token_rewards: vec![0.0; rows.num_tokens()],
-        greedy_rewards: None,
-        reward_parts: Vec::new(),
-        reward_names: Vec::new(),
-        rollout_logprobs: vec![0.0; rows.num_tokens()],
         old_logprobs: Some(wave(0.7).iter().map(|at| -2.4 + 0.1 * at).collect()),
-        ref_logprobs: None,
-        values: None,
         returns: Some(wave(0.3)),
         advantages: wave(1.0),
-        importance_weights: None,
-        rows,
+        ..batch
     }
 }
 

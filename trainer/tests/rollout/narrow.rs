@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use rlt_core::batch::{Batch, BatchSequence};
-use rlt_core::rows::Rows;
+use rlt_core::batch::Batch;
+use rlt_core::fixtures::rollout;
 use rlt_core::sampling::SamplingParams;
-use rlt_core::types::{Completion, Prompt};
+use rlt_core::types::{Completion, Prompt, Reward, Rollout, RolloutGroup};
 use rlt_decoder::{Adapter, Decoder, LoadOptions, ModelConfig};
 use rlt_engine::{EngineOptions, Request};
 use rlt_parallel::Ranks;
@@ -49,40 +49,16 @@ fn mixed_requests() -> Vec<Request> {
 
 /// The completions as the trainer packs them: a prompt once for its samples.
 fn batch_of(requests: &[Request], completions: &[Vec<Completion>]) -> Batch {
-    let prompt = |(row_idx, request): (usize, &Request)| {
-        Arc::new(Prompt::from_tokens(row_idx as u64, request.prompt.to_vec()))
+    let group = |(request, samples): (&Request, &Vec<Completion>)| {
+        let prompt = Arc::new(Prompt::from_tokens(0, request.prompt.to_vec()));
+        let sample = |completion: &Completion| Rollout {
+            completion: completion.clone(),
+            ..rollout(&prompt, &[], Reward::from_score(0.0))
+        };
+        RolloutGroup { rollouts: samples.iter().map(sample).collect(), prompt }
     };
-    let prompts: Vec<_> = requests.iter().enumerate().map(prompt).collect();
-    let samples = || {
-        completions.iter().enumerate().flat_map(|(group, samples)| samples.iter().map(move |s| (group, s)))
-    };
-    let sequences: Vec<_> = samples()
-        .map(|(group, sample)| BatchSequence {
-            prompt: Arc::clone(&prompts[group]),
-            sample_idx: 0,
-            completion: sample.tokens.clone(),
-        })
-        .collect();
-    let rows = Rows::unmasked(sequences.iter().map(|sequence| sequence.completion.len()));
-    Batch {
-        rewards: vec![0.0; sequences.len()],
-        sequences,
-        groups: samples().map(|(group, _)| group).collect(),
-        token_rewards: vec![0.0; rows.num_tokens()],
-        greedy_rewards: None,
-        reward_parts: Vec::new(),
-        reward_names: Vec::new(),
-        rollout_logprobs: samples()
-            .flat_map(|(_, sample)| sample.rollout_logprobs.iter().map(|&x| f64::from(x)))
-            .collect(),
-        old_logprobs: None,
-        ref_logprobs: None,
-        values: None,
-        returns: None,
-        advantages: vec![0.0; rows.num_tokens()],
-        importance_weights: None,
-        rows,
-    }
+    let groups: Vec<_> = requests.iter().zip(completions).map(group).collect();
+    Batch::from_groups(&groups, &[])
 }
 
 /// The largest difference of a log-prob between rollout and actor.

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::engine::DetokenizeError;
+use rlt_core::fixtures;
 use rlt_core::images::{ImageGrid, PromptImage};
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
 use rlt_core::mesh::AxisPlace;
-use rlt_core::rows::Rows;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, Prompt, TokenId};
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
@@ -292,22 +292,6 @@ pub(crate) fn batch_of(completions: &[Vec<Completion>], prompts: &[Arc<Prompt>])
 }
 
 fn of_sequences(sequences: Vec<BatchSequence>, groups: Vec<usize>) -> Batch {
-    let rows = Rows::unmasked(sequences.iter().map(|sequence| sequence.completion.len()));
-    Batch {
-        rewards: vec![0.0; sequences.len()],
-        groups,
-        token_rewards: vec![0.0; rows.num_tokens()],
-        greedy_rewards: None,
-        reward_parts: Vec::new(),
-        reward_names: Vec::new(),
-        rollout_logprobs: vec![0.0; rows.num_tokens()],
-        old_logprobs: None,
-        ref_logprobs: None,
-        values: None,
-        returns: None,
-        advantages: vec![1.0; rows.num_tokens()],
-        importance_weights: None,
-        sequences,
-        rows,
-    }
+    let batch = fixtures::batch(sequences, groups);
+    Batch { advantages: vec![1.0; batch.rows.num_tokens()], ..batch }
 }

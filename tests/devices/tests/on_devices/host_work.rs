@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use rlt_api::spec::{CriticSpec, OffloadSpec};
 use rlt_core::batch::Batch;
+use rlt_core::fixtures::preference;
 use rlt_core::preferences::PreferenceExample;
-use rlt_core::types::{Prompt, TokenId};
+use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, LoadOptions, OutputHead, Weights};
 use rlt_parallel::{RankEnvironment, Ranks, ShardedParameters};
 use rlt_torch::collectives::serve_store;
@@ -122,13 +123,7 @@ fn pairs(num_pairs: usize) -> Vec<Arc<PreferenceExample>> {
         (0..len).map(|at| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId).collect()
     };
     let pair = |idx: usize| {
-        Arc::new(PreferenceExample {
-            prompt: Arc::new(Prompt::from_tokens(idx as u64, tokens(idx, 5 + idx))),
-            completions: vec![tokens(idx + 40, 3 + 2 * idx), tokens(idx + 80, 9)],
-            labels: vec![true, false],
-            margin: 0.0,
-            step_ends: Vec::new(),
-        })
+        preference(&tokens(idx, 5 + idx), &[&tokens(idx + 40, 3 + 2 * idx), &tokens(idx + 80, 9)])
     };
     (0..num_pairs).map(pair).collect()
 }

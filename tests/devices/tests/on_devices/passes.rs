@@ -2,14 +2,13 @@
 //! samples, and without waits between micro-batches.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::LoraSpec;
-use rlt_core::batch::{Batch, BatchSequence};
+use rlt_core::batch::Batch;
+use rlt_core::fixtures::batch_of_lens;
 use rlt_core::loss::{Aggregation, Gspo, Objective, PolicyLoss, Vanilla};
-use rlt_core::rows::Rows;
-use rlt_core::types::{Prompt, TokenId};
+use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
 use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::update::{UpdatePlan, update};
@@ -31,36 +30,12 @@ pub(crate) const LARGE: usize = 4096;
 pub(crate) const SMALL: usize = 64;
 
 pub(crate) fn batch(groups: Groups<'_>) -> Batch {
-    let token = |seed: usize, at: usize| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId;
-    let (mut sequences, mut group_of) = (Vec::new(), Vec::new());
-    for (group_idx, (prompt_len, lens)) in groups.iter().enumerate() {
-        let prompt = Arc::new(Prompt::from_tokens(
-            group_idx as u64,
-            (0..*prompt_len).map(|at| token(group_idx, at)).collect(),
-        ));
-        for len in *lens {
-            let completion = (0..*len).map(|at| token(sequences.len() + 9, at)).collect();
-            group_of.push(group_idx);
-            sequences.push(BatchSequence { prompt: Arc::clone(&prompt), sample_idx: 0, completion });
-        }
-    }
-    let rows = Rows::unmasked(sequences.iter().map(|sequence| sequence.completion.len()));
+    let batch = batch_of_lens(groups, |seed, at| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId);
+    let num_tokens = batch.rows.num_tokens();
     Batch {
-        rewards: vec![0.0; sequences.len()],
-        sequences,
-        groups: group_of,
-        token_rewards: vec![0.0; rows.num_tokens()],
-        greedy_rewards: None,
-        reward_parts: Vec::new(),
-        reward_names: Vec::new(),
-        rollout_logprobs: vec![0.0; rows.num_tokens()],
-        old_logprobs: Some((0..rows.num_tokens()).map(|at| -3.0 + (at as f64).cos()).collect()),
-        ref_logprobs: None,
-        values: None,
-        returns: None,
-        advantages: (0..rows.num_tokens()).map(|at| (at as f64).sin()).collect(),
-        importance_weights: None,
-        rows,
+        old_logprobs: Some((0..num_tokens).map(|at| -3.0 + (at as f64).cos()).collect()),
+        advantages: (0..num_tokens).map(|at| (at as f64).sin()).collect(),
+        ..batch
     }
 }
 

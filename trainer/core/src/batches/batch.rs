@@ -155,10 +155,17 @@ impl Batch {
             sample_idx: 0,
             completion: demonstration.tokens[*start..].to_vec(),
         };
+        let advantages = vec![1.0; rows.num_tokens()];
+        let groups = (0..learned.len()).collect();
+        Self { advantages, rows, ..Self::unscored(learned.iter().map(sequence).collect(), groups) }
+    }
+
+    /// Makes a batch of these sequences, each in the rollout group of the same index of `groups`. All tokens
+    /// count; rewards, log-probs of the rollout and advantages are 0.
+    pub(crate) fn unscored(sequences: Vec<BatchSequence>, groups: Vec<usize>) -> Self {
+        let rows = Rows::unmasked(sequences.iter().map(|sequence| sequence.completion.len()));
         Self {
-            sequences: learned.iter().map(sequence).collect(),
-            groups: (0..learned.len()).collect(),
-            rewards: vec![0.0; learned.len()],
+            rewards: vec![0.0; sequences.len()],
             token_rewards: vec![0.0; rows.num_tokens()],
             greedy_rewards: None,
             reward_parts: Vec::new(),
@@ -168,8 +175,10 @@ impl Batch {
             ref_logprobs: None,
             values: None,
             returns: None,
-            advantages: vec![1.0; rows.num_tokens()],
+            advantages: vec![0.0; rows.num_tokens()],
             importance_weights: None,
+            groups,
+            sequences,
             rows,
         }
     }
@@ -248,8 +257,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::fixtures::{prompt, reward, rollout};
     use crate::types::Reward;
-    use crate::types::fixtures::{prompt, reward, rollout};
 
     fn batch(masked: &[RewardStatus]) -> Batch {
         let prompt = prompt(&[7, 8]);

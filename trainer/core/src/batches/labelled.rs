@@ -166,7 +166,7 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::fixtures::prompt;
+    use crate::fixtures::prompt;
 
     #[test]
     fn a_completion_is_read_after_its_last_token_that_is_no_padding() {

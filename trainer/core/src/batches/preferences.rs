@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use crate::batch::{Batch, BatchSequence};
-use crate::rows::Rows;
 use crate::types::{Prompt, RewardStatus, Rollout, RolloutGroup, TokenId};
 
 /// A prompt with labelled completions; filled by the data loader.
@@ -52,24 +51,7 @@ impl Batch {
                 group_idxs.push(group_idx);
             }
         }
-        let rows = Rows::unmasked(sequences.iter().map(|sequence| sequence.completion.len()));
-        Self {
-            rewards: vec![0.0; sequences.len()],
-            token_rewards: vec![0.0; rows.num_tokens()],
-            greedy_rewards: None,
-            reward_parts: Vec::new(),
-            reward_names: Vec::new(),
-            rollout_logprobs: Vec::new(),
-            old_logprobs: None,
-            ref_logprobs: None,
-            values: None,
-            returns: None,
-            advantages: vec![0.0; rows.num_tokens()],
-            importance_weights: None,
-            groups: group_idxs,
-            sequences,
-            rows,
-        }
+        Self { rollout_logprobs: Vec::new(), ..Self::unscored(sequences, group_idxs) }
     }
 }
 
@@ -94,22 +76,12 @@ pub fn best_and_worst(groups: &[RolloutGroup], masked: &[RewardStatus]) -> Vec<R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::{preference, prompt, reward, rollout};
     use crate::packing::PromptGroup;
-    use crate::types::fixtures::{prompt, reward, rollout};
-
-    fn example(tokens: &[TokenId], completions: &[&[TokenId]]) -> Arc<PreferenceExample> {
-        Arc::new(PreferenceExample {
-            prompt: prompt(tokens),
-            completions: completions.iter().map(|tokens| tokens.to_vec()).collect(),
-            labels: (0..completions.len()).map(|idx| idx == 0).collect(),
-            margin: 0.0,
-            step_ends: Vec::new(),
-        })
-    }
 
     #[test]
     fn the_prompt_of_a_pair_is_laid_out_once() {
-        let pairs = [example(&[7, 8], &[&[1, 2, 3], &[4]]), example(&[9], &[&[5], &[6, 7]])];
+        let pairs = [preference(&[7, 8], &[&[1, 2, 3], &[4]]), preference(&[9], &[&[5], &[6, 7]])];
         let batch = Batch::from_preferences(&pairs);
         let group = |prompt_len, lens: &[usize]| PromptGroup { prompt_len, lens: lens.to_vec() };
         assert_eq!(batch.prompt_groups(&[0, 1, 2, 3]), [group(2, &[2, 0]), group(1, &[0, 1])]);
@@ -118,7 +90,8 @@ mod tests {
 
     #[test]
     fn mismatched_completions_follow_the_next_prompt() {
-        let examples = [example(&[7], &[&[1], &[2]]), example(&[8], &[&[3]]), example(&[9], &[&[4]])];
+        let examples =
+            [preference(&[7], &[&[1], &[2]]), preference(&[8], &[&[3]]), preference(&[9], &[&[4]])];
         let batch = Batch::from_mismatched(&examples);
         let got: Vec<_> = batch.sequences.iter().map(|s| (s.prompt.tokens[0], s.completion[0])).collect();
         assert_eq!(got, [(7, 4), (8, 1), (8, 2), (9, 3)]);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::types::fixtures::{reward, rollout};
+use crate::fixtures::{reward, rollout};
 use crate::types::{Prompt, RewardStatus, Rollout};
 
 /// A group whose samples have these scores and answers; a sample without a score timed out.

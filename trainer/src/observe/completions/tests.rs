@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use rlt_core::types::{Completion, FinishReason, Prompt, Reward, RewardStatus};
+use rlt_core::fixtures::rollout;
+use rlt_core::types::{Prompt, Reward, RewardStatus};
 
 use super::*;
 
@@ -13,19 +14,12 @@ fn group(row_idx: u64, statuses: &[RewardStatus]) -> RolloutGroup {
         ground_truth: serde_json::json!("2"),
         ..Prompt::from_tokens(row_idx, vec![1, 2])
     });
-    let rollout = |(sample_idx, status): (u32, &RewardStatus)| Rollout {
-        prompt: Arc::clone(&prompt),
-        sample_idx,
-        policy_version: 3,
-        completion: Completion {
-            tokens: vec![7; 1 + sample_idx as usize],
-            rollout_logprobs: vec![-0.5; 1 + sample_idx as usize],
-            text: "2".into(),
-            finish_reason: FinishReason::Stop,
-        },
-        reward: Reward { value: f64::from(sample_idx), status: *status, ..Reward::from_score(1.0) },
+    let sample = |(sample_idx, status): (u32, &RewardStatus)| {
+        let reward = Reward { value: f64::from(sample_idx), status: *status, ..Reward::from_score(1.0) };
+        let tokens = vec![7; 1 + sample_idx as usize];
+        Rollout { sample_idx, policy_version: 3, ..rollout(&prompt, &tokens, reward) }
     };
-    RolloutGroup { rollouts: (0..).zip(statuses).map(rollout).collect(), prompt }
+    RolloutGroup { rollouts: (0..).zip(statuses).map(sample).collect(), prompt }
 }
 
 const TWO: [RewardStatus; 2] = [RewardStatus::Ok; 2];

@@ -6,11 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rlt_api::spec::{DataSpec, RewardKind, RewardsSpec};
+use rlt_core::fixtures;
 use rlt_core::reward::{
     Exact, Format, Gsm8k, JsonSchema, LengthPenalty, MatchingCharacters, Math, MathDapo, MathStrict, Pattern,
     RewardError, RewardFunction, Sample, Verdicts,
 };
-use rlt_core::types::{Completion, FinishReason, Prompt, Reward, RewardStatus};
+use rlt_core::types::{Completion, Prompt, Reward, RewardStatus};
 use rlt_data::tokenizer::Tokenizer;
 use rlt_data::{Dataset, Split};
 use serde_json::{Value, json};
@@ -43,9 +44,7 @@ fn prompt(ground_truth: Value) -> Arc<Prompt> {
 }
 
 fn completion(text: &str) -> Completion {
-    let tokens = vec![1; text.len().max(1)];
-    let rollout_logprobs = vec![0.0; tokens.len()];
-    Completion { tokens, rollout_logprobs, text: text.into(), finish_reason: FinishReason::Stop }
+    fixtures::completion(&vec![1; text.len().max(1)], text)
 }
 
 fn pool(functions: RewardFunctions, num_workers: usize, timeout_ms: u64) -> RewardPool {

@@ -1,30 +1,17 @@
 //! The cache gives the first values to all ranks, from the file alone.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rlt_core::preferences::PreferenceExample;
-use rlt_core::types::Prompt;
+use rlt_core::fixtures::preference;
 
 use super::*;
 use crate::tests::on_ranks;
 
-fn example(prompt: &[u32], completions: &[&[u32]]) -> Arc<PreferenceExample> {
-    let prompt = Prompt::from_tokens(0, prompt.to_vec());
-    Arc::new(PreferenceExample {
-        prompt: Arc::new(prompt),
-        completions: completions.iter().map(|tokens| tokens.to_vec()).collect(),
-        labels: vec![true, false],
-        margin: 0.0,
-        step_ends: Vec::new(),
-    })
-}
-
 /// Two batches of two completions with three tokens.
 fn batches() -> [Batch; 2] {
     [
-        Batch::from_preferences(&[example(&[1, 2], &[&[3, 4], &[5]])]),
-        Batch::from_preferences(&[example(&[1], &[&[2, 3], &[5]])]),
+        Batch::from_preferences(&[preference(&[1, 2], &[&[3, 4], &[5]])]),
+        Batch::from_preferences(&[preference(&[1], &[&[2, 3], &[5]])]),
     ]
 }
 
@@ -54,7 +41,7 @@ fn cached_log_probs_are_read_by_the_next_attempt_up_to_a_torn_record() {
 fn a_completion_that_a_batch_has_twice_keeps_its_first_log_probs() {
     let folder = tempfile::tempdir().unwrap();
     let mut kept = LogProbCache::open(folder.path(), 7, Ranks::alone());
-    let twice = Batch::from_preferences(&[example(&[1], &[&[2, 3], &[2, 3]])]);
+    let twice = Batch::from_preferences(&[preference(&[1], &[&[2, 3], &[2, 3]])]);
     assert_eq!(kept.keep(&twice, &[-0.5, -1.5, -8.0, -9.0]).unwrap(), [-0.5, -1.5, -0.5, -1.5]);
     assert_eq!(kept.find(&twice).unwrap(), Some(vec![-0.5, -1.5, -0.5, -1.5]));
 }

@@ -13,8 +13,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rlt_api::spec::RewardsSpec;
+use rlt_core::fixtures;
 use rlt_core::reward::{Verdict, Verdicts};
-use rlt_core::types::{Completion, FinishReason, Prompt, RewardStatus};
+use rlt_core::types::{Completion, Prompt, RewardStatus};
 use serde_json::{Value, json};
 
 use super::*;
@@ -34,9 +35,7 @@ fn sample_id(prompt_idx: usize, sample_idx: usize) -> SampleId {
 }
 
 fn completion(text: &str) -> Completion {
-    let tokens = vec![1; text.len().max(1)];
-    let rollout_logprobs = vec![0.0; tokens.len()];
-    Completion { tokens, rollout_logprobs, text: text.into(), finish_reason: FinishReason::Stop }
+    fixtures::completion(&vec![1; text.len().max(1)], text)
 }
 
 /// The functions of a manifest with one function `f` of this kind; `settings` are beside its server's.

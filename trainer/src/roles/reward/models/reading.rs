@@ -110,6 +110,8 @@ pub(super) fn aggregate(verdicts: &[f64], aggregation: StepAggregation) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use rlt_core::fixtures;
+
     use super::*;
 
     const CHATML: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}\
@@ -129,12 +131,7 @@ mod tests {
     }
 
     fn completion(text: &str) -> Completion {
-        Completion {
-            tokens: vec![92, 93, 94],
-            rollout_logprobs: vec![0.0; 3],
-            text: text.into(),
-            finish_reason: FinishReason::Stop,
-        }
+        fixtures::completion(&[92, 93, 94], text)
     }
 
     fn shown(reading: &Reading) -> String {
