@@ -6,7 +6,8 @@
 //! ```
 //! Whatever is wrong with the operator (absent, slow, hanging, refusing, restarting, unknown certificate), a
 //! call here takes microseconds and never fails. Every report contains the full state, so a delayed report
-//! loses nothing and memory does not grow. This module does not interpret the state.
+//! loses nothing and memory does not grow; a stream of events would need acknowledgements. This module does
+//! not interpret the state.
 
 mod backoff;
 mod bounded;

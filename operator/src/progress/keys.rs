@@ -1,7 +1,8 @@
 //! Keys of the rendezvous of attempts, which only the pods of an attempt are given.
 //!
 //! Every key is derived from the private key of the channel's authority, the job's UID and the attempt. So
-//! all replicas hand out the same keys, also after a restart, and none is stored.
+//! all replicas hand out the same keys, also after a restart, and none is stored. A Secret for each attempt
+//! would be one more object to write before its pods start.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

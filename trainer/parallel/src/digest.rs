@@ -1,5 +1,6 @@
 //! Digests of weights: 64 bits for each parameter, or for a rank's shard of it. Trainer and engine compare
-//! them before a rollout, and the reference's log-probs are cached under them.
+//! them before a rollout, and the reference's log-probs are cached under them. A version number in their
+//! place would not notice a weight that a sync missed.
 //!
 //! The digest of a frozen parameter is cached, and stays valid while libtorch's version counter of the tensor
 //! is unchanged. A weight sync with LoRA therefore reads only the adapter.

@@ -1,4 +1,7 @@
 //! DPO (arXiv 2305.18290) and its family: chosen completions become more likely than rejected ones.
+//!
+//! A step takes two passes: all log-probs first, then an update by the derivatives of the loss. Pairs in one
+//! micro-batch would save a forward pass, but restrict budgets, ranks and sequence parallelism.
 
 use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;

@@ -6,6 +6,9 @@
 //! % 3` is 2. `tests/fixtures/make.py` records what jinja2 renders; the tests hold this crate against it.
 //!
 //! Templates may be hostile. Steps, nesting, texts and values are bounded, so rendering always ends.
+//!
+//! Why not minijinja: it has Rust's values, and cannot bound what a filter reads. A template that renders
+//! differently from jinja2 changes what a model learns, without a message.
 
 mod characters;
 mod checks;

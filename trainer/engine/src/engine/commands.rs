@@ -4,7 +4,10 @@
 //! EngineHandle (any thread) -- Command --> CommandQueue --> Engine::run -- Event --> its caller
 //! ```
 //! A command is applied between two steps. The sender numbers requests, so it can name a sequence before the
-//! engine has seen it.
+//! engine has seen it, and waits for no answer.
+//!
+//! An extended sequence keeps its cached blocks. It equals a new prompt of its tokens only up to rounding,
+//! because a decode and a prefill add in different orders. All commands of a run see the same weights.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::RecvTimeoutError;

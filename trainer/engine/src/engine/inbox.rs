@@ -6,9 +6,10 @@
 //!                                                  broadcast --> all ranks apply them in order
 //! other ranks   ----------------------------------+
 //! ```
-//! The message is empty where no command has come: the exchange of one number before each step. While nothing
-//! runs the other ranks wait for the first, which sends an empty message from time to time, because they take
-//! a rank for lost that is silent for longer than the job allows.
+//! The message is empty where no command has come: the exchange of one number before each step. Appended to
+//! the exchange of tokens, commands would come a step late on GPUs, where the next step is already launched.
+//! While nothing runs the other ranks wait for the first, which sends an empty message from time to time,
+//! because they take a rank for lost that is silent for longer than the job allows.
 
 use std::collections::VecDeque;
 use std::time::Duration;

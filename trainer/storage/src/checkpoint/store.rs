@@ -1,6 +1,7 @@
 //! The folder of all checkpoints of a run: commit, choice of the newest complete one, retention.
 //!
-//! The folder itself is the only list of checkpoints, because a list in memory would not survive a restart.
+//! The folder itself is the only list of checkpoints: a list in memory would not survive a restart, and one
+//! in a file could disagree with the folder.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,7 @@
 //! Host functions ordered by a device's stream: values are copied from the device, a function on the host
 //! computes results on a thread of the driver, and they are copied back. The launching thread does not wait.
+//! An update computes its losses this way and waits for the GPU once; reading log-probs directly would wait
+//! in every chunk of the head.
 //!
 //! ```text
 //! stream    ... -> numbers -> pinned -> compute(numbers, results) -> pinned -> results on the device -> ...

@@ -11,7 +11,7 @@ const WALKS: [&str; 3] = ["## Walk of a prompt", "## Walk of a resource", "## Wa
 /// Steps of a walk at least: fewer mean that the list was not found.
 const MIN_STEPS: usize = 10;
 /// Words of the page at most.
-const MAX_WORDS: usize = 2950;
+const MAX_WORDS: usize = 2400;
 /// Folders that paths of the page may begin from.
 const BASES: [&str; 3] = ["", "trainer/src", "operator/src"];
 
