@@ -31,15 +31,15 @@ mod memory;
 mod nccl;
 #[path = "on_devices/passes.rs"]
 mod passes;
-#[path = "on_devices/plan.rs"]
+#[path = "on_devices/trainings/plan.rs"]
 mod plan;
 #[path = "on_devices/process.rs"]
 mod process;
-#[path = "on_devices/quantized.rs"]
+#[path = "on_devices/trainings/quantized.rs"]
 mod quantized;
-#[path = "on_devices/run.rs"]
+#[path = "on_devices/trainings/run.rs"]
 mod run;
-#[path = "on_devices/trainings.rs"]
+#[path = "on_devices/trainings/trainings.rs"]
 mod trainings;
 #[path = "on_devices/weights.rs"]
 mod weights;
