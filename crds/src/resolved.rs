@@ -75,6 +75,11 @@ impl ResolvedSpec {
         })
     }
 
+    /// Whether the job samples completions, for training or for rewards in an evaluation.
+    pub fn samples(&self) -> bool {
+        self.algorithm.samples() || !self.rewards.functions.is_empty()
+    }
+
     /// Longest sequence of the training in tokens: prompt and completion.
     pub fn max_sequence_tokens(&self) -> u64 {
         self.rollout.longest_sequence(&self.data)

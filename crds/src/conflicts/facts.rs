@@ -93,8 +93,8 @@ facts! {
     Quantization: "spec.model.quantization", "`spec.model.quantization`";
     /// Quantized weights, by the job or in the model's files.
     Quantized: "spec.model.quantization", "quantized weights";
-    /// Sampling of completions.
-    Sampling: "spec.algorithm.kind", "an algorithm that samples";
+    /// Sampling of completions, for training or for rewards in an evaluation.
+    Sampling: "spec.algorithm.kind", "training or an evaluation that samples";
     /// Losses of whole completions, which are scored before their gradient.
     ScoredCompletions: "spec.algorithm.kind", "preference training and reward models";
     /// Training of a reward model, whose head gives labels.
@@ -217,7 +217,7 @@ impl Facts {
             .with(Fact::TrainedTower, model.vision_tower == VisionTraining::Trained)
             .with(Fact::Quantization, is_quantized)
             .with(Fact::Quantized, is_quantized)
-            .with(Fact::Sampling, kind.samples())
+            .with(Fact::Sampling, kind.samples() || !spec.rewards.functions.is_empty())
             .with(Fact::ScoredCompletions, kind.learns_from().scores_completions())
             .with(Fact::LabelHead, kind.learns_from().trains_reward_model())
             .with(Fact::Streaming, spec.data.streaming.is_some())
@@ -243,7 +243,7 @@ impl Facts {
             .with(Fact::TrainedTower, spec.model.vision_tower == VisionTraining::Trained)
             .with(Fact::Quantization, quantization.is_some())
             .with(Fact::Quantized, quantization.is_some())
-            .with(Fact::Sampling, spec.algorithm.samples())
+            .with(Fact::Sampling, spec.samples())
             .with(Fact::LabelHead, spec.algorithm.head() != OutputHead::Vocabulary)
             .with(Fact::RouterLoss, spec.training.router_aux_loss_coef != 0.0)
     }

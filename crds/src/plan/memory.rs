@@ -50,8 +50,7 @@ pub use terms::{MemoryTerm, Phase, Place};
 pub(super) use trained::{LocalCount, Trained, cut, trained};
 use trained::{outer_parameters, trains_head};
 use widths::{
-    dequantized, elements, frozen_width, generates, is_gathered_by_unit, largest_layer, merges, on_gpu,
-    rollout_width,
+    dequantized, elements, frozen_width, is_gathered_by_unit, largest_layer, merges, on_gpu, rollout_width,
 };
 pub(super) use widths::{has_critic, quantized_as, widths_of_sync};
 

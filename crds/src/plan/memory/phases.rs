@@ -5,8 +5,8 @@ use super::passes::{self, Pass, cast_of_layer, larger, normed_weight};
 use super::shards::Shards;
 use super::trained::{LocalCount, Trained, trained, trains_head};
 use super::{
-    FP32, MemoryTerm, Phase, frozen_width, generates, has_critic, is_gathered_by_unit, kept, on_gpu, on_host,
-    roles, rollout, rollout_width, term, vision,
+    FP32, MemoryTerm, Phase, frozen_width, has_critic, is_gathered_by_unit, kept, on_gpu, on_host, roles,
+    rollout, rollout_width, term, vision,
 };
 use crate::plan::batch::{BatchPlan, TokenBudget};
 use crate::plan::model_config::ModelConfig;
@@ -144,7 +144,7 @@ impl<'a> PhaseTerms<'a> {
         let Self { spec, batch, full, sync_shards: ref shards, .. } = *self;
         let (mut phases, mut num_cached) = (Vec::new(), 0);
         let kept = || rollout::kept(spec, memory, full, batch, shards);
-        if generates(spec) {
+        if spec.samples() {
             // Every rank samples full sequences, even where it holds only a shard of each layer.
             let activations =
                 Activations { model: full, width: rollout_width(spec), ..self.activations(1, self.width) };

@@ -7,8 +7,7 @@ use super::activations::Activations;
 use super::packed_weights::{PackedWeights, with_padded_heads};
 use super::shards::Shards;
 use super::{
-    FP32, MemoryTerm, Place, adapter, frozen_width, generates, larger, merges, on_gpu, rollout_width, term,
-    vision,
+    FP32, MemoryTerm, Place, adapter, frozen_width, larger, merges, on_gpu, rollout_width, term, vision,
 };
 use crate::plan::KV_BLOCK_TOKENS;
 use crate::plan::batch::{BatchPlan, num_held_out_prompts, share};
@@ -123,7 +122,7 @@ pub(super) fn freed_bytes(before: &[MemoryTerm], after: &[MemoryTerm]) -> u64 {
 
 /// Packed base weights that stay between rollouts with an unmerged adapter; empty if adapters are merged.
 pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> Vec<MemoryTerm> {
-    if merges(spec) || !generates(spec) {
+    if merges(spec) || !spec.samples() {
         return Vec::new();
     }
     let mut packed = weights(spec, model, rollout_width(spec), shards);

@@ -19,11 +19,6 @@ pub(in crate::plan) fn has_critic(spec: &ResolvedSpec) -> bool {
     spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
 }
 
-/// Whether completions are sampled, for training or for rewards in an evaluation.
-pub(super) fn generates(spec: &ResolvedSpec) -> bool {
-    spec.algorithm.samples() || !spec.rewards.functions.is_empty()
-}
-
 /// Whether the rollout merges the adapter into its weights; true without an adapter.
 pub(super) fn merges(spec: &ResolvedSpec) -> bool {
     spec.model.lora.as_ref().is_none_or(|lora| lora.merge != Some(false))

@@ -234,6 +234,15 @@ fn a_refusal_names_the_field_the_values_of_the_job_and_what_is_supported() {
     assert_eq!(refused(&[Fact::Sp, Fact::RolloutTp, Fact::OnGpu]), Ok(Vec::new()));
 }
 
+/// Preference training samples for the rewards of held-out prompts. Training of reward models has none.
+#[test]
+fn wide_heads_are_refused_on_gpus_where_an_evaluation_samples() {
+    let num_refusals =
+        |kind: Fact| refused(&[Fact::OnGpu, Fact::WideHeads, kind]).map(|refusals| refusals.len());
+    assert_eq!(num_refusals(Fact::ScoredCompletions), Ok(1));
+    assert_eq!(num_refusals(Fact::LabelHead), Ok(0));
+}
+
 /// Whether a rule reads the field of a fact, or a field below it.
 fn reads(rule: &Rule, fact: Fact) -> bool {
     let field = fact.field();
