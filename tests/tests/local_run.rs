@@ -12,6 +12,8 @@ mod bad_manifest;
 mod bad_model;
 #[path = "local_run/combinations.rs"]
 mod combinations;
+#[path = "combinations/jobs.rs"]
+mod combined_jobs;
 #[path = "local_run/commands.rs"]
 mod commands;
 #[path = "local_run/complete.rs"]

@@ -7,6 +7,10 @@
 mod asked;
 #[path = "on_devices/attention.rs"]
 mod attention;
+#[path = "on_devices/trainings/combinations.rs"]
+mod combinations;
+#[path = "../../tests/combinations/jobs.rs"]
+mod combined_jobs;
 #[path = "on_devices/device.rs"]
 mod device;
 #[path = "on_devices/experts.rs"]

@@ -1,19 +1,18 @@
 //! Combinations that the table of conflicts does not refuse: every two facts of it are together in a job, and
-//! each of these jobs trains.
+//! each of these jobs trains. `tests/devices` trains those for GPUs.
 
 use std::collections::BTreeSet;
 
-use rlt_api::conflicts::{CONFLICTS, ChosenDevice, Fact, Facts, refusals};
+use rlt_api::conflicts::{ChosenDevice, Fact, Facts, refusals};
 use rlt_api::plan::planned_model;
-use rlt_tests::covering_array;
-use serde_json::{Value, json};
 
-use crate::job::{Place, merge, tiny_with};
+use crate::combined_jobs::{Job, facts_of_settings, jobs};
+use crate::job::Place;
+
+const DEVICES: [ChosenDevice; 2] = [ChosenDevice::Cpu, ChosenDevice::Cuda];
 
 /// Facts that no job here has.
-const ELSEWHERE: [Fact; 7] = [
-    // Trainings on emulated devices are in `tests/devices`.
-    Fact::OnGpu,
+const ELSEWHERE: [Fact; 6] = [
     // The folder of an adapter, and rows in files.
     Fact::StartingAdapter,
     Fact::ResizedAdapter,
@@ -22,37 +21,6 @@ const ELSEWHERE: [Fact; 7] = [
     Fact::ExpertGroups,
     Fact::ManyExperts,
     Fact::QkNormEachHead,
-];
-
-/// Facts with those beside which they cannot be set: the fields belong to a part that the job does not have.
-const WITHOUT_EFFECT: [(Fact, &[Fact]); 6] = [
-    (
-        Fact::FullTraining,
-        &[
-            Fact::MergedAdapter,
-            Fact::UnmergedAdapter,
-            Fact::ExpertAdapters,
-            Fact::ModulesToSave,
-            Fact::AdapterDropout,
-            Fact::OrthogonalInit,
-            Fact::AdaptedTower,
-        ],
-    ),
-    (Fact::Dense, &[Fact::ExpertAdapters]),
-    (Fact::LatentAttention, &[Fact::WideHeads]),
-    (
-        Fact::NoReference,
-        &[
-            Fact::ReferenceSp,
-            Fact::ReferenceSync,
-            Fact::ReferenceOffload,
-            Fact::ReferencePrecision,
-            Fact::RolloutTp,
-            Fact::LogprobSp,
-        ],
-    ),
-    (Fact::NoCritic, &[Fact::CriticSp, Fact::CriticPrecision]),
-    (Fact::ScoredCompletions, &[Fact::RolloutTp, Fact::LogprobSp]),
 ];
 
 /// Facts of a manifest that a job with its model has no more.
@@ -69,208 +37,18 @@ const OF_MANIFESTS: [Fact; 10] = [
     Fact::ScoredCompletions,
 ];
 
-/// A job, and the facts for which it was made.
-struct Job {
-    manifest: Value,
-    facts: BTreeSet<Fact>,
-}
-
-/// A value of a setting: the facts that it gives a job, and the fields that choose it.
-struct Choice {
-    facts: Vec<Fact>,
-    fields: Value,
-}
-
-fn choice(facts: &[Fact], fields: Value) -> Choice {
-    Choice { facts: facts.to_vec(), fields }
-}
-
-/// A setting that is left out, or has the facts.
-fn switch(facts: &[Fact], fields: Value) -> Vec<Choice> {
-    vec![choice(&[], json!({})), choice(facts, fields)]
-}
-
-fn models() -> Vec<Choice> {
-    let text = |facts: &[Fact], architecture: Value| {
-        let facts = [facts, &[Fact::NoVisionTower]].concat();
-        choice(&facts, json!({ "model": { "architecture": architecture } }))
-    };
-    let dense =
-        |facts: &[Fact], family: &str| text(&[facts, &[Fact::Dense]].concat(), json!({ "family": family }));
-    let mixture = |facts: &[Fact], family: &str| {
-        let experts = json!({ "count": 4, "perToken": 2 });
-        text(&[facts, &[Fact::Experts]].concat(), json!({ "family": family, "experts": experts }))
-    };
-    let tower = json!({ "hiddenSize": 16, "numLayers": 1, "numHeads": 2, "patchSize": 4, "mergeSize": 2 });
-    let pictures = json!({ "cells": 1, "cellPixels": 8, "maxCount": 1 });
-    let vision = json!({
-        "model": {
-            "architecture": { "family": "Qwen2Vl", "vision": tower },
-            "tokenizer": { "characters": "0123456789+= howmany?" }
-        },
-        "data": {
-            "task": {
-                "kind": "CountingPictures", "operators": null, "maxOperand": null, "pictures": pictures
-            },
-            "maxPromptTokens": 16
-        }
-    });
-    vec![
-        dense(&[], "Llama"),
-        mixture(&[], "Qwen3Moe"),
-        mixture(&[Fact::ExpertBiases, Fact::AttentionSinks], "GptOss"),
-        mixture(&[Fact::LatentAttention], "DeepseekV3"),
-        choice(&[Fact::Dense, Fact::VisionTower], vision),
-        dense(&[Fact::AttentionSoftcap, Fact::LogitSoftcap], "Gemma2"),
-        dense(&[Fact::LayerNorms, Fact::ParallelBlocks, Fact::NoClassifier], "Cohere"),
-        dense(&[Fact::QkNormAllHeads], "Olmo2"),
-    ]
-}
-
-fn algorithms() -> Vec<Choice> {
-    let kl = json!({ "placement": "Loss", "coefficient": 0.1 });
-    // Pairs have no pictures.
-    let sums = json!({ "kind": "Arithmetic", "operators": ["+"], "maxOperand": 9, "pictures": null });
-    let labels = [Fact::ScoredCompletions, Fact::LabelHead, Fact::NoReference, Fact::NoCritic];
-    vec![
-        choice(&[Fact::Sampling, Fact::NoCritic], json!({ "algorithm": { "kl": kl } })),
-        choice(&[Fact::Sampling], json!({ "algorithm": { "kind": "PPO", "kl": kl } })),
-        choice(
-            &[Fact::NoReference, Fact::NoCritic],
-            json!({ "algorithm": { "kind": "SFT" }, "rewards": null }),
-        ),
-        choice(
-            &[Fact::ScoredCompletions, Fact::NoCritic],
-            json!({ "algorithm": { "kind": "DPO" }, "data": { "task": sums } }),
-        ),
-        choice(&labels, json!({ "algorithm": { "kind": "RewardModel" }, "rewards": null })),
-    ]
-}
-
-fn adapters() -> Vec<Vec<Choice>> {
-    let lora = |fields: Value| json!({ "model": { "lora": fields } });
-    let new = [Fact::Adapter, Fact::NewAdapter];
-    vec![
-        vec![
-            choice(&[Fact::FullTraining], json!({})),
-            choice(&new, lora(json!({ "rank": 2 }))),
-            choice(&[&new[..], &[Fact::Dora]].concat(), lora(json!({ "rank": 2, "dora": true }))),
-        ],
-        vec![
-            choice(&[], json!({})),
-            choice(&[Fact::MergedAdapter], lora(json!({ "merge": true }))),
-            choice(&[Fact::UnmergedAdapter], lora(json!({ "merge": false }))),
-        ],
-        switch(&[Fact::ExpertAdapters], lora(json!({ "targetParameters": ["experts.down_proj"] }))),
-        switch(&[Fact::ModulesToSave], lora(json!({ "modulesToSave": ["norm"] }))),
-        vec![
-            choice(&[], json!({})),
-            choice(&[Fact::AdapterDropout], lora(json!({ "dropout": 0.1 }))),
-            choice(
-                &[Fact::AdapterDropout, Fact::DropoutAfter],
-                lora(json!({ "dropout": 0.1, "dropoutPosition": "After" })),
-            ),
-        ],
-        switch(&[Fact::OrthogonalInit], lora(json!({ "init": "Orthogonal" }))),
-        switch(&[Fact::AdaptedTower], lora(json!({ "vlmLora": "Both" }))),
-    ]
-}
-
-/// Settings of the mesh, of roles, and others with one value beside their default.
-fn switches() -> Vec<Vec<Choice>> {
-    let mesh = |field: &str, degree: u32| json!({ "workers": { "mesh": { field: degree } } });
-    let role = |role: &str, fields: Value| json!({ "training": { "roles": { role: fields } } });
-    let bf16 = json!({ "precision": "Bf16" });
-    let offloaded = json!({ "offloadParameters": true });
-    vec![
-        switch(&[Fact::TrainedTower], json!({ "model": { "visionTower": "Trained" } })),
-        switch(&[Fact::Quantization, Fact::Quantized], json!({ "model": { "quantization": {} } })),
-        switch(&[Fact::RouterLoss], json!({ "training": { "routerAuxLossCoef": 0.01 } })),
-        switch(&[Fact::Tp], mesh("tp", 2)),
-        switch(&[Fact::Sp], mesh("sp", 2)),
-        switch(&[Fact::Ep], mesh("ep", 2)),
-        switch(&[Fact::RolloutTp], mesh("rolloutTp", 2)),
-        switch(&[Fact::LogprobSp], mesh("logprobSp", 2)),
-        switch(&[Fact::ReferenceSp], mesh("referenceSp", 2)),
-        switch(&[Fact::CriticSp], mesh("criticSp", 2)),
-        switch(&[Fact::MaxTrainPrompts], json!({ "data": { "maxTrainPrompts": 8 } })),
-        switch(&[Fact::ReferenceSync], json!({ "algorithm": { "referenceSync": {} } })),
-        switch(&[Fact::ReferenceOffload], role("reference", offloaded)),
-        switch(&[Fact::ReferencePrecision], role("reference", bf16.clone())),
-        switch(&[Fact::CriticPrecision], role("critic", bf16)),
-        switch(&[Fact::ReferenceShards], mesh("referenceDpShard", 1)),
-        switch(&[Fact::CriticShards], mesh("criticDpShard", 1)),
-    ]
-}
-
-fn settings() -> Vec<Vec<Choice>> {
-    let wide = json!({ "model": { "architecture": { "headDim": 264 } } });
-    let mut all = vec![models(), switch(&[Fact::WideHeads], wide), algorithms()];
-    all.extend(adapters());
-    all.extend(switches());
-    all
-}
-
-/// Whether the facts are all of a row of the table, or one has no effect beside another.
-fn is_refused(facts: &BTreeSet<Fact>) -> bool {
-    let has = |fact: &Fact| facts.contains(fact);
-    CONFLICTS.iter().any(|conflict| has(&conflict.fact) && conflict.with.iter().all(has))
-        || WITHOUT_EFFECT.iter().any(|(fact, without)| has(fact) && without.iter().any(has))
-}
-
-/// The manifest of a combination, with as many ranks as its mesh needs.
-fn manifest<'a>(choices: impl Iterator<Item = &'a Choice>) -> Value {
-    let mut manifest = tiny_with(json!({
-        "model": { "architecture": { "intermediateSize": 32, "numLayers": 2, "numHeads": 4 } },
-        "training": { "steps": 1 },
-        "checkpoint": { "everySteps": 0 }
-    }));
-    choices.for_each(|choice| merge(&mut manifest["spec"], choice.fields.clone()));
-    let mesh = manifest["spec"]["workers"]["mesh"].clone();
-    let degree = |axis: &str| mesh[axis].as_u64().unwrap_or(1);
-    // Ranks with different experts hold a replica together.
-    let dp_shard = if degree("ep") > degree("sp") { 2 } else { 1 };
-    let sp = ["sp", "logprobSp", "referenceSp", "criticSp"].map(degree).into_iter().max().unwrap();
-    let count = (degree("tp") * sp * dp_shard).max(degree("rolloutTp"));
-    let mut workers = json!({ "count": count, "mesh": { "dpShard": dp_shard } });
-    for role in ["referenceDpShard", "criticDpShard"] {
-        if !mesh[role].is_null() {
-            workers["mesh"][role] = json!(dp_shard);
-        }
-    }
-    merge(&mut manifest["spec"], json!({ "workers": workers }));
-    manifest
-}
-
-/// The jobs in which each two facts are together.
-fn jobs() -> Vec<Job> {
-    let settings = settings();
-    let facts: Vec<Vec<Vec<Fact>>> =
-        settings.iter().map(|values| values.iter().map(|choice| choice.facts.clone()).collect()).collect();
-    let job = |combination: Vec<usize>| {
-        let chosen = settings.iter().zip(combination).map(|(values, value)| &values[value]);
-        let chosen: Vec<&Choice> = chosen.collect();
-        let facts = chosen.iter().flat_map(|choice| choice.facts.iter().copied()).collect();
-        Job { manifest: manifest(chosen.into_iter()), facts }
-    };
-    covering_array(&facts, &|facts| !is_refused(facts)).into_iter().map(job).collect()
-}
-
-/// Trains a job, and returns its output unless it makes a step and samples if its algorithm does.
-fn failure(Job { manifest, facts }: &Job) -> Option<String> {
+/// Trains a job on the CPU, and returns its output unless it makes a step and samples if its algorithm does.
+fn failure(job: &Job) -> Option<String> {
     let place = Place::new();
-    let ended = place.train(manifest);
-    let steps = place.steps();
-    let is_trained = |step: &Value| step["training/num_skipped_updates"] == 0.0;
-    let has_sampled = |step: &Value| step["response_length/mean"].as_f64() > Some(0.0);
-    let is_complete = ended.code == Some(0) && steps.len() == 1 && steps.iter().all(is_trained);
-    let is_expected = is_complete && (!facts.contains(&Fact::Sampling) || steps.iter().all(has_sampled));
-    (!is_expected).then(|| format!("{facts:?}\n{}\n{}{}", manifest["spec"], ended.stdout, ended.stderr))
+    let ended = place.train(&job.manifest);
+    let is_expected = ended.code == Some(0) && job.is_trained(&place.metrics());
+    let spec = &job.manifest["spec"];
+    (!is_expected).then(|| format!("{:?}\n{spec}\n{}{}", job.facts, ended.stdout, ended.stderr))
 }
 
 #[test]
 fn every_pair_of_facts_without_a_row_trains_and_samples_a_step() {
-    let jobs = jobs();
+    let jobs = jobs(ChosenDevice::Cpu);
     assert!((20..=40).contains(&jobs.len()), "{} jobs", jobs.len());
     let failures: Vec<String> = jobs.iter().filter_map(failure).collect();
     let num_failed = failures.len();
@@ -279,22 +57,23 @@ fn every_pair_of_facts_without_a_row_trains_and_samples_a_step() {
 
 #[test]
 fn each_job_has_the_facts_for_which_it_was_made_and_is_not_refused() {
-    for Job { manifest, facts } in jobs() {
-        let job = rlt_api::validate(&manifest.to_string()).unwrap();
-        let model = planned_model(&job).unwrap().unwrap();
-        let of_job = Facts::of_job(job.spec(), &model, ChosenDevice::Cpu);
-        let is_missing = |fact: &&Fact| !of_job.has(**fact) && !OF_MANIFESTS.contains(fact);
-        let missing: Vec<&Fact> = facts.iter().filter(is_missing).collect();
-        assert!(missing.is_empty(), "{missing:?} are not in {manifest}");
-        let refused = refusals(job.spec(), &model, ChosenDevice::Cpu);
-        assert!(refused.is_empty(), "{refused:?}: {manifest}");
+    for device in DEVICES {
+        for Job { manifest, facts } in jobs(device) {
+            let job = rlt_api::validate(&manifest.to_string()).unwrap();
+            let model = planned_model(&job).unwrap().unwrap();
+            let of_job = Facts::of_job(job.spec(), &model, device);
+            let is_missing = |fact: &&Fact| !of_job.has(**fact) && !OF_MANIFESTS.contains(fact);
+            let missing: Vec<&Fact> = facts.iter().filter(is_missing).collect();
+            assert!(missing.is_empty(), "{missing:?} are not in {manifest}");
+            let refused = refusals(job.spec(), &model, device);
+            assert!(refused.is_empty(), "{refused:?}: {manifest}");
+        }
     }
 }
 
 #[test]
 fn every_fact_of_the_table_is_in_a_job_or_left_to_other_tests() {
-    let in_jobs: BTreeSet<Fact> =
-        settings().iter().flatten().flat_map(|choice| choice.facts.iter().copied()).collect();
+    let in_jobs: BTreeSet<Fact> = DEVICES.into_iter().flat_map(facts_of_settings).collect();
     let elsewhere = BTreeSet::from(ELSEWHERE);
     assert_eq!(&in_jobs | &elsewhere, Fact::ALL.iter().copied().collect::<BTreeSet<_>>());
     assert!(in_jobs.is_disjoint(&elsewhere));

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 use rlt_devices::{Counts, StandIn};
 use rlt_tests::{fresh_binary, run_folder, tiny_job};
@@ -61,12 +61,25 @@ impl Run {
         run
     }
 
+    /// Trains a job as [`Run::of`]. Returns what the trainer printed if it fails.
+    pub(crate) fn attempt(num_devices: usize, manifest: &Value) -> Result<Self, String> {
+        let run = Self { folder: run_folder().unwrap() };
+        let output = run.output(num_devices, manifest, &[]);
+        if output.status.success() { Ok(run) } else { Err(printed(&output)) }
+    }
+
     /// Trains in the same run folder, where a run may have left something.
     pub(crate) fn go_on(&self, num_devices: usize, changes: &Value, variables: &[(&str, &str)]) {
         self.train(num_devices, &manifest(num_devices, changes), variables);
     }
 
     fn train(&self, num_devices: usize, manifest: &Value, variables: &[(&str, &str)]) {
+        let output = self.output(num_devices, manifest, variables);
+        assert!(output.status.success(), "{}", printed(&output));
+    }
+
+    /// Runs the trainer in the run folder until it exits.
+    fn output(&self, num_devices: usize, manifest: &Value, variables: &[(&str, &str)]) -> Output {
         let path = self.file("job.yaml");
         fs::write(&path, manifest.to_string()).unwrap();
         let mut command = Command::new(fresh_binary("rlt-trainer"));
@@ -75,9 +88,7 @@ impl Run {
             command.envs(StandIn::build().unwrap().with_devices(num_devices));
             command.env("RLT_STAND_IN_REPORT", self.file("counts-%p.json"));
         }
-        let output = command.envs(variables.iter().copied()).output().unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+        command.envs(variables.iter().copied()).output().unwrap()
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -109,6 +120,12 @@ impl Run {
         let is_report = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("counts-");
         reports.filter(is_report).map(|path| Counts::read(&path).unwrap()).collect()
     }
+}
+
+/// Standard output and standard error of a process.
+fn printed(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
 }
 
 /// Weights of an exported folder by name, in fp32.
