@@ -8,12 +8,12 @@ use rlt_core::batch::Batch;
 use rlt_core::declaration::Parameters;
 use rlt_core::kto::{Kto, KtoInputs, ReferencePoint};
 use rlt_core::loss::{Denominators, LossInputs};
-use rlt_core::mesh::AxisPlace;
 use rlt_core::preference::{
     Divergence, PreferenceDenominators, PreferenceInputs, PreferenceLoss, PreferenceOutputs,
 };
 use rlt_core::rows::Rows;
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
+use rlt_layout::AxisPlace;
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::learner::MicroBatch;
 use rlt_trainer::roles::objective::{preference_objective, supervised_objective};

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use rlt_core::batch::Batch;
 use rlt_core::labelled::{JudgedSteps, ScoredPairs};
-use rlt_core::mesh::AxisPlace;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_decoder::{Decoder, LoadOptions, OutputHead, Weights};
+use rlt_layout::AxisPlace;
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::learner::MicroBatch;
 use serde_json::Value;

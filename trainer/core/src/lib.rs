@@ -23,10 +23,9 @@ pub mod logits;
 pub mod metrics;
 pub mod packed_samples;
 pub mod packing;
-mod placement;
+pub mod partition;
 pub mod sampling;
 pub mod schedule;
 pub mod task;
+pub mod tensor_parallel;
 pub mod types;
-
-pub use placement::{local_tensor, mesh, parameter_layout, partition, tensor_parallel, tensor_run};

@@ -7,8 +7,8 @@
 use std::path::Path;
 
 use rlt_api::plan::model_config::{OutputHead, SCORE_BIAS};
-use rlt_core::tensor_run::TensorRun;
 use rlt_core::types::TokenId;
+use rlt_layout::TensorRun;
 use tch::{Kind, Tensor, no_grad};
 
 use super::names::SCORE_HEAD;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rlt_api::conflicts::{Fact, Facts, conflict_of};
 use rlt_api::plan::model_config::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
-use rlt_core::tensor_run::TensorRun;
+use rlt_layout::TensorRun;
 use tch::{Kind, Tensor};
 
 use super::base_weight::{BaseWeight, layout_of};

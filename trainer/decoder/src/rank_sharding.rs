@@ -6,9 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use rlt_api::plan::model_config::{DimSplit, ModelConfig, ModelSharding, ParameterSplit, ProductRows};
-use rlt_core::local_tensor::{DimShards, Placement};
-use rlt_core::mesh::{Axis, AxisPlace};
-use rlt_core::parameter_layout::ParameterLayout;
+use rlt_layout::{Axis, AxisPlace, DimShards, ParameterLayout, Placement};
 use tch::Tensor;
 
 use super::decoder::Decoder;

@@ -14,7 +14,7 @@
 //!
 //! Shapes: t tokens, d hidden width, m rows of tokens sorted by expert.
 
-use rlt_core::mesh::AxisPlace;
+use rlt_layout::AxisPlace;
 use rlt_torch::{AttentionScores, ExpertRows, Segments};
 use tch::Tensor;
 

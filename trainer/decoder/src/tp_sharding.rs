@@ -6,8 +6,7 @@
 use std::ops::Range;
 
 use rlt_api::plan::model_config::{BlockShare, DimSplit, Experts, ModelConfig};
-use rlt_core::local_tensor::{DimRanges, DimShards, LocalTensor};
-use rlt_core::mesh::AxisPlace;
+use rlt_layout::{AxisPlace, DimRanges, DimShards, LocalTensor};
 use tch::Tensor;
 
 use super::{ProjectionWeights, of_ranges};

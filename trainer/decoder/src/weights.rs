@@ -6,8 +6,8 @@ use std::path::Path;
 
 use rlt_api::plan::model_config::{ModelConfig, OutputHead, ParameterShape, TensorShape, stored_ranges};
 use rlt_api::spec::{Precision, QuantizationSpec};
-use rlt_core::tensor_run::{CoveredRun, ReadGroup, TensorRun, TensorSlice};
 use rlt_core::types::TokenId;
+use rlt_layout::{CoveredRun, ReadGroup, TensorRun, TensorSlice};
 use tch::kind::FLOAT_CPU;
 use tch::{Device, Kind, Tensor, no_grad};
 

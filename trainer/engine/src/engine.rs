@@ -10,8 +10,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use rlt_core::engine::{Detokenizer, SequenceId};
-use rlt_core::mesh::AxisPlace;
 use rlt_core::types::Completion;
+use rlt_layout::AxisPlace;
 use rlt_parallel::{AxisGroup, DecoderUnits, DigestCache, WeightDigest};
 
 use super::completion::RequestOutputs;

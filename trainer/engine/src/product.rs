@@ -6,10 +6,10 @@
 
 mod on_device;
 
-use rlt_core::local_tensor::LocalTensor;
 use rlt_decoder::{
     Adapter, BaseWeight, Linear, LoraPair, NamedTensors, ProjectionWeights, TpSharding, of_ranges, peft_names,
 };
+use rlt_layout::LocalTensor;
 use rlt_torch::cuda::Kernels;
 use rlt_torch::{Error, PackedLinear, QuantizedMatrix, WeightArena};
 use tch::{Kind, Tensor, no_grad};

@@ -1,9 +1,9 @@
 //! Groups of ranks along axes of the mesh, and the collectives by which they exchange tensors. The layout of
-//! ranks is in `rlt_core::mesh`, and what is exchanged inside a layer in `layer`.
+//! ranks is in `rlt_layout`, and what is exchanged inside a layer in `layer`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rlt_core::mesh::AxisPlace;
+use rlt_layout::AxisPlace;
 use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction};
 use tch::Tensor;
 

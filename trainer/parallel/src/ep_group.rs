@@ -1,5 +1,5 @@
 //! Exchanges of expert-parallel groups, whose ranks each hold some of every layer's experts. The exchange of
-//! a layer is in `layer`, the layout of ranks in `rlt_core::mesh`, the arithmetic of rows in
+//! a layer is in `layer`, the layout of ranks in `rlt_layout`, the arithmetic of rows in
 //! `rlt_core::expert_rows`.
 
 use tch::Tensor;

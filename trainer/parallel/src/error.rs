@@ -1,7 +1,7 @@
 //! Errors of the exchange between ranks, and which rank caused them.
 
-use rlt_core::mesh::{ExpertMeshError, MeshError};
 use rlt_core::packed_samples::PackedSamplesError;
+use rlt_layout::{ExpertMeshError, MeshError};
 use rlt_torch::collectives::{CollectiveError, RendezvousError};
 
 /// Ranks could not work together.

@@ -1,5 +1,5 @@
 //! Parallel groups of this rank: their connection, and its place in them. The layout of ranks is in
-//! `rlt_core::mesh`.
+//! `rlt_layout`.
 //!
 //! The ranks with the same index in their tensor-parallel groups form a set of ranks of its own, which
 //! replicates and shards the model and distributes tokens as if it were alone. The ranks of one group compute
@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 
-use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
+use rlt_layout::{Axis, AxisPlace, Degrees, Mesh};
 use tch::Tensor;
 
 use super::{AxisGroup, RankError, Ranks};

@@ -35,8 +35,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rlt_core::batch::Batch;
-use rlt_core::mesh::AxisPlace;
 use rlt_core::partition::{Balance, shares, workload};
+use rlt_layout::AxisPlace;
 use rlt_torch::collectives::{Collectives, Membership, Reduction, Rendezvous, SingleProcessGroup, Traffic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -1,9 +1,9 @@
 //! This rank's coordinates on the mesh, and the process groups along its axes. The layout of ranks is in
-//! `rlt_core::mesh`.
+//! `rlt_layout`.
 
 use std::sync::Arc;
 
-use rlt_core::mesh::{Axis, AxisPlace, Degrees, Mesh};
+use rlt_layout::{Axis, AxisPlace, Degrees, Mesh};
 use rlt_torch::collectives::{CollectiveError, Pending, Reduction};
 use tch::{Kind, Tensor};
 

@@ -35,8 +35,8 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-use rlt_core::mesh::{Axis, AxisPlace};
 use rlt_decoder::{Decoder, NamedTensors, RankSharding};
+use rlt_layout::{Axis, AxisPlace};
 use rlt_torch::{OffloadStorage, TensorFile};
 use tch::Tensor;
 

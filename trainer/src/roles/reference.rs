@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rlt_core::batch::Batch;
-use rlt_core::tensor_run::TensorRun;
 use rlt_decoder::{Decoder, NamedTensors};
+use rlt_layout::TensorRun;
 use rlt_parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use tch::Kind;

@@ -5,11 +5,11 @@ use rlt_api::spec::{CriticSpec, LoraInit, Precision, QuantizationSpec};
 use rlt_core::batch::Batch;
 use rlt_core::fixtures::batch_of_lens;
 use rlt_core::loss::{Aggregation, ClipCov, Denominators, Gpg, Gspo, LossInputs, Objective, PolicyLoss};
-use rlt_core::mesh::AxisPlace;
 use rlt_core::types::TokenId;
 use rlt_decoder::{
     Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput, Weights,
 };
+use rlt_layout::AxisPlace;
 use rlt_parallel::Ranks;
 use tch::{Kind, Tensor};
 

@@ -1,8 +1,8 @@
 //! Mixtures of experts beside transformers: the routers' auxiliary loss, and both ways in which checkpoints
 //! store experts.
 
-use rlt_core::tensor_run::TensorRun;
 use rlt_decoder::{Adapter, Decoder, LoadOptions, RouterLoad, RouterObserver, Weights};
+use rlt_layout::TensorRun;
 use tch::{Device, Kind, Tensor};
 
 use super::fixture::{Fixture, TOLERANCE, TRAINABLE, max_error, packed};

@@ -10,10 +10,11 @@ use rlt_rules::workspace_root;
 
 /// The packages from the bottom up, each with the packages of the workspace on which it depends outside of
 /// tests. A package depends only on packages in rows above its own.
-const PACKAGES: [(&str, &[&str]); 30] = [
+const PACKAGES: [(&str, &[&str]); 31] = [
     ("rlt-algorithms", &[]),
     ("rlt-channel", &[]),
     ("rlt-files", &[]),
+    ("rlt-layout", &[]),
     ("rlt-sandbox", &[]),
     ("rlt-template", &[]),
     ("rlt-terminal", &[]),
@@ -39,10 +40,10 @@ const PACKAGES: [(&str, &[&str]); 30] = [
     ),
     ("rlt-hub", &["rlt-api", "rlt-files", "rlt-tracking"]),
     ("rlt-data", &["rlt-api", "rlt-core", "rlt-files", "rlt-template", "rlt-terminal"]),
-    ("rlt-storage", &["rlt-api", "rlt-channel", "rlt-core", "rlt-files", "rlt-torch", "rlt-tracking"]),
-    ("rlt-decoder", &["rlt-api", "rlt-core", "rlt-files", "rlt-torch"]),
-    ("rlt-parallel", &["rlt-api", "rlt-core", "rlt-decoder", "rlt-files", "rlt-torch"]),
-    ("rlt-engine", &["rlt-api", "rlt-core", "rlt-decoder", "rlt-parallel", "rlt-torch"]),
+    ("rlt-storage", &["rlt-api", "rlt-channel", "rlt-files", "rlt-layout", "rlt-torch", "rlt-tracking"]),
+    ("rlt-decoder", &["rlt-api", "rlt-core", "rlt-files", "rlt-layout", "rlt-torch"]),
+    ("rlt-parallel", &["rlt-api", "rlt-core", "rlt-decoder", "rlt-files", "rlt-layout", "rlt-torch"]),
+    ("rlt-engine", &["rlt-api", "rlt-core", "rlt-decoder", "rlt-layout", "rlt-parallel", "rlt-torch"]),
     (
         "rlt-trainer",
         &[
@@ -54,6 +55,7 @@ const PACKAGES: [(&str, &[&str]); 30] = [
             "rlt-engine",
             "rlt-files",
             "rlt-hub",
+            "rlt-layout",
             "rlt-parallel",
             "rlt-sandbox",
             "rlt-storage",

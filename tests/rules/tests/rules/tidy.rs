@@ -48,7 +48,7 @@ fn dependency_names(package: &str) -> Vec<String> {
 fn dependency_arrows_point_only_where_the_design_lets_them() {
     let torch: &[&str] = &["tch", "torch-sys", "rlt-torch"];
     let kubernetes: &[&str] = &["kube", "kube-core", "kube-client", "k8s-openapi"];
-    let forbidden: [(&str, &[&[&str]]); 22] = [
+    let forbidden: [(&str, &[&[&str]]); 23] = [
         ("rlt-api", &[torch, kubernetes, &["tokio", "rlt-core", "rlt-trainer"]]),
         ("rlt-channel", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-files", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
@@ -71,6 +71,7 @@ fn dependency_arrows_point_only_where_the_design_lets_them() {
             &[kubernetes, &["tokio", "rlt-data", "rlt-hub", "rlt-sandbox", "rlt-storage", "rlt-trainer"]],
         ),
         ("rlt-hub", &[torch, kubernetes, &["rlt-core", "rlt-data", "rlt-sandbox", "rlt-trainer"]]),
+        ("rlt-layout", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         (
             "rlt-parallel",
             &[kubernetes, &["tokio", "rlt-data", "rlt-hub", "rlt-sandbox", "rlt-storage", "rlt-trainer"]],

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rlt_api::plan::model_config::TensorShape;
-use rlt_core::tensor_run::TensorRun;
+use rlt_layout::TensorRun;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;

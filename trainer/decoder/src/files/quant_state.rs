@@ -11,7 +11,7 @@
 
 use rlt_api::plan::model_config::{ModelConfig, Quantization, QuantizedPart, QuantizedTensor};
 use rlt_api::spec::{Precision, QuantizationFormat};
-use rlt_core::tensor_run::TensorRun;
+use rlt_layout::TensorRun;
 use rlt_torch::{NESTED_BLOCK, QuantFormat, dynamic_map};
 use safetensors::Dtype;
 use serde_json::Value;

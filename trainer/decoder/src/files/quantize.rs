@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use rlt_api::plan::model_config::{ModelConfig, Quantization, QuantizedPart, QuantizedTensor};
-use rlt_core::tensor_run::TensorRun;
+use rlt_layout::TensorRun;
 use rlt_torch::{QuantLayout, QuantizedMatrix};
 use tch::{Device, Kind, Tensor, no_grad};
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_core::tensor_run::TensorRun;
+use rlt_layout::TensorRun;
 use tch::{TchError, Tensor, no_grad};
 
 use super::super::random::TensorRandom;

@@ -4,9 +4,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rlt_core::images::PromptImage;
-use rlt_core::mesh::AxisPlace;
 use rlt_core::packing::{PackedLayout, Segment};
 use rlt_core::types::TokenId;
+use rlt_layout::AxisPlace;
 use rlt_torch::{DeviceSegments, Segments};
 use tch::{Device, Kind, Tensor};
 

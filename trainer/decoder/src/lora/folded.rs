@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use rlt_api::plan::model_config::{ModelConfig, TensorShape};
-use rlt_core::tensor_run::TensorRun;
+use rlt_layout::TensorRun;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::names::{CONFIG_FILE, peft_names};

@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::ops::Range;
 
 use rlt_api::spec::DropoutPosition;
-use rlt_core::local_tensor::DimRanges;
+use rlt_layout::DimRanges;
 use rlt_torch::cuda::DropoutMask;
 use tch::{Kind, Tensor};
 

@@ -10,7 +10,7 @@
 //! Shapes: e experts, r rank, n rows sorted by expert.
 
 use rlt_api::plan::model_config::ExpertForm;
-use rlt_core::mesh::AxisPlace;
+use rlt_layout::AxisPlace;
 use rlt_torch::ExpertRows;
 use tch::{Kind, Tensor, no_grad};
 

@@ -11,7 +11,7 @@
 use rlt_api::plan::model_config::{
     ExpertForm, ExpertGroups, Experts, HiddenActivation, ModelConfig, RouterScores, Routing,
 };
-use rlt_core::mesh::AxisPlace;
+use rlt_layout::AxisPlace;
 use rlt_torch::cuda::{ExpertScores, RouteRule};
 use rlt_torch::{DeviceRoutes, ExpertRows};
 use tch::{Kind, Tensor, no_grad};

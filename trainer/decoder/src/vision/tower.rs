@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use rlt_api::plan::model_config::{ModelConfig, TensorShape, VisionConfig};
-use rlt_core::tensor_run::TensorRun;
+use rlt_layout::TensorRun;
 use tch::Tensor;
 
 use super::feature_cache::FeatureCache;

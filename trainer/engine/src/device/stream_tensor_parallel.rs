@@ -2,7 +2,7 @@
 //! decoder's stream. From the tokens all ranks verify that they drew the same, and learn of stop requests.
 //! That is two all-reduces a layer and three launches a step more than without.
 
-use rlt_core::mesh::AxisPlace;
+use rlt_layout::AxisPlace;
 use rlt_parallel::{AxisGroup, RankError};
 use rlt_torch::collectives::{CollectiveError, Reduction, StreamGroup, Traffic};
 use rlt_torch::cuda::Event;

@@ -13,8 +13,8 @@
 //! another order, or padded, are found by a list of rows; columns of padded heads are left out of the
 //! product.
 
-use rlt_core::local_tensor::LocalTensor;
 use rlt_decoder::{Adapter, BaseWeight, Linear, NamedTensors, ProjectionWeights, TpSharding};
+use rlt_layout::LocalTensor;
 use rlt_torch::cuda::{Dequantize, Kernels, QUANTIZED_FEW_ROWS, QuantizedLinear, QuantizedRows};
 use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, TchError, Tensor, no_grad};

@@ -17,7 +17,7 @@
 use std::rc::Rc;
 
 use rlt_core::expert_rows::{ReceivedRows, rows_for_ranks};
-use rlt_core::mesh::AxisPlace;
+use rlt_layout::AxisPlace;
 use rlt_torch::{ExpertRows, forget_values};
 use tch::{Device, Tensor};
 

@@ -2,8 +2,8 @@
 //!
 //! Legend of shapes: t tokens of this rank, d hidden size, n rows of its tokens, sorted by expert.
 
-use rlt_core::mesh::AxisPlace;
 use rlt_decoder::{Adapter, Decoder, DecoderLayer, FeedForward, LayerContext, Projections, TrainingProducts};
+use rlt_layout::AxisPlace;
 use tch::Tensor;
 
 use super::graphs::{CutGraphs, GraphCut, Graphs, Roots};

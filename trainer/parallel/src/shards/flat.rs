@@ -23,9 +23,8 @@ mod verified;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use rlt_core::mesh::{Axis, EvenSplit};
-use rlt_core::tensor_run::{TensorRun, TensorSlice};
 use rlt_decoder::RankSharding;
+use rlt_layout::{Axis, EvenSplit, TensorRun, TensorSlice};
 use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
 

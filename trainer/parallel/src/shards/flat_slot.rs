@@ -3,11 +3,8 @@
 use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
-use rlt_core::local_tensor::LocalTensor;
-use rlt_core::mesh::EvenSplit;
-use rlt_core::parameter_layout::ParameterLayout;
-use rlt_core::tensor_run::{TensorRun, TensorSlice};
 use rlt_decoder::of_ranges;
+use rlt_layout::{EvenSplit, LocalTensor, ParameterLayout, TensorRun, TensorSlice};
 use tch::{Tensor, no_grad};
 
 /// Alignment in bytes at which memory is read fastest.

@@ -1,8 +1,7 @@
 //! Gradients of sharded parameters: accumulated in unsharded buffers, reduce-scattered, and summed over all
 //! ranks. The optimizer is elsewhere.
 
-use rlt_core::mesh::Axis;
-use rlt_core::parameter_layout::ParameterLayout;
+use rlt_layout::{Axis, ParameterLayout};
 use rlt_torch::collectives::Pending;
 use tch::{Tensor, no_grad};
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use rlt_core::mesh::{Axis, AxisPlace};
 use rlt_decoder::{Decoder, NamedTensors, RankSharding};
+use rlt_layout::{Axis, AxisPlace};
 use rlt_torch::OffloadStorage;
 use tch::{Kind, Tensor};
 

@@ -1,7 +1,7 @@
 //! Memory of a flat buffer's unsharded parameters, and the all-gather or prefetch that fills it. The schedule
 //! decides when.
 
-use rlt_core::mesh::EvenSplit;
+use rlt_layout::EvenSplit;
 use rlt_torch::collectives::Pending;
 use rlt_torch::{FlatBuffer, Prefetch};
 use tch::{Device, Kind, Tensor, no_grad};

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
-use rlt_core::tensor_run::{TensorRun, TensorSlice};
 use rlt_decoder::{Decoder, ModelError, NamedTensors, Weights};
+use rlt_layout::{TensorRun, TensorSlice};
 use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 

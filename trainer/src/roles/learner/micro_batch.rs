@@ -16,11 +16,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rlt_core::batch::Batch;
-use rlt_core::mesh::AxisPlace;
 use rlt_core::packing::{PackedLayout, PackingError, Segment, pack_groups};
 use rlt_core::rows::Rows;
 use rlt_core::types::TokenId;
 use rlt_decoder::{Decoder, PackedInput};
+use rlt_layout::AxisPlace;
 use rlt_parallel::Ranks;
 use tch::Tensor;
 

@@ -2,11 +2,11 @@
 //! the result of one rank on all of them. Attention over only a rank's local tokens would silently train
 //! another model.
 
-use rlt_core::mesh::AxisPlace;
 use rlt_core::packing::{PackedLayout, Segment};
 use rlt_core::permutation::splitmix64;
 use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, PackedInput};
+use rlt_layout::AxisPlace;
 use rlt_parallel::{RankError, Ranks};
 use tch::{Kind, Tensor};
 

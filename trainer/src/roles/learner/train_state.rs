@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rlt_core::mesh::Axis;
 use rlt_decoder::NamedTensors;
+use rlt_layout::Axis;
 use rlt_parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, copy_tensor_run};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use rlt_torch::TensorFile;

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use rlt_core::tensor_run::TensorRun;
 use rlt_decoder::{PackedInput, RouterObserver};
+use rlt_layout::TensorRun;
 
 use super::saved::{Layout, Way, go_on, save};
 use super::*;

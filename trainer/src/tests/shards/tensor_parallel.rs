@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use rlt_core::tensor_run::TensorRun;
 use rlt_decoder::PackedInput;
+use rlt_layout::TensorRun;
 use rlt_storage::checkpoint::{Checkpoint, CheckpointStore};
 use serde_json::json;
 

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rlt_core::tensor_run::TensorRun;
+use rlt_layout::TensorRun;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tch::{Device, Kind, Tensor};

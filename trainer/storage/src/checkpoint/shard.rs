@@ -3,9 +3,7 @@
 
 use std::ops::Range;
 
-use rlt_core::local_tensor::LocalTensor;
-use rlt_core::mesh::EvenSplit;
-use rlt_core::tensor_run::TensorSlice;
+use rlt_layout::{EvenSplit, LocalTensor, TensorSlice};
 use tch::Tensor;
 
 /// Minimum size in bytes of a tensor of which each copy saves a range; smaller tensors are saved by one copy

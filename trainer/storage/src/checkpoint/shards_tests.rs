@@ -4,8 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rlt_core::local_tensor::LocalTensor;
-use rlt_core::tensor_run::{TensorRun, TensorSlice};
+use rlt_layout::{LocalTensor, TensorRun, TensorSlice};
 use safetensors::SafeTensors;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};

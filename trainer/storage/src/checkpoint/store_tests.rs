@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rlt_core::tensor_run::TensorRun;
+use rlt_layout::TensorRun;
 use safetensors::SafeTensors;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};

@@ -1,6 +1,6 @@
 //! Gradients of a buffer's parameters, in the master dtype.
 
-use rlt_core::mesh::Axis;
+use rlt_layout::Axis;
 use tch::{Tensor, no_grad};
 
 use super::{FlatParameter, Parameter};

@@ -1,7 +1,7 @@
 //! The unsharded buffer while parameters can be read: gathered from the shards or fetched from offload
 //! storage, optionally with the values of other ranks along the axes that split weights.
 
-use rlt_core::local_tensor::{DimRanges, DimShards};
+use rlt_layout::{DimRanges, DimShards};
 use tch::{Tensor, no_grad};
 
 use super::super::flat_slot::FlatSlot;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use rlt_core::local_tensor::DimShards;
 use rlt_decoder::of_ranges;
+use rlt_layout::DimShards;
 use tch::{Kind, Tensor, no_grad};
 
 use super::super::unsharded_buffer::WeightDtype;

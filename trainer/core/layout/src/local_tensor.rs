@@ -12,8 +12,7 @@
 
 use std::ops::Range;
 
-pub use super::chunks::Chunk;
-use super::chunks::chunks;
+use super::chunks::{Chunk, chunks};
 
 /// Selected indices of a dimension: ascending, disjoint ranges, several where a fused weight is split part by
 /// part.

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use super::chunks::numel;
-use super::local_tensor::{Chunk, LocalTensor};
+use super::chunks::{Chunk, numel};
+use super::local_tensor::LocalTensor;
 
 /// A contiguous range of a tensor's elements, in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -70,7 +70,7 @@ pub(super) mod tests {
     use super::*;
 
     /// The offsets of a chunk's elements in row-major order of the tensor, in the order of the chunk.
-    pub(in crate::placement) fn elements_of(shape: &[i64], chunk: &Chunk) -> Vec<usize> {
+    pub(crate) fn elements_of(shape: &[i64], chunk: &Chunk) -> Vec<usize> {
         let dims = shape.iter().zip(chunk.start.iter().zip(&chunk.shape));
         dims.fold(vec![0], |places, (len, (start, num))| {
             let within =

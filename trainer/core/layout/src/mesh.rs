@@ -28,7 +28,7 @@
 
 use thiserror::Error;
 
-pub use super::axis_place::{AxisPlace, EvenSplit};
+use super::axis_place::AxisPlace;
 
 /// A mesh whose axes do not divide the number of ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
