@@ -10,7 +10,7 @@
 //! ```
 //! Not in the table: sizes that must divide each other, bounds, fields of which exactly one is given, which
 //! formulas of an algorithm go together, and settings of a role that the job does not have. Those are in
-//! `rules` and in `plan::model_check`. No other code refuses a combination.
+//! `rules` and in the plan's check of the model. No other code refuses a combination.
 
 mod conflict;
 mod facts;
@@ -21,10 +21,9 @@ mod validation;
 
 use std::fmt;
 
-use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
-pub(crate) use conflict::Refused;
-pub use conflict::{ChosenDevice, Conflict};
+use crate::spec::ModelFamily;
+pub use conflict::{ChosenDevice, Conflict, Refused};
 pub use facts::{Fact, Facts};
 pub use page::support_markdown;
 pub use rows::CONFLICTS;
@@ -54,20 +53,18 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Returns all refusals of a job, in the order of the table. Whether sizes divide each other is not checked.
-pub fn refusals(spec: &ResolvedSpec, model: &ModelConfig, device: ChosenDevice) -> Vec<Refusal> {
-    let facts = Facts::of_job(spec, model, device);
-    let met = CONFLICTS.iter().filter(|conflict| conflict.is_met(&facts));
-    met.filter_map(|conflict| {
-        let Refused { because, part, expected } = *conflict.refused.as_ref()?;
-        let got = conflict.fact.value_in(spec);
+impl Conflict {
+    /// Returns the refusal of a job that has all facts of the conflict; `None` where a rule of validation
+    /// refuses it. Reasons name the family and the width of heads of the job's model.
+    pub fn refusal(&self, spec: &ResolvedSpec, family: ModelFamily, head_dim: usize) -> Option<Refusal> {
+        let Refused { because, part, expected } = *self.refused.as_ref()?;
+        let got = self.fact.value_in(spec);
         let reason = because.replace("<part>", part).replace("<got>", &got);
-        let reason = reason.replace("<family>", &format!("{:?}", model.family));
-        let reason = reason.replace("<head_dim>", &model.head_dim.to_string());
+        let reason = reason.replace("<family>", &format!("{family:?}"));
+        let reason = reason.replace("<head_dim>", &head_dim.to_string());
         let got = (!because.contains("<got>")).then_some(got);
-        Some(Refusal { field: conflict.fact.field(), because: reason, expected, got })
-    })
-    .collect()
+        Some(Refusal { field: self.fact.field(), because: reason, expected, got })
+    }
 }
 
 /// Returns the first conflict of `fact` with `facts`, for callers that have no job.
@@ -76,6 +73,9 @@ pub fn conflict_of(fact: Fact, facts: &Facts) -> Option<&'static Conflict> {
 }
 
 /// Yields the conflicts that refuse `fact` in a job, in the order of the table.
-pub(crate) fn parts_against(fact: Fact) -> impl Iterator<Item = &'static Conflict> {
+pub fn parts_against(fact: Fact) -> impl Iterator<Item = &'static Conflict> {
     CONFLICTS.iter().filter(move |conflict| conflict.fact == fact && conflict.refused.is_some())
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,7 +33,7 @@ pub use fit::{Fit, OverfullPhase, Remedy};
 pub use machine::{Flops, MEMORY_LABEL, Machine, PRODUCT_LABEL, UnknownGpu};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
 pub use mesh::Mesh;
-pub use model_check::check_model;
+pub use model_check::{check_model, refusals};
 pub use refusal::ModelRefusal;
 pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
 pub use weight_sync::WeightSync;

@@ -42,17 +42,17 @@ pub struct Conflict {
     /// Rule of validation, for facts that a manifest has; several conflicts may have one rule.
     pub(crate) rule: Option<&'static ConflictRule>,
     /// Refusal of a job, for facts that only the model's files or the device decide.
-    pub(crate) refused: Option<Refused>,
+    pub refused: Option<Refused>,
 }
 
 /// Texts of the refusal of a job whose model and device are known.
-pub(crate) struct Refused {
+pub struct Refused {
     /// Reason, with the placeholders `<part>`, `<got>`, `<family>` and `<head_dim>`.
-    pub(crate) because: &'static str,
+    pub because: &'static str,
     /// Part of the model or job that rules the fact out; empty where `because` says it.
-    pub(crate) part: &'static str,
+    pub part: &'static str,
     /// Values that are supported.
-    pub(crate) expected: &'static str,
+    pub expected: &'static str,
 }
 
 impl Conflict {
@@ -64,6 +64,11 @@ impl Conflict {
     /// Whether these facts rule out the fact to change.
     pub(super) fn rules_out(&self, facts: &Facts) -> bool {
         self.with.iter().all(|fact| facts.has(*fact))
+    }
+
+    /// Whether validation refuses the combination by a rule, before the model and the device are known.
+    pub fn has_rule(&self) -> bool {
+        self.rule.is_some()
     }
 
     /// Part of the model or job that rules the fact out; empty where the reason does not name one.

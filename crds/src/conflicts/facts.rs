@@ -1,15 +1,12 @@
-//! Facts about a job, its model and its device that a conflict may name, and where they are found.
+//! Facts about a job, its model and its device that a conflict may name, and where a manifest and a job show
+//! them. Those of a model are `ModelConfig::facts`.
 
 use std::collections::BTreeSet;
 
 use super::ChosenDevice;
-use crate::plan::model_config::{ExpertForm, Experts, ModelConfig, NormKind, QkNorm};
 use crate::resolved::{OutputHead, ResolvedSpec};
 use crate::rules::{estimator, with_critic};
 use crate::spec::{DropoutPosition, LoraInit, LoraSpec, MeshSpec, RLTrainingJobSpec, VisionTraining};
-
-/// Widest head that the rollout's attention kernel for GPUs reads. Others are padded to a multiple of 8.
-const WIDEST_HEAD: usize = 256;
 
 /// Declares the facts with the field that sets each one, or the section of the model, and words for pages.
 macro_rules! facts {
@@ -227,14 +224,14 @@ impl Facts {
             .with(Fact::NoVisionTower, shape.is_some_and(|shape| shape.vision.is_none()))
     }
 
-    /// Facts of a job whose model and device are known.
-    pub fn of_job(spec: &ResolvedSpec, model: &ModelConfig, device: ChosenDevice) -> Self {
+    /// Adds the facts of a job on its device to those of its model.
+    #[must_use]
+    pub fn with_job(self, spec: &ResolvedSpec, device: ChosenDevice) -> Self {
         let quantization = spec.model.quantization.as_ref();
         let policy_gradient = spec.algorithm.policy_gradient.as_ref();
         let has_critic = policy_gradient.is_some_and(|algorithm| algorithm.critic.is_some());
         let mesh = &spec.workers.mesh;
-        Self::of_model(model)
-            .with_mesh(mesh)
+        self.with_mesh(mesh)
             .with(Fact::LogprobSp, mesh.sp_of_logprobs() > 1)
             .with(Fact::ReferenceSp, mesh.sp_of_reference() > 1)
             .with(Fact::CriticSp, has_critic && mesh.sp_of_critic() > 1)
@@ -246,30 +243,6 @@ impl Facts {
             .with(Fact::Sampling, spec.samples())
             .with(Fact::LabelHead, spec.algorithm.head() != OutputHead::Vocabulary)
             .with(Fact::RouterLoss, spec.training.router_aux_loss_coef != 0.0)
-    }
-
-    /// Facts of a model alone.
-    pub fn of_model(model: &ModelConfig) -> Self {
-        let experts = |of: fn(&Experts) -> bool| model.experts.as_ref().is_some_and(of);
-        Self::default()
-            .with(Fact::Experts, model.experts.is_some())
-            .with(Fact::Dense, model.experts.is_none())
-            .with(Fact::ExpertBiases, experts(|experts| experts.form == ExpertForm::Clamped))
-            .with(Fact::ExpertGroups, experts(|experts| experts.routing.groups.is_some()))
-            .with(Fact::ManyExperts, experts(Experts::are_too_many_for_gpus))
-            .with(Fact::LatentAttention, model.latent.is_some())
-            .with(Fact::VisionTower, model.vision.is_some())
-            .with(Fact::NoVisionTower, model.vision.is_none())
-            .with(Fact::AttentionSinks, model.attention_sinks)
-            .with(Fact::AttentionSoftcap, model.attention_softcap.is_some())
-            .with(Fact::LogitSoftcap, model.logit_softcap.is_some())
-            .with(Fact::LayerNorms, model.norm_kind == NormKind::Layer)
-            .with(Fact::ParallelBlocks, model.parallel_blocks)
-            .with(Fact::QkNormAllHeads, model.qk_norm == QkNorm::AllHeads)
-            .with(Fact::QkNormEachHead, model.qk_norm == QkNorm::EachHead)
-            .with(Fact::WideHeads, model.head_dim > WIDEST_HEAD)
-            .with(Fact::Quantized, model.quantization.is_some())
-            .with(Fact::NoClassifier, !model.family.has_classifier())
     }
 
     /// Whether the set has a fact.

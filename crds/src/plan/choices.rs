@@ -5,7 +5,7 @@ use super::batch::BatchPlan;
 use super::memory::{MemoryPlan, Phase, memory_of_rank, quantized_as};
 use super::model_config::ModelConfig;
 use super::weight_sync;
-use crate::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
+use crate::conflicts::{ChosenDevice, Fact, conflict_of};
 use crate::resolved::{Choices, ResolvedSpec};
 
 /// Number of parameters above which models checkpoint activations on GPUs by default.
@@ -48,7 +48,7 @@ fn merges_lora(
 ) -> Option<bool> {
     let lora = spec.model.lora.as_ref()?;
     let model = quantized_as(spec, model);
-    let facts = Facts::of_model(&model).with_adapter(Some(lora)).on(device);
+    let facts = model.facts().with_adapter(Some(lora)).on(device);
     if conflict_of(Fact::UnmergedAdapter, &facts).is_some() {
         return Some(true);
     }

@@ -1,11 +1,18 @@
-//! Checks whether the sizes of a model fit the parallelism of a job, after the table of conflicts has no
-//! objection.
+//! Checks of a model against a job: the table of conflicts, and whether the sizes of the model fit the
+//! parallelism of the job.
 
 use super::model_config::ModelConfig;
 use super::refusal::ModelRefusal;
-use crate::conflicts::{ChosenDevice, refusals};
+use crate::conflicts::{CONFLICTS, ChosenDevice, Refusal};
 use crate::degrees::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights};
 use crate::resolved::ResolvedSpec;
+
+/// Returns all refusals of a job, in the order of the table. Whether sizes divide each other is not checked.
+pub fn refusals(spec: &ResolvedSpec, model: &ModelConfig, device: ChosenDevice) -> Vec<Refusal> {
+    let facts = model.facts().with_job(spec, device);
+    let met = CONFLICTS.iter().filter(|conflict| conflict.is_met(&facts));
+    met.filter_map(|conflict| conflict.refusal(spec, model.family, model.head_dim)).collect()
+}
 
 /// Checks that no part of the model conflicts with the job or its device, that the degrees of the job's mesh
 /// divide the model's heads, and with `rolloutTp` its layers, and that its rotary embedding covers the job's

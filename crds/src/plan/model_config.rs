@@ -8,6 +8,7 @@
 
 mod config_json;
 mod experts;
+mod facts;
 mod families;
 mod head;
 mod latent;
@@ -25,7 +26,9 @@ use crate::spec::ArchitectureSpec;
 pub use crate::spec::{BLOCK_SIZES, ModelFamily as Family};
 use config_json::{fields, parse, text_model, write};
 pub use experts::{is_expert_weight, stored_ranges};
-pub use head::{HEAD_WEIGHT, SCORE_BIAS, SCORE_WEIGHT};
+#[cfg(test)]
+pub(super) use families::FamilyDefinition;
+pub use head::{HEAD_WEIGHT, SCORE_BIAS, SCORE_WEIGHT, classifier_head};
 pub use latent::LATENT_NORM_EPS;
 use multimodal::{new_tower, tower, vision};
 pub use new_tower::{VISION_TOKENS, VisionTokens};
@@ -81,7 +84,7 @@ impl ModelConfig {
         document: &serde_json::Value,
         head: OutputHead,
     ) -> Result<Self, ModelConfigError> {
-        let stored = OutputHead::of_classifier(document).map(|(stored, _)| stored);
+        let stored = classifier_head(document).map(|(stored, _)| stored);
         let body = if stored == Some(head) { parse::classifier(document) } else { Self::from_json(document) };
         Ok(body?.with_head(head))
     }

@@ -2,12 +2,15 @@
 
 use serde_json::{Value, json};
 
+use self::manifests::{facts_of, manifest, merge, settings, spec};
 use super::{MemoryPlan, ModelRefusal, Models, Phase, Place, Plan, plan, planned_model};
-use crate::conflicts::ChosenDevice;
+use crate::conflicts::{ChosenDevice, Conflict, Fact};
 use crate::plan::model_config::{ModelConfig, QkNorm};
 use crate::resolved::ResolvedSpec;
-use crate::validate;
+use crate::{API_VERSION, KIND, validate};
 
+#[path = "../conflicts/tests/manifests.rs"]
+mod manifests;
 mod of_adapters;
 mod of_conflicts;
 mod of_expert_parallelism;
@@ -26,24 +29,6 @@ mod of_vision_models;
 mod on_machines;
 
 const ARITHMETIC: &str = include_str!("../../tests/fixtures/arithmetic.yaml");
-
-fn manifest(spec: &Value) -> String {
-    let manifest = json!({
-        "apiVersion": crate::API_VERSION, "kind": crate::KIND, "metadata": {"name": "planned"}, "spec": spec
-    });
-    serde_saphyr::to_string(&manifest).unwrap()
-}
-
-/// A Qwen2.5-0.5B with full training, 8 prompts of 8 samples, 512 + 512 tokens.
-fn spec() -> Value {
-    json!({
-        "model": {"path": "/models/qwen"},
-        "data": {"train": ["train.parquet"]},
-        "rewards": {"functions": [{"name": "answer", "kind": "Math"}]},
-        "algorithm": {"kind": "DrGRPO"},
-        "training": {"promptsPerStep": 8, "steps": 10},
-    })
-}
 
 fn qwen() -> ModelConfig {
     ModelConfig::from_json(&json!({

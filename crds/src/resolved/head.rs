@@ -11,3 +11,14 @@ pub enum OutputHead {
     /// Two logits for each token, wrong and right, with a bias (`...ForTokenClassification` with two labels).
     Tokens,
 }
+
+impl OutputHead {
+    /// Number of labels of a classifier; 0 for a language model.
+    pub fn num_labels(self) -> usize {
+        match self {
+            Self::Vocabulary => 0,
+            Self::Sequence => 1,
+            Self::Tokens => 2,
+        }
+    }
+}

@@ -85,10 +85,24 @@ macro_rules! declare_families {
         pub enum ModelFamily {
             $($(#[$doc])* $name,)*
         }
+
+        impl ModelFamily {
+            /// Yields all families, in the order in which errors list them.
+            pub fn all() -> impl Iterator<Item = Self> {
+                [$(Self::$name),*].into_iter()
+            }
+        }
     };
 }
 
 model_families!(declare_families);
+
+impl ModelFamily {
+    /// Whether models of the family have a vision tower.
+    pub fn has_vision(self) -> bool {
+        matches!(self, Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl)
+    }
+}
 
 /// Shape of a model that is built from scratch, in the words of Hugging Face's config.json.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use rlt_api::conflicts::{ChosenDevice, Fact, Facts, refusals};
-use rlt_api::plan::planned_model;
+use rlt_api::conflicts::{ChosenDevice, Fact};
+use rlt_api::plan::{planned_model, refusals};
 
 use crate::combined_jobs::{Job, facts_of_settings, jobs};
 use crate::job::Place;
@@ -61,7 +61,7 @@ fn each_job_has_the_facts_for_which_it_was_made_and_is_not_refused() {
         for Job { manifest, facts } in jobs(device) {
             let job = rlt_api::validate(&manifest.to_string()).unwrap();
             let model = planned_model(&job).unwrap().unwrap();
-            let of_job = Facts::of_job(job.spec(), &model, device);
+            let of_job = model.facts().with_job(job.spec(), device);
             let is_missing = |fact: &&Fact| !of_job.has(**fact) && !OF_MANIFESTS.contains(fact);
             let missing: Vec<&Fact> = facts.iter().filter(is_missing).collect();
             assert!(missing.is_empty(), "{missing:?} are not in {manifest}");

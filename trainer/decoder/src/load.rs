@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::path::Path;
 
-use rlt_api::conflicts::{Fact, Facts, conflict_of};
+use rlt_api::conflicts::{Fact, conflict_of};
 use rlt_api::plan::model_config::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
 use rlt_layout::TensorRun;
 use tch::{Kind, Tensor};
@@ -100,7 +100,7 @@ type Place<'a> = dyn Fn(&str, &[i64], Kind) -> Result<Tensor, ModelError> + 'a;
 type Placed<'a> = dyn Fn(&str, &[i64]) -> Result<Tensor, ModelError> + 'a;
 
 fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Result<Decoder, ModelError> {
-    let facts = Facts::of_model(config);
+    let facts = config.facts();
     if options.trainable && conflict_of(Fact::FullTraining, &facts).is_some() {
         return Err(ModelError::QuantizedUse);
     }

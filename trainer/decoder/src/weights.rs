@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use rlt_api::plan::model_config::{ModelConfig, OutputHead, ParameterShape, TensorShape, stored_ranges};
+use rlt_api::plan::model_config::{
+    ModelConfig, OutputHead, ParameterShape, TensorShape, classifier_head, stored_ranges,
+};
 use rlt_api::spec::{Precision, QuantizationSpec};
 use rlt_core::types::TokenId;
 use rlt_layout::{CoveredRun, ReadGroup, TensorRun, TensorSlice};
@@ -80,7 +82,7 @@ impl Weights {
     pub fn open_with_head(dir: &Path, head: OutputHead, seed: u64) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let document = read_json(&path)?;
-        let stored = OutputHead::of_classifier(&document).map(|(stored, _)| stored);
+        let stored = classifier_head(&document).map(|(stored, _)| stored);
         if stored != Some(head) {
             return Ok(Self::open(dir)?.with_fresh_head(head, seed));
         }
@@ -151,7 +153,7 @@ impl Weights {
             .map_err(|source| ModelError::Config { path, source })?;
         let files = WeightFiles::open(dir)?;
         // That a class is a classifier's was found by reading its body.
-        let head = OutputHead::of_classifier(&document).map_or(OutputHead::Sequence, |(head, _)| head);
+        let head = classifier_head(&document).map_or(OutputHead::Sequence, |(head, _)| head);
         files.check(&expected(&config.clone().with_head(head), &files), is_ignored(&config))?;
         let source = Source::Files { files, embedding_under_head: false, fresh_head: None };
         Ok((Self::new(config, source), head))

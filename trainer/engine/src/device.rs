@@ -25,7 +25,7 @@ mod stream_tensor_parallel;
 
 use std::collections::{HashMap, VecDeque};
 
-use rlt_api::conflicts::{Fact, Facts, conflict_of};
+use rlt_api::conflicts::{Fact, conflict_of};
 use rlt_core::types::TokenId;
 use rlt_parallel::RankError;
 use rlt_torch::Error;
@@ -160,7 +160,7 @@ fn gpu_of(weights: &RolloutWeights) -> Result<usize, CudaError> {
         return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
     };
     let config = &weights.unpacked.config;
-    let facts = Facts::of_model(config).with(Fact::Sampling, true);
+    let facts = config.facts().with(Fact::Sampling, true);
     if let Some(conflict) = conflict_of(Fact::OnGpu, &facts) {
         let expected = format!("a CPU, as {}", conflict.reason());
         let got = format!("a GPU and {:?} with head_dim {}", config.family, config.head_dim);

@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use rlt_api::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
+use rlt_api::conflicts::{ChosenDevice, Fact, conflict_of};
 use rlt_api::plan::model_config::ProductRows;
 use rlt_decoder::{Decoder, DecoderLayer, FeedForward, Linear, NamedTensors, TpSharding, VisionTower};
 use rlt_layout::{DimShards, LocalTensor};
@@ -30,7 +30,9 @@ use super::weights::{DOWN, OUTPUT, PackOptions, PackedBlock, PackedLayer, Rollou
 pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
     let Some(lora) = decoder.lora() else { return Ok(()) };
     let is_on_cpu = decoder.device() == tch::Device::Cpu;
-    let facts = Facts::of_model(&decoder.config)
+    let facts = decoder
+        .config
+        .facts()
         .on(if is_on_cpu { ChosenDevice::Cpu } else { ChosenDevice::Cuda })
         .with(Fact::Dora, lora.dora)
         .with(Fact::ExpertAdapters, !lora.target_parameters.is_empty())

@@ -21,8 +21,8 @@ mod zai_org;
 
 use super::Family;
 use crate::spec::model_families;
-pub(super) use definition::Defaults;
-use definition::{Definition, nothing, read_attention_bias, write_attention_bias};
+pub(super) use definition::{Defaults, Definition};
+use definition::{nothing, read_attention_bias, write_attention_bias};
 
 macro_rules! table_of_definitions {
     ($($(#[$doc:meta])* $family:ident: $($definition:ident)::+,)*) => {
@@ -33,43 +33,14 @@ macro_rules! table_of_definitions {
 
 model_families!(table_of_definitions);
 
-impl Family {
-    /// Yields all families, in the order in which errors list them.
-    pub fn all() -> impl Iterator<Item = Self> {
-        FAMILIES.iter().map(|(family, _)| *family)
-    }
+/// Link from a family to its definition.
+pub(in crate::plan) trait FamilyDefinition {
+    /// Returns the names and defaults of the family, and its differences from Llama.
+    fn definition(self) -> &'static Definition;
+}
 
-    /// Class name in `architectures`.
-    pub fn architecture(self) -> &'static str {
-        self.definition().architecture
-    }
-
-    /// Class name of the sequence classifier with the same body.
-    pub fn classifier(self) -> &'static str {
-        self.definition().classifier
-    }
-
-    /// `model_type` of the configuration.
-    pub fn model_type(self) -> &'static str {
-        self.definition().model_type
-    }
-
-    /// Whether transformers has classifiers with bodies of this family.
-    pub fn has_classifier(self) -> bool {
-        self.definition().has_classifier
-    }
-
-    /// Whether models of the family have a vision tower.
-    pub fn has_vision(self) -> bool {
-        matches!(self, Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl)
-    }
-
-    /// Whether layers of the family may have a sliding window.
-    pub fn has_windows(self) -> bool {
-        self.definition().has_windows
-    }
-
-    pub(super) fn definition(self) -> &'static Definition {
+impl FamilyDefinition for Family {
+    fn definition(self) -> &'static Definition {
         let own = FAMILIES.iter().find(|(family, _)| *family == self);
         own.map_or(&llama::LLAMA, |(_, definition)| definition)
     }

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::families::FamilyDefinition;
 use super::{Family, ModelConfig, OutputHead, TensorShape};
 
 /// Name of the weight of a head that gives logits of tokens.
@@ -11,32 +12,23 @@ pub const SCORE_WEIGHT: &str = "score.weight";
 /// Name of the bias of a token classifier's head.
 pub const SCORE_BIAS: &str = "score.bias";
 
-impl OutputHead {
-    /// Returns the kind and family of the classifier that a `config.json` names; `None` for other models.
-    pub fn of_classifier(document: &Value) -> Option<(Self, Family)> {
-        let class = document["architectures"][0].as_str()?;
-        let named = |family: &Family, head: Self| head.class(*family) == class;
-        [Self::Sequence, Self::Tokens]
-            .into_iter()
-            .find_map(|head| Some((head, Family::all().find(|family| named(family, head))?)))
-    }
+/// Returns the kind of head and the family of the classifier that a `config.json` names; `None` for other
+/// models.
+pub fn classifier_head(document: &Value) -> Option<(OutputHead, Family)> {
+    let class = document["architectures"][0].as_str()?;
+    let named = |family: &Family, head: OutputHead| class_of(head, *family) == class;
+    [OutputHead::Sequence, OutputHead::Tokens]
+        .into_iter()
+        .find_map(|head| Some((head, Family::all().find(|family| named(family, head))?)))
+}
 
-    /// Returns the transformers class that has this head on a family's body.
-    pub fn class(self, family: Family) -> String {
-        match self {
-            Self::Vocabulary => family.architecture().to_owned(),
-            Self::Sequence => family.classifier().to_owned(),
-            Self::Tokens => family.classifier().replace("ForSequence", "ForToken"),
-        }
-    }
-
-    /// Number of labels of a classifier; 0 for a language model.
-    pub fn num_labels(self) -> usize {
-        match self {
-            Self::Vocabulary => 0,
-            Self::Sequence => 1,
-            Self::Tokens => 2,
-        }
+/// Returns the transformers class that has this head on a family's body.
+pub(super) fn class_of(head: OutputHead, family: Family) -> String {
+    let definition = family.definition();
+    match head {
+        OutputHead::Vocabulary => definition.architecture.to_owned(),
+        OutputHead::Sequence => definition.classifier.to_owned(),
+        OutputHead::Tokens => definition.classifier.replace("ForSequence", "ForToken"),
     }
 }
 
@@ -102,11 +94,11 @@ mod tests {
             let document = config.to_json("float32");
             assert_eq!(document["architectures"], json!([class]));
             assert_eq!(document["id2label"].as_object().map(serde_json::Map::len), Some(num_labels));
-            assert_eq!(OutputHead::of_classifier(&document), Some((head, Family::Granite)));
+            assert_eq!(classifier_head(&document), Some((head, Family::Granite)));
             let body = ModelConfig::from_classifier_json(&document).map(|body| body.with_head(head));
             assert_eq!(body, Ok(config));
         }
-        assert_eq!(OutputHead::of_classifier(&policy().to_json("float32")), None);
+        assert_eq!(classifier_head(&policy().to_json("float32")), None);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::fields::Fields;
 use super::{ExpertForm, ModelConfig, ModelConfigError, ProjectionShape, Quantization};
-use crate::conflicts::{self, Conflict, Fact, Facts};
+use crate::conflicts::{Conflict, Fact, parts_against};
 use crate::spec::{QuantizationFormat, QuantizationSpec};
 
 /// Number of 8-bit scales that share a second scale.
@@ -184,8 +184,8 @@ impl ModelConfig {
 /// groups, and latent attention, which multiplies by parts of its weights; neither has a kernel for codes.
 fn refuse_unquantizable(config: &ModelConfig) -> Result<(), ModelConfigError> {
     let Some(quantization) = &config.quantization else { return Ok(()) };
-    let facts = Facts::of_model(config);
-    let all = || conflicts::parts_against(Fact::Quantized);
+    let facts = config.facts();
+    let all = || parts_against(Fact::Quantized);
     let own: Vec<_> = all().filter(|conflict| conflict.is_met(&facts)).map(Conflict::part).collect();
     if own.is_empty() {
         return Ok(());

@@ -361,8 +361,8 @@ fn fields_of_newer_releases_that_change_values_are_refused_unless_they_are_off()
 
 #[test]
 fn parts_without_kernels_for_gpus_are_known_by_name() {
-    use crate::conflicts::{Conflict, Fact, Facts, conflict_of};
-    let part = |model: &ModelConfig| conflict_of(Fact::OnGpu, &Facts::of_model(model)).map(Conflict::part);
+    use crate::conflicts::{Conflict, Fact, conflict_of};
+    let part = |model: &ModelConfig| conflict_of(Fact::OnGpu, &model.facts()).map(Conflict::part);
     let model = parsed(&qwen2());
     assert_eq!(part(&model), None);
     let capped = ModelConfig { logit_softcap: Some(30.0), ..model };

@@ -20,7 +20,7 @@ pub(super) fn refuse_window(fields: &Fields<'_>, config: &ModelConfig) -> Result
     let stated = fields.get("sliding_window").and_then(Value::as_u64);
     let is_used = fields.flag("use_sliding_window")?.unwrap_or(true);
     let is_short = stated.is_some_and(|window| window < config.max_position_embeddings as u64);
-    if is_short && is_used && !config.family.has_windows() {
+    if is_short && is_used {
         return Err(fields.unsupported("sliding_window", "null, as this family has no windows"));
     }
     Ok(())

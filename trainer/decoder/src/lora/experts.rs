@@ -9,7 +9,7 @@
 
 use std::path::Path;
 
-use rlt_api::conflicts::{Fact, Facts, conflict_of};
+use rlt_api::conflicts::{Fact, conflict_of};
 use rlt_api::spec::LoraInit;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
@@ -40,7 +40,7 @@ impl Decoder {
         if config.init == LoraInit::Orthogonal {
             return refused("init", "Peft, Gaussian or Xavier", "Orthogonal".to_owned());
         }
-        if let Some(conflict) = conflict_of(Fact::ExpertAdapters, &Facts::of_model(&self.config)) {
+        if let Some(conflict) = conflict_of(Fact::ExpertAdapters, &self.config.facts()) {
             let got = config.target_parameters.join(", ");
             return refused("targetParameters", conflict.expected().unwrap_or("none"), got);
         }

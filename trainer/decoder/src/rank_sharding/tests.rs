@@ -1,7 +1,7 @@
 //! Placements of a model with experts, a shared expert and adapters of all of them, and of small models of
 //! every family.
 
-use rlt_api::conflicts::{Fact, Facts, conflict_of};
+use rlt_api::conflicts::{Fact, conflict_of};
 use rlt_api::plan::model_config::{Family, is_expert_weight};
 
 use super::*;
@@ -239,7 +239,7 @@ fn shards_of_every_family_by_both_axes_are_every_number_once() {
     let (mut num_tp, mut num_ep) = (0, 0);
     for config in families.chain(models()) {
         let decoder = Decoder::meta(&config, &LoadOptions::default()).unwrap();
-        let facts = Facts::of_model(&config);
+        let facts = config.facts();
         let largest = |fact: Fact| if conflict_of(fact, &facts).is_none() { 4 } else { 1 };
         let [largest_tp, largest_ep] = [Fact::Tp, Fact::Ep].map(largest);
         for tp in [1, 2, 4].into_iter().filter(|tp| *tp <= largest_tp) {

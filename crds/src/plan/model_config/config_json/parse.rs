@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::families::Defaults;
+use super::super::families::{Defaults, Definition, FamilyDefinition};
+use super::super::head::classifier_head;
 use super::super::quantization;
 use super::super::rope::{self, Context};
 use super::super::{
@@ -31,7 +32,9 @@ pub(in crate::plan::model_config) fn parse(document: &Value) -> Result<ModelConf
     if config.ropes.len() == 1 {
         rope::refuse_by_window(&fields)?;
     }
-    windows::refuse_window(&fields, &config)?;
+    if !definition.has_windows {
+        windows::refuse_window(&fields, &config)?;
+    }
     check(config)
 }
 
@@ -202,46 +205,47 @@ fn shape_experts(spec: &ArchitectureSpec, config: &mut ModelConfig) -> Result<()
 /// Reads the body of a classifier from its `config.json`, as that of a model without a head.
 pub(in crate::plan::model_config) fn classifier(document: &Value) -> Result<ModelConfig, ModelConfigError> {
     let class = document["architectures"][0].as_str().unwrap_or_default();
-    let found = OutputHead::of_classifier(document);
+    let found = classifier_head(document);
     let (_, family) = found.ok_or_else(|| ModelConfigError::UnknownArchitecture {
         got: class.to_owned(),
         parts: described(
             &Fields::root(document).map_or_else(|_| Vec::new(), |fields| unknown_parts(&fields)),
         ),
-        known: listed(Family::classifier),
+        known: listed(|definition| definition.classifier),
     })?;
     let fields = Fields::root(document)?;
     if fields.get("quantization_config").is_some_and(|value| !value.is_null()) {
         return Err(fields.unsupported("quantization_config", "unquantized weights of a classifier"));
     }
     let mut body = document.clone();
-    body["architectures"] = json!([family.architecture()]);
+    body["architectures"] = json!([family.definition().architecture]);
     body["tie_word_embeddings"] = true.into();
     parse(&body)
 }
 
 /// Lists a name of every family, separated by commas.
-fn listed(name: fn(Family) -> &'static str) -> String {
-    Family::all().map(name).collect::<Vec<_>>().join(", ")
+fn listed(name: fn(&Definition) -> &'static str) -> String {
+    Family::all().map(|family| name(family.definition())).collect::<Vec<_>>().join(", ")
 }
 
 fn family(fields: &Fields<'_>) -> Result<Family, ModelConfigError> {
     let class = fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
     let found = match class {
-        Some(class) => Family::all().find(|family| family.architecture() == class),
+        Some(class) => Family::all().find(|family| family.definition().architecture == class),
         None => {
             let model_type = fields.text("model_type")?.ok_or_else(|| fields.missing("architectures"))?;
-            Family::all().find(|family| family.model_type() == model_type)
+            Family::all().find(|family| family.definition().model_type == model_type)
         }
     };
     let family = found.ok_or_else(|| ModelConfigError::UnknownArchitecture {
         got: class.or(fields.text("model_type").ok().flatten()).unwrap_or_default().to_owned(),
         parts: described(&unknown_parts(fields)),
-        known: listed(Family::architecture),
+        known: listed(|definition| definition.architecture),
     })?;
     match fields.text("model_type")? {
-        Some(model_type) if model_type != family.model_type() => {
-            let expected = format!("{:?} with {}", family.model_type(), family.architecture());
+        Some(model_type) if model_type != family.definition().model_type => {
+            let expected =
+                format!("{:?} with {}", family.definition().model_type, family.definition().architecture);
             Err(fields.invalid("model_type", &expected))
         }
         _ => Ok(family),

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::super::Family;
+use super::super::families::FamilyDefinition;
 
 /// Class of Gemma 3 with a vision tower.
 const GEMMA3: &str = "Gemma3ForConditionalGeneration";
@@ -35,7 +36,8 @@ pub(in crate::plan::model_config) fn text_config(document: &Value) -> Option<Val
     text.extend(document["text_config"].as_object()?.clone());
     let shared = SHARED.into_iter().filter_map(|name| Some((name.to_owned(), document.get(name)?.clone())));
     text.extend(shared.filter(|(_, value)| !value.is_null()));
-    text.insert("architectures".to_owned(), json!([Family::Gemma3.architecture()]));
-    text.insert("model_type".to_owned(), json!(Family::Gemma3.model_type()));
+    let definition = Family::Gemma3.definition();
+    text.insert("architectures".to_owned(), json!([definition.architecture]));
+    text.insert("model_type".to_owned(), json!(definition.model_type));
     Some(text.into())
 }

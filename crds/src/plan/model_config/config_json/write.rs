@@ -2,13 +2,15 @@
 
 use serde_json::{Value, json};
 
+use super::super::families::FamilyDefinition;
+use super::super::head::class_of;
 use super::super::{HiddenActivation, ModelConfig, OutputHead, RopeConfig, RopeScaling, rope};
 
 pub(in crate::plan::model_config) fn to_json(config: &ModelConfig, dtype: &str) -> Value {
     let rope = config.ropes.first().cloned().unwrap_or(PLAIN);
     let mut document = json!({
-        "architectures": [config.head.class(config.family)],
-        "model_type": config.family.model_type(),
+        "architectures": [class_of(config.head, config.family)],
+        "model_type": config.family.definition().model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,

@@ -6,17 +6,17 @@ use super::super::fields::Fields;
 use super::super::{ModelConfig, ModelConfigError};
 
 /// Description of a family, one constant in its file.
-pub(in crate::plan::model_config) struct Definition {
+pub(in crate::plan) struct Definition {
     /// Class name in `architectures`.
     pub(in crate::plan::model_config) architecture: &'static str,
     /// Class name of the sequence classifier with the same body.
     pub(in crate::plan::model_config) classifier: &'static str,
     /// `model_type` of the configuration.
-    pub(in crate::plan::model_config) model_type: &'static str,
+    pub(in crate::plan) model_type: &'static str,
     /// Whether transformers has classifiers with this body.
     pub(in crate::plan::model_config) has_classifier: bool,
     /// Whether layers may have a sliding window.
-    pub(in crate::plan::model_config) has_windows: bool,
+    pub(in crate::plan) has_windows: bool,
     /// Values of fields that `config.json` omits.
     pub(in crate::plan::model_config) defaults: Defaults,
     /// Sets how every model of the family differs from Llama, whatever its configuration says.

@@ -246,7 +246,7 @@ pub(in crate::plan::model_config) fn write(config: &ModelConfig, document: &mut 
     for name in ["architectures", "model_type", "tie_word_embeddings", "torch_dtype"] {
         outer.insert(name.to_owned(), text[name].clone());
     }
-    text["model_type"] = format!("{}_text", config.family.model_type()).into();
+    text["model_type"] = format!("{}_text", text["model_type"].as_str().unwrap_or_default()).into();
     text["architectures"] = Value::Null;
     if text["rope_scaling"].is_null() {
         text["rope_scaling"] = json!({"rope_type": "default", "type": "default"});
