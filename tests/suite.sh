@@ -19,7 +19,7 @@ WITH_LIBTORCH=(
 )
 WITHOUT_LIBTORCH=("${WORKSPACE[@]}" "${WITH_LIBTORCH[@]/#/--exclude=}" --exclude rlt-rules)
 # Tests that need nothing prepared, of packages that need no libtorch, cluster or browser.
-PURE="(package(/^rlt-(algorithms|api|channel|convert|core|files|hub|layout|mutations|objects|template|terminal|traces)\$/) \
+PURE="(package(/^rlt-(algorithms|api|channel|convert|core|files|hub|layout|models|mutations|objects|plan|template|terminal|traces)\$/) \
 - (binary_id(rlt-template::jinja2) & test(/^trl::/)))"
 durations=()
 

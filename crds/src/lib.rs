@@ -1,7 +1,7 @@
-//! The RLTrainingJob custom resource: its types, its rules, and the plan that follows from it.
+//! The RLTrainingJob custom resource: its types, its rules, and the table of what cannot be combined.
 //!
 //! ```text
-//! YAML --validate--> ValidatedJob (ResolvedSpec: defaults filled in) --plan--> groups, batches, memory
+//! YAML --validate--> ValidatedJob (ResolvedSpec: defaults filled in) --rlt-plan--> groups, batches, memory
 //! ```
 //! One schema serves the custom resource, the file and the local run. Everything here is pure: no I/O, no
 //! clock, no tensors, no client. With the feature `kube` the types also derive Kubernetes' traits, and the
@@ -10,10 +10,9 @@
 mod cluster_only;
 pub mod conflicts;
 mod defaults;
-mod degrees;
+pub mod degrees;
 mod documents;
 pub mod failure;
-pub mod plan;
 mod presets;
 mod reason;
 pub mod resolved;

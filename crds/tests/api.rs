@@ -8,8 +8,6 @@ mod example_rewards;
 mod formulas;
 #[cfg(feature = "kube")]
 mod generated;
-mod mutated;
-mod placement;
 mod presets;
 mod resolve;
 #[path = "fixtures/specifications.rs"]

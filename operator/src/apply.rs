@@ -18,12 +18,12 @@ use std::sync::Arc;
 
 use kube::api::DeleteParams;
 use kube::{Api, Client};
-use rlt_api::plan::WorkerGroup;
 use rlt_objects::build::BuildInput;
 use rlt_objects::job::Job;
 use rlt_objects::queue::{Queueing, WorkloadAction};
 use rlt_objects::served::Served;
 use rlt_objects::worker::Worker;
+use rlt_plan::WorkerGroup;
 
 pub use error::ApplyError;
 pub use manifest::read_manifest;

@@ -81,6 +81,8 @@ pub fn fresh_binary(name: &str) -> PathBuf {
                 && is_fresh(
                     "rlctl",
                     &[
+                        "crds/models/src/",
+                        "crds/plan/src/",
                         "crds/src/",
                         "operator/cli/src/",
                         "operator/convert/src/",

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::{Precision, QuantizationFormat, QuantizationSpec};
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::TokenId;
 use rlt_decoder::{Decoder, LoadOptions, Weights};
 use rlt_engine::{Engine, EngineOptions, Request};
+use rlt_models::ModelConfig;
 use rlt_trainer::commands::gpu_check::workload::NoText;
 use serde::Deserialize;
 use serde_json::{Value, json};

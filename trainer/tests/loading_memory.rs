@@ -8,9 +8,9 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
-use rlt_api::plan::model_config::{ModelConfig, TensorShape};
 use rlt_decoder::{Decoder, Export, ExportOptions, LoadOptions, Weights};
 use rlt_engine::{Engine, EngineOptions};
+use rlt_models::{ModelConfig, TensorShape};
 use rlt_parallel::{DecoderUnits, RankEnvironment, RankError, Ranks, ShardedParameters, WeightDtype};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointContent, CheckpointStore};
 use rlt_torch::collectives::serve_store;

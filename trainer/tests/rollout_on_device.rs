@@ -34,8 +34,9 @@ mod vision;
 use std::path::Path;
 use std::process::Command;
 
+use rlt_models::ModelConfig;
+
 use fixture::*;
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_decoder::{Decoder, LoadOptions};

@@ -244,7 +244,7 @@ pub struct PicturesSpec {
 
 impl PicturesSpec {
     /// Height and width of a picture in pixels.
-    pub(crate) fn side(&self) -> u32 {
+    pub fn side(&self) -> u32 {
         self.cells * self.cell_pixels
     }
 }

@@ -1,8 +1,9 @@
 //! List of the model families that the trainer supports.
 
 /// Calls the macro `$with` with each family: its documentation, its name in manifests, and its definition
-/// below `plan::model_config::families`. The choice in manifests and the table of definitions are made of
+/// below `families` of `rlt-models`. The choice in manifests and the table of definitions are made of
 /// this list, in the order in which errors name the families.
+#[macro_export]
 macro_rules! model_families {
     ($with:ident) => {
         $with! {

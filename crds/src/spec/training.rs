@@ -189,7 +189,7 @@ pub struct ScoringRoleSpec {
 impl RolesSpec {
     /// Returns the settings without token budgets, so that the actor's apply.
     #[must_use]
-    pub(crate) fn without_budgets(self) -> Self {
+    pub fn without_budgets(self) -> Self {
         let scoring = |role: ScoringRoleSpec| ScoringRoleSpec { max_forward_tokens: None, ..role };
         let critic = self.critic.map(|role| CriticRoleSpec {
             max_tokens_per_micro_batch: None,

@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use rlt_api::conflicts::ChosenDevice;
-use rlt_api::plan::model_config::{ModelConfig, ModelConfigError};
-use rlt_api::plan::{self, MeanLengths, Plan};
 use rlt_api::resolved::ModelSource;
 use rlt_api::{ExitCode, ValidatedJob};
+use rlt_models::{ModelConfig, ModelConfigError};
+use rlt_plan::{MeanLengths, Plan};
 use serde_json::Value;
 
 use crate::args::{DocumentFormat, PlanArgs};
@@ -33,18 +33,20 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let model = model_config(&job, args.model_config.as_deref())?;
     let device = machine::device(args, &job)?;
     if let Some(model) = &model {
-        plan::check_model(job.spec(), model, ChosenDevice::without_machine(device))
+        rlt_plan::check_model(job.spec(), model, ChosenDevice::without_machine(device))
             .context("fit the model to the workers")?;
     }
-    let models = plan::Models { policy: model, reward: reward_models(&job)? };
+    let models = rlt_plan::Models { policy: model, reward: reward_models(&job)? };
     let manifest: Value = rlt_api::read_yaml(&manifest).context("read the manifest")?;
     if args.server {
         return server::ask(args, manifest, &job, &models);
     }
     let run = args.run.as_deref().map(MeasuredRun::read).transpose()?;
     let plan = match machine::of(args, device)? {
-        Some(machine) => plan::plan_for_lengths(&job, &models, &machine, lengths(args, &job, run.as_ref())?),
-        None => plan::plan(&job, &models),
+        Some(machine) => {
+            rlt_plan::plan_for_lengths(&job, &models, &machine, lengths(args, &job, run.as_ref())?)
+        }
+        None => rlt_plan::plan(&job, &models),
     };
     let objects = objects::offline(args, &job, &manifest)?;
     let mut out = args.output.output();
@@ -111,7 +113,7 @@ fn model_config(job: &ValidatedJob, named: Option<&Path>) -> anyhow::Result<Opti
     if let Some(named) = named {
         return read_config(named).map(Some);
     }
-    if let Some(config) = plan::planned_model(job).context("plan the model of spec.model.architecture")? {
+    if let Some(config) = rlt_plan::planned_model(job).context("plan the model of spec.model.architecture")? {
         return Ok(Some(config));
     }
     let folder = match &job.spec().model.source {

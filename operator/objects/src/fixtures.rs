@@ -2,8 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-use rlt_api::plan::SPARE_GROUP;
 use rlt_api::spec::Device;
+use rlt_plan::SPARE_GROUP;
 use serde_json::{Value, json};
 
 use crate::job::Job;

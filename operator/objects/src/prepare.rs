@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rlt_api::plan::model_config::ModelConfigError;
-use rlt_api::plan::{self, Plan, WorkerGroup};
 use rlt_api::status::{AcceptedStatus, ResolvedNumbers};
 use rlt_api::{Reason, ValidatedJob};
+use rlt_models::ModelConfigError;
+use rlt_plan::{Plan, WorkerGroup};
 
 use crate::build::PodSettings;
 use crate::job::Job;
@@ -109,8 +109,8 @@ impl Prepared {
     }
 
     fn planned(job: ValidatedJob, generation: i64, spec_digest: String) -> Result<Self, Invalid> {
-        let model = plan::planned_model(&job).map_err(|error| Invalid::Model(Arc::new(error)))?;
-        let plan = plan::plan(&job, &plan::Models { policy: model, reward: Vec::new() });
+        let model = rlt_plan::planned_model(&job).map_err(|error| Invalid::Model(Arc::new(error)))?;
+        let plan = rlt_plan::plan(&job, &rlt_plan::Models { policy: model, reward: Vec::new() });
         let accepted = accepted::digests(&job, generation, spec_digest);
         Ok(Self { job, plan, accepted, manifest_digest: OnceLock::new() })
     }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 use k8s_openapi::jiff::Timestamp;
-
-use rlt_api::plan::SPARE_GROUP;
+use rlt_plan::SPARE_GROUP;
 
 use crate::labels;
 use crate::seen::{SeenPod, version};

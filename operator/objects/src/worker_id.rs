@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
 
-use rlt_api::plan::TRAINER_GROUP;
+use rlt_plan::TRAINER_GROUP;
 
 /// Name of a group of workers. The trainer group's name, which every job has, needs no allocation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

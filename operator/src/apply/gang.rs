@@ -7,7 +7,6 @@ use std::sync::Arc;
 use kube::api::{DeleteParams, ListParams};
 use kube::core::{ApiResource, DynamicObject};
 use kube::{Api, Client};
-use rlt_api::plan::WorkerGroup;
 use rlt_objects::build::{self, BuildInput, Flavors, Gang, Placement};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
@@ -16,6 +15,7 @@ use rlt_objects::seen::SeenPod;
 use rlt_objects::served::{self, Served};
 use rlt_objects::worker::{self, Worker};
 use rlt_objects::worker_id::{GroupName, WorkerId};
+use rlt_plan::WorkerGroup;
 
 use super::{ApplyError, ClusterState, creation, error};
 use crate::index::{Child, ChildEntry, ChildId, Index};

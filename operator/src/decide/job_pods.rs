@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use rlt_api::plan::{Plan, SPARE_GROUP, WorkerGroup};
 use rlt_api::status::{RLTrainingJobStatus, WorkerGroupStatus};
 use rlt_objects::worker::{Worker, WorkerPhase};
 use rlt_objects::worker_id::WorkerId;
+use rlt_plan::{Plan, SPARE_GROUP, WorkerGroup};
 
 use super::JobState;
 

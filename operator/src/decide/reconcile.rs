@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::FailureCause;
-use rlt_api::plan::TRAINER_GROUP;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress, RLTrainingJobStatus};
 use rlt_channel::limits::MAX_CHECKPOINTS;
 use rlt_objects::labels;
@@ -14,6 +13,7 @@ use rlt_objects::prepare::Prepared;
 use rlt_objects::queue::Queueing;
 use rlt_objects::worker::Worker;
 use rlt_objects::worker_id::WorkerId;
+use rlt_plan::TRAINER_GROUP;
 
 use super::job_pods::JobPods;
 use super::{Assignment, Deletion, clock};

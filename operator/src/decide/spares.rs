@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rlt_api::FailureCause;
-use rlt_api::plan::{SPARE_GROUP, TRAINER_GROUP, WorkerGroup};
 use rlt_api::status::PromotedSpareStatus;
 use rlt_objects::worker::{Worker, WorkerPhase};
 use rlt_objects::worker_id::{GroupName, WorkerId};
+use rlt_plan::{SPARE_GROUP, TRAINER_GROUP, WorkerGroup};
 
 use super::failure::{self, Failure};
 use super::job_pods::is_loaded;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rlt_api::plan::SPARE_GROUP;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
+use rlt_plan::SPARE_GROUP;
 
 use super::{Metrics, Milestone};
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
-use rlt_api::plan::RENDEZVOUS_PORT;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress};
 use rlt_api::{FailureCause, Reason};
 use rlt_channel::limits::MAX_WHOLE;
@@ -16,6 +15,7 @@ use rlt_objects::job::Job;
 use rlt_objects::prepare::PreparedJobs;
 use rlt_objects::worker::{JobKey, Launcher, Worker};
 use rlt_objects::worker_id::GroupName;
+use rlt_plan::RENDEZVOUS_PORT;
 
 use super::last_report::LastReport;
 use super::reports::{JobReport, Reports};

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use rlt_api::conflicts::{ChosenDevice, Fact};
-use rlt_api::plan::{planned_model, refusals};
+use rlt_plan::{planned_model, refusals};
 
 use crate::combined_jobs::{Job, facts_of_settings, jobs};
 use crate::job::Place;

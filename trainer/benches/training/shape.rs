@@ -1,7 +1,7 @@
 //! The 135M-parameter Llama that benchmarks of training share: its shape, the options of its actor, and the
 //! arithmetic of a job.
 
-use rlt_api::plan::model_config::ModelConfig;
+use rlt_models::ModelConfig;
 use rlt_trainer::roles::actor::ActorOptions;
 
 use crate::measure::has;

@@ -23,10 +23,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rlt_api::plan::model_config::{VISION_TOKENS, VisionTokens};
 use rlt_api::spec::VisionSpec;
 use rlt_core::engine::{DetokenizeError, Detokenizer};
 use rlt_core::types::TokenId;
+use rlt_models::{VISION_TOKENS, VisionTokens};
 use rlt_terminal::panics;
 use serde_json::{Map, Value, json};
 

@@ -6,9 +6,9 @@
 
 use std::path::Path;
 
-use rlt_api::plan::model_config::{OutputHead, SCORE_BIAS};
 use rlt_core::types::TokenId;
 use rlt_layout::TensorRun;
+use rlt_models::{OutputHead, SCORE_BIAS};
 use tch::{Kind, Tensor, no_grad};
 
 use super::names::SCORE_HEAD;

@@ -6,8 +6,8 @@ use std::cell::OnceCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rlt_api::plan::model_config::{ModelConfig, SCORE_BIAS};
 use rlt_core::images::PromptImage;
+use rlt_models::{ModelConfig, SCORE_BIAS};
 use rlt_torch::TokenDistribution;
 use tch::{Device, Kind, Tensor};
 

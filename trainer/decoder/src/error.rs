@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use rlt_api::ExitCode;
-use rlt_api::plan::model_config::ModelConfigError;
+use rlt_models::ModelConfigError;
 
 /// An operation on a model folder failed. Variants name the file, and the tensor where there is one.
 #[derive(Debug, thiserror::Error)]
@@ -161,7 +161,7 @@ pub enum ModelError {
     #[error("loading a model of {family:?} on a GPU: expected a CPU, as {part} have no kernels for GPUs yet")]
     PartOnGpu {
         /// The model's family.
-        family: rlt_api::plan::model_config::Family,
+        family: rlt_models::Family,
         /// The part without GPU kernels.
         part: &'static str,
     },

@@ -8,7 +8,7 @@
 use std::cell::OnceCell;
 use std::rc::Rc;
 
-use rlt_api::plan::model_config::{HiddenActivation, LatentAttention, ProductRows};
+use rlt_models::{HiddenActivation, LatentAttention, ProductRows};
 use rlt_torch::{AttentionScores, DeviceSegments};
 use tch::Tensor;
 

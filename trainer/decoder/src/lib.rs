@@ -56,7 +56,7 @@ pub use packed::{PackedImages, PackedInput};
 pub use parameters::{LoadOptions, NamedTensors, of_ranges};
 pub use projection::{Adapter, Dropout, Linear, LoraPair, ProjectionWeights};
 pub use rank_sharding::{OwnTokens, RankSharding};
-pub use rlt_api::plan::model_config::{Family, ModelConfig, OutputHead};
+pub use rlt_models::{Family, ModelConfig, OutputHead};
 pub use rope::{Frequencies, RopeTables, Ropes};
 pub use routes::{Counted, RouteCounter, RouteCounts, RouteLog, RoutesOfCompletion};
 pub use tp_sharding::TpSharding;

@@ -4,8 +4,8 @@ use std::cell::OnceCell;
 use std::path::Path;
 
 use rlt_api::conflicts::{Fact, conflict_of};
-use rlt_api::plan::model_config::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
 use rlt_layout::TensorRun;
+use rlt_models::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
 use tch::{Kind, Tensor};
 
 use super::base_weight::{BaseWeight, layout_of};

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use rlt_api::plan::model_config::{DimSplit, ModelConfig, ModelSharding, ParameterSplit, ProductRows};
 use rlt_layout::{Axis, AxisPlace, DimShards, ParameterLayout, Placement};
+use rlt_models::{DimSplit, ModelConfig, ModelSharding, ParameterSplit, ProductRows};
 use tch::Tensor;
 
 use super::decoder::Decoder;

@@ -1,12 +1,12 @@
 //! A rank's tensor-parallel shard of a decoder's products in rollout: the rows and columns of the weights
-//! that it multiplies, by the splits that `rlt_api::plan::model_config::ModelSharding` has for training too.
+//! that it multiplies, by the splits that `rlt_models::ModelSharding` has for training too.
 //! Where ranks have summands of an output, that of the first rank has the bias. The collectives are
 //! elsewhere.
 
 use std::ops::Range;
 
-use rlt_api::plan::model_config::{BlockShare, DimSplit, Experts, ModelConfig};
 use rlt_layout::{AxisPlace, DimRanges, DimShards, LocalTensor};
+use rlt_models::{BlockShare, DimSplit, Experts, ModelConfig};
 use tch::Tensor;
 
 use super::{ProjectionWeights, of_ranges};

@@ -4,12 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use rlt_api::plan::model_config::{
-    ModelConfig, OutputHead, ParameterShape, TensorShape, classifier_head, stored_ranges,
-};
 use rlt_api::spec::{Precision, QuantizationSpec};
 use rlt_core::types::TokenId;
 use rlt_layout::{CoveredRun, ReadGroup, TensorRun, TensorSlice};
+use rlt_models::{ModelConfig, OutputHead, ParameterShape, TensorShape, classifier_head, stored_ranges};
 use tch::kind::FLOAT_CPU;
 use tch::{Device, Kind, Tensor, no_grad};
 

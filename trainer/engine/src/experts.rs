@@ -4,11 +4,11 @@
 //! Each expert multiplies the rows of the tokens that chose it. On a CPU in f32 a row has the same bits in
 //! any batch, the router's included, so that a sample does not depend on its batch.
 
-use rlt_api::plan::model_config::{ExpertForm, HiddenActivation};
 use rlt_decoder::{
     Adapter, DecoderLayer, ExpertTensor, ExpertWeights, RoutedTokens, Router, TpSharding, clamped_activation,
     gated_activation_packed,
 };
+use rlt_models::{ExpertForm, HiddenActivation};
 use rlt_torch::{PackedLinear, WeightArena, has_one_order};
 use tch::{Kind, Tensor};
 

@@ -6,8 +6,8 @@
 //! initialised: the scheduler assigns no slot that is read before it was written, and on a CPU a block that
 //! was never used takes no memory.
 
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::engine::BlockCopy;
+use rlt_models::ModelConfig;
 use tch::{Device, Kind, Tensor};
 
 /// Caches of all layers.

@@ -3,8 +3,8 @@
 //!
 //! Each head has products of its own. On a CPU in f32 a row has the same bits in any batch.
 
-use rlt_api::plan::model_config::LatentAttention;
 use rlt_decoder::{Adapter, DecoderLayer, LatentParts, LatentProducts, ProjectionWeights};
+use rlt_models::LatentAttention;
 use rlt_torch::{PackedLinear, WeightArena};
 use tch::{Kind, Tensor};
 

@@ -13,9 +13,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use rlt_api::conflicts::{ChosenDevice, Fact, conflict_of};
-use rlt_api::plan::model_config::ProductRows;
 use rlt_decoder::{Decoder, DecoderLayer, FeedForward, Linear, NamedTensors, TpSharding, VisionTower};
 use rlt_layout::{DimShards, LocalTensor};
+use rlt_models::ProductRows;
 use rlt_parallel::{DecoderUnits, DigestCache, FsdpUnit, WeightDigest, digest_of};
 use rlt_torch::{Error, WeightArena};
 use tch::Tensor;

@@ -9,10 +9,10 @@
 
 use std::sync::Arc;
 
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog, TpSharding};
 use rlt_layout::AxisPlace;
+use rlt_models::ModelConfig;
 use rlt_parallel::{AxisGroup, DecoderUnits, DigestCache, FsdpUnit, RankError, WeightDigest, digest_of};
 use rlt_torch::{PackedLinear, WeightArena};
 use tch::{Device, Kind, Tensor};

@@ -238,9 +238,9 @@ pub fn digest_of(what: &str, tensor: &Tensor) -> Result<u64, DigestError> {
 
 #[cfg(test)]
 mod tests {
-    use rlt_api::plan::model_config::ModelConfig;
     use rlt_api::spec::LoraSpec;
     use rlt_decoder::{Decoder, LoadOptions, LoraConfig};
+    use rlt_models::ModelConfig;
     use serde_json::json;
 
     use super::*;

@@ -6,8 +6,8 @@ use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use rlt_api::plan::{Flops, Machine};
 use rlt_api::{ExitCode, spec};
+use rlt_plan::{Flops, Machine};
 use tch::{Device, Kind, Tensor};
 
 /// Rows, inputs and outputs of the measured products: those of a large layer on a GPU, of a small one on a

@@ -65,9 +65,9 @@ pub enum TrainError {
     #[error("failed to prepare the adapter, or to export the model")]
     Lora(#[from] LoraError),
     #[error("the model's configuration is invalid")]
-    ModelConfig(#[source] rlt_api::plan::model_config::ModelConfigError),
+    ModelConfig(#[source] rlt_models::ModelConfigError),
     #[error("the model does not fit the workers")]
-    ModelRefusal(#[from] rlt_api::plan::ModelRefusal),
+    ModelRefusal(#[from] rlt_plan::ModelRefusal),
     #[error("the check of sequence parallelism failed")]
     Probe(#[from] ProbeError),
     #[error("failed to read or write the state of a checkpoint")]

@@ -3,12 +3,12 @@
 
 use std::ops::ControlFlow;
 
-use rlt_api::plan::WeightSync;
 use rlt_api::spec::LoraSpec;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_decoder::{Decoder, LoadOptions};
 use rlt_engine::{Engine, EngineError, EngineOptions, Request};
+use rlt_plan::WeightSync;
 use tch::Kind;
 
 use super::fixture::*;

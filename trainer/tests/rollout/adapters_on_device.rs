@@ -4,12 +4,12 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use rlt_api::plan::WeightSync;
 use rlt_api::spec::{LoraSpec, Precision, QuantizationFormat, QuantizationSpec};
 use rlt_core::sampling::SamplingParams;
 use rlt_decoder::{Decoder, LoadOptions, Weights};
 use rlt_devices::Counts;
 use rlt_engine::{Engine, EngineOptions, Request};
+use rlt_plan::WeightSync;
 use tch::{Device, Kind};
 
 use super::fixture::*;

@@ -1,4 +1,4 @@
-//! Manifests of jobs that have facts of the table of conflicts. Tests of the plan use this file too.
+//! Manifests of jobs that have facts of the table of conflicts. Tests of `rlt-plan` use this file too.
 
 use serde_json::{Value, json};
 

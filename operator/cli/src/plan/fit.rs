@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use rlt_api::plan::{Plan, Remedy};
+use rlt_plan::{Plan, Remedy};
 
 use crate::measure::bytes;
 

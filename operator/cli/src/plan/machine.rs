@@ -4,8 +4,8 @@ use std::process::Command;
 
 use anyhow::Context as _;
 use rlt_api::ValidatedJob;
-use rlt_api::plan::Machine;
 use rlt_api::spec::Device;
+use rlt_plan::Machine;
 
 use crate::args::PlanArgs;
 use crate::run::find_trainer;

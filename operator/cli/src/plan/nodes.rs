@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ListParams};
 use rlt_api::ValidatedJob;
-use rlt_api::plan::{Machine, Models, UnknownGpu, plan_on};
 use rlt_api::spec::Device;
+use rlt_plan::{Machine, Models, UnknownGpu, plan_on};
 
 use super::comparison::{Outcome, PlanCheck};
 use super::fit;
@@ -78,12 +78,12 @@ fn check(
 
 #[cfg(test)]
 mod tests {
-    use rlt_api::plan::planned_model;
+    use rlt_plan::planned_model;
 
     use super::*;
 
     fn node(pool: &str, product: &str) -> Labels {
-        [("pool", pool), (rlt_api::plan::PRODUCT_LABEL, product)].map(|(k, v)| (k.into(), v.into())).into()
+        [("pool", pool), (rlt_plan::PRODUCT_LABEL, product)].map(|(k, v)| (k.into(), v.into())).into()
     }
 
     #[test]
@@ -105,7 +105,7 @@ mod tests {
         assert!(text[1].contains("GPU Tesla-V100: of 1 nodes: GPU \"Tesla-V100\" is not known"), "{text:?}");
         // A MIG slice that is too small is refused with the values that would fit.
         let mut part = node("train", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb");
-        part.insert(rlt_api::plan::MEMORY_LABEL.into(), "660".into());
+        part.insert(rlt_plan::MEMORY_LABEL.into(), "660".into());
         let refused = checks(&[part], &job, &models);
         assert!(refused[0].is_refusal(), "{refused:?}");
         assert!(refused[0].render().contains("it would fit with one of\n  spec."), "{refused:?}");

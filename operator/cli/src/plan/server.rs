@@ -7,13 +7,13 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Container};
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
-use rlt_api::plan::Models;
 use rlt_api::{ExitCode, ValidatedJob};
 use rlt_objects::args::{Args, CHANNEL_PORT};
 use rlt_objects::build::{self, Settings};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
 use rlt_objects::prepare::Prepared;
+use rlt_plan::Models;
 use serde_json::Value;
 
 use super::comparison::{Outcome, PlanCheck, compare};

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use rlt_api::failure::{rule_in_words, rule_name};
-use rlt_api::plan::{BatchPlan, Fit, MemoryPlan, Mesh, PhaseMemory, Place, Plan, SpeedPlan};
 use rlt_api::spec::Device;
+use rlt_plan::{BatchPlan, Fit, MemoryPlan, Mesh, PhaseMemory, Place, Plan, SpeedPlan};
 use serde_json::Value;
 
 use super::measured_run::MeasuredRun;

@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::{
     SecretKeySelector, SecurityContext, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use rlt_api::plan::{RENDEZVOUS_PORT, WorkerGroup};
 use rlt_api::spec::{EnvSpec, ImagePullPolicy, ResourceClaimSpec};
 use rlt_channel::environment as channel;
+use rlt_plan::{RENDEZVOUS_PORT, WorkerGroup};
 use rlt_traces::AttemptTrace;
 
 use super::manifest::MANIFEST_KEY;

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use rlt_api::plan::{SPARE_GROUP, WorkerGroup};
 use rlt_channel::environment as channel;
+use rlt_plan::{SPARE_GROUP, WorkerGroup};
 
 use super::volumes::{STORAGE_FOLDER, job_file};
 use super::{BuildInput, ChannelAccess};

@@ -1,8 +1,8 @@
 //! Input from which the objects of a job are built, and their names.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use rlt_api::plan::WorkerGroup;
 use rlt_api::spec::Device;
+use rlt_plan::WorkerGroup;
 
 use super::authority::Authority;
 use crate::args::PullPolicy;

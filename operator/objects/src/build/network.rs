@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ObjectReference, Service, ServiceAccount, ServicePort, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
-use rlt_api::plan::{RENDEZVOUS_PORT, WorkerGroup};
+use rlt_plan::{RENDEZVOUS_PORT, WorkerGroup};
 
 use super::{BuildInput, digest, workers_name};
 use crate::labels;

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use kube::core::DynamicObject;
-use rlt_api::plan::WorkerGroup;
+use rlt_plan::WorkerGroup;
 use serde::Deserialize;
 use serde_json::json;
 

@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::{
     EnvVar, LocalObjectReference, Pod, PodResourceClaim, PodSecurityContext, PodSpec, SeccompProfile,
     Toleration,
 };
-use rlt_api::plan::WorkerGroup;
 use rlt_api::spec::{ResourceClaimSpec, RetriesSpec, TaintEffect, TolerationOperator, TolerationSpec};
 use rlt_channel::environment::RETRIES_LEFT;
+use rlt_plan::WorkerGroup;
 
 use super::{BuildInput, container, volumes, workers_name};
 use crate::worker::TRAINER_CONTAINER;

@@ -2,7 +2,7 @@
 //! its own PodGroup, so that terminating pods of an earlier attempt do not count.
 
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use rlt_api::plan::WorkerGroup;
+use rlt_plan::WorkerGroup;
 use serde_json::{Value, json};
 
 use super::BuildInput;

@@ -7,7 +7,7 @@ mod spares;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
-use rlt_api::plan::WorkerGroup;
+use rlt_plan::WorkerGroup;
 use serde_json::{Value, json};
 
 use super::{BuildInput, ChannelAccess, Settings, config_map, content_digest, storage_claim};

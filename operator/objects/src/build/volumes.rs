@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::{
     ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use rlt_api::plan::WorkerGroup;
 use rlt_api::spec::{Device, EphemeralVolumeSpec, VolumeSpec};
 use rlt_channel::environment;
+use rlt_plan::WorkerGroup;
 
 use super::{BuildInput, claim_name, config_map_name};
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec, ResourceRequirements};
 use kube::core::DynamicObject;
-use rlt_api::plan::WorkerGroup;
 use rlt_api::spec::TopologySpec;
+use rlt_plan::WorkerGroup;
 use serde_json::{Value, json};
 
 use super::{BuildInput, avoidance, digest};

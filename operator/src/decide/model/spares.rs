@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
-use rlt_api::plan::SPARE_GROUP;
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::prepare::Prepared;
 use rlt_objects::worker::{Exit, Explanation, Launcher, Worker, WorkerPhase};
 use rlt_objects::worker_id::WorkerId;
+use rlt_plan::SPARE_GROUP;
 use serde_json::json;
 
 use crate::decide::fixtures::{exit, input, prepared, with_spares, worker};

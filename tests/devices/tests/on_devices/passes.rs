@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::LoraSpec;
 use rlt_core::batch::Batch;
 use rlt_core::fixtures::batch_of_lens;
 use rlt_core::loss::{Aggregation, Gspo, Objective, PolicyLoss, Vanilla};
 use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
+use rlt_models::ModelConfig;
 use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::update::{UpdatePlan, update};
 use rlt_trainer::roles::actor::{Actor, ActorOptions};

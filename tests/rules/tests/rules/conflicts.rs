@@ -12,16 +12,15 @@ const TABLE: &str = "crds/src/conflicts";
 const TEXTS: [&str; 2] = ["crds/src/conflicts/rows.rs", "crds/src/conflicts/validation.rs"];
 /// Code that reads the device of a manifest: it chooses the device, plans a job whose device is replaced, or
 /// exports a checkpoint of an earlier release, which records no compute dtype.
-const DEVICE_READERS: [&str; 6] = [
-    "crds/src/plan.rs",
-    "crds/src/plan/",
+const DEVICE_READERS: [&str; 5] = [
+    "crds/plan/src/",
     "crds/src/validate.rs",
     "operator/cli/src/plan/",
     "trainer/src/commands/export.rs",
     "trainer/src/run/setup/device.rs",
 ];
 /// Checks of a model, which get the chosen device.
-const CHECKS: &str = "crds/src/plan/model_check.rs";
+const CHECKS: &str = "crds/plan/src/model_check.rs";
 
 fn is_test(path: &str) -> bool {
     path.starts_with("tests/") || path.contains("/tests/") || path.ends_with("tests.rs")

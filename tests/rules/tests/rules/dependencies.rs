@@ -10,7 +10,7 @@ use rlt_rules::workspace_root;
 
 /// The packages from the bottom up, each with the packages of the workspace on which it depends outside of
 /// tests. A package depends only on packages in rows above its own.
-const PACKAGES: [(&str, &[&str]); 31] = [
+const PACKAGES: [(&str, &[&str]); 33] = [
     ("rlt-algorithms", &[]),
     ("rlt-channel", &[]),
     ("rlt-files", &[]),
@@ -23,9 +23,11 @@ const PACKAGES: [(&str, &[&str]); 31] = [
     ("rlt-core", &["rlt-algorithms"]),
     ("rlt-tracking", &["rlt-algorithms", "rlt-files"]),
     ("rlt-api", &["rlt-algorithms", "rlt-template"]),
+    ("rlt-models", &["rlt-api"]),
+    ("rlt-plan", &["rlt-api", "rlt-models"]),
     ("rlt-convert", &["rlt-api"]),
-    ("rlt-objects", &["rlt-api", "rlt-channel", "rlt-traces"]),
-    ("rlt-operator", &["rlt-api", "rlt-channel", "rlt-objects", "rlt-traces"]),
+    ("rlt-objects", &["rlt-api", "rlt-channel", "rlt-models", "rlt-plan", "rlt-traces"]),
+    ("rlt-operator", &["rlt-api", "rlt-channel", "rlt-objects", "rlt-plan", "rlt-traces"]),
     (
         "rlctl",
         &[
@@ -33,17 +35,22 @@ const PACKAGES: [(&str, &[&str]); 31] = [
             "rlt-channel",
             "rlt-convert",
             "rlt-files",
+            "rlt-models",
             "rlt-objects",
+            "rlt-plan",
             "rlt-terminal",
             "rlt-tracking",
         ],
     ),
     ("rlt-hub", &["rlt-api", "rlt-files", "rlt-tracking"]),
-    ("rlt-data", &["rlt-api", "rlt-core", "rlt-files", "rlt-template", "rlt-terminal"]),
+    ("rlt-data", &["rlt-api", "rlt-core", "rlt-files", "rlt-models", "rlt-template", "rlt-terminal"]),
     ("rlt-storage", &["rlt-api", "rlt-channel", "rlt-files", "rlt-layout", "rlt-torch", "rlt-tracking"]),
-    ("rlt-decoder", &["rlt-api", "rlt-core", "rlt-files", "rlt-layout", "rlt-torch"]),
-    ("rlt-parallel", &["rlt-api", "rlt-core", "rlt-decoder", "rlt-files", "rlt-layout", "rlt-torch"]),
-    ("rlt-engine", &["rlt-api", "rlt-core", "rlt-decoder", "rlt-layout", "rlt-parallel", "rlt-torch"]),
+    ("rlt-decoder", &["rlt-api", "rlt-core", "rlt-files", "rlt-layout", "rlt-models", "rlt-torch"]),
+    ("rlt-parallel", &["rlt-core", "rlt-decoder", "rlt-files", "rlt-layout", "rlt-models", "rlt-torch"]),
+    (
+        "rlt-engine",
+        &["rlt-api", "rlt-core", "rlt-decoder", "rlt-layout", "rlt-models", "rlt-parallel", "rlt-torch"],
+    ),
     (
         "rlt-trainer",
         &[
@@ -56,7 +63,9 @@ const PACKAGES: [(&str, &[&str]); 31] = [
             "rlt-files",
             "rlt-hub",
             "rlt-layout",
+            "rlt-models",
             "rlt-parallel",
+            "rlt-plan",
             "rlt-sandbox",
             "rlt-storage",
             "rlt-template",

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 
 /// Folders of the code that reads fields.
-const READERS: [&str; 9] = [
+const READERS: [&str; 10] = [
     "trainer/src",
     "trainer/data/src",
     "trainer/decoder/src",
@@ -20,8 +20,9 @@ const READERS: [&str; 9] = [
     "trainer/hub/src",
     "trainer/parallel/src",
     "operator",
+    "crds/models/src",
+    "crds/plan/src",
     "crds/src/failure",
-    "crds/src/plan",
 ];
 
 /// Sections that configure the training. Users have to read all of their fields, so the number is bounded.

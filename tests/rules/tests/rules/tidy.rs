@@ -48,8 +48,15 @@ fn dependency_names(package: &str) -> Vec<String> {
 fn dependency_arrows_point_only_where_the_design_lets_them() {
     let torch: &[&str] = &["tch", "torch-sys", "rlt-torch"];
     let kubernetes: &[&str] = &["kube", "kube-core", "kube-client", "k8s-openapi"];
-    let forbidden: [(&str, &[&[&str]]); 23] = [
-        ("rlt-api", &[torch, kubernetes, &["tokio", "rlt-core", "rlt-trainer"]]),
+    let forbidden: [(&str, &[&[&str]]); 25] = [
+        (
+            "rlt-api",
+            &[
+                torch,
+                kubernetes,
+                &["tokio", "rlt-core", "rlt-layout", "rlt-models", "rlt-plan", "rlt-trainer"],
+            ],
+        ),
         ("rlt-channel", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-files", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-terminal", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
@@ -61,23 +68,34 @@ fn dependency_arrows_point_only_where_the_design_lets_them() {
         ("rlt-operator", &[torch, &["rlt-core", "rlt-trainer"]]),
         ("rlt-core", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-trainer"]]),
         ("rlt-algorithms", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
-        ("rlt-data", &[kubernetes, &["rlt-hub", "rlt-sandbox", "rlt-storage", "rlt-trainer"]]),
+        ("rlt-data", &[kubernetes, &["rlt-hub", "rlt-plan", "rlt-sandbox", "rlt-storage", "rlt-trainer"]]),
         (
             "rlt-decoder",
-            &[kubernetes, &["tokio", "rlt-data", "rlt-hub", "rlt-sandbox", "rlt-storage", "rlt-trainer"]],
+            &[
+                kubernetes,
+                &["tokio", "rlt-data", "rlt-hub", "rlt-plan", "rlt-sandbox", "rlt-storage", "rlt-trainer"],
+            ],
         ),
         (
             "rlt-engine",
-            &[kubernetes, &["tokio", "rlt-data", "rlt-hub", "rlt-sandbox", "rlt-storage", "rlt-trainer"]],
+            &[
+                kubernetes,
+                &["tokio", "rlt-data", "rlt-hub", "rlt-plan", "rlt-sandbox", "rlt-storage", "rlt-trainer"],
+            ],
         ),
         ("rlt-hub", &[torch, kubernetes, &["rlt-core", "rlt-data", "rlt-sandbox", "rlt-trainer"]]),
         ("rlt-layout", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
+        ("rlt-models", &[torch, kubernetes, &["tokio", "rlt-core", "rlt-plan", "rlt-trainer"]]),
         (
             "rlt-parallel",
-            &[kubernetes, &["tokio", "rlt-data", "rlt-hub", "rlt-sandbox", "rlt-storage", "rlt-trainer"]],
+            &[
+                kubernetes,
+                &["tokio", "rlt-data", "rlt-hub", "rlt-plan", "rlt-sandbox", "rlt-storage", "rlt-trainer"],
+            ],
         ),
+        ("rlt-plan", &[torch, kubernetes, &["tokio", "rlt-core", "rlt-trainer"]]),
         ("rlt-sandbox", &[torch, kubernetes, &["tokio", "rlt-algorithms", "rlt-api", "rlt-files"]]),
-        ("rlt-storage", &[kubernetes, &["rlt-data", "rlt-hub", "rlt-sandbox", "rlt-trainer"]]),
+        ("rlt-storage", &[kubernetes, &["rlt-data", "rlt-hub", "rlt-plan", "rlt-sandbox", "rlt-trainer"]]),
         ("rlt-template", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-torch", &[kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-trainer", &[kubernetes]),

@@ -1,8 +1,8 @@
 //! Runs whose adapter stays beside its base in the rollout: those with it folded in, on any ranks, resumed
 //! and offloaded, and bytes of the weight sync that are the plan's.
 
-use rlt_api::plan::{Models, plan, planned_model};
 use rlt_api::validate;
+use rlt_plan::{Models, plan, planned_model};
 use serde_json::{Value, json};
 
 use crate::job::{Place, merge, tiny_with};

@@ -25,7 +25,7 @@ fn two_by_two(changes: &Value) -> Value {
 /// Both pods, started with the operator's variables.
 fn pods(place: &Place, manifest: &Value) -> [Child; 2] {
     let job = rlt_api::validate(&manifest.to_string()).unwrap();
-    let plan = rlt_api::plan::plan(&job, &rlt_api::plan::Models::default());
+    let plan = rlt_plan::plan(&job, &rlt_plan::Models::default());
     let path = place.write(manifest);
     [0, 1].map(|worker_idx| {
         let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
@@ -41,7 +41,7 @@ fn pods(place: &Place, manifest: &Value) -> [Child; 2] {
 /// One pod with all ranks of a job, which may restart them in place as often as `retries` says.
 fn pod_of_all(place: &Place, manifest: &Value, retries: &Value) -> Child {
     let job = rlt_api::validate(&manifest.to_string()).unwrap();
-    let plan = rlt_api::plan::plan(&job, &rlt_api::plan::Models::default());
+    let plan = rlt_plan::plan(&job, &rlt_plan::Models::default());
     let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
     command.args(["launch", "--manifest"]).arg(place.write(manifest)).arg("--output").arg(place.run(""));
     let variables = plan.worker_groups[0].environment(0).unwrap();

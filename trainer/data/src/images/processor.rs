@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::VisionSpec;
 use rlt_core::digest::{combine, digest64};
 use rlt_core::images::{ImageGrid, PromptImage};
 use rlt_core::types::TokenId;
+use rlt_models::ModelConfig;
 use serde_json::{Value, json};
 use tch::Tensor;
 

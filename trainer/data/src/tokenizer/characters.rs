@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rlt_api::plan::model_config::VISION_TOKENS;
 use rlt_core::types::TokenId;
+use rlt_models::VISION_TOKENS;
 use serde_json::{Map, Value, json};
 
 use super::{Origin, SpecialTokens, Tokenizer, TokenizerError};

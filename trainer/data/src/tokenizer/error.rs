@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use rlt_api::ExitCode;
-use rlt_api::plan::model_files::RefusedField;
+use rlt_models::RefusedField;
 
 use super::chat::ChatError;
 use crate::images::ImageError;

@@ -46,7 +46,7 @@ impl Tokenizer {
     /// `special_tokens_map.json`, those without a role included; the chat template from
     /// `chat_template.jinja` and `additional_chat_templates`, or else from `tokenizer_config.json`; further
     /// ending tokens from `generation_config.json`, then `config.json`. A model with a vision tower has an
-    /// image processor, too. [`rlt_api::plan::model_files`] lists the fields that are refused.
+    /// image processor, too. [`rlt_models::ModelFile`] lists the fields that are refused.
     ///
     /// # Errors
     /// [`TokenizerError`], with the file that is at fault.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rlt_api::plan::model_files::{ModelFile, RefusedField};
+use rlt_models::{ModelFile, RefusedField};
 use serde_json::{Map, Value};
 
 use super::TokenizerError;

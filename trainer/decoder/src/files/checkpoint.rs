@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rlt_api::plan::model_config::TensorShape;
 use rlt_layout::TensorRun;
+use rlt_models::TensorShape;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
@@ -22,7 +22,7 @@ use super::super::error::ModelError;
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Number of values that are read at a time.
-pub(crate) const CHUNK: usize = rlt_api::plan::READ_CHUNK_NUMBERS as usize;
+pub(crate) const CHUNK: usize = rlt_models::READ_CHUNK_NUMBERS as usize;
 
 /// The weight files of a model folder, headers read.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rlt_api::plan::model_config::ModelConfig;
+use rlt_models::ModelConfig;
 
 use super::super::error::ModelError;
 use super::checkpoint::read_json;

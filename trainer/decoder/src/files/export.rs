@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use rlt_api::plan::model_config::OutputHead;
+use rlt_models::{OutputHead, ParameterShape, stored_ranges};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 use tempfile::NamedTempFile;
@@ -20,7 +20,6 @@ use super::super::experts::ExpertWeights;
 use super::super::parameters::meta;
 use super::super::projection::{Adapter, Linear};
 use super::names::{self, is_of_tower};
-use rlt_api::plan::model_config::{ParameterShape, stored_ranges};
 
 /// Options of an exported folder.
 #[derive(Clone, Copy, Debug)]

@@ -7,8 +7,8 @@
 //! ```
 //! The product of a value and its scale is exact in bf16.
 
-use rlt_api::plan::model_config::{ExpertForm, ModelConfig, ParameterShape};
 use rlt_layout::TensorRun;
+use rlt_models::{ExpertForm, ModelConfig, ParameterShape};
 use safetensors::Dtype;
 use tch::{Tensor, no_grad};
 

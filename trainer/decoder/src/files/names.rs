@@ -1,9 +1,7 @@
 //! Names of parameters: those that code asks for, and the forms that names of vision-language models have in
 //! published files.
 
-use rlt_api::plan::model_config::{
-    EMBEDDING_WEIGHT, HEAD_WEIGHT, ModelConfig, SCORE_BIAS, SCORE_WEIGHT, TOWER, VisionBlocks,
-};
+use rlt_models::{EMBEDDING_WEIGHT, HEAD_WEIGHT, ModelConfig, SCORE_BIAS, SCORE_WEIGHT, TOWER, VisionBlocks};
 
 /// Name of the embedding.
 pub(crate) const EMBEDDING: &str = EMBEDDING_WEIGHT;

@@ -9,9 +9,9 @@
 //! int8    X.weight, X.SCB, X.weight_format (0: row by row)
 //! ```
 
-use rlt_api::plan::model_config::{ModelConfig, Quantization, QuantizedPart, QuantizedTensor};
 use rlt_api::spec::{Precision, QuantizationFormat};
 use rlt_layout::TensorRun;
+use rlt_models::{ModelConfig, Quantization, QuantizedPart, QuantizedTensor};
 use rlt_torch::{NESTED_BLOCK, QuantFormat, dynamic_map};
 use safetensors::Dtype;
 use serde_json::Value;
@@ -199,7 +199,7 @@ impl<'a> State<'a> {
     }
 
     fn block_size(&self) -> Result<usize, ModelError> {
-        let sizes = rlt_api::plan::model_config::BLOCK_SIZES;
+        let sizes = rlt_models::BLOCK_SIZES;
         let size =
             self.json["blocksize"].as_u64().filter(|size| sizes.iter().any(|one| u64::from(*one) == *size));
         size.map(|size| size as usize).ok_or_else(|| self.invalid("blocksize", format!("one of {sizes:?}")))
@@ -256,7 +256,7 @@ pub(crate) fn fill(
         let offset = State::read(files, module, quantization.format)?.offset()?;
         return no_grad(|| values.detach().f_fill_(f64::from(offset))).map(drop).map_err(torch_error);
     }
-    for chunk in tensor_run.chunks(rlt_api::plan::READ_CHUNK_NUMBERS as usize) {
+    for chunk in tensor_run.chunks(rlt_models::READ_CHUNK_NUMBERS as usize) {
         let range = chunk.range.start * tensor.width..chunk.range.end * tensor.width;
         let bytes = files.read_bytes(&tensor.name, range)?;
         let (start, len) = (chunk.range.start - tensor_run.range.start, chunk.range.len() as i64);

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use rlt_api::plan::model_config::{ModelConfig, Quantization, QuantizedPart, QuantizedTensor};
 use rlt_layout::TensorRun;
+use rlt_models::{ModelConfig, Quantization, QuantizedPart, QuantizedTensor};
 use rlt_torch::{QuantLayout, QuantizedMatrix};
 use tch::{Device, Kind, Tensor, no_grad};
 

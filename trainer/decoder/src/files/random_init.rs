@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use rlt_api::plan::READ_CHUNK_NUMBERS;
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_layout::TensorRun;
+use rlt_models::{ModelConfig, READ_CHUNK_NUMBERS};
 use tch::{TchError, Tensor, no_grad};
 
 use super::super::random::TensorRandom;

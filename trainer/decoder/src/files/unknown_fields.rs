@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rlt_api::plan::model_files::ModelFile;
+use rlt_models::ModelFile;
 use serde_json::Value;
 
 use super::super::error::ModelError;

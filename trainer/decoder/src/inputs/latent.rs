@@ -9,7 +9,7 @@
 //! Shapes: t tokens, h heads, p dims of a head that are not rotated, s dims that are, r width of the latent,
 //! v width of a value head.
 
-use rlt_api::plan::model_config::LatentAttention;
+use rlt_models::LatentAttention;
 use tch::Tensor;
 
 use super::super::layer::{DecoderLayer, QueriesKeysValues};

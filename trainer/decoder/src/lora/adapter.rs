@@ -5,7 +5,7 @@ mod config;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use rlt_api::plan::model_config::{OutputHead, ParameterShape, TensorShape};
+use rlt_models::{OutputHead, ParameterShape, TensorShape};
 use tch::Tensor;
 
 use super::error::LoraError;

@@ -1,7 +1,7 @@
 //! Adapters of experts: matching, starting values, the layouts of PEFT, and bad ones; values beside PEFT's
 //! are in the parity tests.
 
-use rlt_api::plan::model_config::ModelConfig;
+use rlt_models::ModelConfig;
 use serde_json::{Value, json};
 use tch::Device;
 

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use rlt_api::plan::model_config::{ModelConfig, TensorShape};
 use rlt_layout::TensorRun;
+use rlt_models::{ModelConfig, TensorShape};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::names::{CONFIG_FILE, peft_names};

@@ -1,6 +1,6 @@
 //! PEFT's names of an adapter's files and of the modules and matrices in them.
 
-use rlt_api::plan::model_config::{ModelConfig, TOWER};
+use rlt_models::{ModelConfig, TOWER};
 
 use crate::names::published_name;
 

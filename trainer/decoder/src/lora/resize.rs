@@ -9,7 +9,7 @@
 
 use std::path::Path;
 
-use rlt_api::plan::model_config::TensorShape;
+use rlt_models::TensorShape;
 use tch::{Kind, Tensor, no_grad};
 
 use super::names::{magnitudes_name, peft_names};

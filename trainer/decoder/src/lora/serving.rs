@@ -1,7 +1,7 @@
 //! Reasons why vLLM cannot serve an exported adapter without merging it: settings that its `peft_helper`
 //! refuses, and those that it silently ignores. Merged weights have no such limits.
 
-use rlt_api::plan::model_config::OutputHead;
+use rlt_models::OutputHead;
 
 use super::LoraConfig;
 use crate::decoder::Decoder;
@@ -45,8 +45,8 @@ impl LoraConfig {
 
 #[cfg(test)]
 mod tests {
-    use rlt_api::plan::model_config::ModelConfig;
     use rlt_api::spec::LoraSpec;
+    use rlt_models::ModelConfig;
     use serde_json::json;
 
     use crate::{Decoder, LoadOptions};

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use rlt_api::plan::model_config::{ModelConfig, ProjectionShape};
 use rlt_api::spec::{ModulePattern, PatternError, modules_of_megatron};
+use rlt_models::{ModelConfig, ProjectionShape};
 
 use super::error::LoraError;
 use crate::names::is_of_tower;

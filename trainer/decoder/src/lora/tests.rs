@@ -1,7 +1,7 @@
 //! Matching, starting values and bad adapters; values beside PEFT's are in the parity tests.
 
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::DropoutPosition;
+use rlt_models::ModelConfig;
 use serde_json::json;
 use tch::{Device, Kind};
 

@@ -1,8 +1,8 @@
 //! The frozen or trained weight of a linear layer: dense, or quantized to 4 or 8 bits. Storage, sharding and
 //! digests use its named tensors; computation calls [`BaseWeight::linear`].
 
-use rlt_api::plan::model_config::{Quantization, QuantizedPart, QuantizedTensor};
 use rlt_api::spec::{Precision, QuantizationFormat};
+use rlt_models::{Quantization, QuantizedPart, QuantizedTensor};
 use rlt_torch::{NestedScales, QuantFormat, QuantLayout, QuantizedMatrix};
 use tch::{Device, Kind, Tensor, no_grad};
 

@@ -1,9 +1,7 @@
 //! The norms of a decoder layer by position: of the residual stream before and after its blocks, and of
 //! queries and keys.
 
-use rlt_api::plan::model_config::{
-    BlockNorms, LATENT_NORM_EPS, LatentAttention, ModelConfig, NormKind, QkNorm,
-};
+use rlt_models::{BlockNorms, LATENT_NORM_EPS, LatentAttention, ModelConfig, NormKind, QkNorm};
 use tch::Tensor;
 
 use super::super::error::ModelError;

@@ -1,7 +1,7 @@
 //! Numeric building blocks of a decoder layer: the fused kernels of `rlt-torch`. They round weights to the
 //! dtype of the activations first, so that a bf16 pass rounds where transformers rounds.
 
-use rlt_api::plan::model_config::{HiddenActivation, NormKind};
+use rlt_models::{HiddenActivation, NormKind};
 use rlt_torch::Activation;
 use tch::{Kind, Tensor};
 

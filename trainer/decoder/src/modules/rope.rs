@@ -10,7 +10,7 @@
 
 use std::f64::consts::TAU;
 
-use rlt_api::plan::model_config::{ModelConfig, RopeConfig, RopePairing, RopeScaling};
+use rlt_models::{ModelConfig, RopeConfig, RopePairing, RopeScaling};
 use tch::{Device, Kind, Tensor};
 
 /// Cosines and sines for the packed tokens.

@@ -9,8 +9,8 @@
 //! expert at a time; training never forms the sum.
 //! Shapes: e experts, r rank, n rows sorted by expert.
 
-use rlt_api::plan::model_config::ExpertForm;
 use rlt_layout::AxisPlace;
+use rlt_models::ExpertForm;
 use rlt_torch::ExpertRows;
 use tch::{Kind, Tensor, no_grad};
 

@@ -8,10 +8,8 @@
 //! ```
 //! Shapes: t tokens, d hidden width, e experts, k experts a token, n = t k rows, i width of an expert.
 
-use rlt_api::plan::model_config::{
-    ExpertForm, ExpertGroups, Experts, HiddenActivation, ModelConfig, RouterScores, Routing,
-};
 use rlt_layout::AxisPlace;
+use rlt_models::{ExpertForm, ExpertGroups, Experts, HiddenActivation, ModelConfig, RouterScores, Routing};
 use rlt_torch::cuda::{ExpertScores, RouteRule};
 use rlt_torch::{DeviceRoutes, ExpertRows};
 use tch::{Kind, Tensor, no_grad};

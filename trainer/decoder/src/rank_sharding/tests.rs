@@ -2,7 +2,7 @@
 //! every family.
 
 use rlt_api::conflicts::{Fact, conflict_of};
-use rlt_api::plan::model_config::{Family, is_expert_weight};
+use rlt_models::{Family, is_expert_weight};
 
 use super::*;
 use crate::{LoadOptions, LoraConfig, ModuleMatch, Weights};

@@ -1,7 +1,7 @@
 //! Frozen weights are kept in the compute dtype, and give the same bits as fp32 weights that each use rounds.
 
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::LoraSpec;
+use rlt_models::ModelConfig;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 

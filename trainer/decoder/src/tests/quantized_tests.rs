@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::{LoraInit, LoraSpec, Precision, QuantizationFormat, QuantizationSpec};
+use rlt_models::ModelConfig;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::*;

@@ -1,7 +1,7 @@
 //! One block of a vision tower: attention and feed-forward block, each behind a norm and added to the
 //! residual stream.
 
-use rlt_api::plan::model_config::VisionBlocks;
+use rlt_models::VisionBlocks;
 use tch::Tensor;
 
 use super::attention::{AttentionWindows, Rotary, attend};

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use rlt_api::plan::KEPT_FEATURES_BYTES;
+use rlt_models::KEPT_FEATURES_BYTES;
 use tch::Tensor;
 
 /// A cache of features that evicts the least recently used.

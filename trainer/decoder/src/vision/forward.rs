@@ -3,12 +3,12 @@
 //! Shapes as in [`super`].
 
 use rlt_core::images::PromptImage;
+use rlt_models::TOWER;
 use tch::{Kind, Tensor};
 
 use super::order::{MergeUnits, PatchOrder};
 use super::tower::VisionTower;
 use crate::projection::{Adapter, Dropout};
-use rlt_api::plan::model_config::TOWER;
 
 /// Settings of a forward pass over images.
 #[derive(Clone, Copy)]

@@ -3,8 +3,8 @@
 //!
 //! The patches of a token are always adjacent, so only tokens are permuted.
 
-use rlt_api::plan::model_config::VisionConfig;
 use rlt_core::images::ImageGrid;
+use rlt_models::VisionConfig;
 use tch::{Device, Kind, Tensor};
 
 use super::attention::{AttentionWindows, Rotary};
@@ -148,7 +148,7 @@ fn neighbours(places: &Tensor, size: i64, side: i64) -> [(Tensor, Tensor); 2] {
 
 #[cfg(test)]
 mod tests {
-    use rlt_api::plan::model_config::ModelConfig;
+    use rlt_models::ModelConfig;
     use serde_json::json;
 
     use super::*;

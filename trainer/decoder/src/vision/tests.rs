@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::images::PromptImage;
+use rlt_models::ModelConfig;
 use serde_json::json;
 use tch::no_grad;
 

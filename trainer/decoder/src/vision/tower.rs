@@ -4,8 +4,8 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use rlt_api::plan::model_config::{ModelConfig, TensorShape, VisionConfig};
 use rlt_layout::TensorRun;
+use rlt_models::{ModelConfig, TensorShape, VisionConfig};
 use tch::Tensor;
 
 use super::feature_cache::FeatureCache;

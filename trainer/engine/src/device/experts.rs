@@ -7,7 +7,7 @@
 //! With tensor parallelism ranks have shards of each expert; the caller all-reduces the sums. Shapes: k
 //! experts a token, n = rows * k.
 
-use rlt_api::plan::model_config::ModelConfig;
+use rlt_models::ModelConfig;
 use rlt_torch::cuda::{CombineRows, GroupedLinear, Kernels, RouteExperts, SortRows, SwiGlu};
 use rlt_torch::{Activation, Error};
 use tch::{Device, Kind, Tensor};

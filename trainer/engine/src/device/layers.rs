@@ -11,8 +11,8 @@
 //! Rows are the tokens of a decode, one per sequence, which read the paged cache, or the tokens of a prefill,
 //! whose keys and values are gathered from the cache once for all rows.
 
-use rlt_api::plan::model_config::{ModelConfig, QkNorm};
 use rlt_decoder::{DecoderLayer, FeedForward, ImageEmbeddings, Norm, activation_of};
+use rlt_models::{ModelConfig, QkNorm};
 use rlt_torch::cuda::{EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu};
 use rlt_torch::{Activation, CachedSegments, Error, PackedLinear, cached_attention};
 use tch::{Device, Kind, TchError, Tensor};

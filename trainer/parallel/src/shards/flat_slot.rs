@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_decoder::of_ranges;
 use rlt_layout::{EvenSplit, LocalTensor, ParameterLayout, TensorRun, TensorSlice};
+use rlt_models::READ_CHUNK_NUMBERS;
 use tch::{Tensor, no_grad};
 
 /// Alignment in bytes at which memory is read fastest.

@@ -4,10 +4,10 @@
 //! Initial weights have biases of zero, norm weights of one and adapters of zero, which would hide a kernel
 //! that omits them. This check gives all of them other values.
 
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::{LoraSpec, Precision, QuantizationSpec};
 use rlt_decoder::{Decoder, LoadOptions, Weights};
 use rlt_engine::EngineOptions;
+use rlt_models::ModelConfig;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 

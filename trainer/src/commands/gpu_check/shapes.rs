@@ -1,7 +1,7 @@
 //! Models of the checks, initialized from a seed, and sizes of their work: real shapes on a GPU, tiny ones on
 //! an emulated device.
 
-use rlt_api::plan::model_config::ModelConfig;
+use rlt_models::ModelConfig;
 use serde_json::{Value, json};
 
 use super::{Failure, is_stand_in};

@@ -1,6 +1,6 @@
 //! The speed of this machine's GPU, compared with its data sheet: limits, decoding, updates, whole steps.
 //!
-//! Fractions of a peak use the table of plans (`rlt_api::plan::Machine`), and are null for a GPU that is not
+//! Fractions of a peak use the table of plans (`rlt_plan::Machine`), and are null for a GPU that is not
 //! in it. The predictions of `rlctl plan` are beside the times of decoding, updates and steps. On an emulated
 //! device shapes are tiny, and a note says that times mean nothing.
 
@@ -14,10 +14,10 @@ pub(super) mod published;
 pub(super) mod trace;
 pub(super) mod update;
 
-use rlt_api::plan::Machine;
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_decoder::{Decoder, LoadOptions};
+use rlt_models::ModelConfig;
 use rlt_parallel::Ranks;
+use rlt_plan::Machine;
 use serde_json::{Value, json};
 use tch::{Device, Kind};
 

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use rlt_api::plan::model_config::VisionConfig;
 use rlt_core::images::{ImageError, ImageLayout, PromptImage};
 use rlt_core::types::Prompt;
 use rlt_decoder::PackedInput;
+use rlt_models::VisionConfig;
 
 /// Images and positions of a packed row under construction.
 pub(super) struct ImagePlacement<'a> {

@@ -3,8 +3,8 @@
 
 use std::cell::RefCell;
 
-use rlt_api::plan::model_config::Experts;
 use rlt_decoder::{Counted, RouteCounter, RouteCounts, RoutesOfCompletion};
+use rlt_models::Experts;
 use tch::Tensor;
 
 use super::MicroBatch;

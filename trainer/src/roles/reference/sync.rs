@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_layout::TensorRun;
+use rlt_models::READ_CHUNK_NUMBERS;
 use rlt_parallel::{RankError, copy_tensor_run};
 use rlt_torch::TensorFile;
 use tch::{Tensor, no_grad};

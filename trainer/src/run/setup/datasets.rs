@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::resolved::{Preference, ResolvedSpec};
 use rlt_api::spec::{DataSpec, HubDatasetSpec};
 use rlt_channel::ModelCommit;
@@ -16,6 +15,7 @@ use rlt_data::{
     CheckItem, DataError, Dataset, DatasetCounts, Demonstration, Pipeline, PreferenceFormat,
     PreferenceLimits, PreferenceRows, Split, StepDraws, StepFormat, StreamOptions, TrainingRows,
 };
+use rlt_models::ModelConfig;
 use rlt_storage::run_folder::{DATA_RECORD, RunFolder};
 use serde::{Deserialize, Serialize};
 

@@ -3,11 +3,11 @@
 
 use rlt_api::ValidatedJob;
 use rlt_api::conflicts::ChosenDevice;
-use rlt_api::plan::model_config::ModelConfig;
-use rlt_api::plan::{Models, choices_for, memory_on_gpu};
 use rlt_api::resolved::{Choices, ResolvedSpec};
 use rlt_api::spec;
+use rlt_models::ModelConfig;
 use rlt_parallel::{RankError, Ranks};
+use rlt_plan::{Models, choices_for, memory_on_gpu};
 use rlt_torch::cuda::{self, CudaStatus, Kernels};
 use tch::Device;
 

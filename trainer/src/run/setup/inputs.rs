@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use rlt_api::plan::check_model;
-use rlt_api::plan::model_files::ModelFile;
 use rlt_api::resolved::{ResolvedSpec, TokenizerSource};
 use rlt_channel::ModelCommit;
 use rlt_data::tokenizer::Tokenizer;
 use rlt_decoder::{BaseModel, Weights, unknown_fields};
+use rlt_models::ModelFile;
 use rlt_parallel::Ranks;
+use rlt_plan::check_model;
 use rlt_storage::run_folder::RunFolder;
 use tch::Device;
 

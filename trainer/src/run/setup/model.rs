@@ -4,15 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use rlt_api::plan::HEAD_CHUNK_TOKENS;
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
 use rlt_api::spec::{HubSpec, Precision, VisionTraining};
 use rlt_channel::ModelCommit;
 use rlt_data::seeds::{SeedUse, seed};
 use rlt_data::tokenizer::Tokenizer;
 use rlt_decoder::{Decoder, LoadOptions, OutputHead, Weights};
+use rlt_models::ModelConfig;
 use rlt_parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
+use rlt_plan::HEAD_CHUNK_TOKENS;
 use rlt_storage::run_folder::RunFolder;
 use tch::{Device, Kind};
 

@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use rlt_api::plan::{KV_BLOCK_TOKENS, concurrent_sequences};
 use rlt_api::resolved::{Kl, ResolvedColdStart, ResolvedSchedule, ResolvedSpec};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
@@ -11,6 +10,7 @@ use rlt_data::seeds::{SeedUse, seed};
 use rlt_data::tokenizer::Tokenizer;
 use rlt_engine::{Engine, EngineOptions, MemoryShare};
 use rlt_parallel::Ranks;
+use rlt_plan::{KV_BLOCK_TOKENS, concurrent_sequences};
 use rlt_storage::run_folder::RunFolder;
 use tch::Device;
 

@@ -1,8 +1,8 @@
 //! An adapter beside its base: what ranks that share the model gather of it, and how many bytes that takes.
 
-use rlt_api::plan::WeightSync;
 use rlt_api::spec::LoraSpec;
 use rlt_engine::{Engine, EngineOptions};
+use rlt_plan::WeightSync;
 
 use super::taken::{Sampled, sample, set_adapter};
 use super::*;

@@ -14,7 +14,7 @@ const HEADING: &str = "## Examples of additions";
 /// Number of examples: fewer mean that the table was not found.
 const NUM_EXAMPLES: usize = 5;
 /// Folder of the model families, each in a file.
-const FAMILIES: &str = "crds/src/plan/model_config/families/";
+const FAMILIES: &str = "crds/models/src/families/";
 /// Declaration of a family in its file, which other files of the folder do not have.
 const FAMILY_START: &str = "Definition = Definition {";
 /// Lines above which the file of a family fails.

@@ -43,7 +43,7 @@ fn pictures_of_phases_and_causes_have_every_variant() {
     for (picture, source, enumeration) in [
         ("phases.svg", "crds/src/status/conditions.rs", "Phase"),
         ("failure.svg", "crds/src/failure/cause.rs", "FailureCause"),
-        ("memory.svg", "crds/src/plan/memory/terms.rs", "Phase"),
+        ("memory.svg", "crds/plan/src/memory/terms.rs", "Phase"),
     ] {
         let shown = names(&read(&format!("docs/pictures/{picture}")));
         assert_eq!(shown, variants(&read(source), enumeration), "{picture}");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rlt_api::plan::model_config::OutputHead;
+use rlt_models::OutputHead;
 use serde_json::{Value, json};
 
 use super::super::config::LoraConfig;

@@ -4,11 +4,11 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use rlt_api::plan::Machine;
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::TokenId;
 use rlt_decoder::{Decoder, LoadOptions};
 use rlt_engine::{Engine, EngineOptions, Request};
+use rlt_plan::Machine;
 use serde_json::json;
 use tch::Kind;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rlt_api::plan::model_config::ModelConfig;
+use rlt_models::ModelConfig;
 use serde_json::json;
 
 use super::super::shapes::{Size, config, on_device};

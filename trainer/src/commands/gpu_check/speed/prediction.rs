@@ -3,8 +3,8 @@
 //! An emulated device has no data sheet. Its loads are planned for [`STAND_IN_AS`], so that tests cover the
 //! comparison; its predictions mean as little as its times.
 
-use rlt_api::plan::model_config::ModelConfig;
-use rlt_api::plan::{Machine, Models, SpeedPlan, plan_on};
+use rlt_models::ModelConfig;
+use rlt_plan::{Machine, Models, SpeedPlan, plan_on};
 use serde_json::{Value, json};
 
 use super::super::trainings::job;

@@ -1,6 +1,6 @@
 //! Proves the optimizer: what a gradient changes, what decays, and where moments are.
 
-use rlt_api::plan::model_config::{ModelConfig, TensorShape};
+use rlt_models::{ModelConfig, TensorShape};
 use tch::Device;
 
 use super::*;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
-use rlt_api::plan::model_config::ModelConfig;
 use rlt_decoder::{Decoder, LoadOptions};
+use rlt_models::ModelConfig;
 use rlt_parallel::{DecoderUnits, RankError, Ranks, copy_tensor_run};
 use tch::{Kind, Tensor, no_grad};
 

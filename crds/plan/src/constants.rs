@@ -1,0 +1,6 @@
+//! Sizes that the trainer works by, and on which the plan counts.
+
+/// Number of tokens whose logits exist at the same time in the loss head.
+pub const HEAD_CHUNK_TOKENS: u32 = 256;
+/// Number of tokens in one block of the KV cache.
+pub const KV_BLOCK_TOKENS: u32 = 16;
