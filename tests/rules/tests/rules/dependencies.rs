@@ -96,6 +96,10 @@ const TABLES: [(&str, &[&str]); 3] = [
 const UNNAMED: [(&str, &str, &str); 1] =
     [("rlt-api", "k8s-openapi", "the derive of `kube` writes code that names it")];
 
+/// Packages that default members never need: the bindings of libtorch, test clusters, and the sandbox, whose
+/// tests run Python.
+const NOT_BY_DEFAULT: [&str; 3] = ["tch", "rlt-cluster", "rlt-sandbox"];
+
 /// A package of the workspace.
 struct Package {
     folder: PathBuf,
@@ -137,9 +141,14 @@ fn read_manifest(folder: &Path) -> toml::Table {
 }
 
 fn packages() -> Vec<Package> {
+    listed_packages("members")
+}
+
+/// Packages in a list of the workspace: `members` or `default-members`.
+fn listed_packages(list: &str) -> Vec<Package> {
     let root = workspace_root();
     let workspace = read_manifest(&root);
-    let members = workspace["workspace"]["members"].as_array().unwrap();
+    let members = workspace["workspace"][list].as_array().unwrap();
     let folders = members.iter().map(|member| root.join(member.as_str().unwrap()));
     folders.map(|folder| Package { manifest: read_manifest(&folder), folder }).collect()
 }
@@ -219,6 +228,29 @@ fn packages_depend_on_packages_below_them() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Plain `cargo test` builds the default members with their tests.
+#[test]
+fn default_members_need_no_libtorch_cluster_or_python_also_in_their_tests() {
+    let packages = packages();
+    let mut needed: Vec<String> = Vec::new();
+    for member in listed_packages("default-members") {
+        needed.push(member.name().to_owned());
+        needed.extend(member.dependencies("dev-dependencies").into_iter().map(str::to_owned));
+    }
+    let mut next = 0;
+    while let Some(name) = needed.get(next) {
+        assert!(!NOT_BY_DEFAULT.contains(&name.as_str()), "default members need {name}");
+        if let Some(package) = packages.iter().find(|package| package.name() == name) {
+            let tables = ["dependencies", "build-dependencies"];
+            let below: Vec<String> =
+                tables.iter().flat_map(|table| package.dependencies(table)).map(str::to_owned).collect();
+            needed.extend(below.into_iter().filter(|name| !needed.contains(name)).collect::<Vec<_>>());
+        }
+        next += 1;
+    }
+    assert!(next > 30, "only {next} packages are needed");
 }
 
 #[test]
