@@ -75,9 +75,9 @@ impl ResolvedSpec {
         })
     }
 
-    /// Whether the job samples completions, for training or for rewards in an evaluation.
+    /// Whether the job samples completions, for training or for rewards of held-out rows.
     pub fn samples(&self) -> bool {
-        self.algorithm.samples() || !self.rewards.functions.is_empty()
+        self.algorithm.samples() || (!self.rewards.functions.is_empty() && self.data.has_held_out())
     }
 
     /// Longest sequence of the training in tokens: prompt and completion.

@@ -214,7 +214,10 @@ impl Facts {
             .with(Fact::TrainedTower, model.vision_tower == VisionTraining::Trained)
             .with(Fact::Quantization, is_quantized)
             .with(Fact::Quantized, is_quantized)
-            .with(Fact::Sampling, kind.samples() || !spec.rewards.functions.is_empty())
+            .with(
+                Fact::Sampling,
+                kind.samples() || (!spec.rewards.functions.is_empty() && spec.data.has_held_out()),
+            )
             .with(Fact::ScoredCompletions, kind.learns_from().scores_completions())
             .with(Fact::LabelHead, kind.learns_from().trains_reward_model())
             .with(Fact::Streaming, spec.data.streaming.is_some())

@@ -277,6 +277,14 @@ impl DataSpec {
             .chain(self.datasets.iter().filter(|set| set.held_out == held_out).cloned())
             .collect()
     }
+
+    /// Whether the job has held-out rows.
+    pub fn has_held_out(&self) -> bool {
+        match self.source() {
+            DataSource::Task(task) => task.num_held_out > 0,
+            DataSource::Datasets => !self.sets(true).is_empty(),
+        }
+    }
 }
 
 impl TaskSpec {

@@ -142,11 +142,18 @@ fn a_refusal_names_the_field_the_values_of_the_job_and_what_is_supported() {
     assert_eq!(refused(&[Fact::Sp, Fact::RolloutTp, Fact::OnGpu]), Ok(Vec::new()));
 }
 
-/// Preference training samples for the rewards of held-out prompts. Training of reward models has none.
+/// Preference training samples for the rewards of held-out prompts alone.
 #[test]
 fn wide_heads_are_refused_on_gpus_where_an_evaluation_samples() {
-    let num_refusals =
-        |kind: Fact| refused(&[Fact::OnGpu, Fact::WideHeads, kind]).map(|refusals| refusals.len());
-    assert_eq!(num_refusals(Fact::ScoredCompletions), Ok(1));
-    assert_eq!(num_refusals(Fact::LabelHead), Ok(0));
+    let num_refusals = |held_out: &[&str], algorithm: Fact| {
+        let mut spec = spec();
+        spec["data"]["heldOut"] = json!(held_out);
+        merge(&mut spec, &settings(algorithm));
+        let job = validate(&manifest(&spec)).unwrap();
+        refusals(job.spec(), &model_with(&[Fact::WideHeads]), ChosenDevice::Cuda).len()
+    };
+    assert_eq!(num_refusals(&["held.parquet"], Fact::ScoredCompletions), 1);
+    assert_eq!(num_refusals(&[], Fact::ScoredCompletions), 0);
+    // Training of reward models has no rewards.
+    assert_eq!(num_refusals(&["held.parquet"], Fact::LabelHead), 0);
 }
