@@ -10,7 +10,7 @@
 //! ```
 //! Not in the table: sizes that must divide each other, bounds, fields of which exactly one is given, which
 //! formulas of an algorithm go together, and settings of a role that the job does not have. Those are in
-//! `rules` and in the plan's check of the model. No other code refuses a combination.
+//! `rules` and in `rlt_plan::check_model`. No other code refuses a combination.
 
 mod conflict;
 mod facts;

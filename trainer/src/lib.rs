@@ -1,4 +1,4 @@
-//! The trainer: models, rollout and the training step behind one binary.
+//! The trainer's binary: roles, recipes, and the run around them.
 //!
 //! ```text
 //! manifest -> setup -> train -> recipe: sample -> judge -> score -> estimate -> update

@@ -1,4 +1,4 @@
-//! Sizes by which the trainer reads models and caches their features, and on which the plan counts.
+//! Sizes of reads of weights and of cached image features, which decoder and plan share.
 
 /// Most bytes of image features that a vision tower caches for later steps.
 pub const KEPT_FEATURES_BYTES: u64 = 256 << 20;

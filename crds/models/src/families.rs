@@ -1,6 +1,6 @@
 //! Model families: their class names, the defaults of their configuration classes in transformers 5, and
 //! their differences from Llama. A family is a file, in this folder or in that of its maker, and a line of
-//! the list in `spec/families.rs`.
+//! the list in `crds/src/spec/families.rs`.
 
 mod cohere_labs;
 mod deepseek;

@@ -1,4 +1,4 @@
-//! Sizes that the trainer works by, and on which the plan counts.
+//! Sizes of the loss head and the KV cache, which the trainer takes from the plan.
 
 /// Number of tokens whose logits exist at the same time in the loss head.
 pub const HEAD_CHUNK_TOKENS: u32 = 256;

@@ -9,8 +9,8 @@
 //! PackedInput -> Decoder::embed -> DecoderLayer::forward (x layers) -> Decoder::final_norm -> head
 //! ```
 //! Shapes: t tokens of all sequences, d hidden width, h heads, k key/value heads, v vocabulary; `q_thd` is
-//! [tokens, heads, head_dim]. Losses, optimizers and sampling are in packages above this one, and
-//! in `rlt-core`.
+//! [tokens, heads, head_dim]. Process groups, losses of algorithms, optimizers and sampling are in packages
+//! above this one, and in `rlt-core`.
 
 mod classifier;
 mod decoder;

@@ -1,6 +1,6 @@
 //! This rank's shard of each parameter in training: the splits of [`ModelSharding`], for its index in a
 //! tensor-parallel and in an expert-parallel group. A decoder that is sharded holds its shards, so its passes
-//! are those of a full one. The exchange is in `rlt_parallel`.
+//! are those of a full one. The exchange is in the styles of `rlt_parallel`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,5 +1,5 @@
 //! The segments of a decoder layer, in the order in which they run. Training and rollout call the same ones;
-//! between them ranks may exchange tensors (`rlt_parallel`).
+//! between them ranks may exchange tensors, by the styles of `rlt_parallel`.
 //!
 //! ```text
 //! attention_input     norm before attention            attend              attention of some heads

@@ -1,7 +1,7 @@
 //! A rank's tensor-parallel shard of a decoder's products in rollout: the rows and columns of the weights
 //! that it multiplies, by the splits that `rlt_models::ModelSharding` has for training too.
 //! Where ranks have summands of an output, that of the first rank has the bias. The collectives are
-//! elsewhere.
+//! in `rlt_engine`.
 
 use std::ops::Range;
 

@@ -12,7 +12,7 @@
 //! tokens. Ranks of an expert-parallel group have different experts and send each other the hidden states of
 //! their tokens. Ranks of a tensor-parallel group compute the same tokens with different shards of every
 //! weight, or in the rollout sample the same prompts. All of these are [`AxisGroup`]s. The transport of
-//! tensors is in `rlt_torch::collectives`; `launch` starts ranks.
+//! tensors is in `rlt_torch::collectives`; `rlt-trainer launch` starts ranks.
 //!
 //! The first rank, the leader, writes the run folder. The exceptions are checkpoints, to which every rank
 //! writes its shard, and unlinked files of offloaded tensors.

@@ -94,7 +94,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Returns a model of these sizes with Llama's shape, which [`super::super::families`] change.
+    /// Returns a model of these sizes with Llama's shape, which [`crate::families`] change.
     fn as_llama(&self, family: Family) -> ModelConfig {
         ModelConfig {
             family,

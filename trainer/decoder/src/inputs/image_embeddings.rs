@@ -1,5 +1,5 @@
 //! Features of images at the positions of their placeholder tokens. How they are computed is in
-//! [`super::super::vision`].
+//! [`crate::vision`].
 //!
 //! Shapes: t packed tokens, n placeholder tokens of images, k features of a token, d hidden size.
 

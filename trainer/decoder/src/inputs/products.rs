@@ -1,5 +1,5 @@
 //! Traits of a decoder layer's matrix products: computed from the layer's own weights in training, or from an
-//! engine's packed ones. The body of the layer is in [`super::super::layer`].
+//! engine's packed ones. The body of the layer is in [`crate::layer`].
 
 use tch::Tensor;
 
