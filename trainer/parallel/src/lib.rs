@@ -11,8 +11,9 @@
 //! of one. Ranks of a sequence-parallel group score and differentiate the same rows, each with a shard of the
 //! tokens. Ranks of an expert-parallel group have different experts and send each other the hidden states of
 //! their tokens. Ranks of a tensor-parallel group compute the same tokens with different shards of every
-//! weight, or in the rollout sample the same prompts. All of these are [`AxisGroup`]s. The transport of
-//! tensors is in `rlt_torch::collectives`; `rlt-trainer launch` starts ranks.
+//! weight, or in the rollout sample the same prompts. All of these are [`AxisGroup`]s. [`schedule`] runs a
+//! decoder's layers on these ranks, forward and backward. The transport of tensors is in
+//! `rlt_torch::collectives`; `rlt-trainer launch` starts ranks.
 //!
 //! The first rank, the leader, writes the run folder. The exceptions are checkpoints, to which every rank
 //! writes its shard, and unlinked files of offloaded tensors.
@@ -26,6 +27,7 @@ mod error;
 mod groups;
 mod layer;
 mod mesh;
+pub mod schedule;
 mod shards;
 mod sp_group;
 mod tp_group;

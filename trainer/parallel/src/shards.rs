@@ -13,7 +13,7 @@
 //! shard is the full unit.
 //!
 //! A unit is a decoder layer, or everything outside of the layers. Frozen parameters are gathered like
-//! trained ones but have no gradient. The schedule (`learner::layer_schedule`) decides when units are
+//! trained ones but have no gradient. The schedule ([`crate::schedule`]) decides when units are
 //! prefetched, unsharded and resharded. All ranks follow the same schedule, because each of its steps is a
 //! collective.
 //!

@@ -23,17 +23,16 @@ use std::path::PathBuf;
 
 use rlt_core::loss::PreparedLoss;
 use rlt_decoder::{Adapter, Decoder};
+use rlt_parallel::schedule::DecoderPass;
+use rlt_parallel::schedule::probe::{self, ProbeError};
 use rlt_parallel::{Ranks, ShardedParameters};
 
 pub use self::chunked_loss::PolicySums;
 pub use self::policy_head::EvaluateLoss;
 pub(crate) use self::policy_head::PolicyHead;
 pub use self::role::ActorRole;
-use crate::roles::learner::layer_schedule::DecoderPass;
 use crate::roles::learner::scoring::Scoring;
-use crate::roles::learner::{
-    DeferredLoss, Learner, LearnerError, LearnerOptions, MicroBatch, ProbeError, probe,
-};
+use crate::roles::learner::{DeferredLoss, Learner, LearnerError, LearnerOptions, MicroBatch};
 use crate::roles::optim::AdamW;
 
 /// Settings of the actor's passes, which are fixed for a run.

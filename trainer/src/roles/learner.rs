@@ -15,16 +15,13 @@ mod deferred_loss;
 mod error;
 mod gradients;
 mod image_placement;
-pub(crate) mod layer_schedule;
 mod loss_head;
 mod micro_batch;
 mod mini_batches;
-pub(crate) mod probe;
 mod routes;
 pub(crate) mod scoring;
 pub(crate) mod train_state;
 mod update_stats;
-mod vocabulary;
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -32,18 +29,17 @@ use std::rc::Rc;
 
 use rlt_core::batch::Batch;
 use rlt_decoder::{Adapter, Decoder, RouteCounts, RouterObserver, RoutesOfCompletion};
+use rlt_parallel::schedule::{self, DecoderPass, SaveOptions};
 use rlt_parallel::{DecoderUnits, Ranks, ShardedParameters};
 use tch::Tensor;
 
 pub use self::deferred_loss::DeferredLoss;
 pub use self::error::LearnerError;
 pub use self::gradients::EmbeddingAndHeadGradients;
-use self::layer_schedule::DecoderPass;
 pub(crate) use self::loss_head::{HeadContext, LossHead, scaled};
 pub use self::micro_batch::MicroBatch;
 pub(crate) use self::micro_batch::PredictedTokens;
 pub use self::mini_batches::MiniBatches;
-pub use self::probe::ProbeError;
 use self::routes::RouteComparison;
 use self::train_state::TrainState;
 pub use self::update_stats::UpdateStats;
@@ -249,12 +245,12 @@ impl Learner {
         });
         let routes = self.route_comparison();
         context.routes = routes.as_ref().map(|routes| routes.watch(micro_batch));
-        let options = layer_schedule::SaveOptions {
+        let options = SaveOptions {
             inputs_only: self.options.activation_checkpointing,
             embedding_gradient: outer_gradients.wants_embedding(),
             offload_to: self.offload_inputs_to.as_deref(),
         };
-        let tape = layer_schedule::forward(model, &micro_batch.input, &mut context, options)?;
+        let tape = schedule::forward(model, &micro_batch.input, &mut context, options)?;
         model.begin_outer_gradient();
         let (grad_normed_td, made) = {
             let normed_td = tape.normed_td.detach();
@@ -262,7 +258,7 @@ impl Learner {
             let (grad_cd, made) = head(&predicting_cd, &self.head_context())?;
             (normed_td.zeros_like().index_add_(0, &micro_batch.predictors_c, &grad_cd), made)
         };
-        let grad_embedded = layer_schedule::backward_through(model, tape, &context, &grad_normed_td)?;
+        let grad_embedded = schedule::backward_through(model, tape, &context, &grad_normed_td)?;
         routes.iter().for_each(|routes| routes.add(context.routes.take()));
         if let Some(grad_td) = grad_embedded {
             let grad_td = micro_batch.input.without_images(grad_td);

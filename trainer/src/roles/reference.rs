@@ -12,13 +12,13 @@ use std::rc::Rc;
 use rlt_core::batch::Batch;
 use rlt_decoder::{Decoder, NamedTensors};
 use rlt_layout::TensorRun;
+use rlt_parallel::schedule::DecoderPass;
 use rlt_parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError, CheckpointShard, split_between_copies};
 use tch::Kind;
 
 use crate::roles::actor::{Actor, TokenScores};
 use crate::roles::learner::LearnerError;
-use crate::roles::learner::layer_schedule::DecoderPass;
 use crate::roles::learner::train_state::{in_file, owned_shards};
 
 pub use self::role::ReferenceRole;

@@ -6,12 +6,12 @@ use rlt_data::{DataError, LoaderError};
 use rlt_decoder::{LoraError, ModelError};
 use rlt_hub::HubError;
 use rlt_parallel::RankError;
+use rlt_parallel::schedule::probe::ProbeError;
 use rlt_storage::checkpoint::{CheckpointError, CopyError};
 use rlt_storage::run_folder::RunFolderError;
 
 use crate::roles::StepError;
 use crate::roles::critic::CriticSetupError;
-use crate::roles::learner::ProbeError;
 use crate::roles::optim::OptimError;
 use crate::roles::reference::ReferenceError;
 use crate::roles::reward::{RewardModelError, RewardSetupError};

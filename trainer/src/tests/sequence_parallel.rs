@@ -11,14 +11,14 @@ use rlt_decoder::{
 };
 use rlt_layout::AxisPlace;
 use rlt_parallel::Ranks;
+use rlt_parallel::schedule::probe::{ProbeError, Sample};
+use rlt_parallel::schedule::{self, DecoderPass};
 use tch::{Kind, Tensor};
 
 use crate::roles::actor::update::{UpdatePlan, update};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::critic::{Critic, CriticOptions};
-use crate::roles::learner::layer_schedule::{self, DecoderPass};
-use crate::roles::learner::probe::Sample;
-use crate::roles::learner::{MicroBatch, ProbeError};
+use crate::roles::learner::MicroBatch;
 use crate::roles::reference::{CopyOptions, FrozenPolicy};
 use crate::tests::{actor_on_mesh, on_ranks, trained_parameters};
 
@@ -384,7 +384,7 @@ fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_ste
         let tokens = sample.tokens()[own.start..own.end.min(11)].to_vec();
         let input = PackedInput::new(&[&tokens], tch::Device::Cpu);
         let mut context = actor.learner.decoder().context(&input, Adapter::On);
-        let inert_td = layer_schedule::infer(alone, &input, &mut context).unwrap();
+        let inert_td = schedule::infer(alone, &input, &mut context).unwrap();
         sample.compare(&inert_td, &whole_td, &ranks, "spec.workers.mesh.sp")
     });
     for outcome in outcomes {

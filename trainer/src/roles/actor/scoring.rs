@@ -5,11 +5,11 @@
 
 use rlt_core::batch::Batch;
 use rlt_decoder::Adapter;
+use rlt_parallel::schedule::DecoderPass;
 use rlt_torch::DeviceHead;
 use tch::{Kind, Tensor};
 
 use super::{Actor, TokenScores};
-use crate::roles::learner::layer_schedule::DecoderPass;
 use crate::roles::learner::scoring::{Scoring, TokenValues};
 use crate::roles::learner::{LearnerError, MicroBatch};
 

@@ -2,10 +2,11 @@
 //! the first backward pass. The loss is computed by [`rlt_decoder::RouterLoad`].
 
 use rlt_decoder::{Adapter, RouterLoad, RouterObserver};
+use rlt_parallel::schedule;
 
+use super::Learner;
 use super::error::LearnerError;
 use super::micro_batch::MicroBatch;
-use super::{Learner, layer_schedule};
 
 impl Learner {
     /// Sets the `coefficient` of the routers' auxiliary loss in updates; `None` omits the loss.
@@ -48,7 +49,7 @@ impl Learner {
             let mut context = model.decoder.context(&micro_batch.input, Adapter::On);
             let weights_t = context.token_weights(&micro_batch.input.tokens);
             context.router = Some(RouterObserver::counting(weights_t, num_experts));
-            let _ = layer_schedule::infer(model, &micro_batch.input, &mut context)?;
+            let _ = schedule::infer(model, &micro_batch.input, &mut context)?;
             model.end_pass()?;
             all += context.router.take().map(RouterObserver::load).unwrap_or_default();
         }

@@ -8,12 +8,12 @@
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
 
 use rlt_parallel::Ranks;
+use rlt_parallel::schedule::DecoderPass;
 use tch::Tensor;
 
 use super::deferred_loss::DeferredLoss;
 use super::error::LearnerError;
 use super::gradients::EmbeddingAndHeadGradients;
-use super::layer_schedule::DecoderPass;
 use super::micro_batch::MicroBatch;
 
 /// The decoder below a head.

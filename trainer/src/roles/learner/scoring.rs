@@ -1,6 +1,6 @@
 //! Passes without gradients over completion tokens, which compute some values of each: log-probs and
 //! entropies, or a critic's values. The caller supplies the head; layers are scheduled in
-//! [`super::layer_schedule`]. On a GPU, results are copied to the host while the next micro-batch is
+//! [`rlt_parallel::schedule`]. On a GPU, results are copied to the host while the next micro-batch is
 //! computed, and the host waits once for all of them.
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
@@ -8,11 +8,11 @@
 use rlt_core::batch::Batch;
 use rlt_decoder::Adapter;
 use rlt_parallel::Ranks;
+use rlt_parallel::schedule::{self, DecoderPass};
 use rlt_torch::HostCallbacks;
 use tch::{Device, Tensor, no_grad};
 
 use super::error::LearnerError;
-use super::layer_schedule::{self, DecoderPass};
 use super::micro_batch::MicroBatch;
 use super::routes::RouteComparison;
 
@@ -148,7 +148,7 @@ impl Scoring<'_> {
         let Self { model, adapter, routes, .. } = self;
         let mut context = model.decoder.context(&micro_batch.input, adapter);
         context.routes = routes.map(|routes| routes.watch(micro_batch));
-        let normed_td = layer_schedule::infer(model, &micro_batch.input, &mut context)?;
+        let normed_td = schedule::infer(model, &micro_batch.input, &mut context)?;
         routes.iter().for_each(|routes| routes.add(context.routes.take()));
         let numbers = no_grad(|| {
             let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);

@@ -18,13 +18,13 @@ use rlt_core::types::{Completion, Prompt, TokenId};
 use rlt_data::tokenizer::{Tokenizer, TokenizerError};
 use rlt_decoder::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
 use rlt_hub::HubError;
+use rlt_parallel::schedule::{self, DecoderPass};
 use rlt_parallel::{ProcessGroups, RankError, Ranks, ShardedParameters};
 use tch::no_grad;
 
 use self::reading::{Reader, Reading, aggregate};
 use super::functions::judges;
 use crate::roles::error::StepFault;
-use crate::roles::learner::layer_schedule::{self, DecoderPass};
 
 /// Scores of reward models for one sample, by the name of the function.
 pub type ModelScores = BTreeMap<String, f64>;
@@ -272,7 +272,7 @@ impl RewardModel {
             let read: Vec<&Reading> = pass.iter().map(|idx| &readings[*idx]).collect();
             let tokens: Vec<&[TokenId]> = read.iter().map(|reading| reading.tokens.as_slice()).collect();
             let input = PackedInput::new(&tokens, decoder.device());
-            let normed_td = layer_schedule::infer(model, &input, &mut decoder.context(&input, Adapter::Off))?;
+            let normed_td = schedule::infer(model, &input, &mut decoder.context(&input, Adapter::Off))?;
             model.end_pass()?;
             let (positions, counts) = self.positions(&read);
             let numbers_kn = no_grad(|| self.classifier.numbers_of(&normed_td, &positions));

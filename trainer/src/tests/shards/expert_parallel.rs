@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use rlt_decoder::{PackedInput, RouterObserver};
 use rlt_layout::TensorRun;
+use rlt_parallel::schedule::{self, DecoderPass, SaveOptions};
 
 use super::saved::{Layout, Way, go_on, save};
 use super::*;
-use crate::roles::learner::layer_schedule::{self, DecoderPass};
 
 /// Qwen3-MoE, whose routers have a loss.
 const EXPERTS: Case = Case { experts: true, num_experts: 4, ..FULL };
@@ -214,12 +214,11 @@ fn gathered_experts_are_verified_and_freed_with_their_unit() {
 fn pass(model: DecoderPass<'_>, tokens: &[u32]) {
     let input = PackedInput::new(&[tokens], model.decoder.device());
     let mut context = model.decoder.context(&input, Adapter::On);
-    let keep =
-        layer_schedule::SaveOptions { inputs_only: false, embedding_gradient: false, offload_to: None };
-    let tape = layer_schedule::forward(model, &input, &mut context, keep).unwrap();
+    let keep = SaveOptions { inputs_only: false, embedding_gradient: false, offload_to: None };
+    let tape = schedule::forward(model, &input, &mut context, keep).unwrap();
     model.begin_outer_gradient();
     let grad_td = tape.normed_td.ones_like();
-    layer_schedule::backward_through(model, tape, &context, &grad_td).unwrap();
+    schedule::backward_through(model, tape, &context, &grad_td).unwrap();
     model.end_pass().unwrap();
     model.end_outer_gradient().unwrap();
 }
@@ -232,7 +231,7 @@ fn choices(case: Case, tokens: &[u32]) -> Vec<f64> {
     let weights_t = Tensor::ones([tokens.len() as i64], (Kind::Float, decoder.device()));
     context.router = Some(RouterObserver::counting(weights_t, case.num_experts));
     let model = DecoderPass { decoder: &decoder, shards: None, sp_group: None };
-    let _ = layer_schedule::infer(model, &input, &mut context).unwrap();
+    let _ = schedule::infer(model, &input, &mut context).unwrap();
     context.router.unwrap().load().chosen
 }
 

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use rlt_decoder::PackedInput;
 use rlt_layout::TensorRun;
+use rlt_parallel::schedule::{self, DecoderPass, SaveOptions};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointStore};
 use serde_json::json;
 
 use super::*;
-use crate::roles::learner::layer_schedule::{self, DecoderPass};
 use crate::run::checkpoint_writer::{CheckpointWriter, Settled, Wait};
 
 /// Qwen3 with four query and two key heads, whose norms act on heads of a rank; no rank has as many of the 11
@@ -299,11 +299,11 @@ fn gathered_weights_are_verified_and_freed_with_their_unit() {
 fn pass(model: DecoderPass<'_>, tokens: &[u32], inputs_only: bool) {
     let input = PackedInput::new(&[tokens], model.decoder.device());
     let mut context = model.decoder.context(&input, Adapter::On);
-    let keep = layer_schedule::SaveOptions { inputs_only, embedding_gradient: true, offload_to: None };
-    let tape = layer_schedule::forward(model, &input, &mut context, keep).unwrap();
+    let keep = SaveOptions { inputs_only, embedding_gradient: true, offload_to: None };
+    let tape = schedule::forward(model, &input, &mut context, keep).unwrap();
     model.begin_outer_gradient();
     let grad_td = tape.normed_td.ones_like();
-    layer_schedule::backward_through(model, tape, &context, &grad_td).unwrap();
+    schedule::backward_through(model, tape, &context, &grad_td).unwrap();
     model.end_pass().unwrap();
     model.end_outer_gradient().unwrap();
 }

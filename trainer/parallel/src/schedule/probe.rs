@@ -7,10 +7,10 @@ use rlt_core::permutation::splitmix64;
 use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, PackedInput};
 use rlt_layout::AxisPlace;
-use rlt_parallel::{RankError, Ranks};
 use tch::{Kind, Tensor};
 
-use super::layer_schedule::{self, DecoderPass};
+use super::{DecoderPass, infer};
+use crate::{RankError, Ranks};
 
 /// Number of tokens of each rank, even: enough that sequences cross the borders of shards.
 const TOKENS_PER_RANK: usize = 6;
@@ -53,7 +53,7 @@ pub enum ProbeError {
 ///
 /// # Errors
 /// [`ProbeError`].
-pub(crate) fn check(model: DecoderPass<'_>, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
+pub fn check(model: DecoderPass<'_>, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
     if model.sp_group.is_none() {
         return Ok(());
     }
@@ -64,39 +64,45 @@ pub(crate) fn check(model: DecoderPass<'_>, ranks: &Ranks, field: &'static str) 
 }
 
 /// Input of the probe: a prompt and a continuation over all shards, with padding after the last token.
-pub(crate) struct Sample {
+#[derive(Debug)]
+pub struct Sample {
     tokens: Vec<TokenId>,
     prompt_len: usize,
 }
 
 impl Sample {
     /// The probe's input for `num_parts` shards, the same on every rank.
-    pub(crate) fn new(num_parts: usize, vocab_size: usize) -> Self {
+    pub fn new(num_parts: usize, vocab_size: usize) -> Self {
         let num_tokens = (TOKENS_PER_RANK * num_parts - 1) as u64;
         let tokens = (0..num_tokens).map(|at| (splitmix64(0, at) % vocab_size.max(1) as u64) as TokenId);
         Self { tokens: tokens.collect(), prompt_len: TOKENS_PER_RANK / 2 * num_parts }
     }
 
     /// The tokens of all shards, without padding.
-    #[cfg(test)]
-    pub(crate) fn tokens(&self) -> &[TokenId] {
+    pub fn tokens(&self) -> &[TokenId] {
         &self.tokens
     }
 
     /// Hidden states after the final norm of the shard `part` of the tokens, padding included, `[t, d]`.
-    pub(crate) fn hidden_states(&self, model: DecoderPass<'_>, part: AxisPlace) -> Result<Tensor, RankError> {
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost or memory is short.
+    pub fn hidden_states(&self, model: DecoderPass<'_>, part: AxisPlace) -> Result<Tensor, RankError> {
         let completion = Segment { len: self.tokens.len() - self.prompt_len, prefix: Some(0) };
         let layout = PackedLayout::of([Segment::alone(self.prompt_len), completion]);
         let input = PackedInput::shard_of_layout(&self.tokens, layout, part, model.decoder.device());
         let mut context = model.decoder.context(&input, Adapter::On);
-        let hidden_td = layer_schedule::infer(model, &input, &mut context)?;
+        let hidden_td = infer(model, &input, &mut context)?;
         model.end_pass()?;
         Ok(hidden_td)
     }
 
     /// Compares this rank's shard of the hidden states, padding included, with the same tokens of the full
     /// result.
-    pub(crate) fn compare(
+    ///
+    /// # Errors
+    /// [`ProbeError::Differs`], on all ranks together, or [`ProbeError::Ranks`] when a rank is lost.
+    pub fn compare(
         &self,
         own_td: &Tensor,
         whole_td: &Tensor,

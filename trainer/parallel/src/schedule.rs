@@ -25,28 +25,31 @@
 //!   backward   wait for the input, prefetch the previous one, compute again, then backward
 //! ```
 //! A rank without a micro-batch still takes part in every all-gather, because collectives need all ranks. In
-//! an expert-parallel group it also computes its experts for the other ranks. [`rlt_parallel::LayerPass`]
-//! has what ranks exchange inside a layer.
+//! an expert-parallel group it also computes its experts for the other ranks. [`LayerPass`] has what ranks
+//! exchange inside a layer.
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 
+pub mod probe;
 mod saved_layer;
+mod vocabulary;
 
 use std::path::Path;
 
 use rlt_decoder::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput, TowerPass};
-use rlt_parallel::{
-    AxisGroup, Boundary, ExpertParallel, FsdpUnit, LayerPass, RankError, Ranks, ShardedParameters, Styles,
-    TensorParallel, Ulysses,
-};
 use rlt_torch::{OffloadStorage, backward};
 use tch::{Tensor, no_grad};
 
 use self::saved_layer::{SavedLayer, SavedState};
+use crate::{
+    AxisGroup, Boundary, ExpertParallel, FsdpUnit, LayerPass, RankError, Ranks, ShardedParameters, Styles,
+    TensorParallel, Ulysses,
+};
 
 /// A decoder with its shards and sequence-parallel group, as passes need it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DecoderPass<'a> {
+pub struct DecoderPass<'a> {
+    /// The decoder, whose layers and root unit the pass computes.
     pub decoder: &'a Decoder,
     /// This rank's shards; `None` if the decoder is not sharded.
     pub shards: Option<&'a ShardedParameters>,
@@ -57,7 +60,7 @@ pub(crate) struct DecoderPass<'a> {
 impl<'a> DecoderPass<'a> {
     /// The styles of a pass over `num_tokens` packed tokens, those of all ranks of the sequence-parallel
     /// group.
-    pub(super) fn styles(&self, num_tokens: usize) -> Styles<'a> {
+    fn styles(&self, num_tokens: usize) -> Styles<'a> {
         let experts = self.shards.and_then(ShardedParameters::ep_group);
         Styles::default()
             .with(self.tensor_parallel())
@@ -67,7 +70,7 @@ impl<'a> DecoderPass<'a> {
 
     /// The group whose ranks compute the same tokens with other shards of every weight; `None` without tensor
     /// parallelism.
-    pub(crate) fn tensor_parallel(&self) -> Option<TensorParallel<'a>> {
+    pub fn tensor_parallel(&self) -> Option<TensorParallel<'a>> {
         self.shards.and_then(ShardedParameters::tensor_parallel)
     }
 
@@ -83,7 +86,10 @@ impl<'a> DecoderPass<'a> {
 
     /// The passes of this rank: its `own` micro-batches, padded with `None` to the number of the rank with
     /// the most. Without FSDP nothing is padded, because ranks need not make the same number of passes.
-    pub(crate) fn passes<T>(&self, ranks: &Ranks, own: Vec<T>) -> Result<Vec<Option<T>>, RankError> {
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn passes<T>(&self, ranks: &Ranks, own: Vec<T>) -> Result<Vec<Option<T>>, RankError> {
         let num_own = own.len();
         let num_passes =
             if self.shards.is_some() { ranks.all_reduce_max(num_own as i64)? as usize } else { num_own };
@@ -93,7 +99,10 @@ impl<'a> DecoderPass<'a> {
     }
 
     /// Begins a pass: unshards the root unit and prefetches the first layer.
-    pub(crate) fn begin_pass(&self) -> Result<(), RankError> {
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost or memory is short.
+    pub fn begin_pass(&self) -> Result<(), RankError> {
         let Some(shards) = self.shards else { return Ok(()) };
         shards.prefetch(FsdpUnit::Root)?;
         shards.prefetch(FsdpUnit::Layer(0))?;
@@ -101,17 +110,23 @@ impl<'a> DecoderPass<'a> {
     }
 
     /// Ends a pass: reshards the root unit.
-    pub(crate) fn end_pass(&self) -> Result<(), RankError> {
+    ///
+    /// # Errors
+    /// [`RankError::Shards`] if libtorch fails.
+    pub fn end_pass(&self) -> Result<(), RankError> {
         self.shards.map_or(Ok(()), |shards| shards.reshard(FsdpUnit::Root))
     }
 
     /// Allocates gradients of the root unit, to which a backward pass adds.
-    pub(crate) fn begin_outer_gradient(&self) {
+    pub fn begin_outer_gradient(&self) {
         self.shards.iter().for_each(|shards| shards.begin_gradient(FsdpUnit::Root));
     }
 
     /// Starts the reduce-scatter of the root unit's gradients.
-    pub(crate) fn end_outer_gradient(&self) -> Result<(), RankError> {
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn end_outer_gradient(&self) -> Result<(), RankError> {
         self.shards.map_or(Ok(()), |shards| shards.end_gradient(FsdpUnit::Root))
     }
 
@@ -161,7 +176,10 @@ impl<'a> DecoderPass<'a> {
     }
 
     /// Takes part in the collectives of a forward pass without a micro-batch.
-    pub(crate) fn join_forward(&self, adapter: Adapter) -> Result<(), RankError> {
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost or memory is short.
+    pub fn join_forward(&self, adapter: Adapter) -> Result<(), RankError> {
         self.begin_pass()?;
         let styles = self.styles(0);
         let join = |layer: &DecoderLayer| LayerPass::join(layer, self.decoder, adapter, &styles).map(drop);
@@ -171,7 +189,10 @@ impl<'a> DecoderPass<'a> {
 
     /// Takes part in the collectives of a forward and backward pass without a micro-batch. Gradients are zero
     /// except those of this rank's experts. `recomputes` says whether layers run again in the backward pass.
-    pub(crate) fn join_forward_backward(&self, recomputes: bool) -> Result<(), RankError> {
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost or memory is short.
+    pub fn join_forward_backward(&self, recomputes: bool) -> Result<(), RankError> {
         let styles = self.styles(0);
         let join = |layer: &DecoderLayer| LayerPass::join(layer, self.decoder, Adapter::On, &styles);
         let mut kept = Vec::new();
@@ -193,7 +214,7 @@ impl<'a> DecoderPass<'a> {
 
 /// Settings of what a forward pass keeps for its backward pass.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SaveOptions<'a> {
+pub struct SaveOptions<'a> {
     /// Whether only layer inputs are kept, and the rest is recomputed (activation checkpointing).
     pub inputs_only: bool,
     /// Whether the embedding is trained, so that the first layer's input needs a gradient.
@@ -204,7 +225,7 @@ pub(crate) struct SaveOptions<'a> {
 
 /// The forward pass of one micro-batch, ready for its backward pass.
 #[derive(Debug)]
-pub(crate) struct SavedForward<'a> {
+pub struct SavedForward<'a> {
     layers: Vec<SavedLayer<'a>>,
     /// Pass over images whose features need a gradient; `None` without one.
     tower: Option<TowerPass>,
@@ -215,7 +236,10 @@ pub(crate) struct SavedForward<'a> {
 
 /// Runs the decoder without gradients, and returns hidden states after the final norm, `[t, d]`. The pass
 /// lasts until [`DecoderPass::end_pass`]. Image features are stored in `context`.
-pub(crate) fn infer(
+///
+/// # Errors
+/// [`RankError`] when a rank is lost or memory is short.
+pub fn infer(
     model: DecoderPass<'_>,
     input: &PackedInput,
     context: &mut LayerContext,
@@ -236,7 +260,10 @@ pub(crate) fn infer(
 
 /// Runs the decoder and keeps what the backward pass needs: every layer's graph, or only its input. The pass
 /// lasts until [`DecoderPass::end_pass`]. Image features are stored in `context`.
-pub(crate) fn forward<'a>(
+///
+/// # Errors
+/// [`RankError`] when a rank is lost, memory is short, or layer inputs cannot be offloaded.
+pub fn forward<'a>(
     model: DecoderPass<'a>,
     input: &PackedInput,
     context: &mut LayerContext,
@@ -275,7 +302,10 @@ pub(crate) fn forward<'a>(
 /// Propagates the gradient of the normed hidden states, `[t, d]`, back through all layers. The layers'
 /// parameters accumulate their gradients, and so do a vision tower's. Returns the gradient of the embedded
 /// tokens, if the first layer's input needs one.
-pub(crate) fn backward_through(
+///
+/// # Errors
+/// [`RankError`] when a rank is lost, memory is short, or offloaded layer inputs cannot be prefetched.
+pub fn backward_through(
     model: DecoderPass<'_>,
     tape: SavedForward<'_>,
     context: &LayerContext,

@@ -1,16 +1,16 @@
 //! A vocabulary's head with tensor parallelism, where ranks hold different rows of its weight. Log-probs and
 //! entropies are those of the full vocabulary on each rank, and gradients of hidden states are summed.
 
-use rlt_parallel::{Boundary, RankError, TensorParallel};
 use rlt_torch::collectives::CollectiveError;
 use rlt_torch::{HeadWeight, VocabularyShard};
 use tch::Tensor;
 
-use super::layer_schedule::DecoderPass;
+use super::DecoderPass;
+use crate::{Boundary, RankError, TensorParallel};
 
 impl DecoderPass<'_> {
     /// Calls `head` with the head's weight `weight_vd`, which is full or this rank's shard.
-    pub(crate) fn with_head<T>(&self, weight_vd: &Tensor, head: impl FnOnce(HeadWeight<'_>) -> T) -> T {
+    pub fn with_head<T>(&self, weight_vd: &Tensor, head: impl FnOnce(HeadWeight<'_>) -> T) -> T {
         let Some(TensorParallel { group }) = self.tensor_parallel() else {
             return head(HeadWeight::from(weight_vd));
         };
@@ -21,7 +21,10 @@ impl DecoderPass<'_> {
     }
 
     /// Sums the ranks' gradients of hidden states, `[c, d]`. Collective.
-    pub(crate) fn sum_of_head(&self, grad_cd: Tensor) -> Result<Tensor, RankError> {
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn sum_of_head(&self, grad_cd: Tensor) -> Result<Tensor, RankError> {
         self.styles(0).backward_at(Boundary::HeadInput, grad_cd)
     }
 }

@@ -4,9 +4,10 @@
 //!
 //! Legend of shapes: t tokens, d hidden size.
 
-use rlt_parallel::{LayerPass, RankError};
 use rlt_torch::{OffloadStorage, Offloaded, Prefetch};
 use tch::Tensor;
+
+use crate::{LayerPass, RankError};
 
 /// A saved layer, on the device or offloaded.
 #[derive(Debug)]
