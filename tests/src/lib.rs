@@ -73,8 +73,10 @@ pub fn fresh_binary(name: &str) -> PathBuf {
     // `rlctl` starts the trainer that is beside it.
     let is_built = match name {
         "rlt-operator" => OPERATOR.get_or_init(|| {
-            is_fresh("rlt-operator", &["crds/", "operator/src/", "operator/objects/src/"])
-                || build_binaries(&["rlt-operator"])
+            is_fresh(
+                "rlt-operator",
+                &["crds/", "operator/src/", "operator/objects/src/", "trainer/core/layout/src/"],
+            ) || build_binaries(&["rlt-operator"])
         }),
         _ => OTHERS.get_or_init(|| {
             is_fresh("rlt-trainer", &["crds/", "trainer/"])
@@ -87,6 +89,7 @@ pub fn fresh_binary(name: &str) -> PathBuf {
                         "operator/cli/src/",
                         "operator/convert/src/",
                         "operator/objects/src/",
+                        "trainer/core/layout/src/",
                         "trainer/tracking/src/",
                     ],
                 )

@@ -41,9 +41,7 @@ pub use parts::{
     TensorShape, VisionBlocks, VisionConfig,
 };
 pub use quantization::{QuantizedPart, QuantizedSize, QuantizedTensor};
-pub use shapes::{
-    BlockShare, Blocks, DimSplit, EMBEDDING_WEIGHT, ModelSharding, ParameterCount, ParameterSplit,
-};
+pub use shapes::{EMBEDDING_WEIGHT, ModelSharding, ParameterCount};
 pub use tower::TowerNames;
 
 impl ModelConfig {

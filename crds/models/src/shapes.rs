@@ -7,7 +7,7 @@ use super::{
     FusedProjections, LatentAttention, ModelConfig, ParameterShape, ProductRows, ProjectionShape, QkNorm,
     TensorShape, is_expert_weight,
 };
-pub use sharding::{BlockShare, Blocks, DimSplit, ModelSharding, ParameterSplit};
+pub use sharding::ModelSharding;
 
 /// Name of the embedding.
 pub const EMBEDDING_WEIGHT: &str = "model.embed_tokens.weight";

@@ -1,24 +1,23 @@
-//! This rank's shard of each parameter in training: the splits of [`ModelSharding`], for its index in a
+//! This rank's shard of each parameter in training: the layouts of [`ModelSharding`], for its index in a
 //! tensor-parallel and in an expert-parallel group. A decoder that is sharded holds its shards, so its passes
 //! are those of a full one. The exchange is in the styles of `rlt_parallel`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use rlt_layout::{Axis, AxisPlace, DimShards, ParameterLayout, Placement};
-use rlt_models::{DimSplit, ModelConfig, ModelSharding, ParameterSplit, ProductRows};
+use rlt_layout::{Axis, AxisPlace, DimShards, ParameterLayout};
+use rlt_models::{ModelConfig, ModelSharding, ProductRows};
 use tch::Tensor;
 
 use super::decoder::Decoder;
 use super::expert_lora::ExpertTensor;
 use super::layer::DecoderLayer;
 use super::projection::{Adapter, LinearShard};
-use super::tp_sharding::dim_shards;
 
 /// Layouts of a model's parameters over the ranks of a tensor-parallel and of an expert-parallel group.
 #[derive(Debug)]
 pub struct RankSharding {
-    splits: ModelSharding,
+    sharding: ModelSharding,
     /// Place of this rank in its tensor-parallel group.
     place: AxisPlace,
     /// Place of this rank in its expert-parallel group.
@@ -32,12 +31,12 @@ impl RankSharding {
     /// the place `ep` in its expert-parallel group.
     pub fn new(decoder: &Decoder, place: AxisPlace, ep: AxisPlace) -> Self {
         let config = &decoder.config;
-        let mut splits = ModelSharding::new(config);
+        let mut sharding = ModelSharding::new(config);
         let alone = decoder.layers().iter().filter(|layer| layer.adapts_gate_and_up_alone());
-        alone.for_each(|layer| splits.adapting_gate_and_up_alone(layer.shape.layer_idx));
+        alone.for_each(|layer| sharding.adapting_gate_and_up_alone(layer.shape.layer_idx));
         let products = (0..config.num_layers).map(|layer_idx| local_products(config, layer_idx, place));
         let products = products.collect();
-        Self { splits, place, ep, products }
+        Self { sharding, place, ep, products }
     }
 
     /// This rank's place along an axis that splits weights.
@@ -51,19 +50,7 @@ impl RankSharding {
 
     /// The layout of a parameter, by its name in any role.
     pub fn layout(&self, name: &str) -> ParameterLayout {
-        let mut layout = ParameterLayout::default();
-        if self.place.size > 1 {
-            let placement = match self.splits.along_tp(name) {
-                ParameterSplit::Replicate => Placement::Replicate,
-                ParameterSplit::Partial => Placement::Partial,
-                ParameterSplit::Dim(split) => Placement::Shard(dim_shards(&split, self.place)),
-            };
-            layout = layout.with(Axis::Tp, placement);
-        }
-        if let Some(split) = self.splits.along_ep(name).filter(|_| self.ep.size > 1) {
-            layout = layout.with(Axis::Ep, Placement::Shard(dim_shards(&split, self.ep)));
-        }
-        layout
+        self.sharding.layout(name, self.place.size, self.ep.size)
     }
 
     /// This rank's shard of a projection's input and output, by the projection's full name.
@@ -84,11 +71,10 @@ impl RankSharding {
 /// rank at `place` has.
 fn local_products(config: &ModelConfig, layer_idx: usize, place: AxisPlace) -> Vec<ProductRows> {
     let mut ends: BTreeMap<usize, usize> = BTreeMap::new();
-    let products = config.products(layer_idx).into_iter().zip(config.product_splits(layer_idx));
-    let local = |(ProductRows { projection_idx, rows }, split): (ProductRows, DimSplit)| {
-        let DimShards { dim, of_ranks } = dim_shards(&split, place);
+    let products = config.products(layer_idx).into_iter().zip(config.product_shards(layer_idx, place.size));
+    let local = |(ProductRows { projection_idx, rows }, shards): (ProductRows, DimShards)| {
         // A rank has all outputs of a product whose inputs are split.
-        let num_rows = if dim == 0 { of_ranks[place.index].count() } else { rows.len() };
+        let num_rows = if shards.dim == 0 { shards.of_ranks[place.index].count() } else { rows.len() };
         let end = ends.entry(projection_idx).or_default();
         let start = *end;
         *end += num_rows;

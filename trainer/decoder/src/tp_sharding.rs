@@ -1,12 +1,12 @@
 //! A rank's tensor-parallel shard of a decoder's products in rollout: the rows and columns of the weights
-//! that it multiplies, by the splits that `rlt_models::ModelSharding` has for training too.
+//! that it multiplies, by the table `rlt_models::ModelSharding`, which training reads too.
 //! Where ranks have summands of an output, that of the first rank has the bias. The collectives are
 //! in `rlt_engine`.
 
 use std::ops::Range;
 
 use rlt_layout::{AxisPlace, DimRanges, DimShards, LocalTensor};
-use rlt_models::{BlockShare, DimSplit, Experts, ModelConfig};
+use rlt_models::ModelConfig;
 use tch::Tensor;
 
 use super::{ProjectionWeights, of_ranges};
@@ -47,8 +47,7 @@ impl<'a> TpSharding<'a> {
     /// Shards of q, k, v and o on all ranks, and of gate, up and down if layer `layer_idx` has a feed-forward
     /// block.
     pub fn products(&self, layer_idx: usize) -> Vec<DimShards> {
-        let splits = self.config.product_splits(layer_idx);
-        splits.iter().map(|split| dim_shards(split, self.place)).collect()
+        self.config.product_shards(layer_idx, self.place.size)
     }
 
     /// This rank's indices of a projection's weight of `size`, [out, in]. A product that `shards` splits has
@@ -73,10 +72,10 @@ impl<'a> TpSharding<'a> {
         self.of_expert(weight, |[_, down]| down)
     }
 
-    /// The shard of an expert's weight, whose split is the one that `of` selects.
-    fn of_expert(&self, weight: &Tensor, of: fn([DimSplit; 2]) -> DimSplit) -> Tensor {
-        let split = self.config.experts.as_ref().map(Experts::splits).map(of);
-        let shards = split.filter(|_| !self.is_whole()).map(|split| dim_shards(&split, self.place));
+    /// The shard of the expert's weight that `of` selects by its shards on all ranks.
+    fn of_expert(&self, weight: &Tensor, of: fn([DimShards; 2]) -> DimShards) -> Tensor {
+        let experts = self.config.experts.as_ref().filter(|_| !self.is_whole());
+        let shards = experts.map(|experts| of(experts.shards(self.place.size)));
         shards.map_or_else(
             || weight.shallow_clone(),
             |shards| of_ranges(weight, &shards.of_ranks[self.place.index].ranges, shards.dim as i64),
@@ -102,22 +101,6 @@ impl<'a> TpSharding<'a> {
         let own_vd = weight_vd.detach().narrow(0, rows.start as i64, rows.len() as i64);
         if missing == 0 { own_vd } else { own_vd.constant_pad_nd([0, 0, 0, missing]) }
     }
-}
-
-/// The indices of a dimension that each rank of the group of `place` has.
-pub(super) fn dim_shards(split: &DimSplit, place: AxisPlace) -> DimShards {
-    let of_rank = |place: AxisPlace| {
-        let ranges = split.parts.iter().map(|part| {
-            let own = match part.share {
-                BlockShare::Own => place.range(part.count),
-                BlockShare::KeyHeads => place.key_heads(part.count),
-                BlockShare::All => 0..part.count,
-            };
-            part.start + own.start * part.len..part.start + own.end * part.len
-        });
-        DimRanges { len: split.len, ranges: ranges.collect() }
-    };
-    DimShards { dim: split.dim, of_ranks: place.all().map(of_rank).collect() }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! How ranks split the parameters of a model before FSDP shards them, by the names of a checkpoint: the table
-//! that memory plan, training and rollout read. It has no degrees; its readers apply it to theirs.
+//! that memory plan, training and rollout read, as layouts of given degrees.
 //!
 //! ```text
 //! tensor parallel      (Megatron-LM, Shoeybi et al. 2019)
@@ -23,13 +23,15 @@ mod sizes;
 
 use std::collections::BTreeMap;
 
+use rlt_layout::{Axis, AxisPlace, DimRanges, DimShards, ParameterLayout, Placement};
+
 use super::super::{Experts, HEAD_WEIGHT, ModelConfig, OutputHead, ParameterShape, is_expert_weight};
 use super::EMBEDDING_WEIGHT;
 use layer::{ADAPTER_A, ADAPTER_B, INNER_EXPERTS, OUTER_EXPERTS, splits_of_layer};
 
 /// Rule by which a rank has some of the blocks of a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockShare {
+enum BlockShare {
     /// Blocks that no other rank has.
     Own,
     /// The blocks of the key heads that the rank's query heads attend to. With more ranks than key heads,
@@ -41,15 +43,15 @@ pub enum BlockShare {
 
 /// Consecutive blocks of a dimension, such as heads, which are never split themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
+struct Blocks {
     /// Index at which the first block begins.
-    pub start: usize,
+    start: usize,
     /// Number of blocks.
-    pub count: usize,
+    count: usize,
     /// Length of each block.
-    pub len: usize,
+    len: usize,
     /// Rule by which a rank has some of the blocks.
-    pub share: BlockShare,
+    share: BlockShare,
 }
 
 impl BlockShare {
@@ -73,13 +75,13 @@ impl Blocks {
 /// A dimension of a parameter that ranks split: each has some blocks of each part. A fused weight has several
 /// parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DimSplit {
+struct DimSplit {
     /// Index of the dimension.
-    pub dim: usize,
+    dim: usize,
     /// Length of the dimension.
-    pub len: usize,
+    len: usize,
     /// Parts of the dimension, ascending.
-    pub parts: Vec<Blocks>,
+    parts: Vec<Blocks>,
 }
 
 impl DimSplit {
@@ -101,6 +103,23 @@ impl DimSplit {
         Self { dim: self.dim + 1, ..self.clone() }
     }
 
+    /// Returns the indices of the dimension that each of `num_ranks` ranks has.
+    fn shards(&self, num_ranks: usize) -> DimShards {
+        let of_rank = |place: AxisPlace| {
+            let ranges = self.parts.iter().map(|part| {
+                let own = match part.share {
+                    BlockShare::Own => place.range(part.count),
+                    BlockShare::KeyHeads => place.key_heads(part.count),
+                    BlockShare::All => 0..part.count,
+                };
+                part.start + own.start * part.len..part.start + own.end * part.len
+            });
+            DimRanges { len: self.len, ranges: ranges.collect() }
+        };
+        let ranks = AxisPlace { index: 0, size: num_ranks }.all();
+        DimShards { dim: self.dim, of_ranks: ranks.map(of_rank).collect() }
+    }
+
     /// Largest number of indices that one of `num_ranks` ranks has.
     fn largest_share(&self, num_ranks: usize) -> usize {
         self.parts.iter().map(|part| part.largest_share(num_ranks)).sum()
@@ -109,7 +128,7 @@ impl DimSplit {
 
 /// How the ranks of a tensor-parallel group split a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ParameterSplit {
+enum ParameterSplit {
     /// Every rank has the parameter and computes its whole gradient.
     Replicate,
     /// Every rank has some indices of one dimension.
@@ -151,8 +170,26 @@ impl ModelSharding {
         }
     }
 
+    /// Returns the layout of a parameter, by its name in any role, over tensor-parallel groups of `tp` ranks
+    /// and expert-parallel groups of `ep` ranks.
+    pub fn layout(&self, name: &str, tp: usize, ep: usize) -> ParameterLayout {
+        let mut layout = ParameterLayout::default();
+        if tp > 1 {
+            let placement = match self.along_tp(name) {
+                ParameterSplit::Replicate => Placement::Replicate,
+                ParameterSplit::Partial => Placement::Partial,
+                ParameterSplit::Dim(split) => Placement::Shard(split.shards(tp)),
+            };
+            layout = layout.with(Axis::Tp, placement);
+        }
+        if let Some(split) = self.along_ep(name).filter(|_| ep > 1) {
+            layout = layout.with(Axis::Ep, Placement::Shard(split.shards(ep)));
+        }
+        layout
+    }
+
     /// The split of a parameter over the ranks of a tensor-parallel group, by its name in any role.
-    pub fn along_tp(&self, name: &str) -> ParameterSplit {
+    fn along_tp(&self, name: &str) -> ParameterSplit {
         let is_of_tokens =
             name.ends_with(EMBEDDING_WEIGHT) || (self.head_is_split && name.ends_with(HEAD_WEIGHT));
         if is_of_tokens {
@@ -164,7 +201,7 @@ impl ModelSharding {
 
     /// The split of a parameter over the ranks of an expert-parallel group, by its name in any role; `None`
     /// if every rank has the parameter.
-    pub fn along_ep(&self, name: &str) -> Option<DimSplit> {
+    fn along_ep(&self, name: &str) -> Option<DimSplit> {
         is_expert_weight(name).then(|| DimSplit::rows(self.num_experts, 1))
     }
 
@@ -183,9 +220,14 @@ impl ModelSharding {
 }
 
 impl ModelConfig {
-    /// Splits of the weights of q, k, v, o, gate, up and down over tensor-parallel ranks, each as a weight of
-    /// its own: one for each of [`Self::products`].
-    pub fn product_splits(&self, layer_idx: usize) -> Vec<DimSplit> {
+    /// Returns the shards of the weights of q, k, v, o, gate, up and down over `tp` tensor-parallel ranks,
+    /// each as a weight of its own: one for each of [`Self::products`].
+    pub fn product_shards(&self, layer_idx: usize, tp: usize) -> Vec<DimShards> {
+        self.product_splits(layer_idx).iter().map(|split| split.shards(tp)).collect()
+    }
+
+    /// Splits of the weights of q, k, v, o, gate, up and down, each as a weight of its own.
+    fn product_splits(&self, layer_idx: usize) -> Vec<DimSplit> {
         let heads = self.num_heads;
         let attention = match &self.latent {
             Some(latent) => [
@@ -206,9 +248,14 @@ impl ModelConfig {
 }
 
 impl Experts {
-    /// Splits of the stacked gate and up of one expert, [2 width, hidden], and of its down, [hidden, width],
-    /// over tensor-parallel ranks.
-    pub fn splits(&self) -> [DimSplit; 2] {
+    /// Returns the shards of the stacked gate and up of one expert, [2 width, hidden], and of its down,
+    /// [hidden, width], over `tp` tensor-parallel ranks.
+    pub fn shards(&self, tp: usize) -> [DimShards; 2] {
+        self.splits().map(|split| split.shards(tp))
+    }
+
+    /// Splits of the stacked gate and up of one expert and of its down.
+    fn splits(&self) -> [DimSplit; 2] {
         let width = self.intermediate_size;
         let half = |start| Blocks { start, count: width, len: 1, share: BlockShare::Own };
         let gate_up = DimSplit { dim: 0, len: 2 * width, parts: vec![half(0), half(width)] };

@@ -23,7 +23,7 @@ const PACKAGES: [(&str, &[&str]); 33] = [
     ("rlt-core", &["rlt-algorithms"]),
     ("rlt-tracking", &["rlt-algorithms", "rlt-files"]),
     ("rlt-api", &["rlt-algorithms", "rlt-template"]),
-    ("rlt-models", &["rlt-api"]),
+    ("rlt-models", &["rlt-api", "rlt-layout"]),
     ("rlt-plan", &["rlt-api", "rlt-models"]),
     ("rlt-convert", &["rlt-api"]),
     ("rlt-objects", &["rlt-api", "rlt-channel", "rlt-models", "rlt-plan", "rlt-traces"]),
