@@ -45,7 +45,7 @@ use super::batch::BatchPlan;
 use passes::larger;
 use phases::PhaseTerms;
 pub(super) use rollout::{memory_of_rank, tp_shard as rollout_shard};
-use terms::{FP32, kept, on_host, term};
+use terms::{FP32, on_host, resident_term, term};
 pub use terms::{MemoryTerm, Phase, Place};
 pub(super) use trained::{LocalCount, Trained, cut, trained};
 use trained::{outer_parameters, trains_head};

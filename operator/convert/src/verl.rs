@@ -282,7 +282,7 @@ fn training(settings: &Settings, draft: &mut Draft) {
 /// Sets how often held-out prompts are sampled and checkpoints saved; in verl, -1 means never.
 fn frequencies(settings: &Settings, draft: &mut Draft) {
     let frequency =
-        |key: &str| settings.number(key).map(|steps| steps.max(0.0)).map(|steps| json!(whole(steps)));
+        |key: &str| settings.number(key).map(|steps| steps.max(0.0)).map(|steps| json!(truncated(steps)));
     draft.set_some("spec.training.evaluateEvery", frequency("trainer.test_freq"));
     draft.set_some("spec.checkpoint.everySteps", frequency("trainer.save_freq"));
 }
@@ -433,6 +433,6 @@ fn finish_sft(launch: &Launch, settings: &Settings, draft: &mut Draft) {
     clippy::cast_sign_loss,
     reason = "a number of steps, not negative"
 )]
-fn whole(steps: f64) -> u64 {
+fn truncated(steps: f64) -> u64 {
     steps as u64
 }

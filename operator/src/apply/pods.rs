@@ -176,7 +176,7 @@ async fn make(
     let job = pods.input.job;
     let made = match post(client, job.namespace(), body, turn).await {
         Ok(made) => made,
-        Err(error) if error::exists(&error) => own(client, job, name).await?,
+        Err(error) if error::exists(&error) => existing_pod(client, job, name).await?,
         Err(error) => match error::refusal(&error) {
             Some(why) => return Err(ApplyError::Refused { message: format!("pod {name}: {why}") }),
             None => return Err(ApplyError::Call { act: "make pod", name, source: error }),
@@ -218,7 +218,7 @@ async fn post(client: &Client, namespace: &str, body: Vec<u8>, turn: Turn) -> Re
 }
 
 /// Returns the existing pod of that name, which the watch has not shown yet, if it belongs to the job.
-async fn own(client: &Client, job: &Job, name: String) -> Result<SeenPod, ApplyError> {
+async fn existing_pod(client: &Client, job: &Job, name: String) -> Result<SeenPod, ApplyError> {
     let api: Api<SeenPod> = Api::namespaced(client.clone(), job.namespace());
     let found = api.get(&name).await;
     let found = found.map_err(|source| ApplyError::Call { act: "read pod", name: name.clone(), source })?;

@@ -167,7 +167,7 @@ impl Elector {
     async fn create(&mut self) {
         let metadata = self.metadata().await;
         let started = Instant::now();
-        let lease = self.held(Lease { metadata, spec: None }, true);
+        let lease = self.with_holder(Lease { metadata, spec: None }, true);
         match self.call(self.api.create(&params(), &lease)).await {
             Ok(lease) => self.lead(lease, started),
             Err(_) => self.back_off().await,
@@ -192,7 +192,7 @@ impl Elector {
 
     async fn take_over(&mut self, lease: Lease) {
         let started = Instant::now();
-        let lease = self.held(lease, true);
+        let lease = self.with_holder(lease, true);
         match self.replace(&lease).await {
             Ok(lease) => self.lead(lease, started),
             // Another process was faster, or the watch is behind.
@@ -221,7 +221,8 @@ impl Elector {
 
     async fn renew(&mut self) -> Result<(), LeaseError> {
         let Standing::Leader { lease, renewed_at, .. } = &self.standing else { return Ok(()) };
-        let (lease, renewed_at, started) = (self.held((**lease).clone(), false), *renewed_at, Instant::now());
+        let (lease, renewed_at, started) =
+            (self.with_holder((**lease).clone(), false), *renewed_at, Instant::now());
         let timing = self.candidate.timing;
         let Some(deadline) = self.term_ends_at().filter(|deadline| started < *deadline) else {
             return Err(self.not_renewed(None));
@@ -281,7 +282,7 @@ impl Elector {
 
     /// Returns the Lease as held by this candidate, with labels and annotations that nobody owns if the
     /// operator created it.
-    fn held(&self, mut lease: Lease, is_new: bool) -> Lease {
+    fn with_holder(&self, mut lease: Lease, is_new: bool) -> Lease {
         release_metadata::disown(&mut lease.metadata);
         let now = MicroTime(Timestamp::now());
         let spec: &mut LeaseSpec = lease.spec.get_or_insert_default();

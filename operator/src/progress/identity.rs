@@ -99,14 +99,14 @@ type CachedReview = (Option<PodIdentity>, Instant);
 /// Cache of reviews, by the digest of the token.
 pub struct Authenticator<R> {
     reviewer: R,
-    known: Mutex<HashMap<[u8; 32], CachedReview>>,
+    cache: Mutex<HashMap<[u8; 32], CachedReview>>,
     reviews: Semaphore,
 }
 
 impl<R: Reviewer> Authenticator<R> {
     /// Returns an empty cache.
     pub fn new(reviewer: R) -> Self {
-        Self { reviewer, known: Mutex::default(), reviews: Semaphore::new(MAX_REVIEWS) }
+        Self { reviewer, cache: Mutex::default(), reviews: Semaphore::new(MAX_REVIEWS) }
     }
 
     /// Returns the pod behind a token, if there is one.
@@ -119,12 +119,12 @@ impl<R: Reviewer> Authenticator<R> {
             return Ok(None);
         }
         let digest: [u8; 32] = Sha256::digest(token.as_bytes()).into();
-        if let Some(known) = self.known(&digest) {
-            return Ok(known);
+        if let Some(identity) = self.cached(&digest) {
+            return Ok(identity);
         }
         let _turn = self.reviews.acquire().await;
-        if let Some(known) = self.known(&digest) {
-            return Ok(known);
+        if let Some(identity) = self.cached(&digest) {
+            return Ok(identity);
         }
         let identity = self.reviewer.review(token).await?;
         self.remember(digest, identity.clone());
@@ -133,24 +133,24 @@ impl<R: Reviewer> Authenticator<R> {
 
     /// Whether a token's review is cached.
     pub fn remembers(&self, token: &str) -> bool {
-        self.known(&Sha256::digest(token.as_bytes()).into()).is_some()
+        self.cached(&Sha256::digest(token.as_bytes()).into()).is_some()
     }
 
-    fn known(&self, digest: &[u8; 32]) -> Option<Option<PodIdentity>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let (identity, until) = known.get(digest)?;
+    fn cached(&self, digest: &[u8; 32]) -> Option<Option<PodIdentity>> {
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let (identity, until) = cache.get(digest)?;
         (Instant::now() < *until).then(|| identity.clone())
     }
 
     fn remember(&self, digest: [u8; 32], identity: Option<PodIdentity>) {
         let now = Instant::now();
         let until = now + if identity.is_some() { VALID_FOR } else { REFUSED_FOR };
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MAX_TOKENS {
-            known.retain(|_, (_, until)| now < *until);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.len() >= MAX_TOKENS {
+            cache.retain(|_, (_, until)| now < *until);
         }
-        if known.len() < MAX_TOKENS {
-            known.insert(digest, (identity, until));
+        if cache.len() < MAX_TOKENS {
+            cache.insert(digest, (identity, until));
         }
     }
 }

@@ -6,7 +6,7 @@ use std::f64::consts::LN_2;
 use serde_json::{Value, json};
 
 use crate::job::{Place, merge, tiny_with};
-use crate::preference::kept;
+use crate::preference::cached_logprobs;
 use crate::ranks;
 use crate::resume::{assert_same_run, prolonged};
 
@@ -38,7 +38,7 @@ fn a_reference_equal_to_the_actor_gives_zero_margins_in_every_epoch() {
     let margins = numbers(&copied, "rewards/margins");
     assert!(margins.iter().all(|margin| margin.abs() < ROUNDING), "{margins:?}");
     // Each of the four references has scored the batch, the last one held-out pairs alone.
-    assert_eq!(kept(&copied).len(), 5);
+    assert_eq!(cached_logprobs(&copied).len(), 5);
     assert!(copied.steps().iter().all(|step| step["timing_s/update_ref"].is_number()));
 
     let second = Place::new();

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::job::{Place, merge};
-use crate::preference::kept;
+use crate::preference::cached_logprobs;
 use crate::ranks;
 use crate::resume::assert_same_run;
 use crate::reward_model::make_reward_model;
@@ -65,7 +65,7 @@ fn a_reference_scores_in_its_own_precision_as_beside_an_actor_of_that_precision(
                 "workers": { "mesh": { "dpShard": count } }
             });
             merge(&mut changes, more);
-            kept(&ranks::train(count, &changes))
+            cached_logprobs(&ranks::train(count, &changes))
         };
         let (narrow, wide) = (train("Bf16", &json!({})), train("Fp32", &json!({})));
         assert_ne!(narrow, wide, "the precision can be seen");

@@ -84,7 +84,7 @@ impl Machine {
     }
 
     /// Folders in the cache, hidden ones included.
-    fn kept(&self) -> Vec<String> {
+    fn cached_folders(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path("cache/rlt")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
@@ -108,7 +108,7 @@ fn a_fetched_libtorch_serves_every_later_call() {
     assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
     let link = machine.path("checkout/.libtorch");
     assert!(NEEDED.iter().all(|file| link.join(file).exists()));
-    assert_eq!(machine.kept().len(), 1, "{:?}", machine.kept());
+    assert_eq!(machine.cached_folders().len(), 1, "{:?}", machine.cached_folders());
     let wanted = fs::read_to_string(machine.path("seen")).unwrap();
     assert!(
         wanted.lines().count() == 3
@@ -128,7 +128,7 @@ fn a_download_that_fails_or_lacks_a_library_leaves_nothing() {
     let lacking = Machine::with_wheel(&[&NEEDED[..1], &NEEDED[2..]].concat());
     refuses(&lacking.fetch(None), "lack a library");
     for machine in [failing, lacking] {
-        assert_eq!(machine.kept(), Vec::<String>::new());
+        assert_eq!(machine.cached_folders(), Vec::<String>::new());
         assert!(!Path::new(&machine.path("checkout/.libtorch")).exists());
     }
 }
@@ -141,7 +141,7 @@ fn a_half_kept_version_is_fetched_anew() {
     fs::remove_file(link.join(NEEDED[3])).unwrap();
     assert!(machine.fetch(None).status.success());
     assert!(link.join(NEEDED[3]).exists());
-    assert_eq!(machine.kept().len(), 1, "{:?}", machine.kept());
+    assert_eq!(machine.cached_folders().len(), 1, "{:?}", machine.cached_folders());
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn cuda_s_libraries_are_fetched_beside_the_others_only_where_asked_and_once() {
     assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
     let link = machine.path("checkout/.libtorch");
     assert!(NEEDED.iter().chain([&of_cuda]).all(|file| link.join(file).exists()));
-    assert_eq!(machine.kept().len(), 1, "{:?}", machine.kept());
+    assert_eq!(machine.cached_folders().len(), 1, "{:?}", machine.cached_folders());
     for name in ["nvidia-cublas==", "nvidia-cudnn-cu13==", "nvidia-nccl-cu13=="] {
         assert!(listed().lines().any(|line| line.starts_with(name) && line.contains("sha256:")), "{name}");
     }
@@ -177,7 +177,7 @@ fn a_download_of_cuda_that_fails_leaves_what_a_cpu_needs_and_is_begun_anew() {
     assert!(machine.fetch(None).status.success());
     fs::rename(machine.path("later.whl"), machine.path("all.whl")).unwrap();
     assert!(machine.fetch_with_cuda(None).status.success());
-    assert_eq!(machine.kept().len(), 1, "{:?}", machine.kept());
+    assert_eq!(machine.cached_folders().len(), 1, "{:?}", machine.cached_folders());
 }
 
 #[test]

@@ -24,7 +24,10 @@ impl GroupedExperts {
     ) -> Result<Self, Error> {
         let stacked = |tensor: ExpertTensor| {
             let base = weights.unadapted(tensor).filter(|_| sharding.is_whole());
-            base.map_or_else(|| each(weights, sharding, tensor, kind), |base| own(&base, kind, shares))
+            base.map_or_else(
+                || each(weights, sharding, tensor, kind),
+                |base| cast_stacked(&base, kind, shares),
+            )
         };
         let packed = |tensor| no_grad(|| stacked(tensor)).map_err(failed);
         Ok(Self { gate_up: packed(ExpertTensor::GateUp)?, down: packed(ExpertTensor::Down)? })
@@ -40,7 +43,7 @@ impl GroupedExperts {
 }
 
 /// Casts the stacked weights of all experts at once.
-fn own(base: &Tensor, kind: Kind, shares: bool) -> Result<Tensor, tch::TchError> {
+fn cast_stacked(base: &Tensor, kind: Kind, shares: bool) -> Result<Tensor, tch::TchError> {
     let cast = base.f_to_kind(kind)?.f_contiguous()?;
     if shares || cast.data_ptr() != base.data_ptr() { Ok(cast) } else { Ok(cast.copy()) }
 }

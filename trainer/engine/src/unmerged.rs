@@ -156,8 +156,11 @@ impl PackedLayer {
         let mut of = |range: Range<usize>| {
             // Padded or reordered heads are found by the index of their product.
             let is_whole = sharding.is_whole() && layout.keeps_order();
-            let projections =
-                if is_whole { whole(&parts[range.clone()]) } else { parts[range.clone()].to_vec() };
+            let projections = if is_whole {
+                full_projections(&parts[range.clone()])
+            } else {
+                parts[range.clone()].to_vec()
+            };
             if !is_on_device {
                 return Product::of_projections(projections, sharding, options, arena);
             }
@@ -233,7 +236,7 @@ fn parts<'a>(layer: &'a DecoderLayer, sharding: &TpSharding<'_>) -> Vec<ShardOf<
 }
 
 /// Merges products that together are all outputs of one projection.
-fn whole<'a>(parts: &[ShardOf<'a>]) -> Vec<ShardOf<'a>> {
+fn full_projections<'a>(parts: &[ShardOf<'a>]) -> Vec<ShardOf<'a>> {
     let mut projections: Vec<&Linear> = parts.iter().map(|(projection, _)| *projection).collect();
     projections.dedup_by_key(|projection| projection.name.as_str());
     projections.into_iter().map(|projection| (projection, whole_of(projection))).collect()

@@ -128,7 +128,7 @@ impl CachedDigest {
 impl DigestCache {
     fn of_policy(&mut self, trained: BTreeSet<String>, is_offloaded: bool) -> OfPolicy<'_> {
         let before = std::mem::take(&mut self.frozen);
-        OfPolicy { before, trained, is_offloaded, seen: Vec::new(), num_read: &mut self.num_read }
+        OfPolicy { before, trained, is_offloaded, parameters: Vec::new(), num_read: &mut self.num_read }
     }
 }
 
@@ -137,12 +137,12 @@ struct OfPolicy<'a> {
     before: BTreeMap<String, CachedDigest>,
     trained: BTreeSet<String>,
     is_offloaded: bool,
-    seen: Vec<Seen>,
+    parameters: Vec<ParameterDigest>,
     num_read: &'a mut usize,
 }
 
-/// A parameter of the pass; the digest of one on a GPU may still be missing.
-struct Seen {
+/// The digest of one parameter of the pass; that of one on a GPU may still be missing.
+struct ParameterDigest {
     name: String,
     digest: Option<u64>,
     /// The tensor, if its digest is missing or to be cached.
@@ -161,23 +161,23 @@ impl OfPolicy<'_> {
         };
         let is_kept = !self.is_offloaded && !self.trained.contains(name);
         let tensor = (is_kept || digest.is_none()).then(|| tensor.detach());
-        self.seen.push(Seen { name: name.to_owned(), digest, tensor });
+        self.parameters.push(ParameterDigest { name: name.to_owned(), digest, tensor });
         Ok(())
     }
 
     /// All digests in order, and those of frozen parameters for the cache.
     fn finish(self) -> Result<(Vec<u64>, BTreeMap<String, CachedDigest>), DigestError> {
-        let absent = |seen: &&Seen| seen.digest.is_none();
+        let absent = |parameter: &&ParameterDigest| parameter.digest.is_none();
         let unread: Vec<Tensor> = self
-            .seen
+            .parameters
             .iter()
             .filter(absent)
-            .filter_map(|seen| seen.tensor.as_ref())
+            .filter_map(|parameter| parameter.tensor.as_ref())
             .map(Tensor::detach)
             .collect();
         let mut read = on_device(&unread)?.into_iter();
-        let (mut digests, mut frozen) = (Vec::with_capacity(self.seen.len()), BTreeMap::new());
-        for Seen { name, digest, tensor } in self.seen {
+        let (mut digests, mut frozen) = (Vec::with_capacity(self.parameters.len()), BTreeMap::new());
+        for ParameterDigest { name, digest, tensor } in self.parameters {
             let digest = digest.or_else(|| read.next()).unwrap_or_default();
             digests.push(digest);
             if let Some(tensor) = tensor.filter(|_| !self.is_offloaded && !self.trained.contains(&name)) {

@@ -118,21 +118,21 @@ impl ProcessGroups {
         std::iter::once(self).chain(self.experts())
     }
 
-    /// Starts to all-gather the replica's shards, `[n]` each, into `whole`, `[dp_shard * n]`.
+    /// Starts to all-gather the replica's shards, `[n]` each, into `unsharded`, `[dp_shard * n]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn all_gather(&self, whole: &Tensor, shard: &Tensor) -> Result<Pending, RankError> {
-        Ok(self.shards.collectives().all_gather(whole, shard)?)
+    pub fn all_gather(&self, unsharded: &Tensor, shard: &Tensor) -> Result<Pending, RankError> {
+        Ok(self.shards.collectives().all_gather(unsharded, shard)?)
     }
 
-    /// Starts to reduce-scatter the tensors `whole` of this replica's ranks, `[dp_shard * n]`; the sum of
+    /// Starts to reduce-scatter the tensors `unsharded` of this replica's ranks, `[dp_shard * n]`; the sum of
     /// this rank's shard, `[n]`, is written to `shard`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn reduce_scatter(&self, shard: &Tensor, whole: &Tensor) -> Result<Pending, RankError> {
-        Ok(self.shards.collectives().reduce_scatter(shard, whole)?)
+    pub fn reduce_scatter(&self, shard: &Tensor, unsharded: &Tensor) -> Result<Pending, RankError> {
+        Ok(self.shards.collectives().reduce_scatter(shard, unsharded)?)
     }
 
     /// All-reduces tensors in place over the ranks that hold this shard; all of them get the same bits.

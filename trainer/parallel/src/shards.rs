@@ -184,7 +184,7 @@ impl ShardedParameters {
 
     /// Bytes of parameters and gradients that this rank holds at present.
     pub fn num_bytes(&self) -> usize {
-        self.units().flat_map(|unit| self.held(unit).flats()).map(FlatParameter::num_bytes).sum()
+        self.units().flat_map(|unit| self.unit_parameters(unit).flats()).map(FlatParameter::num_bytes).sum()
     }
 
     /// The norm over the replica, from the norms that `norm_of` gives for a selection of this rank's shards.
@@ -241,11 +241,11 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError`] when a rank is lost, or an offloaded shard cannot be fetched.
     pub fn gather_parameters(&self, unit: FsdpUnit) -> Result<NamedTensors, RankError> {
-        let mut whole = NamedTensors::new();
-        for flat in &self.held(unit).trained {
-            whole.extend(flat.gather_parameters(&self.ranks)?);
+        let mut full = NamedTensors::new();
+        for flat in &self.unit_parameters(unit).trained {
+            full.extend(flat.gather_parameters(&self.ranks)?);
         }
-        Ok(whole)
+        Ok(full)
     }
 
     /// [`Self::gather_parameters`] with verification: `None` if the gathered values differ from the ranks'
@@ -258,13 +258,13 @@ impl ShardedParameters {
         unit: FsdpUnit,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<Option<NamedTensors>, E> {
-        let (mut whole, mut matches_shards) = (NamedTensors::new(), true);
-        for flat in &self.held(unit).trained {
+        let (mut full, mut matches_shards) = (NamedTensors::new(), true);
+        for flat in &self.unit_parameters(unit).trained {
             let (parameters, matches) = flat.gather_verified(&self.ranks, &digest)?;
-            whole.extend(parameters);
+            full.extend(parameters);
             matches_shards &= matches;
         }
-        Ok(matches_shards.then_some(whole))
+        Ok(matches_shards.then_some(full))
     }
 
     /// Gathers a tensor that belongs to each trained parameter of a unit, such as a moment, from this rank's
@@ -277,18 +277,18 @@ impl ShardedParameters {
         unit: FsdpUnit,
         mut local_shard_of: impl FnMut(&str) -> Option<Tensor>,
     ) -> Result<NamedTensors, RankError> {
-        let mut whole = NamedTensors::new();
-        for flat in &self.held(unit).trained {
-            whole.extend(flat.gather(&self.ranks, &mut local_shard_of)?);
+        let mut full = NamedTensors::new();
+        for flat in &self.unit_parameters(unit).trained {
+            full.extend(flat.gather(&self.ranks, &mut local_shard_of)?);
         }
-        Ok(whole)
+        Ok(full)
     }
 
     fn trained(&self) -> impl Iterator<Item = &FlatParameter> {
-        self.units().flat_map(move |unit| &self.held(unit).trained)
+        self.units().flat_map(move |unit| &self.unit_parameters(unit).trained)
     }
 
-    fn held(&self, unit: FsdpUnit) -> &UnitParameters {
+    fn unit_parameters(&self, unit: FsdpUnit) -> &UnitParameters {
         match unit {
             FsdpUnit::Root => &self.outer,
             FsdpUnit::Layer(layer_idx) => &self.layers[layer_idx],

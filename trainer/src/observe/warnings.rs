@@ -144,7 +144,7 @@ mod tests {
         StepMetrics::new(stage, step, values)
     }
 
-    fn kept(folder: &Path) -> Vec<String> {
+    fn stored_warnings(folder: &Path) -> Vec<String> {
         serde_json::from_str(&std::fs::read_to_string(folder.join(WARNINGS)).unwrap()).unwrap()
     }
 
@@ -159,7 +159,7 @@ mod tests {
             ("computes on the CPU", &["RunsOnCpu".to_owned()][..])
         );
         let warnings = warnings.open(folder.path());
-        assert_eq!(kept(folder.path()), ["computes on the CPU"]);
+        assert_eq!(stored_warnings(folder.path()), ["computes on the CPU"]);
         let until = |last: u64, equal: f64| -> Vec<Change> {
             let steps = last - 19..=last;
             steps.filter_map(|idx| warnings.end_step(&step(idx, Stage::Training, equal))).collect()
@@ -168,13 +168,13 @@ mod tests {
         assert_eq!(begun.new[0].kind, SymptomKind::EqualRewards);
         assert_eq!(begun.reasons, ["RunsOnCpu", "EqualRewards"]);
         assert!(begun.text.starts_with("computes on the CPU; learns next to nothing"), "{}", begun.text);
-        assert_eq!(kept(folder.path()).len(), 2);
+        assert_eq!(stored_warnings(folder.path()).len(), 2);
         let failed = warnings.unsaved(Some("has lost 2 saves: the disk is full"));
         assert_eq!(failed.reasons, ["RunsOnCpu", "CheckpointNotSaved", "EqualRewards"]);
         assert_eq!(warnings.unsaved(None).text, begun.text);
         let [gone] = until(40, 0.1).try_into().unwrap();
         assert_eq!((gone.text.as_str(), gone.new.len()), ("computes on the CPU", 0));
-        assert_eq!(kept(folder.path()), ["computes on the CPU"]);
+        assert_eq!(stored_warnings(folder.path()), ["computes on the CPU"]);
     }
 
     #[test]

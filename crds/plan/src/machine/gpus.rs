@@ -15,7 +15,7 @@ const GIGA: f64 = 1e9;
 
 /// The requested GPU is in no row of the table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("GPU {name:?} is not known: expected one of {}", known())]
+#[error("GPU {name:?} is not known: expected one of {}", gpu_names())]
 pub struct UnknownGpu {
     /// The requested name.
     pub name: String,
@@ -100,7 +100,7 @@ impl Gpu {
     }
 }
 
-fn known() -> String {
+fn gpu_names() -> String {
     GPUS.map(|gpu| gpu.name).join(", ")
 }
 

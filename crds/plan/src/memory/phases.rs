@@ -9,8 +9,8 @@ use super::passes::{self, Pass, cast_of_layer, larger, normed_weight};
 use super::shards::Shards;
 use super::trained::{LocalCount, Trained, trained, trains_head};
 use super::{
-    FP32, MemoryTerm, Phase, frozen_width, has_critic, is_gathered_by_unit, kept, on_gpu, on_host, roles,
-    rollout, rollout_width, term, vision,
+    FP32, MemoryTerm, Phase, frozen_width, has_critic, is_gathered_by_unit, on_gpu, on_host, resident_term,
+    roles, rollout, rollout_width, term, vision,
 };
 use crate::batch::{BatchPlan, TokenBudget};
 
@@ -90,7 +90,7 @@ impl<'a> PhaseTerms<'a> {
         let mut terms = self.policy_and_critic();
         let width = self.reward_model_width();
         terms.push(roles::reward_models(spec, self.reward_models, width, &self.shards));
-        terms.extend(vision::kept(spec, local));
+        terms.extend(vision::resident_terms(spec, local));
         terms
     }
 
@@ -104,10 +104,10 @@ impl<'a> PhaseTerms<'a> {
         let mut terms = vec![
             on_host("host base", HOST_BASE_BYTES),
             term("CUDA context", if on_gpu(spec) { CUDA_CONTEXT_BYTES } else { 0 }),
-            kept(spec, "weights", offload.parameters, self.weight_bytes()),
-            kept(spec, "quantized weights", offload.parameters, shards.shard_of(quantized.bytes)),
+            resident_term(spec, "weights", offload.parameters, self.weight_bytes()),
+            resident_term(spec, "quantized weights", offload.parameters, shards.shard_of(quantized.bytes)),
             roles::reference_kept(spec, local, shards),
-            kept(spec, "optimizer state", offload.optimizer, moments),
+            resident_term(spec, "optimizer state", offload.optimizer, moments),
         ];
         terms.extend(roles::critic(spec, local, trained, shards));
         terms.push(on_host("batch on the host", BATCH_BYTES_PER_TOKEN * self.batch.max_tokens_per_step));
@@ -144,7 +144,7 @@ impl<'a> PhaseTerms<'a> {
     pub(super) fn sampling(&self, memory: Option<u64>) -> Vec<(Phase, Vec<MemoryTerm>)> {
         let Self { spec, batch, full, sync_shards: ref shards, .. } = *self;
         let (mut phases, mut num_cached) = (Vec::new(), 0);
-        let kept = || rollout::kept(spec, memory, full, batch, shards);
+        let until_scored = || rollout::terms_until_scored(spec, memory, full, batch, shards);
         if spec.samples() {
             // Every rank samples full sequences, even where it holds only a shard of each layer.
             let activations =
@@ -153,14 +153,17 @@ impl<'a> PhaseTerms<'a> {
             let decoding = rollout::terms(spec, memory, full, batch, &activations, shards);
             let decoding = [decoding, vision::sampling(spec, full)].concat();
             let freed_by_sync = rollout::freed_bytes(&sync, &decoding);
-            num_cached = freed_by_sync + rollout::freed_bytes(&decoding, &kept());
+            num_cached = freed_by_sync + rollout::freed_bytes(&decoding, &until_scored());
             phases.push((Phase::WeightSync, sync));
             phases.push((Phase::Rollout, [decoding, vec![rollout::cached(spec, freed_by_sync)]].concat()));
         }
         if !self.reward_models.is_empty() {
             let width = self.reward_model_width();
             let judging = roles::judging(spec, self.reward_models, batch, width, &self.shards);
-            phases.push((Phase::Reward, [kept(), judging, vec![rollout::cached(spec, num_cached)]].concat()));
+            phases.push((
+                Phase::Reward,
+                [until_scored(), judging, vec![rollout::cached(spec, num_cached)]].concat(),
+            ));
         }
         phases
     }

@@ -8,7 +8,8 @@ use rlt_models::{ModelConfig, READ_CHUNK_NUMBERS};
 use super::activations::Activations;
 use super::shards::Shards;
 use super::{
-    FP32, MemoryTerm, Trained, elements, frozen_width, has_critic, kept, on_gpu, on_host, term, vision,
+    FP32, MemoryTerm, Trained, elements, frozen_width, has_critic, on_gpu, on_host, resident_term, term,
+    vision,
 };
 use crate::batch::{BatchPlan, FullPass, TokenBudget};
 
@@ -55,7 +56,7 @@ pub(super) fn loading(
 /// The resident reference on a GPU or its host; 0 on a CPU, where it is in a file between reads.
 pub(super) fn reference_kept(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
     let bytes = if on_gpu(spec) { reference_bytes(spec, model, shards) } else { 0 };
-    kept(spec, REFERENCE, spec.training.reference_is_offloaded(), bytes)
+    resident_term(spec, REFERENCE, spec.training.reference_is_offloaded(), bytes)
 }
 
 /// The reference while it is read, where it is not resident. An offloaded reference is fetched unit by unit
@@ -105,8 +106,8 @@ pub(super) fn critic(
     let part =
         FP32 * shards.of_degree(spec.workers.mesh.dp_shard_of_critic()).shard_of_trained(num_parameters);
     [
-        kept(spec, "critic", offload.parameters, part),
-        kept(spec, "critic's optimizer state", offload.optimizer, 2 * part),
+        resident_term(spec, "critic", offload.parameters, part),
+        resident_term(spec, "critic's optimizer state", offload.optimizer, 2 * part),
     ]
 }
 
@@ -120,7 +121,7 @@ pub(super) fn reward_models(
     let shards = shards.of_degree(spec.workers.mesh.dp_shard_of_reward_models());
     let shard_of = |judge: &ModelConfig| shards.shard_of(judge.parameter_count().total());
     let weights = width * judges.iter().map(shard_of).sum::<u64>();
-    kept(spec, "reward models", spec.training.reward_models_are_offloaded(), weights)
+    resident_term(spec, "reward models", spec.training.reward_models_are_offloaded(), weights)
 }
 
 /// A pass of the reward model with the widest activations over a rank's local samples, and the gathered units

@@ -93,7 +93,7 @@ pub(crate) fn tp_shard(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig 
 }
 
 /// Rollout terms that stay in memory until all completions of a step are scored.
-pub(super) fn kept(
+pub(super) fn terms_until_scored(
     spec: &ResolvedSpec,
     memory: Option<u64>,
     model: &ModelConfig,

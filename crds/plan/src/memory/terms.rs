@@ -59,7 +59,12 @@ pub(super) fn on_host(name: &'static str, bytes: u64) -> MemoryTerm {
 
 /// Returns a term that is resident for the whole run: on the device, or if it is offloaded, on the host of a
 /// GPU. What is offloaded on a CPU is in a file and takes 0 bytes.
-pub(super) fn kept(spec: &ResolvedSpec, name: &'static str, is_offloaded: bool, bytes: u64) -> MemoryTerm {
+pub(super) fn resident_term(
+    spec: &ResolvedSpec,
+    name: &'static str,
+    is_offloaded: bool,
+    bytes: u64,
+) -> MemoryTerm {
     match (is_offloaded, on_gpu(spec)) {
         (true, true) => on_host(name, bytes),
         (true, false) => term(name, 0),

@@ -18,7 +18,7 @@ use crate::pictures::Pictures;
 /// Resident terms of the tower: its frozen weights in the dtype of the text model's, cached features of
 /// recently used images from a tower that does not change (frozen, or the reference's), and on the host the
 /// patches of generated pictures.
-pub(super) fn kept(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
+pub(super) fn resident_terms(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
     let width = if spec.model.lora.is_some() { frozen_width(spec) } else { FP32 };
     let Some(vision) = &model.vision else { return Vec::new() };
     let shared = model.num_vision_parameters() - parameters(spec, model);

@@ -235,7 +235,7 @@ impl<'a> Passes<'a> {
         let (layers, head) = (self.layers_flop(tokens), self.head_flop(tokens));
         let backward = if self.spec.model.lora.is_some() { 1.0 } else { 2.0 };
         let again = f64::from(u8::from(self.spec.training.activation_checkpointing == Some(true)));
-        let own_part = self.sharing().kept(self.trained);
+        let own_part = self.sharing().updated_parameters(self.trained);
         let forward = self.forward(tokens, 1.0, offload.parameters);
         let inputs = tokens.computed * self.layers() * self.model.hidden_size as f64 * self.width();
         let gathers = self.gathers_of_update();

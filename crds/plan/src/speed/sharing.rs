@@ -43,7 +43,7 @@ impl Sharing {
     }
 
     /// Number of parameters that a rank updates, of `trained` ones.
-    pub(super) fn kept(&self, trained: f64) -> f64 {
+    pub(super) fn updated_parameters(&self, trained: f64) -> f64 {
         let experts = self.trained_experts();
         (trained - experts) / self.dp_shard + experts / (self.dp_shard * self.sp)
     }
@@ -71,11 +71,11 @@ mod tests {
         // 200 other numbers, on four ranks that each have a quarter of the experts.
         let apart = of(4.0, 1.0, 4.0);
         assert_eq!(apart.sent(1000.0), 150.0);
-        assert_eq!((apart.kept(1000.0), apart.summed(1000.0, 4.0)), (250.0, 150.0));
+        assert_eq!((apart.updated_parameters(1000.0), apart.summed(1000.0, 4.0)), (250.0, 150.0));
         // On four by two, of which four have the same half of the experts; two copies.
         let in_halves = of(4.0, 2.0, 2.0);
         assert_eq!(in_halves.sent(1000.0), 150.0 + 300.0);
-        assert_eq!(in_halves.kept(1000.0), 50.0 + 100.0);
+        assert_eq!(in_halves.updated_parameters(1000.0), 50.0 + 100.0);
         assert_eq!(in_halves.summed(1000.0, 16.0), 150.0 + 2.0 * 50.0 * 0.75 + 300.0 + 2.0 * 100.0 * 0.5);
     }
 }

@@ -172,15 +172,15 @@ impl Shell {
 
     fn expand_unbounded(&mut self, expression: &ParameterExpr) -> Result<Expanded, ShellError> {
         match expression {
-            ParameterExpr::Parameter { parameter, indirect: false } => Ok(self.known(parameter)),
+            ParameterExpr::Parameter { parameter, indirect: false } => Ok(self.value_or_empty(parameter)),
             ParameterExpr::Parameter { parameter, indirect: true } => {
-                let name = self.known(parameter).joined();
-                Ok(self.known(&Parameter::Named(name)))
+                let name = self.value_or_empty(parameter).joined();
+                Ok(self.value_or_empty(&Parameter::Named(name)))
             }
             ParameterExpr::UseDefaultValues { parameter, test_type, default_value, .. }
             | ParameterExpr::AssignDefaultValues { parameter, test_type, default_value, .. } => {
                 if self.is_given(parameter, test_type) {
-                    return Ok(self.known(parameter));
+                    return Ok(self.value_or_empty(parameter));
                 }
                 let value = self.text(default_value.as_deref().unwrap_or_default())?;
                 if let (ParameterExpr::AssignDefaultValues { .. }, Parameter::Named(name)) =
@@ -192,7 +192,7 @@ impl Shell {
             }
             ParameterExpr::IndicateErrorIfNullOrUnset { parameter, test_type, error_message, .. } => {
                 if self.is_given(parameter, test_type) {
-                    return Ok(self.known(parameter));
+                    return Ok(self.value_or_empty(parameter));
                 }
                 let message = error_message.as_deref().unwrap_or("the script needs it");
                 self.scope.note(format!("{} is not set: {message}", name_of(parameter)));
@@ -204,7 +204,7 @@ impl Shell {
                 Ok(Expanded::One(self.text(value)?))
             }
             ParameterExpr::ParameterLength { parameter, .. } => {
-                Ok(Expanded::One(match self.known(parameter) {
+                Ok(Expanded::One(match self.value_or_empty(parameter) {
                     Expanded::One(text) => text.chars().count().to_string(),
                     Expanded::Many(elements) => elements.len().to_string(),
                 }))
@@ -230,7 +230,7 @@ impl Shell {
             self.scope.note(format!("an expansion is left out: {expression:?}"));
             return Ok(Expanded::One(String::new()));
         };
-        let text = self.known(parameter).joined();
+        let text = self.value_or_empty(parameter).joined();
         let ends: Vec<usize> = text.char_indices().map(|(index, _)| index).chain([text.len()]).collect();
         Ok(Expanded::One(match expression {
             ParameterExpr::RemoveSmallestPrefixPattern { pattern, .. } => {
@@ -281,7 +281,7 @@ impl Shell {
     }
 
     /// Returns a parameter's value; an unknown one is empty, and noted.
-    fn known(&mut self, parameter: &Parameter) -> Expanded {
+    fn value_or_empty(&mut self, parameter: &Parameter) -> Expanded {
         if let Some(value) = self.value(parameter) {
             return value;
         }
@@ -388,7 +388,7 @@ impl Shell {
         let is_arguments =
             matches!(parameter, Parameter::Special(SpecialParameter::AllPositionalParameters { .. }));
         let begin = if is_arguments && begin > 0 { begin - 1 } else { begin };
-        Ok(match self.known(parameter) {
+        Ok(match self.value_or_empty(parameter) {
             Expanded::One(text) => {
                 let letters: Vec<char> = text.chars().collect();
                 Expanded::One(letters[range(begin, length, letters.len())].iter().collect())

@@ -66,13 +66,13 @@ fn other_forms(value: &Value) -> Vec<Value> {
             };
             settings::number(text.trim()).into_iter().chain(choice).collect()
         }
-        Value::Number(number) => number.as_f64().and_then(whole).map(Value::from).into_iter().collect(),
+        Value::Number(number) => number.as_f64().and_then(integer).map(Value::from).into_iter().collect(),
         _ => Vec::new(),
     }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "checked to be an integer of moderate size")]
-fn whole(number: f64) -> Option<i64> {
+fn integer(number: f64) -> Option<i64> {
     (number.fract() == 0.0 && number.abs() < 1e15).then_some(number as i64)
 }
 

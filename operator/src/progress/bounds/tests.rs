@@ -84,7 +84,7 @@ fn problem_of(report: ReportRequest) -> Option<String> {
     problem(&SCHEMA, &serde_json::to_value(status).unwrap(), "status")
 }
 
-fn whole() -> impl Strategy<Value = u64> {
+fn integer() -> impl Strategy<Value = u64> {
     prop_oneof![0..100u64, Just(MAX_WHOLE), Just(MAX_WHOLE + 1), Just(i64::MAX as u64 + 1), any::<u64>()]
 }
 
@@ -104,7 +104,7 @@ fn number() -> impl Strategy<Value = f64> {
 }
 
 fn checkpoint() -> impl Strategy<Value = Checkpoint> {
-    (whole(), ".{0,20}", any::<u32>(), time_ms(), any::<bool>()).prop_map(
+    (integer(), ".{0,20}", any::<u32>(), time_ms(), any::<bool>()).prop_map(
         |(step, path, world_size, committed_ms, is_latest)| Checkpoint {
             step,
             digest: path.clone(),
@@ -118,7 +118,7 @@ fn checkpoint() -> impl Strategy<Value = Checkpoint> {
 
 fn progress() -> impl Strategy<Value = Progress> {
     let spent =
-        prop::option::of((number(), number(), whole()).prop_map(|(process, step, resumed)| TimeSpent {
+        prop::option::of((number(), number(), integer()).prop_map(|(process, step, resumed)| TimeSpent {
             process_seconds: process,
             step_seconds: step,
             resumed_after_step: resumed,
@@ -128,7 +128,7 @@ fn progress() -> impl Strategy<Value = Progress> {
     (
         0..12i32,
         0..4i32,
-        (whole(), whole()),
+        (integer(), integer()),
         (prop::option::of(number()), text),
         prop::option::of(time_ms()),
         spent,
@@ -176,7 +176,7 @@ fn report() -> impl Strategy<Value = ReportRequest> {
 /// A report whose lists and texts may be far beyond their bounds.
 fn large_report() -> impl Strategy<Value = ReportRequest> {
     let num_bytes = prop::sample::select(vec![3, limits::MAX_TEXT_BYTES, limits::MAX_TEXT_BYTES + 1]);
-    let saved = (whole(), num_bytes, time_ms()).prop_map(|(step, num_bytes, committed_ms)| Checkpoint {
+    let saved = (integer(), num_bytes, time_ms()).prop_map(|(step, num_bytes, committed_ms)| Checkpoint {
         step,
         path: "x".repeat(num_bytes),
         committed_ms,

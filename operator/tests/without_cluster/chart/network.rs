@@ -106,7 +106,7 @@ fn workers_of_any_namespace_reach_the_status_channel_and_others_only_by_their_no
         network.add(&["worker in its node's network"], &job("fast", TEAM, &on_node));
         network.add(&["stranger"], &[stranger()]);
         network.add(&["neighbour"], &[pod("neighbour", OPERATOR, &json!({ "app": "web" }))]);
-        let all = network.others("operator");
+        let all = network.other_ends("operator");
         // A worker in its node's network has the node's address, which the policy cannot tell from others.
         let workers = BTreeSet::from(["worker", "worker of another namespace"]);
         let expected = if is_node_accepted { &all } else { &workers };
@@ -131,7 +131,7 @@ fn workers_of_a_job_reach_each_other_and_no_other_pod_or_node_reaches_them() {
         }
         let gang = BTreeSet::from(["peer", "worker"]);
         assert_eq!(network.callers("spare", RENDEZVOUS), gang, "{access}: a spare is a worker");
-        assert_eq!(network.callers("worker", METRICS), network.others("worker"), "{access}");
+        assert_eq!(network.callers("worker", METRICS), network.other_ends("worker"), "{access}");
     }
 }
 
@@ -181,7 +181,7 @@ fn no_policy_holds_for_open_workers_and_for_those_in_the_networks_of_their_nodes
         let Some(mut network) = SimulatedNetwork::new() else { return };
         network.add(&["worker"], &job("adding", TEAM, &workers));
         network.add(&["stranger"], &[stranger()]);
-        let others = network.others("worker");
+        let others = network.other_ends("worker");
         assert_eq!(network.callers("worker", RENDEZVOUS), others, "{workers}");
         assert_eq!(network.destinations("worker", "TCP", 443), others, "{workers}");
     }

@@ -59,7 +59,7 @@ impl SimulatedNetwork {
     }
 
     /// Names of all ends with another address than that of `name`.
-    pub(crate) fn others(&self, name: &str) -> BTreeSet<&'static str> {
+    pub(crate) fn other_ends(&self, name: &str) -> BTreeSet<&'static str> {
         let address = self.address(name);
         self.ends.iter().filter(|end| end.address != address).map(|end| end.name).collect()
     }

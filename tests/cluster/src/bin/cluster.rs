@@ -51,7 +51,7 @@ fn main() -> ExitCode {
         ["up", images @ ..] => up(images),
         ["down"] => down(),
         ["sweep"] => sweep(),
-        ["own", images @ ..] => own(images),
+        ["own", images @ ..] => run_owner(images),
         ["own-control-plane"] => own_control_plane(),
         _ => Err(Failure::Usage),
     };
@@ -107,7 +107,7 @@ fn up(images: &[&str]) -> Result<(), Failure> {
 }
 
 /// Owns a cluster until `down` asks it to end. Says on its first line how to call `kubectl`.
-fn own(arguments: &[&str]) -> Result<(), Failure> {
+fn run_owner(arguments: &[&str]) -> Result<(), Failure> {
     let (chart, images) = match arguments {
         ["--chart", chart, images @ ..] => (Some(chart), images),
         images => (None, images),

@@ -21,7 +21,7 @@ fn with(mut variables: Variables, name: &str, value: &str) -> Variables {
 }
 
 /// Output of `rlt-trainer device` as JSON.
-fn seen(variables: &Variables) -> Value {
+fn reported_devices(variables: &Variables) -> Value {
     let mut command = Command::new(fresh_binary("rlt-trainer"));
     let output = command.args(["device", "--output", "json"]).envs(variables.clone()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -56,7 +56,7 @@ fn without_two_libraries() -> Variables {
 
 #[test]
 fn a_machine_without_a_gpu_says_so_and_is_no_failure() {
-    let answer = seen(&Vec::new());
+    let answer = reported_devices(&Vec::new());
     assert_eq!((&answer["usable"], &answer["gpus"]), (&json!(false), &json!([])), "{answer:#}");
     let output = Command::new(fresh_binary("rlt-trainer")).arg("device").output().unwrap();
     assert!(output.status.success() && text(&output.stdout).contains("Jobs compute on the CPU here."));
@@ -64,7 +64,8 @@ fn a_machine_without_a_gpu_says_so_and_is_no_failure() {
 
 #[test]
 fn devices_are_shown_with_memory_links_and_whether_our_kernels_run_on_them() {
-    let answer = seen(&with(StandIn::build().unwrap().with_devices(2), "RLT_STAND_IN_TAKEN", "1048576"));
+    let answer =
+        reported_devices(&with(StandIn::build().unwrap().with_devices(2), "RLT_STAND_IN_TAKEN", "1048576"));
     assert_eq!((&answer["usable"], &answer["driver"]), (&json!(true), &json!("13.0")), "{answer:#}");
     let gpus = answer["gpus"].as_array().unwrap();
     assert_eq!(gpus.len(), 2);
@@ -78,7 +79,7 @@ fn devices_are_shown_with_memory_links_and_whether_our_kernels_run_on_them() {
     assert!(path.starts_with(StandIn::build().unwrap().folder().to_str().unwrap()), "{path}");
 
     let old = with(StandIn::build().unwrap().env(), "RLT_STAND_IN_ARCH", "70");
-    let kernels = seen(&old)["gpus"][0]["kernels"].clone();
+    let kernels = reported_devices(&old)["gpus"][0]["kernels"].clone();
     let problem = kernels["problem"].as_str().unwrap();
     assert!(problem.contains("7.0") && problem.contains("sm_80"), "the list of what is built: {problem}");
 }
@@ -89,7 +90,7 @@ fn a_driver_that_is_too_old_is_named_with_both_versions() {
     let (code, said) = refused(&json!({ "device": "Cuda" }), &old);
     assert_eq!(code, Some(78), "{said}");
     assert!(said.contains("serves CUDA up to 12.8") && said.contains("built with CUDA 13.0"), "{said}");
-    let answer = seen(&old);
+    let answer = reported_devices(&old);
     assert_eq!((&answer["usable"], &answer["hasUnusableGpu"]), (&json!(false), &json!(true)));
     assert_eq!(answer["driver"], json!("12.8"));
 }

@@ -119,8 +119,8 @@ fn speed_is_measured_on_an_emulated_device_with_a_warning() {
     }
 }
 
-/// The lines of a GRPO step beside a peer whose Python is a script that does `body`.
-fn beside(body: &str) -> (Output, Vec<Value>) {
+/// Output and lines of a GRPO step that is compared with a peer whose Python is a script that does `body`.
+fn grpo_step_with_peer(body: &str) -> (Output, Vec<Value>) {
     let folder = tempfile::tempdir().unwrap();
     let python = folder.path().join("python");
     std::fs::write(&python, format!("#!/bin/sh\ncat >/dev/null\n{body}\n")).unwrap();
@@ -134,7 +134,7 @@ fn beside(body: &str) -> (Output, Vec<Value>) {
 fn a_grpo_step_is_reported_as_a_ratio_to_a_peer_or_with_the_reason_for_none() {
     let times =
         r#"{"versions": "peer 1", "rollout_seconds": 3e6, "reference_seconds": 1, "update_seconds": 1}"#;
-    let (output, lines) = beside(&format!("echo '{times}'"));
+    let (output, lines) = grpo_step_with_peer(&format!("echo '{times}'"));
     assert!(output.status.success(), "{lines:#?}");
     assert_eq!((&lines[1]["status"], &lines[1]["peer"]), (&"passed".into(), &"peer 1".into()), "{lines:#?}");
     assert_eq!(
@@ -142,7 +142,7 @@ fn a_grpo_step_is_reported_as_a_ratio_to_a_peer_or_with_the_reason_for_none() {
         3e6 / lines[0]["rolloutSeconds"].as_f64().unwrap()
     );
 
-    let (output, lines) = beside("echo '{\"missing\": \"no module named torch\"}'");
+    let (output, lines) = grpo_step_with_peer("echo '{\"missing\": \"no module named torch\"}'");
     assert!(output.status.success(), "{lines:#?}");
     assert_eq!(
         (&lines[0]["status"], &lines[1]["status"]),
@@ -151,7 +151,7 @@ fn a_grpo_step_is_reported_as_a_ratio_to_a_peer_or_with_the_reason_for_none() {
     );
     assert!(lines[1]["reason"].as_str().unwrap().contains("no module named torch"), "{lines:#?}");
 
-    let (output, lines) = beside("echo 'out of memory' >&2; exit 3");
+    let (output, lines) = grpo_step_with_peer("echo 'out of memory' >&2; exit 3");
     assert!(!output.status.success());
     assert_eq!(
         (&lines[0]["status"], &lines[1]["status"]),

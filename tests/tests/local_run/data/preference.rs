@@ -28,7 +28,7 @@ fn with_running_mean() -> Value {
 }
 
 /// Names and contents of the cached reference log-probs.
-pub(crate) fn kept(place: &Place) -> Vec<(String, Vec<u8>)> {
+pub(crate) fn cached_logprobs(place: &Place) -> Vec<(String, Vec<u8>)> {
     let Ok(entries) = fs::read_dir(place.run("reference-logprobs")) else { return Vec::new() };
     let entries = entries.map(|entry| entry.unwrap());
     entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
@@ -39,7 +39,7 @@ fn a_resumed_run_on_pairs_is_the_whole_one_and_reads_the_reference_of_the_first_
     for more in [json!({}), json!({ "model": { "lora": { "rank": 4, "alpha": 8 } } })] {
         let (whole, resumed) = prolonged(&preference("DPO", more));
         assert_same_run(&whole, &resumed);
-        assert_eq!(kept(&whole).len(), 1);
+        assert_eq!(cached_logprobs(&whole).len(), 1);
         let first = &whole.steps()[0];
         assert!((first["preference/loss"].as_f64().unwrap() - std::f64::consts::LN_2).abs() < ROUNDING);
         // Five steps of three pairs pass over sixteen rows: the sixth is of the second epoch.
@@ -110,7 +110,7 @@ fn preference_training_is_equal_for_any_ranks_and_micro_batches() {
 fn losses_without_a_reference_keep_none() {
     for kind in ["SimPO", "CPO", "ORPO"] {
         let place = ranks::train(1, &preference(kind, json!({})));
-        assert!(kept(&place).is_empty());
+        assert!(cached_logprobs(&place).is_empty());
         assert!(place.steps().iter().all(|step| step["timing_s/ref"].is_null()), "{kind}");
         let evaluation = &place.metrics()[0];
         for name in ["preference/loss", "rewards/accuracies", "rewards/margins", "logps/chosen"] {

@@ -35,7 +35,7 @@ fn kept_by_sorting(probs: &[f32], params: &SamplingParams) -> Vec<usize> {
     order
 }
 
-fn kept(probs: &[f32], params: &SamplingParams) -> Vec<usize> {
+fn kept_by_cut(probs: &[f32], params: &SamplingParams) -> Vec<usize> {
     let cut = Cut::of(probs, params);
     (0..probs.len()).filter(|&idx| cut.keeps(idx, probs[idx])).collect()
 }
@@ -56,7 +56,7 @@ proptest! {
         let probs = softmax(&logits.iter().map(|&z| round(z)).collect::<Vec<_>>());
         let params = SamplingParams { top_k, top_p, min_p, ..SamplingParams::default() };
         let expected = kept_by_sorting(&probs, &params);
-        let actual = kept(&probs, &params);
+        let actual = kept_by_cut(&probs, &params);
         // Sums taken in different order may put a tied share on either side: at most one token apart.
         let differing = expected.iter().filter(|idx| !actual.contains(idx)).count()
             + actual.iter().filter(|idx| !expected.contains(idx)).count();
@@ -123,17 +123,17 @@ fn frequencies_are_the_truncated_softmax() {
 fn top_p_includes_the_token_that_crosses_the_threshold() {
     let probs = [0.25f32, 0.5, 0.125, 0.125];
     let params = |top_p| SamplingParams { top_p, ..SamplingParams::default() };
-    assert_eq!(kept(&probs, &params(0.4)), [1], "never empty");
-    assert_eq!(kept(&probs, &params(0.5)), [1], "reached exactly");
-    assert_eq!(kept(&probs, &params(0.51)), [0, 1]);
-    assert_eq!(kept(&probs, &params(0.8)), [0, 1, 2], "of equal tokens the lower id comes first");
+    assert_eq!(kept_by_cut(&probs, &params(0.4)), [1], "never empty");
+    assert_eq!(kept_by_cut(&probs, &params(0.5)), [1], "reached exactly");
+    assert_eq!(kept_by_cut(&probs, &params(0.51)), [0, 1]);
+    assert_eq!(kept_by_cut(&probs, &params(0.8)), [0, 1, 2], "of equal tokens the lower id comes first");
 }
 
 #[test]
 fn top_p_is_a_share_of_what_top_k_left() {
     let probs = [0.4f32, 0.3, 0.2, 0.1];
     let params = SamplingParams { top_k: Some(2), top_p: 0.6, ..SamplingParams::default() };
-    assert_eq!(kept(&probs, &params), [0, 1], "0.4 is only 0.57 of the 0.7 that are left");
+    assert_eq!(kept_by_cut(&probs, &params), [0, 1], "0.4 is only 0.57 of the 0.7 that are left");
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! The parameters of one FSDP unit as a flat buffer, of which this rank holds a shard.
 //!
 //! ```text
-//! parameters   |  a  |    b    | c |        each a view of `whole`, also while its memory is freed
-//! whole        [.....|.........|...]pad
+//! parameters   |  a  |    b    | c |        each a view of `unsharded`, also while its memory is freed
+//! unsharded    [.....|.........|...]pad
 //! shards       [   0   |   1   |   2   ]    of equal length; a local shard is a parameter's range in one
 //! ```
-//! The buffer `whole` is gathered in the compute dtype, or in the master dtype of the shards. Gradients are
-//! always in the master dtype.
+//! The unsharded buffer is gathered in the compute dtype, or in the master dtype of the shards. Gradients
+//! are always in the master dtype.
 //!
 //! With `dp_shard` 1 the shard is the full buffer. Parameters then begin at aligned addresses, so that
 //! products have the bits of separate tensors.
@@ -137,7 +137,7 @@ impl FlatParameter {
     }
 
     /// Whether this rank's shard is the full buffer (`dp_shard` 1).
-    fn is_whole(&self) -> bool {
+    fn has_full_shard(&self) -> bool {
         self.own.len() == self.layout.padded_len()
     }
 
@@ -222,13 +222,14 @@ impl FlatParameter {
         let gradient = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::numel);
         let shard = if self.is_offloaded() { 0 } else { self.shard().numel() };
         // Without sharding the gradient exists once.
-        let whole_gradient = if self.is_whole() { 0 } else { gradient(&gradients.unsharded) };
-        let sharded = shard + whole_gradient + gradient(&gradients.shard);
-        let whole = self.state.borrow().dtype().map_or(0, |dtype| self.whole(dtype).num_bytes());
-        sharded * self.shard().kind().elt_size_in_bytes() + whole
+        let unsharded_gradient = if self.has_full_shard() { 0 } else { gradient(&gradients.unsharded) };
+        let sharded = shard + unsharded_gradient + gradient(&gradients.shard);
+        let unsharded =
+            self.state.borrow().dtype().map_or(0, |dtype| self.unsharded_buffer(dtype).num_bytes());
+        sharded * self.shard().kind().elt_size_in_bytes() + unsharded
     }
 
-    fn whole(&self, dtype: WeightDtype) -> &UnshardedBuffer {
+    fn unsharded_buffer(&self, dtype: WeightDtype) -> &UnshardedBuffer {
         self.compute.as_ref().filter(|_| dtype == WeightDtype::Compute).unwrap_or(&self.master)
     }
 

@@ -49,9 +49,9 @@ impl FlatSlot {
         TensorRun { name, shape: &self.size, range: start..start + self.part.len() }
     }
 
-    /// A view of the local parameter in the unsharded buffer `whole`, `[padded_len]`.
-    pub(super) fn in_whole(&self, whole: &Tensor) -> Tensor {
-        whole.narrow(0, self.range.start as i64, self.range.len() as i64).view(self.size.as_slice())
+    /// A view of the local parameter in the buffer `unsharded`, `[padded_len]`.
+    pub(super) fn in_unsharded(&self, unsharded: &Tensor) -> Tensor {
+        unsharded.narrow(0, self.range.start as i64, self.range.len() as i64).view(self.size.as_slice())
     }
 
     /// A view of the parameter's local shard in a `shard` whose range in the buffer is `own`, `[len]`.
@@ -92,15 +92,15 @@ fn ranges(sizes: &[Vec<i64>], num_shards: usize, width: usize) -> Vec<Range<usiz
     sizes.iter().map(range).collect()
 }
 
-/// Copies a run of the full tensor `whole` to `values`, `[len]`. A tensor that is not contiguous, such as
-/// an expanded one, is copied chunk by chunk.
-pub fn copy_tensor_run(tensor_run: &TensorRun<'_>, whole: &Tensor, values: &Tensor) {
-    let whole = if whole.dim() == 0 { whole.detach().view(1) } else { whole.detach() };
+/// Copies a run of the tensor `full` to `values`, `[len]`. A tensor that is not contiguous, such as an
+/// expanded one, is copied chunk by chunk.
+pub fn copy_tensor_run(tensor_run: &TensorRun<'_>, full: &Tensor, values: &Tensor) {
+    let full = if full.dim() == 0 { full.detach().view(1) } else { full.detach() };
     let chunks = tensor_run.chunks(READ_CHUNK_NUMBERS as usize);
     no_grad(|| {
         chunks.for_each(|chunk| {
             let (rows, place) = (chunk.rows(), chunk.place_in_rows());
-            let rows = whole.narrow(0, rows.start as i64, rows.len() as i64).contiguous().view(-1);
+            let rows = full.narrow(0, rows.start as i64, rows.len() as i64).contiguous().view(-1);
             let start = (chunk.range.start - tensor_run.range.start) as i64;
             let len = place.len() as i64;
             values.narrow(0, start, len).copy_(&rows.narrow(0, place.start as i64, len));

@@ -23,7 +23,7 @@ pub(super) struct PendingReduceScatter {
 impl ShardedParameters {
     /// Allocates zero gradients of a unit's trained parameters, to which a backward pass adds.
     pub fn begin_gradient(&self, unit: FsdpUnit) {
-        self.held(unit).trained.iter().for_each(FlatParameter::begin_gradient);
+        self.unit_parameters(unit).trained.iter().for_each(FlatParameter::begin_gradient);
     }
 
     /// Starts the reduce-scatter of a unit's gradients.
@@ -31,7 +31,7 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn end_gradient(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        for (flat_idx, flat) in self.held(unit).trained.iter().enumerate() {
+        for (flat_idx, flat) in self.unit_parameters(unit).trained.iter().enumerate() {
             let Some(gradient) = flat.take_gradient() else { continue };
             self.wait_reduce_scatter()?;
             let own = flat.shard().zeros_like();
@@ -90,7 +90,7 @@ impl ShardedParameters {
     fn wait_reduce_scatter(&self) -> Result<(), RankError> {
         if let Some(PendingReduceScatter { unit, flat_idx, own, pending }) = self.scattering.take() {
             pending.wait()?;
-            self.held(unit).trained[flat_idx].add_to_gradient(&own);
+            self.unit_parameters(unit).trained[flat_idx].add_to_gradient(&own);
         }
         Ok(())
     }

@@ -40,7 +40,7 @@ impl ShardedParameters {
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
         let mut matches_shards = true;
-        for flat in self.held(unit).flats() {
+        for flat in self.unit_parameters(unit).flats() {
             matches_shards &= flat.matches_shards(&self.ranks, &digest)?;
         }
         Ok(matches_shards)
@@ -72,16 +72,16 @@ impl ShardedParameters {
     }
 
     fn gather_full_tensors(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        self.held(unit).flats().try_for_each(|flat| flat.gather_full_tensors(&self.ranks))
+        self.unit_parameters(unit).flats().try_for_each(|flat| flat.gather_full_tensors(&self.ranks))
     }
 
     fn prefetch_as(&self, unit: FsdpUnit, dtype: WeightDtype) -> Result<(), RankError> {
-        self.held(unit).flats().try_for_each(|flat| flat.prefetch(&self.ranks, dtype))
+        self.unit_parameters(unit).flats().try_for_each(|flat| flat.prefetch(&self.ranks, dtype))
     }
 
     fn unshard_as(&self, unit: FsdpUnit, dtype: WeightDtype) -> Result<(), RankError> {
         self.prefetch_as(unit, dtype)?;
-        self.held(unit).flats().try_for_each(FlatParameter::unshard)
+        self.unit_parameters(unit).flats().try_for_each(FlatParameter::unshard)
     }
 
     /// Frees the unsharded parameters of a unit.
@@ -89,6 +89,6 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError::Shards`] if libtorch fails.
     pub fn reshard(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        self.held(unit).flats().try_for_each(FlatParameter::reshard)
+        self.unit_parameters(unit).flats().try_for_each(FlatParameter::reshard)
     }
 }

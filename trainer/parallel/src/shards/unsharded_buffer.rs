@@ -75,14 +75,14 @@ pub(super) enum PendingAllGather {
 }
 
 impl PendingAllGather {
-    /// Waits until the values are in `whole`.
-    pub(super) fn complete(self, whole: &Tensor) -> Result<(), RankError> {
+    /// Waits until the values are in `unsharded`.
+    pub(super) fn complete(self, unsharded: &Tensor) -> Result<(), RankError> {
         match self {
             Self::Gathered(pending) => pending.wait()?,
             Self::Fetched(coming) => {
                 let fetched = coming.wait()?;
-                if fetched.kind() != whole.kind() {
-                    no_grad(|| whole.shallow_clone().copy_(&fetched));
+                if fetched.kind() != unsharded.kind() {
+                    no_grad(|| unsharded.shallow_clone().copy_(&fetched));
                 }
             }
         }

@@ -48,7 +48,7 @@ impl ShardedParameters {
         &self,
         mut see: impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut flats = self.units().flat_map(|unit| self.held(unit).flats());
+        let mut flats = self.units().flat_map(|unit| self.unit_parameters(unit).flats());
         flats.try_for_each(|flat| flat.for_each_shard(&mut see))
     }
 
@@ -72,7 +72,7 @@ impl ShardedParameters {
             true => weights.fill_slice(slice, values),
             false => Ok(()),
         };
-        let mut flats = self.units().flat_map(|unit| self.held(unit).flats());
+        let mut flats = self.units().flat_map(|unit| self.unit_parameters(unit).flats());
         flats.try_for_each(|flat| flat.fill_slices(&mut read))
     }
 
@@ -81,7 +81,7 @@ impl ShardedParameters {
         unit: FsdpUnit,
         fill: &mut impl FnMut(&TensorRun<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.held(unit).flats().try_for_each(|flat| flat.load_shards(fill))
+        self.unit_parameters(unit).flats().try_for_each(|flat| flat.load_shards(fill))
     }
 
     /// Lets `fill` write a moment of this rank's shard of the trained parameter `name` into `values`,
@@ -128,7 +128,7 @@ impl ShardedParameters {
             other.unshard_master(unit)?;
             let mut beside = |tensor_run: &TensorRun<'_>, values: &Tensor| {
                 let name = name_there(tensor_run.name);
-                let theirs = other.held(unit).flats().find_map(|flat| flat.leaf(name));
+                let theirs = other.unit_parameters(unit).flats().find_map(|flat| flat.leaf(name));
                 theirs.map_or(Ok(()), |theirs| fill(tensor_run, values, theirs))
             };
             self.fill_unit(unit, &mut beside)?;
@@ -159,8 +159,8 @@ impl ShardedParameters {
             let values: BTreeMap<_, _> = decoder.adapter_from_weights(unit.layer_idx()).into_iter().collect();
             self.reshard(unit)?;
             self.fill_unit(unit, &mut |tensor_run: &TensorRun<'_>, local_shard: &Tensor| {
-                if let Some(whole) = values.get(name_there(tensor_run.name)) {
-                    copy_tensor_run(tensor_run, whole, local_shard);
+                if let Some(full) = values.get(name_there(tensor_run.name)) {
+                    copy_tensor_run(tensor_run, full, local_shard);
                 }
                 Ok::<(), RankError>(())
             })
@@ -169,7 +169,7 @@ impl ShardedParameters {
 
     /// All parameters of a unit by name. They can be read while the unit is unsharded.
     pub fn parameters_of(&self, unit: FsdpUnit) -> NamedTensors {
-        self.held(unit).flats().flat_map(FlatParameter::leaves).collect()
+        self.unit_parameters(unit).flats().flat_map(FlatParameter::leaves).collect()
     }
 
     /// Moves the shards of a frozen model on the CPU into an unlinked file of `folder` that is mapped into
@@ -195,7 +195,7 @@ impl ShardedParameters {
 
     /// Whether shards are offloaded from the device.
     pub fn is_offloaded(&self) -> bool {
-        self.units().flat_map(|unit| self.held(unit).flats()).any(FlatParameter::is_offloaded)
+        self.units().flat_map(|unit| self.unit_parameters(unit).flats()).any(FlatParameter::is_offloaded)
     }
 
     /// Releases the memory of shards in a file until they are read again.

@@ -97,7 +97,7 @@ impl LossHead for LabelHead<'_> {
         let of_label = |all: &Vec<f64>| self.batch.gather(&micro_batch.row_idxs, all);
         let derivatives: Vec<Vec<f64>> = self.derivatives.iter().map(of_label).collect();
         let grad_cd = hidden_gradient(hidden_cd, micro_batch, &derivatives, context);
-        Ok((grad_cd, DeferredLoss::known(())))
+        Ok((grad_cd, DeferredLoss::evaluated(())))
     }
 }
 

@@ -162,6 +162,6 @@ impl LossHead for UpdateLoss<'_> {
             return self.head.evaluate_in_stream(hidden_cd, micro_batch, evaluate, context);
         }
         let (grad_cd, sums) = self.head.evaluate(hidden_cd, micro_batch, &loss, context)?;
-        Ok((grad_cd, DeferredLoss::known(sums)))
+        Ok((grad_cd, DeferredLoss::evaluated(sums)))
     }
 }

@@ -108,7 +108,7 @@ impl MicroBatchLoss {
         let (derivatives, sums) = self.evaluate(&values)?;
         let derivatives = scaled(&micro_batch.local_values(&derivatives), context.scale);
         let derivative_c = Tensor::from_slice(&derivatives).to_device(values_c.device());
-        Ok((derivative_c, DeferredLoss::known(sums)))
+        Ok((derivative_c, DeferredLoss::evaluated(sums)))
     }
 
     /// [`Self::derivative`] without waiting: the stream calls the host with the values of the micro-batch,

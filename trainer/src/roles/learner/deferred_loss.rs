@@ -1,14 +1,14 @@
-//! The loss of a micro-batch, which is known at once on a CPU, and on a GPU when the stream has passed it.
+//! The loss of a micro-batch, which is evaluated at once on a CPU, on a GPU when the stream has passed it.
 
 use rlt_torch::HostCallbacks;
 
 use super::error::LearnerError;
 
-/// Summands of a micro-batch in the report of an update: known, or pending on the device's stream.
+/// Summands of a micro-batch in the report of an update: evaluated, or pending on the device's stream.
 pub struct DeferredLoss<S>(State<S>);
 
 enum State<S> {
-    Known(S),
+    Evaluated(S),
     /// Summands that `take` returns once all `calls` are complete.
     InStream {
         calls: HostCallbacks,
@@ -18,8 +18,8 @@ enum State<S> {
 
 impl<S> DeferredLoss<S> {
     /// Makes a loss that is evaluated already.
-    pub(crate) fn known(sums: S) -> Self {
-        Self(State::Known(sums))
+    pub(crate) fn evaluated(sums: S) -> Self {
+        Self(State::Evaluated(sums))
     }
 
     /// Makes a loss that the host evaluates by `calls`, in the order of the device's stream. `take` returns
@@ -38,7 +38,7 @@ impl<S> DeferredLoss<S> {
     /// When the loss did not fit the micro-batch, or the device failed.
     pub fn finish(self) -> Result<S, LearnerError> {
         match self.0 {
-            State::Known(sums) => Ok(sums),
+            State::Evaluated(sums) => Ok(sums),
             State::InStream { mut calls, take } => {
                 calls.wait()?;
                 take()

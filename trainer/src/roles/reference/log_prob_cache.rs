@@ -94,13 +94,13 @@ impl LogProbCache {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub(crate) fn keep(&mut self, batch: &Batch, logprobs: &[f64]) -> Result<Vec<f64>, RankError> {
-        let kept = if self.ranks.is_leader() { self.kept(batch, logprobs) } else { Vec::new() };
+        let kept = if self.ranks.is_leader() { self.merge_with_cached(batch, logprobs) } else { Vec::new() };
         Ok(self.broadcast(kept)?.into_iter().map(f64::from).collect())
     }
 
     /// The leader's step of [`Self::keep`]: cached completions keep their first values, new ones are
     /// appended.
-    fn kept(&mut self, batch: &Batch, logprobs: &[f64]) -> Vec<f32> {
+    fn merge_with_cached(&mut self, batch: &Batch, logprobs: &[f64]) -> Vec<f32> {
         let mut kept: Vec<f32> = Vec::with_capacity(logprobs.len());
         // The first range of each new completion of the batch; its order is the same in every run.
         let mut new: BTreeMap<Key, Range<usize>> = BTreeMap::new();

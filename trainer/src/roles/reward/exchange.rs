@@ -66,7 +66,7 @@ mod tests {
     use crate::tests::on_ranks;
 
     /// Makes groups of these lengths, whose samples have `1 + 10 * rank + sample_idx` tokens.
-    fn own(rank: usize, group_lens: &[usize]) -> OwnSamples {
+    fn own_samples(rank: usize, group_lens: &[usize]) -> OwnSamples {
         let sample = |sample_idx: usize| {
             let num_tokens = 1 + 10 * rank + sample_idx;
             let completion = Completion {
@@ -108,10 +108,10 @@ mod tests {
     fn ranks_exchange_their_samples_bit_by_bit_and_no_byte_more() {
         let results = on_ranks(3, |ranks| {
             let before = ranks.traffic();
-            let gathered = all_gather(&ranks, Some(own(ranks.rank(), GROUPS[ranks.rank()]))).unwrap();
+            let gathered = all_gather(&ranks, Some(own_samples(ranks.rank(), GROUPS[ranks.rank()]))).unwrap();
             (gathered.unwrap(), ranks.traffic().since(before).sent)
         });
-        let expected: Vec<OwnSamples> = (0..3).map(|rank| own(rank, GROUPS[rank])).collect();
+        let expected: Vec<OwnSamples> = (0..3).map(|rank| own_samples(rank, GROUPS[rank])).collect();
         assert!(results.iter().all(|(gathered, _)| *gathered == expected));
         // Each rank's length and message reach two others; nothing is padded to the longest.
         let needed: u64 = (0..3).map(|rank| 2 * (8 + message_bytes(rank))).sum();
@@ -121,20 +121,20 @@ mod tests {
     #[test]
     fn no_rank_has_samples_if_one_was_asked_to_stop() {
         let results =
-            on_ranks(2, |ranks| all_gather(&ranks, ranks.is_leader().then(|| own(0, &[1]))).unwrap());
+            on_ranks(2, |ranks| all_gather(&ranks, ranks.is_leader().then(|| own_samples(0, &[1]))).unwrap());
         assert!(results.iter().all(Option::is_none));
     }
 
     #[test]
     fn a_message_that_is_no_samples_names_the_rank_that_sent_it() {
         let errors = on_ranks(2, |ranks| {
-            let sent = if ranks.is_leader() { packed(&own(0, &[1])).unwrap() } else { vec![0; 20] };
+            let sent = if ranks.is_leader() { packed(&own_samples(0, &[1])).unwrap() } else { vec![0; 20] };
             let gathered = ranks.all_gather_bytes(&sent).unwrap();
             let of_rank = |rank: usize| unpacked(&gathered[rank]);
             (of_rank(0).unwrap(), of_rank(1).unwrap_err().to_string())
         });
         for (whole, error) in errors {
-            assert_eq!(whole, Some(own(0, &[1])));
+            assert_eq!(whole, Some(own_samples(0, &[1])));
             assert_eq!(error, "counts: expected 40 bytes, got 4");
         }
         let error = unpacked(&[0; 3]).unwrap_err();

@@ -157,7 +157,7 @@ impl Stream {
 
     /// Every segment with a copy of its own prefix before it, as tokens of the stream; and where in that
     /// longer stream each token of this one has its own segment's copy.
-    fn whole(&self) -> (Vec<i32>, Tensor, Tensor) {
+    fn with_copied_prefixes(&self) -> (Vec<i32>, Tensor, Tensor) {
         let span = |s: usize| i64::from(self.cu_seqlens[s])..i64::from(self.cu_seqlens[s + 1]);
         let (mut cu_seqlens, mut tokens, mut own) = (vec![0], Vec::new(), Vec::new());
         for (s, prefix) in self.prefixes.iter().enumerate() {
@@ -190,7 +190,7 @@ fn check_against_whole(
         stream.segments(),
         AttentionScores::new(scale, window),
     );
-    let (cu_seqlens, tokens, own) = stream.whole();
+    let (cu_seqlens, tokens, own) = stream.with_copied_prefixes();
     let [q, k, v] = plain.each_ref().map(|t| t.index_select(0, &tokens));
     let reference =
         varlen_attention(&q, &k, &v, Segments::alone(&cu_seqlens), AttentionScores::new(scale, window));

@@ -38,25 +38,25 @@ impl FlatParameter {
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<(NamedTensors, bool), E> {
         let values = self.shard.values().map_err(RankError::from)?;
-        let whole = self.gather_whole(ranks, &values)?;
-        let matches_shards = self.equals_shards(&whole, self.own_ranks(ranks), digest)?;
-        Ok((self.parameters_in(&whole, ranks)?, matches_shards))
+        let unsharded = self.gather_unsharded(ranks, &values)?;
+        let matches_shards = self.equals_shards(&unsharded, self.own_ranks(ranks), digest)?;
+        Ok((self.parameters_in(&unsharded, ranks)?, matches_shards))
     }
 
     fn gather_shards(&self, ranks: &ProcessGroups, shard: &Tensor) -> Result<NamedTensors, RankError> {
-        self.parameters_in(&self.gather_whole(ranks, shard)?, ranks)
+        self.parameters_in(&self.gather_unsharded(ranks, shard)?, ranks)
     }
 
-    fn gather_whole(&self, ranks: &ProcessGroups, shard: &Tensor) -> Result<Tensor, RankError> {
-        let whole = Tensor::empty([self.layout.padded_len() as i64], self.dtype());
-        self.own_ranks(ranks).all_gather(&whole, shard)?.wait()?;
-        Ok(whole)
+    fn gather_unsharded(&self, ranks: &ProcessGroups, shard: &Tensor) -> Result<Tensor, RankError> {
+        let unsharded = Tensor::empty([self.layout.padded_len() as i64], self.dtype());
+        self.own_ranks(ranks).all_gather(&unsharded, shard)?.wait()?;
+        Ok(unsharded)
     }
 
     /// The full parameters in an unsharded buffer, with the values of other ranks.
-    fn parameters_in(&self, whole: &Tensor, ranks: &ProcessGroups) -> Result<NamedTensors, RankError> {
+    fn parameters_in(&self, unsharded: &Tensor, ranks: &ProcessGroups) -> Result<NamedTensors, RankError> {
         let one = |Parameter { name, place, .. }: &Parameter| {
-            Ok((name.clone(), self.with_others(&place.in_whole(whole), place, ranks)?))
+            Ok((name.clone(), self.with_others(&place.in_unsharded(unsharded), place, ranks)?))
         };
         self.parameters.iter().map(one).collect()
     }

@@ -16,22 +16,22 @@ pub(super) struct Gradients {
 
 impl FlatParameter {
     pub(in crate::shards) fn begin_gradient(&self) {
-        let whole = match self.is_whole() {
+        let unsharded = match self.has_full_shard() {
             true => self.gradient_shard(),
             false => Tensor::zeros([self.layout.padded_len() as i64], self.dtype()),
         };
         for Parameter { leaf, place, .. } in &self.parameters {
-            rlt_torch::set_grad(leaf, Some(&place.in_whole(&whole)));
+            rlt_torch::set_grad(leaf, Some(&place.in_unsharded(&unsharded)));
         }
-        self.gradients.borrow_mut().unsharded = Some(whole);
+        self.gradients.borrow_mut().unsharded = Some(unsharded);
     }
 
     /// Takes the unsharded gradient, `[padded_len]`, from the leaves; `None` if it is this rank's shard
     /// already.
     pub(in crate::shards) fn take_gradient(&self) -> Option<Tensor> {
-        let whole = self.gradients.borrow_mut().unsharded.take()?;
+        let unsharded = self.gradients.borrow_mut().unsharded.take()?;
         self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));
-        (!self.is_whole()).then_some(whole)
+        (!self.has_full_shard()).then_some(unsharded)
     }
 
     /// Adds `own`, `[shard_len]`, to this rank's gradient.

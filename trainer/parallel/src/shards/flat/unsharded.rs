@@ -40,9 +40,9 @@ impl FlatParameter {
     }
 
     /// Rebinds the leaves to views of this rank's buffer.
-    fn drop_others(&self, whole: &UnshardedBuffer) {
+    fn drop_others(&self, unsharded: &UnshardedBuffer) {
         if self.has_others.take() {
-            for (parameter, view) in self.parameters.iter().zip(&whole.views) {
+            for (parameter, view) in self.parameters.iter().zip(&unsharded.views) {
                 no_grad(|| parameter.leaf.shallow_clone().set_data(view));
             }
         }
@@ -61,33 +61,34 @@ impl FlatParameter {
         }
         self.reshard()?;
         let ranks = self.own_ranks(ranks);
-        let whole = self.whole(wanted);
-        whole.buffer.take()?;
+        let unsharded = self.unsharded_buffer(wanted);
+        unsharded.buffer.take()?;
         if self.compute.is_some() {
-            for (parameter, view) in self.parameters.iter().zip(&whole.views) {
+            for (parameter, view) in self.parameters.iter().zip(&unsharded.views) {
                 no_grad(|| parameter.leaf.shallow_clone().set_data(view));
             }
         }
-        let fill = self.start_gather(ranks, whole.buffer.tensor())?;
+        let fill = self.start_gather(ranks, unsharded.buffer.tensor())?;
         self.state.replace(UnshardState::Prefetch(wanted, fill));
         Ok(())
     }
 
-    fn start_gather(&self, ranks: &ProcessGroups, whole: &Tensor) -> Result<PendingAllGather, RankError> {
-        if let Some(offloaded) = self.shard.offloaded().filter(|_| self.is_whole()) {
-            let is_as_stored = whole.kind() == self.shard().kind();
-            let coming = if is_as_stored { offloaded.prefetch(whole)? } else { offloaded.prefetch_new()? };
+    fn start_gather(&self, ranks: &ProcessGroups, unsharded: &Tensor) -> Result<PendingAllGather, RankError> {
+        if let Some(offloaded) = self.shard.offloaded().filter(|_| self.has_full_shard()) {
+            let is_as_stored = unsharded.kind() == self.shard().kind();
+            let coming =
+                if is_as_stored { offloaded.prefetch(unsharded)? } else { offloaded.prefetch_new()? };
             return Ok(PendingAllGather::Fetched(coming));
         }
         let values = self.shard.values()?;
-        let sent = no_grad(|| values.detach().to_kind(whole.kind()));
-        Ok(PendingAllGather::Gathered(ranks.all_gather(whole, &sent)?))
+        let sent = no_grad(|| values.detach().to_kind(unsharded.kind()));
+        Ok(PendingAllGather::Gathered(ranks.all_gather(unsharded, &sent)?))
     }
 
     pub(in crate::shards) fn unshard(&self) -> Result<(), RankError> {
         let Some(dtype) = self.state.borrow().dtype() else { return Ok(()) };
         match self.state.replace(UnshardState::Unsharded(dtype)) {
-            UnshardState::Prefetch(_, fill) => fill.complete(self.whole(dtype).buffer.tensor()),
+            UnshardState::Prefetch(_, fill) => fill.complete(self.unsharded_buffer(dtype).buffer.tensor()),
             UnshardState::Resharded | UnshardState::Unsharded(_) => Ok(()),
         }
     }
@@ -101,8 +102,8 @@ impl FlatParameter {
             }
             UnshardState::Unsharded(dtype) => dtype,
         };
-        self.drop_others(self.whole(dtype));
-        Ok(self.whole(dtype).buffer.release()?)
+        self.drop_others(self.unsharded_buffer(dtype));
+        Ok(self.unsharded_buffer(dtype).buffer.release()?)
     }
 }
 

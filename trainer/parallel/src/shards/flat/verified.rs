@@ -19,13 +19,13 @@ impl FlatParameter {
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
         let dtype = self.state.borrow().dtype().unwrap_or(WeightDtype::Master);
-        let whole = self.whole(dtype);
-        let matches_shards = self.equals_shards(whole.buffer.tensor(), self.own_ranks(ranks), &digest)?;
+        let unsharded = self.unsharded_buffer(dtype);
+        let matches_shards = self.equals_shards(unsharded.buffer.tensor(), self.own_ranks(ranks), &digest)?;
         if !self.has_others.get() {
             return Ok(matches_shards);
         }
         let mut others_match = true;
-        for (Parameter { leaf, place, .. }, own) in self.parameters.iter().zip(&whole.views) {
+        for (Parameter { leaf, place, .. }, own) in self.parameters.iter().zip(&unsharded.views) {
             let mut expected =
                 Tensor::from_slice(&[digest(&own.detach().contiguous().view(-1))?.cast_signed()]);
             for (axis, _) in place.layout.shards() {
@@ -46,22 +46,22 @@ impl FlatParameter {
         Ok(matches_shards && others_match)
     }
 
-    /// Whether `whole` equals the ranks' shards, by the `digest` of each.
+    /// Whether `unsharded` equals the ranks' shards, by the `digest` of each.
     pub(super) fn equals_shards<E: From<RankError>>(
         &self,
-        whole: &Tensor,
+        unsharded: &Tensor,
         ranks: &ProcessGroups,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
         let held = self.shard.in_place().map_err(RankError::from)?;
-        let sent = no_grad(|| held.detach().to_kind(whole.kind()));
+        let sent = no_grad(|| held.detach().to_kind(unsharded.kind()));
         let device = self.shard().device();
         let own = Tensor::from_slice(&[digest(&sent)?.cast_signed()]).to_device(device);
         let all = Tensor::zeros([ranks.dp_shard() as i64], (Kind::Int64, device));
         ranks.all_gather(&all, &own)?.wait().map_err(RankError::from)?;
         for (shard, expected) in rlt_torch::to_vec::<i64>(&all).into_iter().enumerate() {
             let Range { start, end } = self.layout.range(shard);
-            let gathered = digest(&whole.narrow(0, start as i64, (end - start) as i64))?;
+            let gathered = digest(&unsharded.narrow(0, start as i64, (end - start) as i64))?;
             if gathered.cast_signed() != expected {
                 return Ok(false);
             }

@@ -11,7 +11,7 @@ use super::{Case, Cost, GPU, wide};
 pub(super) fn check(kernels: &Kernels, report: &mut Report<'_>) -> Result<(), Failure> {
     changes(kernels, on_device([1 << 18, 2048], [1000, 30])).report(report)?;
     advance(kernels, on_device([256, 256], [5, 3])).report(report)?;
-    seen(kernels, on_device([64, 512, 151_936], [3, 9, 160])).report(report)
+    seen_tokens(kernels, on_device([64, 512, 151_936], [3, 9, 160])).report(report)
 }
 
 /// Case of `apply_changes`: words at equal distances of the state get a value each.
@@ -78,7 +78,7 @@ fn advance(kernels: &Kernels, [rows, max_blocks]: [i64; 2]) -> Case<'_> {
 }
 
 /// Case of `mark_seen`: the prompts of a batch with a repetition penalty.
-fn seen(kernels: &Kernels, [rows, prompt_len, vocabulary]: [i64; 3]) -> Case<'_> {
+fn seen_tokens(kernels: &Kernels, [rows, prompt_len, vocabulary]: [i64; 3]) -> Case<'_> {
     let words = (vocabulary + 31) / 32;
     let token = |at: i64| at * 7919 % vocabulary;
     let mut bits = vec![0_i32; (rows * words) as usize];

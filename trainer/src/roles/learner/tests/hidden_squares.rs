@@ -24,6 +24,6 @@ impl LossHead for HiddenSquares {
         let weight = 1.0 / self.num_tokens as f64;
         let squares = hidden_cd.square().sum(Kind::Double).double_value(&[]);
         let grad_cd = hidden_cd.detach() * (weight * context.scale);
-        Ok((grad_cd, DeferredLoss::known(0.5 * weight * squares)))
+        Ok((grad_cd, DeferredLoss::evaluated(0.5 * weight * squares)))
     }
 }

@@ -164,7 +164,7 @@ fn corrected(roles: &Roles, correction: &Value) -> Batch {
 }
 
 /// Tokens of a sequence that the rule of this name keeps, by its documentation.
-fn kept(statistic: &str, log_ratios: [f64; 3], (lower, upper): (f64, f64)) -> [bool; 3] {
+fn kept_tokens(statistic: &str, log_ratios: [f64; 3], (lower, upper): (f64, f64)) -> [bool; 3] {
     let (level, divergence) = statistic.split_at(statistic.len() - 2);
     let values = log_ratios.map(|x| match divergence {
         "K1" => -x,
@@ -200,7 +200,7 @@ fn every_rejection_statistic_rejects_its_own_tokens() {
     ];
     let roles = roles_of(json!({}));
     let bounds = (0.5, 1.5);
-    let table = STATISTICS.map(|name| (name, LOG_RATIOS.map(|row| kept(name, row, bounds)).concat()));
+    let table = STATISTICS.map(|name| (name, LOG_RATIOS.map(|row| kept_tokens(name, row, bounds)).concat()));
     assert_complete("spec.algorithm.importanceCorrection.rejection.statistic", &table);
     for (statistic, expected) in &table {
         let mut rejection = json!({ "statistic": statistic, "upper": bounds.1 });
@@ -212,7 +212,7 @@ fn every_rejection_statistic_rejects_its_own_tokens() {
         assert_eq!(got.rows.mask(), expected, "{statistic}");
     }
     let without_lower = json!({ "rejection": { "statistic": "TokenK1", "upper": bounds.1 } });
-    let expected = LOG_RATIOS.map(|row| kept("TokenK1", row, (1.0 / bounds.1, bounds.1))).concat();
+    let expected = LOG_RATIOS.map(|row| kept_tokens("TokenK1", row, (1.0 / bounds.1, bounds.1))).concat();
     assert_ne!(expected, table[0].1);
     assert_eq!(corrected(&roles, &without_lower).rows.mask(), expected);
 }
