@@ -290,7 +290,7 @@ fn routers_are_balanced_as_by_the_default_of_trl() {
 }
 
 #[test]
-fn weights_that_another_trainer_cuts_are_cut_here() {
+fn weights_that_another_trainer_shards_are_sharded_here() {
     let base = "model.path=org/base data.train_files=/data/a.parquet engine.tensor_model_parallel_size=2";
     let mesh = |project, trainer, words: String| {
         let launch = Launch::new(project, trainer, &words.split(' ').map(str::to_owned).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! Modules that are trained whole beside an adapter: on any ranks, resumed, offloaded, and in a mixture whose
+//! Modules that are trained in full with an adapter: on any ranks, resumed, offloaded, and in a mixture whose
 //! experts are distributed.
 
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::job::{Place, merge, tiny_with};
 use crate::ranks::{TOLERANCE, difference, train};
 use crate::resume::{assert_same_run, prolonged};
 
-/// An adapter, beside it head, embedding and norms that are trained whole, and a frozen reference.
+/// An adapter, a head, an embedding and norms that are trained in full, and a frozen reference.
 fn adapted(changes: &Value) -> Value {
     let mut all = json!({
         "model": {
@@ -25,7 +25,7 @@ fn adapted(changes: &Value) -> Value {
 }
 
 #[test]
-fn any_ranks_train_an_adapter_and_whole_modules_as_one() {
+fn any_ranks_train_an_adapter_and_saved_modules_as_one() {
     let one = train(1, &adapted(&json!({})));
     for (count, dp_shard, sp, rollout_tp) in [(2, 2, 1, 1), (3, 3, 1, 1), (4, 2, 2, 2)] {
         let mesh =
@@ -36,20 +36,20 @@ fn any_ranks_train_an_adapter_and_whole_modules_as_one() {
 }
 
 #[test]
-fn whole_modules_beside_an_adapter_change_what_is_learnt() {
+fn saved_modules_change_what_is_learnt_with_an_adapter() {
     let alone = json!({ "model": { "lora": { "modulesToSave": [] } } });
     let difference = difference(&train(1, &adapted(&json!({}))), &train(1, &adapted(&alone)));
     assert!(difference > 1e3 * TOLERANCE, "{difference}");
 }
 
 #[test]
-fn a_run_with_whole_modules_beside_its_adapter_goes_on_bit_for_bit() {
+fn a_run_with_an_adapter_and_saved_modules_resumes_bit_for_bit() {
     let (whole, resumed) = prolonged(&adapted(&json!({})));
     assert_same_run(&whole, &resumed);
 }
 
 #[test]
-fn offload_changes_no_bit_of_a_run_with_whole_modules_beside_its_adapter() {
+fn offload_changes_no_bit_of_a_run_with_an_adapter_and_saved_modules() {
     let run = |offloads: bool| {
         let place = Place::new();
         let offload = json!({ "parameters": offloads, "optimizer": offloads });
@@ -60,7 +60,7 @@ fn offload_changes_no_bit_of_a_run_with_whole_modules_beside_its_adapter() {
 }
 
 #[test]
-fn a_mixture_with_distributed_experts_trains_whole_modules_as_one_rank() {
+fn a_mixture_with_distributed_experts_trains_saved_modules_as_one_rank() {
     let architecture = json!({
         "family": "Qwen3Moe", "experts": { "count": 4, "perToken": 2 }, "hiddenSize": 22, "intermediateSize": 14,
         "numLayers": 2, "numHeads": 2, "numKvHeads": 2, "headDim": 10, "tieWordEmbeddings": false

@@ -1,5 +1,5 @@
-//! Runs whose adapter stays beside its base in the rollout: those with it folded in, on any ranks, resumed
-//! and offloaded, and bytes of the weight sync that are the plan's.
+//! Runs whose adapter is unmerged in the rollout: compared with a merged one, on any ranks, resumed and
+//! offloaded, and the bytes of the weight sync, which are the plan's.
 
 use rlt_api::validate;
 use rlt_plan::{Models, plan, planned_model};
@@ -34,19 +34,19 @@ fn texts(place: &Place) -> Vec<Value> {
 
 /// The rollout's log-probs differ by rounding, and completions do where a draw is that near to a boundary.
 #[test]
-fn a_run_with_its_adapter_beside_the_base_is_the_run_with_it_folded_in() {
-    let [folded, beside, open] =
+fn a_run_with_an_unmerged_adapter_equals_the_run_with_it_merged() {
+    let [merged, unmerged, open] =
         [Some(true), Some(false), None].map(|merge_lora| train(1, &adapted(merge_lora, &json!({}))));
-    assert_eq!(texts(&beside), texts(&folded));
-    let difference = difference(&folded, &beside);
+    assert_eq!(texts(&unmerged), texts(&merged));
+    let difference = difference(&merged, &unmerged);
     assert!(difference < TOLERANCE, "{difference}");
-    assert_same_run(&folded, &open);
-    let moves = folded.steps().iter().any(|step| step["actor/grad_norm"].as_f64() > Some(0.0));
+    assert_same_run(&merged, &open);
+    let moves = merged.steps().iter().any(|step| step["actor/grad_norm"].as_f64() > Some(0.0));
     assert!(moves, "the adapter is trained");
 }
 
 #[test]
-fn any_ranks_with_the_adapter_beside_the_base_train_as_one() {
+fn any_ranks_with_an_unmerged_adapter_train_as_one() {
     let one = train(1, &adapted(Some(false), &json!({})));
     for (count, dp_shard, rollout_tp) in [(2, 2, 1), (3, 3, 1), (4, 2, 2), (4, 4, 1)] {
         let mesh = json!({ "workers": { "mesh": { "dpShard": dp_shard, "rolloutTp": rollout_tp } } });
@@ -58,13 +58,13 @@ fn any_ranks_with_the_adapter_beside_the_base_train_as_one() {
 }
 
 #[test]
-fn a_run_with_the_adapter_beside_the_base_goes_on_bit_for_bit() {
+fn a_run_with_an_unmerged_adapter_resumes_bit_for_bit() {
     let (whole, resumed) = prolonged(&adapted(Some(false), &json!({})));
     assert_same_run(&whole, &resumed);
 }
 
 #[test]
-fn offloaded_parameters_change_no_bit_of_a_run_with_the_adapter_beside_the_base() {
+fn offloaded_parameters_change_no_bit_of_a_run_with_an_unmerged_adapter() {
     let run = |offloads: bool| {
         let place = Place::new();
         let changes = json!({ "training": { "offload": { "parameters": offloads } } });

@@ -45,7 +45,7 @@ fn tensor_parallel_ranks_equal_one_rank_in_every_role() {
 /// Dropout masks depend on how sequences are packed, and so on the number of sequence-parallel groups, which
 /// tp does not change.
 #[test]
-fn adapters_with_dropout_beside_recomputed_and_offloaded_layers_equal_those_of_whole_weights() {
+fn adapters_with_dropout_and_recomputed_and_offloaded_layers_equal_those_of_unsharded_weights() {
     let adapter = json!({
         "model": { "lora": { "rank": 4, "alpha": 8, "dropout": 0.2 } },
         "training": { "activationCheckpointing": true, "offload": { "activations": true } }
@@ -64,9 +64,9 @@ fn adapters_with_dropout_beside_recomputed_and_offloaded_layers_equal_those_of_w
     assert!(of_outputs < TOLERANCE, "dropout of outputs: {of_outputs}");
 }
 
-/// A weight sync gathers the parts of the adapter alone.
+/// A weight sync gathers the shards of the adapter alone.
 #[test]
-fn an_adapter_beside_its_base_is_sampled_with_as_on_one_rank() {
+fn an_unmerged_adapter_is_sampled_with_as_on_one_rank() {
     let adapter = json!({ "model": { "lora": { "rank": 4, "alpha": 8, "merge": false } } });
     let cut = on_mesh(&json!({ "tp": 2, "dpShard": 2, "rolloutTp": 2 }), &adapter);
     let difference = difference(&train(1, &dense(&adapter)), &train(4, &cut));

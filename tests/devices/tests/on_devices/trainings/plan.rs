@@ -179,11 +179,11 @@ fn an_adapter_takes_what_was_planned_in_every_phase() {
 }
 
 #[test]
-fn adapters_beside_their_bases_take_what_was_planned_in_every_phase() {
+fn unmerged_adapters_take_what_was_planned_in_every_phase() {
     let lora = json!({ "rank": 16, "merge": false });
-    assert_as_planned("beside a dense base", 1, &json!({ "model": { "lora": lora } }));
+    assert_as_planned("an unmerged adapter of a dense base", 1, &json!({ "model": { "lora": lora } }));
     let quantized = json!({ "model": { "lora": lora, "quantization": { "doubleQuantization": true } } });
-    assert_as_planned("beside codes", 1, &quantized);
+    assert_as_planned("an unmerged adapter of a quantized base", 1, &quantized);
 }
 
 #[test]
