@@ -3,14 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
-use std::sync::Arc;
 
 use rlt_api::spec::CriticSpec;
 use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::fixtures;
 use rlt_core::loss::Objective;
 use rlt_core::loss::{Aggregation, Gpg};
-use rlt_core::types::{Prompt, TokenId};
+use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, LoadOptions, PackedInput};
 use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::update::UpdatePlan;
@@ -42,7 +41,7 @@ fn decoder(family: &str) -> Decoder {
 
 fn batch() -> Batch {
     let token = |seed: usize, at: usize| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId;
-    let prompt = |len: usize| Arc::new(Prompt::from_tokens(0, (0..len).map(|at| token(len, at)).collect()));
+    let prompt = |len: usize| fixtures::prompt(&(0..len).map(|at| token(len, at)).collect::<Vec<_>>());
     let sequences: Vec<BatchSequence> = (0..LENS.len())
         .map(|row| BatchSequence {
             prompt: prompt(LENS[row].0),

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use rlt_core::batch::Batch;
+use rlt_core::fixtures::prompt;
 use rlt_core::labelled::{JudgedSteps, ScoredPairs};
 use rlt_core::preferences::PreferenceExample;
-use rlt_core::types::{Prompt, TokenId};
+use rlt_core::types::TokenId;
 use rlt_decoder::{Decoder, LoadOptions, OutputHead, Weights};
 use rlt_layout::AxisPlace;
 use rlt_trainer::roles::actor::Actor;
@@ -19,10 +20,6 @@ use crate::gradients::{actor_of, assert_close, assert_gradients, fixtures, numbe
 
 /// Tokens of a micro-batch: all pairs in one, and so few that pairs are split.
 const BUDGETS: [usize; 2] = [4096, 13];
-
-fn prompt(tokens: Vec<TokenId>) -> Arc<Prompt> {
-    Arc::new(Prompt::from_tokens(0, tokens))
-}
 
 /// A model of the fixtures with a classifier's head, in place of the actor.
 fn classifier(model: &str, head: OutputHead) -> Actor {
@@ -53,7 +50,7 @@ fn scores_losses_and_gradients_of_pairs_are_trls_however_they_are_split() {
     for case in cases {
         let example = |(pair, margin): (&Value, f64)| {
             Arc::new(PreferenceExample {
-                prompt: prompt(tokens(&pair["prompt_ids"])),
+                prompt: prompt(&tokens(&pair["prompt_ids"])),
                 completions: ["chosen_ids", "rejected_ids"].map(|side| tokens(&pair[side])).to_vec(),
                 labels: vec![true, false],
                 margin,
@@ -93,7 +90,7 @@ fn numbers_losses_and_gradients_of_steps_are_transformers() {
     let case: Value = serde_json::from_str(&text).unwrap();
     let example = |row: &Value| {
         Arc::new(PreferenceExample {
-            prompt: prompt(tokens(&row["prompt_ids"])),
+            prompt: prompt(&tokens(&row["prompt_ids"])),
             completions: vec![tokens(&row["completion_ids"])],
             labels: numbers(&row["labels"]).into_iter().map(|label| label == 1.0).collect(),
             margin: 0.0,
@@ -128,7 +125,7 @@ fn transformers_reads_the_same_numbers_of_an_exported_process_reward_model() {
     for row in case["rows"].as_array().unwrap() {
         let completion = tokens(&row["completion_ids"]);
         let example = PreferenceExample {
-            prompt: prompt(tokens(&row["prompt_ids"])),
+            prompt: prompt(&tokens(&row["prompt_ids"])),
             step_ends: (1..=completion.len()).collect(),
             labels: vec![true; completion.len()],
             completions: vec![completion],

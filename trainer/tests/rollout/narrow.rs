@@ -1,11 +1,9 @@
 //! Equality of the logits of rollout and actor, to the bit, in bfloat16 on CPUs with tiles.
 
-use std::sync::Arc;
-
 use rlt_core::batch::Batch;
-use rlt_core::fixtures::rollout;
+use rlt_core::fixtures::{prompt, rollout};
 use rlt_core::sampling::SamplingParams;
-use rlt_core::types::{Completion, Prompt, Reward, Rollout, RolloutGroup};
+use rlt_core::types::{Completion, Reward, Rollout, RolloutGroup};
 use rlt_decoder::{Adapter, Decoder, LoadOptions, ModelConfig};
 use rlt_engine::{EngineOptions, Request};
 use rlt_parallel::Ranks;
@@ -50,7 +48,7 @@ fn mixed_requests() -> Vec<Request> {
 /// The completions as the trainer packs them: a prompt once for its samples.
 fn batch_of(requests: &[Request], completions: &[Vec<Completion>]) -> Batch {
     let group = |(request, samples): (&Request, &Vec<Completion>)| {
-        let prompt = Arc::new(Prompt::from_tokens(0, request.prompt.to_vec()));
+        let prompt = prompt(&request.prompt);
         let sample = |completion: &Completion| Rollout {
             completion: completion.clone(),
             ..rollout(&prompt, &[], Reward::from_score(0.0))

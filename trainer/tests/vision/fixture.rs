@@ -104,12 +104,7 @@ impl Fixture {
 
     /// Two completions of a prompt without images.
     pub(crate) fn text_batch(&self) -> Batch {
-        let prompt = Prompt {
-            images: Vec::new(),
-            tokens: self.tokens("completion.0.0"),
-            ..Prompt::clone(&self.prompt(0))
-        };
-        let prompt = Arc::new(prompt);
+        let prompt = fixtures::prompt(&self.tokens("completion.0.0"));
         let sequence = |completion: &str| BatchSequence {
             prompt: Arc::clone(&prompt),
             sample_idx: 0,
