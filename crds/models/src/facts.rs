@@ -2,8 +2,7 @@
 
 use rlt_api::conflicts::{Fact, Facts};
 
-use super::families::FamilyDefinition;
-use super::{ExpertForm, Experts, ModelConfig, NormKind, QkNorm};
+use super::{ExpertForm, Experts, ModelConfig, NormKind, QkNorm, families};
 
 /// Widest head that the rollout's attention kernel for GPUs reads. Others are padded to a multiple of 8.
 const WIDEST_HEAD: usize = 256;
@@ -30,6 +29,6 @@ impl ModelConfig {
             .with(Fact::QkNormEachHead, self.qk_norm == QkNorm::EachHead)
             .with(Fact::WideHeads, self.head_dim > WIDEST_HEAD)
             .with(Fact::Quantized, self.quantization.is_some())
-            .with(Fact::NoClassifier, !self.family.definition().has_classifier)
+            .with(Fact::NoClassifier, !families::definition(self.family).has_classifier)
     }
 }

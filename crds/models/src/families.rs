@@ -33,17 +33,10 @@ macro_rules! table_of_definitions {
 
 model_families!(table_of_definitions);
 
-/// Link from a family to its definition.
-pub(crate) trait FamilyDefinition {
-    /// Returns the names and defaults of the family, and its differences from Llama.
-    fn definition(self) -> &'static Definition;
-}
-
-impl FamilyDefinition for Family {
-    fn definition(self) -> &'static Definition {
-        let own = FAMILIES.iter().find(|(family, _)| *family == self);
-        own.map_or(&llama::LLAMA, |(_, definition)| definition)
-    }
+/// Returns the names and defaults of a family, and its differences from Llama.
+pub(crate) fn definition(family: Family) -> &'static Definition {
+    let entry = FAMILIES.iter().find(|(listed, _)| *listed == family);
+    entry.map_or(&llama::LLAMA, |(_, definition)| definition)
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 
-use super::families::FamilyDefinition;
-use super::{Family, ModelConfig, OutputHead, TensorShape};
+use super::{Family, ModelConfig, OutputHead, TensorShape, families};
 
 /// Name of the weight of a head that gives logits of tokens.
 pub const HEAD_WEIGHT: &str = "lm_head.weight";
@@ -24,7 +23,7 @@ pub fn classifier_head(document: &Value) -> Option<(OutputHead, Family)> {
 
 /// Returns the transformers class that has this head on a family's body.
 pub(super) fn class_of(head: OutputHead, family: Family) -> String {
-    let definition = family.definition();
+    let definition = families::definition(family);
     match head {
         OutputHead::Vocabulary => definition.architecture.to_owned(),
         OutputHead::Sequence => definition.classifier.to_owned(),

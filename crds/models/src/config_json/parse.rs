@@ -3,7 +3,7 @@
 use rlt_api::spec::ArchitectureSpec;
 use serde_json::{Map, Value, json};
 
-use super::super::families::{Defaults, Definition, FamilyDefinition};
+use super::super::families::{self, Defaults, Definition};
 use super::super::head::classifier_head;
 use super::super::quantization;
 use super::super::rope::{self, Context};
@@ -23,7 +23,7 @@ pub(crate) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
     let flat = family.has_vision().then(|| vision::flattened(document, family));
     let fields = flat.as_ref().map_or(Ok(fields), Fields::root)?;
     refuse_what_changes_numbers(&fields)?;
-    let definition = family.definition();
+    let definition = families::definition(family);
     let mut config = common(&fields, family, &definition.defaults)?;
     (definition.shape)(&mut config);
     config.hidden_activation = activation(&fields, &definition.defaults)?;
@@ -160,7 +160,7 @@ pub(crate) fn from_architecture(
         num_kv_heads: spec.kv_heads() as usize,
         head_dim: spec.head_width() as usize,
     };
-    let definition = spec.family.definition();
+    let definition = families::definition(spec.family);
     let factor = definition.defaults.partial_rotary_factor;
     let mut config = ModelConfig {
         max_position_embeddings: spec.max_position_embeddings as usize,
@@ -218,23 +218,23 @@ pub(crate) fn classifier(document: &Value) -> Result<ModelConfig, ModelConfigErr
         return Err(fields.unsupported("quantization_config", "unquantized weights of a classifier"));
     }
     let mut body = document.clone();
-    body["architectures"] = json!([family.definition().architecture]);
+    body["architectures"] = json!([families::definition(family).architecture]);
     body["tie_word_embeddings"] = true.into();
     parse(&body)
 }
 
 /// Lists a name of every family, separated by commas.
 fn listed(name: fn(&Definition) -> &'static str) -> String {
-    Family::all().map(|family| name(family.definition())).collect::<Vec<_>>().join(", ")
+    Family::all().map(|family| name(families::definition(family))).collect::<Vec<_>>().join(", ")
 }
 
 fn family(fields: &Fields<'_>) -> Result<Family, ModelConfigError> {
     let class = fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
     let found = match class {
-        Some(class) => Family::all().find(|family| family.definition().architecture == class),
+        Some(class) => Family::all().find(|family| families::definition(*family).architecture == class),
         None => {
             let model_type = fields.text("model_type")?.ok_or_else(|| fields.missing("architectures"))?;
-            Family::all().find(|family| family.definition().model_type == model_type)
+            Family::all().find(|family| families::definition(*family).model_type == model_type)
         }
     };
     let family = found.ok_or_else(|| ModelConfigError::UnknownArchitecture {
@@ -242,10 +242,10 @@ fn family(fields: &Fields<'_>) -> Result<Family, ModelConfigError> {
         parts: described(&unknown_parts(fields)),
         known: listed(|definition| definition.architecture),
     })?;
+    let definition = families::definition(family);
     match fields.text("model_type")? {
-        Some(model_type) if model_type != family.definition().model_type => {
-            let expected =
-                format!("{:?} with {}", family.definition().model_type, family.definition().architecture);
+        Some(model_type) if model_type != definition.model_type => {
+            let expected = format!("{:?} with {}", definition.model_type, definition.architecture);
             Err(fields.invalid("model_type", &expected))
         }
         _ => Ok(family),

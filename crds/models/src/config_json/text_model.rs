@@ -2,8 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::Family;
-use super::super::families::FamilyDefinition;
+use super::super::{Family, families};
 
 /// Class of Gemma 3 with a vision tower.
 const GEMMA3: &str = "Gemma3ForConditionalGeneration";
@@ -36,7 +35,7 @@ pub(crate) fn text_config(document: &Value) -> Option<Value> {
     text.extend(document["text_config"].as_object()?.clone());
     let shared = SHARED.into_iter().filter_map(|name| Some((name.to_owned(), document.get(name)?.clone())));
     text.extend(shared.filter(|(_, value)| !value.is_null()));
-    let definition = Family::Gemma3.definition();
+    let definition = families::definition(Family::Gemma3);
     text.insert("architectures".to_owned(), json!([definition.architecture]));
     text.insert("model_type".to_owned(), json!(definition.model_type));
     Some(text.into())

@@ -2,15 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::super::families::FamilyDefinition;
 use super::super::head::class_of;
-use super::super::{HiddenActivation, ModelConfig, OutputHead, RopeConfig, RopeScaling, rope};
+use super::super::{HiddenActivation, ModelConfig, OutputHead, RopeConfig, RopeScaling, families, rope};
 
 pub(crate) fn to_json(config: &ModelConfig, dtype: &str) -> Value {
     let rope = config.ropes.first().cloned().unwrap_or(PLAIN);
     let mut document = json!({
         "architectures": [class_of(config.head, config.family)],
-        "model_type": config.family.definition().model_type,
+        "model_type": families::definition(config.family).model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -40,7 +39,7 @@ pub(crate) fn to_json(config: &ModelConfig, dtype: &str) -> Value {
         document["original_max_position_embeddings"] = (original_max_position_embeddings as u64).into();
     }
     write_labels(config.head, &mut document);
-    (config.family.definition().write)(config, &mut document);
+    (families::definition(config.family).write)(config, &mut document);
     document
 }
 

@@ -4,8 +4,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::Family;
-use crate::families::FamilyDefinition;
+use crate::{Family, families};
 
 /// Names of the fields that transformers 5.17 reads, by file or object and by model family, tokenizer or
 /// method.
@@ -55,12 +54,12 @@ fn the_fields_that_transformers_reads_are_those_of_all_supported_families() {
     let fields = read_by_transformers();
     for family in Family::all() {
         // The text model of Gemma 3 has a type of its own.
-        let folder = family.definition().model_type.trim_end_matches("_text");
+        let folder = families::definition(family).model_type.trim_end_matches("_text");
         assert!(fields["config.json"][folder].as_array().is_some_and(|names| names.len() > 15), "{folder}");
         assert_eq!(fields["vision_config"][folder].is_array(), family.has_vision(), "{folder}");
         let has_windows =
             fields["config.json"][folder].as_array().unwrap().contains(&json!("sliding_window"));
-        assert_eq!(has_windows, family.definition().has_windows, "{folder}");
+        assert_eq!(has_windows, families::definition(family).has_windows, "{folder}");
     }
 }
 
