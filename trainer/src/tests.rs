@@ -25,18 +25,18 @@ pub(crate) fn actor_on_mesh(
     ranks: &Ranks,
     dp_shard: usize,
 ) -> Actor {
-    actor_with_offload(decoder, options, ranks, dp_shard, &Offload::default())
+    actor_with_offload(decoder, options, ranks, (dp_shard, 1), &Offload::default())
 }
 
-/// Makes the same actor with `offload`.
+/// Makes the same actor with `offload`, whose experts `ep` ranks distribute.
 pub(super) fn actor_with_offload(
     decoder: Decoder,
     options: ActorOptions,
     ranks: &Ranks,
-    dp_shard: usize,
+    (dp_shard, ep): (usize, usize),
     offload: &Offload,
 ) -> Actor {
-    actor_keeping_unsharded(decoder, options, ranks, (dp_shard, 1), offload)
+    actor_keeping_unsharded(decoder, options, ranks, (dp_shard, ep, 1), offload)
 }
 
 /// Makes the same actor, whose last layers stay unsharded between forward and backward pass.
@@ -44,11 +44,12 @@ pub(super) fn actor_keeping_unsharded(
     decoder: Decoder,
     options: ActorOptions,
     ranks: &Ranks,
-    (dp_shard, unsharded_layers): (usize, usize),
+    (dp_shard, ep, unsharded_layers): (usize, usize, usize),
     offload: &Offload,
 ) -> Actor {
+    let ranks = ranks.clone().with_expert_parallel(ep);
     let offload_to = offload.parameters();
-    let by_unit = dp_shard > 1 || ranks.ep() > 1 || ranks.tp_group().is_some() || offload_to.is_some();
+    let by_unit = dp_shard > 1 || ep > 1 || ranks.tp_group().is_some() || offload_to.is_some();
     let shards = by_unit.then(|| {
         let mesh = Rc::new(ranks.on_mesh(dp_shard).unwrap());
         let shards = ShardedParameters::new(&decoder, mesh, offload_to).unwrap();
@@ -57,7 +58,7 @@ pub(super) fn actor_keeping_unsharded(
     let trained =
         shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::local_shards);
     let optimizer = offload.optimizer(trained, AdamWOptions::default()).unwrap();
-    let mut actor = Actor::new(decoder, optimizer, options, ranks.clone());
+    let mut actor = Actor::new(decoder, optimizer, options, ranks);
     if let Some(shards) = shards {
         actor = actor.with_shards(shards);
     }

@@ -27,9 +27,4 @@ impl Ranks {
     pub fn with_expert_parallel(self, ep: usize) -> Self {
         Self { ep, ..self }
     }
-
-    /// Expert-parallel degree: number of ranks over which the experts of a layer are distributed.
-    pub fn ep(&self) -> usize {
-        self.ep
-    }
 }

@@ -163,19 +163,20 @@ fn actor_options(case: Case) -> ActorOptions {
 }
 
 fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
-    let ranks = &distributing(case, ranks);
-    let actor = actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::default());
+    let degrees = (dp_shard, expert_parallel_degree(case, ranks));
+    let actor = actor_with_offload(decoder(case), actor_options(case), ranks, degrees, &Offload::default());
     actor.with_router_loss(case.experts.then_some(0.5))
 }
 
 /// Makes the same actor, with the offload `spec` to `folder`.
 fn offloaded_actor(case: Case, ranks: &Ranks, dp_shard: usize, spec: OffloadSpec, folder: &Path) -> Actor {
-    let ranks = &distributing(case, ranks);
-    actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::new(spec, folder))
+    let degrees = (dp_shard, expert_parallel_degree(case, ranks));
+    actor_with_offload(decoder(case), actor_options(case), ranks, degrees, &Offload::new(spec, folder))
 }
 
-fn distributing(case: Case, ranks: &Ranks) -> Ranks {
-    ranks.clone().with_expert_parallel(case.ep.min(ranks.size()))
+/// Number of ranks that distribute the experts of a case; one rank has all.
+fn expert_parallel_degree(case: Case, ranks: &Ranks) -> usize {
+    case.ep.min(ranks.size())
 }
 
 fn plan(case: Case, seed: u64) -> UpdatePlan {
@@ -269,8 +270,13 @@ fn experts_and_the_loss_of_their_routers_train_on_any_mesh_and_in_any_micro_batc
     let one = |max_tokens| train(Case { max_tokens, ..experts }, &Ranks::alone(), 1);
     let difference = largest_difference(&one(8), &one(64));
     assert!(difference < TOLERANCE, "{difference}");
-    let without =
-        actor_with_offload(decoder(experts), actor_options(experts), &Ranks::alone(), 1, &Offload::default());
+    let without = actor_with_offload(
+        decoder(experts),
+        actor_options(experts),
+        &Ranks::alone(),
+        (1, 1),
+        &Offload::default(),
+    );
     let num_weights = parameters(&without).len();
     let weights = |numbers: Vec<f64>| numbers[numbers.len() - num_weights..].to_vec();
     assert_ne!(weights(train_actor(experts, without)), weights(one(8)), "the routers' loss has no gradient");

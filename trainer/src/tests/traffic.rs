@@ -144,7 +144,7 @@ fn step(layout: Layout, ranks: &Ranks) -> (f64, f64) {
         activation_checkpointing: false,
         max_grad_norm: 1.0,
     };
-    let degrees = (layout.dp_shard, layout.unsharded);
+    let degrees = (layout.dp_shard, 1, layout.unsharded);
     let mut actor = actor_keeping_unsharded(decoder, options, ranks, degrees, &Offload::default());
     let before = ranks.traffic();
     let parts = actor.learner.units();

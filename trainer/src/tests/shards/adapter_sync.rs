@@ -72,7 +72,7 @@ fn ranks_send_the_bytes_that_the_plan_names_and_the_digests_that_hold_them() {
     for size in [1, 2, 4] {
         let sent = on_ranks(size, |ranks| {
             let options = ActorOptions { ..actor_options(FULL) };
-            let actor = actor_with_offload(even(&spec), options, &ranks, size, &Offload::default());
+            let actor = actor_with_offload(even(&spec), options, &ranks, (size, 1), &Offload::default());
             let mut engine = engine();
             let mut sent = |version| {
                 set_adapter(&actor, 0.25);

@@ -47,8 +47,8 @@ fn mixture(case: Case) -> Decoder {
 /// Loss, gradient norm, log-probs and choices of experts of an update, and on the leader the gradients of all
 /// parameters: the first moments.
 fn first_update(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f64>) {
-    let ranks = distributing(case, ranks);
-    let actor = actor_with_offload(mixture(case), actor_options(case), &ranks, dp_shard, &Offload::default());
+    let degrees = (dp_shard, expert_parallel_degree(case, ranks));
+    let actor = actor_with_offload(mixture(case), actor_options(case), ranks, degrees, &Offload::default());
     let mut actor = actor.with_router_loss(Some(0.5));
     let report = update(&mut actor, &batch(), &plan(case, 0)).unwrap();
     assert_eq!(report.updates.num_skipped, 0);

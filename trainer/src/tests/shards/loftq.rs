@@ -9,7 +9,7 @@ fn started(ranks: &Ranks, dp_shard: usize, offload: OffloadSpec, folder: &Path) 
     let mut decoder = Decoder::from_weights(&weights, &options(QUANTIZED)).unwrap();
     decoder.attach_lora_spec(&lora, 3).unwrap();
     let offload = Offload::new(offload, folder);
-    let mut actor = actor_with_offload(decoder, actor_options(QUANTIZED), ranks, dp_shard, &offload);
+    let mut actor = actor_with_offload(decoder, actor_options(QUANTIZED), ranks, (dp_shard, 1), &offload);
     actor.start_from_error::<Box<dyn std::error::Error>>(&weights).unwrap();
     trained_parameters(&actor)
 }

@@ -15,7 +15,7 @@ fn trained(
     let folder = tempfile::tempdir().unwrap();
     let train = |ranks: &Ranks| {
         let offload = Offload::new(spec, folder.path());
-        let degrees = (dp_shard, unsharded);
+        let degrees = (dp_shard, 1, unsharded);
         train_actor(
             case,
             actor_keeping_unsharded(decoder(case), actor_options(case), ranks, degrees, &offload),
@@ -57,8 +57,13 @@ fn the_last_layers_stay_and_none_of_them_is_left_whole_by_an_update() {
     for unsharded in 1..=LAYERS {
         on_ranks(2, |ranks| {
             let offload = Offload::default();
-            let mut actor =
-                actor_keeping_unsharded(decoder(FULL), actor_options(FULL), &ranks, (2, unsharded), &offload);
+            let mut actor = actor_keeping_unsharded(
+                decoder(FULL),
+                actor_options(FULL),
+                &ranks,
+                (2, 1, unsharded),
+                &offload,
+            );
             let shards = actor.learner.shards().unwrap();
             let at_rest = shards.num_bytes();
             let staying = (0..LAYERS).filter(|layer_idx| shards.stays_unsharded(*layer_idx));
