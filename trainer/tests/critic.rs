@@ -6,10 +6,9 @@ use std::path::Path;
 
 use rlt_api::spec::CriticSpec;
 use rlt_core::batch::{Batch, BatchSequence};
-use rlt_core::fixtures;
+use rlt_core::fixtures::{self, varied_token};
 use rlt_core::loss::Objective;
 use rlt_core::loss::{Aggregation, Gpg};
-use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, LoadOptions, PackedInput};
 use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::update::UpdatePlan;
@@ -40,13 +39,14 @@ fn decoder(family: &str) -> Decoder {
 }
 
 fn batch() -> Batch {
-    let token = |seed: usize, at: usize| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId;
-    let prompt = |len: usize| fixtures::prompt(&(0..len).map(|at| token(len, at)).collect::<Vec<_>>());
+    let tokens =
+        |seed: usize, len: usize| -> Vec<_> { (0..len).map(|idx| varied_token(seed, idx)).collect() };
+    let prompt = |len: usize| fixtures::prompt(&tokens(len, len));
     let sequences: Vec<BatchSequence> = (0..LENS.len())
         .map(|row| BatchSequence {
             prompt: prompt(LENS[row].0),
             sample_idx: 0,
-            completion: (0..LENS[row].1).map(|at| token(row + 50, at)).collect(),
+            completion: tokens(row + 50, LENS[row].1),
         })
         .collect();
     let batch = fixtures::batch(sequences, vec![0, 0, 0, 1]);

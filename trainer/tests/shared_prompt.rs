@@ -6,9 +6,8 @@
 use std::path::Path;
 
 use rlt_core::batch::Batch;
-use rlt_core::fixtures::batch_of_lens;
+use rlt_core::fixtures::{batch_of_lens, varied_token};
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
-use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
 use rlt_layout::AxisPlace;
 use rlt_parallel::Ranks;
@@ -34,7 +33,7 @@ const FAMILIES: [&str; 9] = [
 const GROUPS: [(usize, &[usize]); 4] = [(21, &[9, 1, 30, 14]), (7, &[12]), (1, &[5, 8]), (40, &[3, 3, 3])];
 
 fn batch(shares_prompts: bool) -> Batch {
-    let batch = batch_of_lens(&GROUPS, |seed, at| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId);
+    let batch = batch_of_lens(&GROUPS, varied_token);
     let advantages = (0..batch.rows.num_tokens()).map(|at| (at as f64).sin()).collect();
     let groups = if shares_prompts { batch.groups } else { (0..batch.sequences.len()).collect() };
     Batch { advantages, groups, ..batch }

@@ -55,6 +55,11 @@ pub fn batch(sequences: Vec<BatchSequence>, groups: Vec<usize>) -> Batch {
     Batch::unscored(sequences, groups)
 }
 
+/// Returns a token id from 2 to 91 that depends on the seed of a sequence and on the token's index in it.
+pub fn varied_token(seed: usize, idx: usize) -> TokenId {
+    2 + ((seed * 31 + idx * 7 + idx * idx) % 90) as TokenId
+}
+
 /// Returns a batch of rollout groups, given by the lengths of prompt and completions. Each prompt and
 /// completion has a seed; `token` maps the seed and an index to a token id.
 pub fn batch_of_lens(groups: &[(usize, &[usize])], token: impl Fn(usize, usize) -> TokenId) -> Batch {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rlt_api::spec::{CriticSpec, OffloadSpec};
 use rlt_core::batch::Batch;
-use rlt_core::fixtures::preference;
+use rlt_core::fixtures::{preference, varied_token};
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, LoadOptions, OutputHead, Weights};
@@ -119,9 +119,8 @@ fn gradient_plan() -> UpdatePlan {
 
 /// Pairs of completions of different lengths.
 fn pairs(num_pairs: usize) -> Vec<Arc<PreferenceExample>> {
-    let tokens = |seed: usize, len: usize| -> Vec<TokenId> {
-        (0..len).map(|at| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId).collect()
-    };
+    let tokens =
+        |seed: usize, len: usize| -> Vec<TokenId> { (0..len).map(|idx| varied_token(seed, idx)).collect() };
     let pair = |idx: usize| {
         preference(&tokens(idx, 5 + idx), &[&tokens(idx + 40, 3 + 2 * idx), &tokens(idx + 80, 9)])
     };

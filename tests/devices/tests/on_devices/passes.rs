@@ -5,9 +5,8 @@ use std::path::Path;
 
 use rlt_api::spec::LoraSpec;
 use rlt_core::batch::Batch;
-use rlt_core::fixtures::batch_of_lens;
+use rlt_core::fixtures::{batch_of_lens, varied_token};
 use rlt_core::loss::{Aggregation, Gspo, Objective, PolicyLoss, Vanilla};
-use rlt_core::types::TokenId;
 use rlt_decoder::{Adapter, Decoder, LoadOptions};
 use rlt_models::ModelConfig;
 use rlt_parallel::Ranks;
@@ -30,7 +29,7 @@ pub(crate) const LARGE: usize = 4096;
 pub(crate) const SMALL: usize = 64;
 
 pub(crate) fn batch(groups: Groups<'_>) -> Batch {
-    let batch = batch_of_lens(groups, |seed, at| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId);
+    let batch = batch_of_lens(groups, varied_token);
     let num_tokens = batch.rows.num_tokens();
     Batch {
         old_logprobs: Some((0..num_tokens).map(|at| -3.0 + (at as f64).cos()).collect()),
