@@ -24,7 +24,8 @@ mod windows;
 
 pub use rlt_api::resolved::OutputHead;
 use rlt_api::spec::ArchitectureSpec;
-pub use rlt_api::spec::{BLOCK_SIZES, ModelFamily as Family};
+// A family is the manifest's choice: the type belongs to the API.
+pub use rlt_api::spec::ModelFamily as Family;
 
 use config_json::{fields, parse, text_model, write};
 pub use constants::{KEPT_FEATURES_BYTES, READ_CHUNK_NUMBERS};

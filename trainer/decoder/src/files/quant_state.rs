@@ -199,7 +199,7 @@ impl<'a> State<'a> {
     }
 
     fn block_size(&self) -> Result<usize, ModelError> {
-        let sizes = rlt_models::BLOCK_SIZES;
+        let sizes = rlt_api::spec::BLOCK_SIZES;
         let size =
             self.json["blocksize"].as_u64().filter(|size| sizes.iter().any(|one| u64::from(*one) == *size));
         size.map(|size| size as usize).ok_or_else(|| self.invalid("blocksize", format!("one of {sizes:?}")))
