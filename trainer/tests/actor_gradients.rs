@@ -5,7 +5,8 @@
 
 use rlt_core::batch::{Batch, Demonstration};
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
-use rlt_decoder::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput};
+use rlt_decoder::{Adapter, Decoder, LoadOptions, PackedInput};
+use rlt_models::ModelConfig;
 use rlt_parallel::Ranks;
 use rlt_trainer::roles::actor::{Actor, ActorOptions};
 use rlt_trainer::roles::learner::MicroBatch;

@@ -1,9 +1,9 @@
 //! Decoder models: loaded from Hugging Face folders or initialized, run on packed tokens, and exported.
 //!
-//! One decoder implements all families; [`ModelConfig`] holds their differences as data. Each layer is a
-//! separate autograd graph: it takes a hidden state, returns one and reads no other layer, so its caller can
-//! checkpoint, shard or offload it. Training and rollout run the same [`DecoderLayer::forward_with`] and
-//! differ only in the [`Projections`] and the attention that they pass.
+//! One decoder implements all families; [`rlt_models::ModelConfig`] holds their differences as data. Each
+//! layer is a separate autograd graph: it takes a hidden state, returns one and reads no other layer, so its
+//! caller can checkpoint, shard or offload it. Training and rollout run the same
+//! [`DecoderLayer::forward_with`] and differ only in the [`Projections`] and the attention that they pass.
 //!
 //! ```text
 //! PackedInput -> Decoder::embed -> DecoderLayer::forward (x layers) -> Decoder::final_norm -> head
@@ -56,7 +56,6 @@ pub use packed::{PackedImages, PackedInput};
 pub use parameters::{LoadOptions, NamedTensors, of_ranges};
 pub use projection::{Adapter, Dropout, Linear, LoraPair, ProjectionWeights};
 pub use rank_sharding::{OwnTokens, RankSharding};
-pub use rlt_models::{Family, ModelConfig, OutputHead};
 pub use rope::{Frequencies, RopeTables, Ropes};
 pub use routes::{Counted, RouteCounter, RouteCounts, RouteLog, RoutesOfCompletion};
 pub use tp_sharding::TpSharding;

@@ -6,10 +6,9 @@ use rlt_core::batch::Batch;
 use rlt_core::fixtures::batch_of_lens;
 use rlt_core::loss::{Aggregation, ClipCov, Denominators, Gpg, Gspo, LossInputs, Objective, PolicyLoss};
 use rlt_core::types::TokenId;
-use rlt_decoder::{
-    Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput, Weights,
-};
+use rlt_decoder::{Adapter, Decoder, LoadOptions, LoraConfig, ModuleMatch, PackedInput, Weights};
 use rlt_layout::AxisPlace;
+use rlt_models::ModelConfig;
 use rlt_parallel::Ranks;
 use rlt_parallel::schedule::probe::{ProbeError, Sample};
 use rlt_parallel::schedule::{self, DecoderPass};

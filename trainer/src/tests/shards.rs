@@ -20,9 +20,7 @@ use rlt_api::spec::{
     CriticSpec, LoraInit, LoraSpec, OffloadSpec, Precision, QuantizationFormat, QuantizationSpec,
 };
 use rlt_core::batch::{Batch, Demonstration};
-use rlt_decoder::{
-    Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights,
-};
+use rlt_decoder::{Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModuleMatch, Weights};
 use rlt_parallel::{DecoderUnits, FsdpUnit, RankError, Ranks, ShardedParameters, WeightDtype};
 use tch::{Kind, Tensor};
 

@@ -2,7 +2,8 @@
 
 use rlt_api::spec::LoraInit;
 use rlt_core::batch::{Batch, Demonstration};
-use rlt_decoder::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch};
+use rlt_decoder::{Adapter, Decoder, LoadOptions, LoraConfig, ModuleMatch};
+use rlt_models::ModelConfig;
 use rlt_parallel::{RankError, Ranks};
 use tch::{Kind, Tensor};
 

@@ -5,8 +5,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use rlt_core::sampling::SamplingParams;
-use rlt_decoder::{Decoder, ExportOptions, LoadOptions, ModelConfig};
+use rlt_decoder::{Decoder, ExportOptions, LoadOptions};
 use rlt_engine::{Engine, EngineError, EngineOptions};
+use rlt_models::ModelConfig;
 use serde_json::json;
 use tch::{Device, Kind};
 

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
-use rlt_decoder::{Decoder, LoadOptions, ModelConfig};
+use rlt_decoder::{Decoder, LoadOptions};
 use rlt_engine::{Engine, EngineError, EngineOptions, Request, RolloutStats};
+use rlt_models::ModelConfig;
 use rlt_parallel::{DecoderUnits, ShardedParameters};
 use tch::Kind;
 

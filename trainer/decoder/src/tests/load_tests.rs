@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use rlt_models::ModelConfig;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
-use crate::{Adapter, Decoder, ExportOptions, LoadOptions, ModelConfig, PackedInput};
+use crate::{Adapter, Decoder, ExportOptions, LoadOptions, PackedInput};
 
 fn config(tied: bool) -> ModelConfig {
     ModelConfig::from_json(&json!({

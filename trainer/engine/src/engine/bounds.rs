@@ -3,7 +3,7 @@
 use rlt_core::engine::SequenceRequest;
 use rlt_core::images::ImageError;
 use rlt_core::types::TokenId;
-use rlt_decoder::ModelConfig;
+use rlt_models::ModelConfig;
 
 use crate::{EngineError, EngineOptions, Request};
 

@@ -3,7 +3,8 @@
 mod copies;
 mod memory;
 
-use rlt_decoder::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput, RouterObserver, Weights};
+use rlt_decoder::{Adapter, Decoder, LoadOptions, PackedInput, RouterObserver, Weights};
+use rlt_models::ModelConfig;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::*;

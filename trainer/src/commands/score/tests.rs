@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use rlt_decoder::{ExportOptions, LoadOptions, ModelConfig};
+use rlt_decoder::{ExportOptions, LoadOptions};
+use rlt_models::ModelConfig;
 use serde_json::json;
 use tch::Kind;
 

@@ -7,8 +7,8 @@
 //! Legend of shapes: t tokens, d hidden size, v vocabulary, k labels of a classifier, c positions that it
 //! reads.
 
-use rlt_decoder::{ADAPTED_MODEL, Decoder, OutputHead};
-use rlt_models::SCORE_BIAS;
+use rlt_decoder::{ADAPTED_MODEL, Decoder};
+use rlt_models::{OutputHead, SCORE_BIAS};
 use tch::{Kind, Tensor, no_grad};
 
 /// Leaves whose gradients are filled by hand; `None` if the weight is frozen.

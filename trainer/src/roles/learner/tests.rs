@@ -3,7 +3,8 @@
 mod hidden_squares;
 
 use rlt_core::batch::Demonstration;
-use rlt_decoder::{LoadOptions, ModelConfig, PackedInput};
+use rlt_decoder::{LoadOptions, PackedInput};
+use rlt_models::ModelConfig;
 use tch::{Device, Kind};
 
 use self::hidden_squares::HiddenSquares;

@@ -2,6 +2,7 @@
 
 use rlt_api::spec::LoraSpec;
 use rlt_engine::{Engine, EngineOptions};
+use rlt_models::ModelConfig;
 use rlt_plan::WeightSync;
 
 use super::taken::{Sampled, sample, set_adapter};

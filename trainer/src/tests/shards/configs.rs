@@ -1,6 +1,6 @@
 //! The models of these tests.
 
-use rlt_decoder::ModelConfig;
+use rlt_models::ModelConfig;
 
 use super::Case;
 

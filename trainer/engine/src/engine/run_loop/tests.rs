@@ -9,7 +9,7 @@ use std::rc::Rc;
 use rlt_core::engine::{DetokenizeError, Detokenizer, SchedulerConfig};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
-use rlt_decoder::ModelConfig;
+use rlt_models::ModelConfig;
 
 use super::*;
 use crate::engine::{Command, CommandSource};

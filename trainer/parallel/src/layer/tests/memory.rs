@@ -4,8 +4,9 @@
 use std::env;
 use std::process::Command;
 
-use rlt_decoder::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput, Weights};
+use rlt_decoder::{Adapter, Decoder, LoadOptions, PackedInput, Weights};
 use rlt_devices::StandIn;
+use rlt_models::ModelConfig;
 use tch::{Device, Tensor};
 
 use super::dense;
