@@ -55,7 +55,7 @@ impl ModelFile {
     }
 
     /// Returns the treatment of a field; `None` if transformers 5.17 does not read it.
-    pub fn treatment(self, field: &str) -> Option<Treatment> {
+    pub(crate) fn treatment(self, field: &str) -> Option<Treatment> {
         let table = match self {
             Self::Config => config::FIELDS,
             Self::GenerationConfig => generation::FIELDS,
@@ -96,7 +96,7 @@ impl ModelFile {
     }
 
     /// Returns the fields of a file's content that exports hold unchanged, unknown ones included.
-    pub fn exported_fields(self, content: &Map<String, Value>) -> Map<String, Value> {
+    pub(crate) fn exported_fields(self, content: &Map<String, Value>) -> Map<String, Value> {
         let is_exported = |field: &str| matches!(self.treatment(field), None | Some(Treatment::Exported));
         let fields = content.iter().filter(|(field, value)| is_exported(field) && !value.is_null());
         fields.map(|(field, value)| (field.clone(), value.clone())).collect()

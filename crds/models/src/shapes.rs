@@ -142,7 +142,7 @@ impl ModelConfig {
     }
 
     /// Returns the norms of a decoder layer: module name, and dimensions of the weight.
-    pub fn layer_norms(&self) -> Vec<(&'static str, Vec<usize>)> {
+    pub(crate) fn layer_norms(&self) -> Vec<(&'static str, Vec<usize>)> {
         let mut norms: Vec<_> = self.block_norms.names().map(|name| (name, vec![self.hidden_size])).collect();
         if let Some([queries, keys]) = self.qk_norm_shapes() {
             norms.extend([("self_attn.q_norm", queries), ("self_attn.k_norm", keys)]);

@@ -83,7 +83,7 @@ impl RankEnvironment {
     }
 
     /// Host at which ranks reach the rendezvous.
-    pub fn rendezvous_host(&self) -> &str {
+    pub(crate) fn rendezvous_host(&self) -> &str {
         if self.has_all_ranks() { "localhost" } else { &self.master_address }
     }
 

@@ -12,7 +12,7 @@ impl AxisGroup {
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn exchange_counts(&self, counts: &[i64]) -> Result<Vec<i64>, RankError> {
+    pub(crate) fn exchange_counts(&self, counts: &[i64]) -> Result<Vec<i64>, RankError> {
         let num_ranks = self.place().size;
         let splits = vec![(counts.len() / num_ranks) as i64; num_ranks];
         let received = self.all_to_all(&Tensor::from_slice(counts), &splits, &splits)?;

@@ -139,7 +139,7 @@ impl ProcessGroups {
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn all_reduce_over_replicas<'a>(
+    pub(crate) fn all_reduce_over_replicas<'a>(
         &self,
         tensors: impl IntoIterator<Item = &'a Tensor>,
     ) -> Result<(), RankError> {

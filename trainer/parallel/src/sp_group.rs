@@ -11,7 +11,7 @@ impl AxisGroup {
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn exchange_blocks(&self, blocks: &Tensor) -> Result<Tensor, RankError> {
+    pub(crate) fn exchange_blocks(&self, blocks: &Tensor) -> Result<Tensor, RankError> {
         let splits = vec![1; self.place().size];
         self.all_to_all(blocks, &splits, &splits)
     }

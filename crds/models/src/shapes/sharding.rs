@@ -207,7 +207,7 @@ impl ModelSharding {
 
     /// Largest number of elements of a parameter that a rank of a tensor-parallel group of `tp` ranks and an
     /// expert-parallel group of `ep` ranks has.
-    pub fn largest_part(&self, parameter: &ParameterShape, tp: usize, ep: usize) -> u64 {
+    pub(crate) fn largest_part(&self, parameter: &ParameterShape, tp: usize, ep: usize) -> u64 {
         let mut shape = parameter.shape.clone();
         if let ParameterSplit::Dim(split) = self.along_tp(&parameter.name) {
             shape[split.dim] = split.largest_share(tp);

@@ -135,7 +135,7 @@ impl Mesh {
     }
 
     /// Number of ranks along an axis.
-    pub fn degree(&self, axis: Axis) -> usize {
+    pub(crate) fn degree(&self, axis: Axis) -> usize {
         match axis {
             Axis::DpReplicate => self.dp_replicate,
             Axis::DpShard => self.degrees.dp_shard,

@@ -50,7 +50,7 @@ impl PackedInput {
     }
 
     /// Packs `tokens`, which are concatenated already, with the segments of `layout`.
-    pub fn from_layout(tokens: &[TokenId], layout: PackedLayout, device: Device) -> Self {
+    pub(crate) fn from_layout(tokens: &[TokenId], layout: PackedLayout, device: Device) -> Self {
         Self::shard_of_layout(tokens, layout, AxisPlace::ALONE, device)
     }
 

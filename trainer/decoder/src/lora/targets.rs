@@ -24,7 +24,7 @@ pub enum ModuleMatch {
 
 impl ModuleMatch {
     /// The choice of a list of names, in which `all-linear` alone means every linear layer.
-    pub fn from_names(names: &[String]) -> Self {
+    pub(crate) fn from_names(names: &[String]) -> Self {
         match names {
             [name] if name.eq_ignore_ascii_case("all-linear") => Self::AllLinear,
             names => Self::Names(names.to_vec()),
