@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use rlt_decoder::Decoder;
 use rlt_parallel::{DecoderUnits, RankEnvironment, RankError, Ranks, ShardedParameters, WeightDtype};
+use rlt_torch::MatmulPrecision;
 use tch::Tensor;
 
 pub(crate) use self::rank_threads::on_ranks;
@@ -39,6 +40,13 @@ pub(super) fn actor_with_offload(
     actor_keeping_unsharded(decoder, options, ranks, (dp_shard, ep, 1), offload)
 }
 
+/// Chooses the library for products of matrices that runs use by default. The choice holds for the process,
+/// so without it a test would compute other roundings alone than after a test of a run.
+pub(crate) fn choose_products_of_runs() {
+    let precision = if rlt_torch::cpu_has_amx() { MatmulPrecision::Highest } else { MatmulPrecision::Medium };
+    rlt_torch::set_float32_matmul_precision(precision).unwrap();
+}
+
 /// Makes the same actor, whose last layers stay unsharded between forward and backward pass.
 pub(super) fn actor_keeping_unsharded(
     decoder: Decoder,
@@ -47,6 +55,7 @@ pub(super) fn actor_keeping_unsharded(
     (dp_shard, ep, unsharded_layers): (usize, usize, usize),
     offload: &Offload,
 ) -> Actor {
+    choose_products_of_runs();
     let ranks = ranks.clone().with_expert_parallel(ep);
     let offload_to = offload.parameters();
     let by_unit = dp_shard > 1 || ep > 1 || ranks.tp_group().is_some() || offload_to.is_some();

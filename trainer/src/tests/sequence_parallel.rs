@@ -19,11 +19,14 @@ use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::critic::{Critic, CriticOptions};
 use crate::roles::learner::MicroBatch;
 use crate::roles::reference::{CopyOptions, FrozenPolicy};
-use crate::tests::{actor_on_mesh, on_ranks, trained_parameters};
+use crate::tests::{actor_on_mesh, choose_products_of_runs, on_ranks, trained_parameters};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
 /// enlarge that.
 const TOLERANCE: f64 = 1e-5;
+
+/// Tolerance of losses over sequences: the ratio of a sequence has the roundings of all of its tokens.
+const SEQUENCE_TOLERANCE: f64 = 5e-5;
 
 /// Prompt and completions of each group: uneven, of a single token, a group of one, a prompt of one token.
 const GROUPS: [(usize, &[usize]); 4] = [(7, &[4, 1, 6]), (3, &[5]), (1, &[2, 3]), (5, &[9, 2])];
@@ -68,6 +71,7 @@ const fn layout(size: usize, dp_shard: usize, sp: usize) -> Layout {
 const ONE: Layout = layout(1, 1, 1);
 
 fn decoder(case: Case) -> Decoder {
+    choose_products_of_runs();
     let config = ModelConfig::from_json(&serde_json::json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 11, "hidden_size": 13,
         "intermediate_size": 17, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -277,7 +281,7 @@ fn losses_over_sequences_and_batches_see_the_tokens_of_all_ranks() {
     let clip_cov = PolicyLoss::ClipCov(ClipCov { clip_low, clip_high, ratio: 0.2, lower: -1.0, upper: 1.0 });
     for policy in [gspo, clip_cov] {
         let one = train(FULL, ONE, policy);
-        assert_close(&format!("{policy:?}"), &train(FULL, layout(4, 2, 2), policy), &one, TOLERANCE);
+        assert_close(&format!("{policy:?}"), &train(FULL, layout(4, 2, 2), policy), &one, SEQUENCE_TOLERANCE);
     }
 }
 
