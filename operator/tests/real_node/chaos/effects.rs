@@ -28,8 +28,8 @@ const CLAIM: &str = "chaos-storage";
 const SECRET: &str = "rl-operator-channel";
 /// Reason of the condition and the Event while checkpoints are not saved.
 const UNSAVED: &str = "CheckpointNotSaved";
-/// Time that the record of a failure may take before the next fault.
-const RECORD_TIME: Duration = Duration::from_secs(15);
+/// Time that the record of a failure, in status and Events, may take before the next fault.
+pub(super) const RECORD_TIME: Duration = Duration::from_secs(15);
 
 /// An object by its kind, namespace and name.
 #[derive(Debug)]
@@ -126,7 +126,9 @@ impl Site {
         (self.killed_pod, self.step_at_fault) = (pod_uid, self.last_checkpoint());
         self.num_kills += 1;
         // An operator without roles records it later.
-        self.tells(RECORD_TIME, |status| num_failures(status) > num_before).await;
+        if self.tells(RECORD_TIME, |status| num_failures(status) > num_before).await {
+            self.await_events().await;
+        }
         true
     }
 
@@ -187,6 +189,9 @@ impl Site {
         self.step_at_fault = self.last_checkpoint();
         if told == Some(true) {
             self.expected_events.insert(UNSAVED.to_owned());
+        }
+        if told.is_some() {
+            self.await_events().await;
         }
         told.is_some()
     }

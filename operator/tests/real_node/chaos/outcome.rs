@@ -42,13 +42,18 @@ fn check_status(site: &Site, status: &RLTrainingJobStatus) {
 /// Every cause of a failure, the refused settings, checkpoints that were not saved and the suspension have an
 /// Event. That of the end was awaited.
 fn check_events(site: &Site, status: &RLTrainingJobStatus) {
-    let causes = status.failures_by_cause.keys().map(|cause| serde_json::to_value(cause).unwrap());
-    let causes = causes.filter_map(|cause| cause.as_str().map(str::to_owned));
     let others = ["PodNotAllowed", "Suspended"].map(str::to_owned).into_iter();
+    let causes = reasons_of_causes(status).into_iter();
     for reason in causes.chain(others).chain(site.expected_events.iter().cloned()) {
         let reasons = &site.event_reasons;
         assert!(reasons.contains(&reason), "no Event has the reason {reason}: {reasons:?}");
     }
+}
+
+/// Reasons of the Events of all causes of failures in a status.
+pub(super) fn reasons_of_causes(status: &RLTrainingJobStatus) -> Vec<String> {
+    let causes = status.failures_by_cause.keys().map(|cause| serde_json::to_value(cause).unwrap());
+    causes.filter_map(|cause| cause.as_str().map(str::to_owned)).collect()
 }
 
 /// Metrics and weights are those of an undisturbed run on this machine. A full disk loses lines of the

@@ -12,8 +12,9 @@ use rlt_objects::labels;
 use serde_json::{Value, json};
 
 use super::disk::{self, Disk};
-use super::effects::{Object, read_roles};
+use super::effects::{Object, RECORD_TIME, read_roles};
 use super::manifests::{NAME, OUTPUT, job, values};
+use super::outcome::reasons_of_causes;
 use super::plan::NUM_WORKERS;
 use super::quiet_run::QuietRun;
 use crate::TIMEOUT;
@@ -187,6 +188,17 @@ impl Site {
         let namespace = &self.test.namespace;
         let text = kubectl(self.test.cluster, &["get", "events", of_jobs, "-n", namespace, "-o", reasons]);
         self.event_reasons.extend(text.lines().map(str::to_owned));
+    }
+
+    /// Waits until each cause in the status has an Event, at most [`RECORD_TIME`]: an Event is lost with an
+    /// operator that the next fault ends between the status and the Event.
+    pub(super) async fn await_events(&mut self) {
+        let reasons = reasons_of_causes(&self.test.status(NAME).await);
+        within(RECORD_TIME, async || {
+            self.note_events();
+            reasons.iter().all(|reason| self.event_reasons.contains(reason)).then_some(())
+        })
+        .await;
     }
 
     /// Suspends the job and lets it train the last steps; returns the number of all steps.
