@@ -9,7 +9,7 @@ use crate::combined_jobs::{Job, facts_of_settings, jobs};
 use crate::run::Run;
 
 /// Trains a job with a device for each rank. Returns the reason if it makes no step, does not sample although
-/// its algorithm does, or has a rank that allocates nothing on a device.
+/// the job does, or has a rank that allocates nothing on a device.
 fn failure(job: &Job) -> Option<String> {
     let spec = &job.manifest["spec"];
     let num_ranks = spec["workers"]["count"].as_u64().unwrap() as usize;
