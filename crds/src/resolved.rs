@@ -21,8 +21,8 @@ pub use training::*;
 pub use crate::presets::Preset;
 
 use crate::spec::{
-    CheckpointSpec, DataSpec, RLTrainingJobSpec, RewardsSpec, RolloutSpec, RunPolicySpec, TrackingSpec,
-    WorkersSpec,
+    AlgorithmKind, CheckpointSpec, DataSpec, RLTrainingJobSpec, RewardsSpec, RolloutSpec, RunPolicySpec,
+    TrackingSpec, WorkersSpec,
 };
 
 /// Specification in which every default is filled in.
@@ -77,7 +77,7 @@ impl ResolvedSpec {
 
     /// Whether the job samples completions, for training or for rewards of held-out rows.
     pub fn samples(&self) -> bool {
-        self.algorithm.samples() || (!self.rewards.functions.is_empty() && self.data.has_held_out())
+        samples(self.algorithm.kind, &self.rewards, &self.data)
     }
 
     /// Longest sequence of the training in tokens: prompt and completion.
@@ -92,4 +92,9 @@ impl ResolvedSpec {
         let completion = u64::from(self.rollout.max_completion_tokens).min(longest - 1);
         (u64::from(self.data.max_prompt_tokens).min(longest - completion), completion)
     }
+}
+
+/// Whether a job samples completions, for training or for rewards of held-out rows.
+pub(crate) fn samples(kind: AlgorithmKind, rewards: &RewardsSpec, data: &DataSpec) -> bool {
+    kind.samples() || (!rewards.functions.is_empty() && data.has_held_out())
 }

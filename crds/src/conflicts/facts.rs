@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::ChosenDevice;
-use crate::resolved::{OutputHead, ResolvedSpec};
+use crate::resolved::{OutputHead, ResolvedSpec, samples};
 use crate::rules::{estimator, with_critic};
 use crate::spec::{DropoutPosition, LoraInit, LoraSpec, MeshSpec, RLTrainingJobSpec, VisionTraining};
 
@@ -214,10 +214,7 @@ impl Facts {
             .with(Fact::TrainedTower, model.vision_tower == VisionTraining::Trained)
             .with(Fact::Quantization, is_quantized)
             .with(Fact::Quantized, is_quantized)
-            .with(
-                Fact::Sampling,
-                kind.samples() || (!spec.rewards.functions.is_empty() && spec.data.has_held_out()),
-            )
+            .with(Fact::Sampling, samples(kind, &spec.rewards, &spec.data))
             .with(Fact::ScoredCompletions, kind.learns_from().scores_completions())
             .with(Fact::LabelHead, kind.learns_from().trains_reward_model())
             .with(Fact::Streaming, spec.data.streaming.is_some())
