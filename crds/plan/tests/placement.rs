@@ -7,23 +7,8 @@ use serde_json::{Value, json};
 
 const PAGE: &str = include_str!("../../../docs/memory-and-speed.md");
 
-/// DeepSeek-V3's, as its `config.json` has it.
-fn deepseek_v3() -> ModelConfig {
-    ModelConfig::from_json(&json!({
-        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 129280,
-        "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
-        "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
-        "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
-        "v_head_dim": 128, "qk_nope_head_dim": 128, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8,
-        "first_k_dense_replace": 3, "norm_topk_prob": true, "moe_layer_freq": 1, "num_nextn_predict_layers": 1,
-        "max_position_embeddings": 163840, "rope_theta": 10000,
-        "rope_scaling": {
-            "type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1,
-            "original_max_position_embeddings": 4096
-        }
-    }))
-    .unwrap()
-}
+/// The published `config.json` of DeepSeek-V3, in the fields that shape the model.
+const DEEPSEEK_V3: &str = include_str!("../../models/tests/fixtures/deepseek_v3.json");
 
 /// GRPO on so many nodes of 8 H100: 64 prompts of 8 samples a step, sequences of at most 2048 tokens.
 fn memory(lora: bool, offload: &Value, nodes: u32) -> MemoryPlan {
@@ -48,7 +33,8 @@ fn memory(lora: bool, offload: &Value, nodes: u32) -> MemoryPlan {
         "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "metadata": {"name": "large"}, "spec": spec
     });
     let job = rlt_api::validate(&serde_saphyr::to_string(&manifest).unwrap()).unwrap();
-    let models = Models { policy: Some(deepseek_v3()), reward: Vec::new() };
+    let deepseek = ModelConfig::from_json(&serde_json::from_str(DEEPSEEK_V3).unwrap()).unwrap();
+    let models = Models { policy: Some(deepseek), reward: Vec::new() };
     plan_on(&job, &models, &Machine::gpu("h100").unwrap()).memory.unwrap()
 }
 

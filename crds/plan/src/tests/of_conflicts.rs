@@ -12,16 +12,8 @@ use super::{facts_of, manifest, merge, of_vision_models, qwen, settings, spec};
 use crate::refusals;
 
 fn latent() -> ModelConfig {
-    ModelConfig::from_json(&json!({
-        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 129280,
-        "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
-        "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
-        "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
-        "v_head_dim": 128, "qk_nope_head_dim": 128, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8,
-        "first_k_dense_replace": 3, "norm_topk_prob": true, "moe_layer_freq": 1, "num_nextn_predict_layers": 1,
-        "max_position_embeddings": 163840, "rope_theta": 10000
-    }))
-    .unwrap()
+    let deepseek_v3 = include_str!("../../../models/tests/fixtures/deepseek_v3.json");
+    ModelConfig::from_json(&serde_json::from_str(deepseek_v3).unwrap()).unwrap()
 }
 
 /// A model with the facts that are about models.
