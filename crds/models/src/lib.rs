@@ -32,7 +32,7 @@ pub use constants::{KEPT_FEATURES_BYTES, READ_CHUNK_NUMBERS};
 pub use experts::{is_expert_weight, stored_ranges};
 pub use head::{HEAD_WEIGHT, SCORE_BIAS, SCORE_WEIGHT, classifier_head};
 pub use latent::LATENT_NORM_EPS;
-pub use model_files::{ModelFile, RefusedField, Supported, Treatment};
+pub use model_files::{ModelFile, RefusedField};
 use multimodal::{new_tower, tower, vision};
 pub use new_tower::{VISION_TOKENS, VisionTokens};
 pub use parts::{

@@ -12,8 +12,7 @@ mod treatment;
 
 use serde_json::{Map, Value};
 
-use treatment::{Group, is_off, lists_alone};
-pub use treatment::{Supported, Treatment};
+use treatment::{Group, Supported, Treatment, is_off, lists_alone};
 
 /// A JSON file of a model folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +54,7 @@ impl ModelFile {
     }
 
     /// Returns the treatment of a field; `None` if transformers 5.17 does not read it.
-    pub(crate) fn treatment(self, field: &str) -> Option<Treatment> {
+    fn treatment(self, field: &str) -> Option<Treatment> {
         let table = match self {
             Self::Config => config::FIELDS,
             Self::GenerationConfig => generation::FIELDS,

@@ -4,13 +4,13 @@ use serde_json::Value;
 
 /// Treatment of a field.
 #[derive(Clone, Copy, Debug)]
-pub enum Treatment {
+pub(super) enum Treatment {
     /// The trainer reads the field. Values that it does not support are refused where it is read.
     Obeyed,
     /// The field sets defaults of other programs; exports hold it unchanged.
     Exported,
     /// The field changes neither values nor tokens, for the given reason.
-    Harmless(&'static str),
+    Harmless(#[expect(dead_code, reason = "it is for readers of the tables")] &'static str),
     /// The field would change values or tokens. It is refused unless its value is null or one that is
     /// supported.
     Refused(Supported),
@@ -18,11 +18,11 @@ pub enum Treatment {
 
 /// Supported values of a field that is otherwise refused.
 #[derive(Clone, Copy, Debug)]
-pub struct Supported {
+pub(super) struct Supported {
     /// Description of the supported values.
-    pub text: &'static str,
+    pub(super) text: &'static str,
     /// Returns whether a value other than null is one of them.
-    pub includes: fn(&Value) -> bool,
+    pub(super) includes: fn(&Value) -> bool,
 }
 
 /// Fields with the same treatment.
