@@ -213,6 +213,8 @@ impl Module {
                 "build",
                 "-trimpath",
                 "-buildvcs=false",
+                // The linker drops debug information; without it a compiler takes a tenth less time.
+                "-gcflags=all=-dwarf=false",
                 "-ldflags",
                 &format!("-s -w{variables}"),
                 "-o",
