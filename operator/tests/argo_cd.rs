@@ -9,13 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use rlt_cluster::{Cluster, FakeNodes, Options, own_cluster};
+use rlt_cluster::{Cluster, FakeNodes, Options, Reader, own_cluster};
 use serde_json::{Value, json};
 
 /// Limit of each wait; Argo CD usually answers in a second or two.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Namespace of the operator.
 const NAMESPACE: &str = "rl-operator";
+/// Path of the jobs.
+const JOBS: &str = "/apis/rltraining.dev/v1alpha1/namespaces/team/rltrainingjobs";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
@@ -23,6 +25,7 @@ fn root() -> PathBuf {
 
 /// A git repository with an Application for each of its folders, and the cluster that they are synced to.
 struct TestNamespace {
+    objects: Reader,
     cluster: Cluster,
     repository: PathBuf,
 }
@@ -36,7 +39,7 @@ impl TestNamespace {
         let cluster = own_cluster(&options.with_argo_cd(settings))?;
         let repository = cluster.folder().join("repository");
         fs::create_dir(&repository).unwrap();
-        let test = Self { cluster, repository };
+        let test = Self { objects: cluster.reader().unwrap(), cluster, repository };
         test.git(&["init", "--quiet", "--initial-branch=main"]);
         Some(test)
     }
@@ -71,11 +74,6 @@ impl TestNamespace {
         String::from_utf8(answer.stdout).unwrap()
     }
 
-    fn get(&self, arguments: &[&str]) -> Value {
-        let arguments = [&["get", "--output=json"], arguments].concat();
-        serde_json::from_str(&self.kubectl(&arguments)).unwrap()
-    }
-
     /// An Application of a folder of the repository, kept as it is in git.
     fn apply(&self, name: &str, folder: &str, namespace: &str, option: &str) {
         let application = json!({
@@ -100,7 +98,8 @@ impl TestNamespace {
     }
 
     fn application(&self, name: &str) -> Value {
-        self.get(&["application", name, "-n", "argocd"])
+        let applications = "/apis/argoproj.io/v1alpha1/namespaces/argocd/applications";
+        self.objects.get(&format!("{applications}/{name}")).unwrap()
     }
 
     /// Refreshes Argo CD's comparison of git and cluster, and returns its result.
@@ -161,7 +160,7 @@ impl TestNamespace {
     }
 
     fn job(&self, name: &str) -> Value {
-        self.get(&["rltj", name, "-n", "team"])
+        self.objects.get(&format!("{JOBS}/{name}")).unwrap()
     }
 
     /// Waits until a job is as wished.
@@ -185,8 +184,9 @@ impl TestNamespace {
     }
 
     fn pods(&self, job: &str) -> Vec<Value> {
-        let of_job = format!("--selector={}={job}", rlt_objects::labels::JOB_NAME);
-        self.get(&["pods", "-n", "team", &of_job])["items"].as_array().unwrap().clone()
+        let of_job = format!("{}%3D{job}", rlt_objects::labels::JOB_NAME);
+        let pods = self.objects.get(&format!("/api/v1/namespaces/team/pods?labelSelector={of_job}")).unwrap();
+        pods["items"].as_array().unwrap().clone()
     }
 }
 
@@ -334,7 +334,7 @@ fn what_leaves_git_leaves_the_cluster(test: &TestNamespace) {
     test.refreshed("trains");
     let started = Instant::now();
     let is_left = || {
-        let jobs = test.get(&["rltj", "-n", "team"]);
+        let jobs = test.objects.get(JOBS).unwrap();
         jobs["items"].as_array().unwrap().iter().any(|job| job["metadata"]["name"] == "trains")
             || !test.pods("trains").is_empty()
     };
@@ -351,9 +351,10 @@ fn the_chart_goes_without_the_jobs(test: &TestNamespace, operator: Running) {
     drop(operator);
     let timeout = format!("--timeout={}s", PATIENCE.as_secs());
     test.kubectl(&["delete", "application", "rl-operator", "-n", "argocd", &timeout]);
-    let left = test.get(&["deployments,serviceaccounts,configmaps", "-n", NAMESPACE]);
-    let names = left["items"].as_array().unwrap().iter().map(|object| &object["metadata"]["name"]);
-    let names: Vec<_> = names.filter(|name| *name != "kube-root-ca.crt" && *name != "default").collect();
-    assert_eq!(names, Vec::<&Value>::new());
+    let left =
+        test.kubectl(&["get", "deployments,serviceaccounts,configmaps", "-n", NAMESPACE, "-o", "name"]);
+    let names =
+        left.lines().filter(|name| !name.ends_with("/kube-root-ca.crt") && !name.ends_with("/default"));
+    assert_eq!(names.collect::<Vec<_>>(), Vec::<&str>::new());
     assert!(holds(&test.job("ends"), "Complete"));
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use chart::{RELEASE, kubectl, root, succeed, upgrade};
 use processes::kill_rank;
-use rlt_cluster::{Cluster, Options, own_cluster};
+use rlt_cluster::{Cluster, Options, Reader, own_cluster};
 use serde_json::{Value, json};
 
 /// Longest that a short training may take on two busy cores, as kubectl writes it.
@@ -44,8 +44,9 @@ fn apply(cluster: &Cluster, manifest: &Value) {
     assert!(child.wait().unwrap().success());
 }
 
-fn job(cluster: &Cluster, name: &str) -> Value {
-    serde_json::from_str(&kubectl(cluster, &["get", "rltj", name, "-n", "team", "-o", "json"])).unwrap()
+fn job(objects: &Reader, name: &str) -> Value {
+    let jobs = "/apis/rltraining.dev/v1alpha1/namespaces/team/rltrainingjobs";
+    objects.get(&format!("{jobs}/{name}")).unwrap()
 }
 
 fn wait_for(cluster: &Cluster, condition: &str, name: &str) {
@@ -74,17 +75,18 @@ fn left(cluster: &Cluster) -> Vec<String> {
 
 /// A rank of a pod is killed: its ranks are restarted in the same pod, and the operator counts it.
 fn ranks_are_restarted_in_place(cluster: &Cluster) {
+    let objects = cluster.reader().unwrap();
     let mut ranks = manifest("ranks", 4, ENDLESS);
     ranks["spec"]["checkpoint"]["everySteps"] = 1.into();
     ranks["spec"]["workers"] = json!({"count": 1, "ranksPerWorker": 2, "threads": 1, "device": "Cpu"});
     apply(cluster, &ranks);
-    let status = || job(cluster, "ranks")["status"].clone();
+    let status = || job(&objects, "ranks")["status"].clone();
     let step = || status()["progress"]["step"].as_u64().unwrap_or(0);
     eventually("a checkpoint is reported", || status()["checkpoints"][0]["step"].as_u64() >= Some(1));
     let pod = || -> Value {
-        let of_job = "rltraining.dev/job-name=ranks";
-        let list = kubectl(cluster, &["get", "pods", "-n", "team", "-l", of_job, "-o", "json"]);
-        serde_json::from_str::<Value>(&list).unwrap()["items"].clone()
+        let of_job = "rltraining.dev/job-name%3Dranks";
+        let pods = format!("/api/v1/namespaces/team/pods?labelSelector={of_job}");
+        objects.get(&pods).unwrap()["items"].clone()
     };
     let before = pod();
     assert!(kill_rank(before[0]["metadata"]["uid"].as_str().unwrap(), 1));
@@ -103,6 +105,7 @@ fn ranks_are_restarted_in_place(cluster: &Cluster) {
 fn the_chart_is_installed_upgraded_and_uninstalled_without_leftovers() {
     let options = Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap");
     let Some(cluster) = own_cluster(&options) else { return };
+    let objects = cluster.reader().unwrap();
     for image in ["rlt-operator", "rlt-trainer"] {
         cluster.load_image(&rlt_tests::test_image(image)).unwrap();
     }
@@ -113,7 +116,7 @@ fn the_chart_is_installed_upgraded_and_uninstalled_without_leftovers() {
 
     apply(&cluster, &manifest("short", 40, 8));
     wait_for(&cluster, "Complete", "short");
-    let status = &job(&cluster, "short")["status"];
+    let status = &job(&objects, "short")["status"];
     assert_eq!(
         status["progress"]["step"], 8,
         "by the status channel, over the cluster's own network: {status:#}"
@@ -131,15 +134,15 @@ fn the_chart_is_installed_upgraded_and_uninstalled_without_leftovers() {
     apply(&cluster, &manifest("long", 40, ENDLESS));
     wait_for(&cluster, "Progressing", "long");
     upgrade(&cluster, ",replicas=1,logLevel=debug");
-    let before = job(&cluster, "long")["status"]["progress"]["step"].as_u64().unwrap();
+    let before = job(&objects, "long")["status"]["progress"]["step"].as_u64().unwrap();
     eventually("steps are reported to the new operator", || {
-        job(&cluster, "long")["status"]["progress"]["step"].as_u64().unwrap() > before
+        job(&objects, "long")["status"]["progress"]["step"].as_u64().unwrap() > before
     });
-    assert_eq!(job(&cluster, "long")["status"]["attempt"], 1, "an upgrade restarts no job");
+    assert_eq!(job(&objects, "long")["status"]["attempt"], 1, "an upgrade restarts no job");
     kubectl(&cluster, &["delete", "rltj", "long", "-n", "team"]);
 
     let mut helm = cluster.helm().unwrap();
     succeed(helm.args(["uninstall", RELEASE, "--namespace", RELEASE, "--wait", "--timeout", "300s"]));
-    assert_eq!(job(&cluster, "short")["status"]["conditions"][0]["type"], "Complete", "jobs are not lost");
+    assert_eq!(job(&objects, "short")["status"]["conditions"][0]["type"], "Complete", "jobs are not lost");
     eventually(&format!("nothing is left: {:?}", left(&cluster)), || left(&cluster).is_empty());
 }

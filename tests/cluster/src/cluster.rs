@@ -1,6 +1,7 @@
 //! A running cluster: the handle of a test, and its operations.
 
 mod clients;
+mod reader;
 
 use std::fs;
 use std::io;
@@ -13,6 +14,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, PostParams};
+
+pub use reader::Reader;
 
 use crate::argo_cd;
 use crate::audit::{self, Call, CallLog};

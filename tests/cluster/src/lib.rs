@@ -43,7 +43,7 @@ mod shared;
 mod slot;
 
 pub use audit::{Call, CallLog};
-pub use cluster::{Cluster, ClusterError};
+pub use cluster::{Cluster, ClusterError, Reader};
 pub use control_plane::ControlPlaneError;
 pub use fake_nodes::FakeNodes;
 pub use fault_proxy::FaultProxy;
