@@ -52,6 +52,9 @@ async fn a_gang_that_does_not_fit_binds_no_worker_and_every_attempt_has_a_group_
     let groups = test.pod_groups().list(&ListParams::default()).await.unwrap();
     let names: Vec<_> = groups.iter().map(ResourceExt::name_any).collect();
     assert_eq!(names, ["large-trainer-1", "small-trainer-2"]);
+    // Until this process ends, the scheduler would try the gang again without a pause, on a core of its own.
+    test.jobs().delete("large", &DeleteParams::default()).await.unwrap();
+    test.when_pods("large", <[Pod]>::is_empty).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
