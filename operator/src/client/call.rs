@@ -51,8 +51,11 @@ pub enum Importance {
     Change,
     /// Services, policies and endpoints, which pods need only once they run.
     Network,
-    /// Statuses with only counts or progress, and Events.
+    /// Statuses with only counts or progress.
     Notice,
+    /// Creation of Events. They follow a status that was written, so a stop of the operator does not cancel
+    /// them.
+    Event,
 }
 
 impl Importance {
@@ -62,8 +65,13 @@ impl Importance {
             Self::Vital | Self::Status => Duration::ZERO,
             Self::Change => Duration::from_millis(500),
             Self::Network => Duration::from_secs(5),
-            Self::Notice => Duration::from_secs(10),
+            Self::Notice | Self::Event => Duration::from_secs(10),
         }
+    }
+
+    /// Whether a closed limiter still admits the call.
+    pub(super) fn passes_when_closed(self) -> bool {
+        matches!(self, Self::Vital | Self::Event)
     }
 }
 
@@ -136,7 +144,7 @@ impl Call {
             (Verb::Get | Verb::List, _) => Importance::Change,
             (_, "services" | "networkpolicies" | "endpointslices") => Importance::Network,
             (_, resource) if resource.ends_with("/status") => Importance::Status,
-            (_, "events") => Importance::Notice,
+            (_, "events") => Importance::Event,
             _ => Importance::Change,
         }
     }

@@ -40,10 +40,16 @@ struct State {
     filled_at: Instant,
     num_in_flight: usize,
     /// Waiting calls by deadline, and in order of arrival.
-    waiting: BTreeMap<(Instant, u64), oneshot::Sender<Turn>>,
+    waiting: BTreeMap<(Instant, u64), WaitingCall>,
     num_waited: u64,
     is_pumping: bool,
     is_closed: bool,
+}
+
+#[derive(Debug)]
+struct WaitingCall {
+    importance: Importance,
+    turn: oneshot::Sender<Turn>,
 }
 
 /// The process was asked to stop, or is no longer the leader: the next leader does the remaining work.
@@ -87,7 +93,7 @@ impl Limiter {
     /// Waits for this call's turn.
     ///
     /// # Errors
-    /// [`Closed`], unless the call is vital.
+    /// [`Closed`], unless the call is vital or an Event.
     pub async fn turn(&self, importance: Importance) -> Result<Turn, Closed> {
         if importance == Importance::Vital {
             return Ok(Turn { limiter: None });
@@ -96,22 +102,22 @@ impl Limiter {
         turn.await.map_err(|_| Closed)
     }
 
-    /// Stops admitting calls, except vital ones, so that calls in flight end soon.
+    /// Stops admitting calls, except vital ones and Events, so that calls in flight end soon.
     pub fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
-        state.waiting.clear();
+        state.waiting.retain(|_, call| call.importance.passes_when_closed());
     }
 
     fn queue(&self, importance: Importance) -> oneshot::Receiver<Turn> {
-        let (sender, receiver) = oneshot::channel();
+        let (turn, receiver) = oneshot::channel();
         let mut state = self.lock();
-        if state.is_closed {
+        if state.is_closed && !importance.passes_when_closed() {
             return receiver;
         }
         state.num_waited += 1;
         let place = (Instant::now() + importance.patience(), state.num_waited);
-        state.waiting.insert(place, sender);
+        state.waiting.insert(place, WaitingCall { importance, turn });
         self.admit(&mut state);
         receiver
     }
@@ -120,8 +126,8 @@ impl Limiter {
     fn admit(&self, state: &mut State) {
         state.fill(self.rate);
         while state.tokens >= 1.0 && state.num_in_flight < self.max_in_flight {
-            let Some((_, sender)) = state.waiting.pop_first() else { return };
-            match sender.send(Turn { limiter: Some(self.clone()) }) {
+            let Some((_, call)) = state.waiting.pop_first() else { return };
+            match call.turn.send(Turn { limiter: Some(self.clone()) }) {
                 Ok(()) => {
                     state.tokens -= 1.0;
                     state.num_in_flight += 1;
@@ -270,7 +276,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn once_closed_waiting_calls_fail_and_only_lease_calls_pass() {
+    async fn once_closed_events_that_wait_or_arrive_are_admitted_at_the_rate_and_other_calls_fail() {
+        let limiter = Limiter::new(CallRate { per_second: 10.0, burst: 1.0 }, 1);
+        let turn = |importance| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { limiter.turn(importance).await.map(drop) })
+        };
+        let in_flight = limiter.turn(Importance::Change).await.unwrap();
+        let (progress, waiting) = (turn(Importance::Notice), turn(Importance::Event));
+        tokio::task::yield_now().await;
+        limiter.close();
+        assert_eq!(progress.await.unwrap(), Err(Closed));
+        let arriving = turn(Importance::Event);
+        let started = Instant::now();
+        drop(in_flight);
+        assert_eq!((waiting.await.unwrap(), arriving.await.unwrap()), (Ok(()), Ok(())));
+        let elapsed = started.elapsed().as_secs_f64();
+        assert!((0.1..0.4).contains(&elapsed), "two calls at ten a second took {elapsed} s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn once_closed_waiting_calls_fail_and_lease_calls_pass() {
         let limiter = Limiter::new(CallRate { per_second: 1000.0, burst: 1000.0 }, 1);
         let under_way = limiter.turn(Importance::Change).await.unwrap();
         let waiting = tokio::spawn({
