@@ -10,6 +10,7 @@ use rlt_objects::build::Settings;
 use rlt_objects::job::Job;
 use rlt_objects::prepare::PreparedJobs;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::apply::ApplyError;
 use crate::backoff;
@@ -39,6 +40,8 @@ pub struct Context {
     pub written: Arc<Written>,
     /// Name of this process in Events.
     pub reporter: Reporter,
+    /// Events that are being sent.
+    pub events: Arc<EventTasks>,
     /// Reports of trainers.
     pub reports: Arc<dyn Reports>,
     /// Whether this process may write.
@@ -113,9 +116,83 @@ impl Failures {
     }
 }
 
+/// Background tasks that send one Event each. They are aborted when this is dropped.
+#[derive(Debug, Default)]
+pub struct EventTasks {
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl EventTasks {
+    /// Limit of [`Self::finish`]. The pod's grace period of 40 s has room for it besides the last call of a
+    /// reconcile (30 s), the release of the Lease (3 s) and the last spans of traces (2 s).
+    const TIMEOUT: Duration = Duration::from_secs(3);
+
+    /// Sends an Event in the background.
+    pub fn spawn(&self, send: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(send);
+    }
+
+    /// Waits until all Events are sent, for 3 s at most, and drops the others. Returns the number of those
+    /// that were dropped.
+    pub async fn finish(&self) -> usize {
+        let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        let all_sent = async { while tasks.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(Self::TIMEOUT, all_sent).await;
+        tasks.len()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn events_are_awaited_until_the_last_is_sent() {
+        let (events, num_sent) = (EventTasks::default(), Arc::new(Mutex::new(0)));
+        for seconds in [0, 1, 2] {
+            let num_sent = num_sent.clone();
+            events.spawn(async move {
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+                *num_sent.lock().unwrap() += 1;
+            });
+        }
+        let started = Instant::now();
+        assert_eq!(events.finish().await, 0);
+        assert_eq!((*num_sent.lock().unwrap(), started.elapsed().as_secs()), (3, 2));
+        assert_eq!(events.finish().await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_that_hang_are_counted_and_dropped_after_a_bounded_time() {
+        let (events, is_needed) = (EventTasks::default(), Arc::new(()));
+        for _ in 0..2 {
+            let is_needed = is_needed.clone();
+            events.spawn(async move {
+                std::future::pending::<()>().await;
+                drop(is_needed);
+            });
+        }
+        events.spawn(async {});
+        let started = Instant::now();
+        assert_eq!(events.finish().await, 2);
+        assert_eq!(started.elapsed().as_secs(), EventTasks::TIMEOUT.as_secs());
+        tokio::task::yield_now().await;
+        assert_eq!(Arc::strong_count(&is_needed), 1, "no Event is sent later");
+    }
+
+    #[tokio::test]
+    async fn tasks_of_events_that_were_sent_are_not_stored() {
+        let events = EventTasks::default();
+        for _ in 0..100 {
+            events.spawn(async {});
+            tokio::task::yield_now().await;
+        }
+        assert!(events.tasks.lock().unwrap().len() < 10);
+    }
 
     fn error(code: u16) -> ApplyError {
         let reason = if code == 409 { "Conflict" } else { "InternalError" };

@@ -37,14 +37,14 @@ use crate::watch::{self, Sink};
 /// Number of deleted jobs after which the state of jobs that are gone is swept.
 const SWEEP_EVERY: usize = 256;
 
-/// Reconciles jobs until `stop`; active reconciles are finished.
+/// Reconciles jobs until `stop`; active reconciles are finished, and then Events are sent, for 3 s at most.
 pub async fn run(
     context: Arc<Context>,
     namespaces: &[String],
     concurrency: u16,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) {
-    let stop = stop.shared();
+    let (stop, events) = (stop.shared(), context.events.clone());
     let (store, writer) = reflector::store();
     let stopped_early = {
         let (store, stop) = (store.clone(), stop.clone());
@@ -59,6 +59,10 @@ pub async fn run(
     tokio::select! {
         () = work(context, namespaces, concurrency, store, writer, stop) => {}
         () = stopped_early => {}
+    }
+    let num_lost = events.finish().await;
+    if num_lost > 0 {
+        tracing::warn!(num_lost, "Events are lost because the API server did not take them in time");
     }
 }
 

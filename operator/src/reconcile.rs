@@ -321,6 +321,7 @@ async fn report(
 }
 
 /// Publishes Events in the background. One that is lost costs nothing: the status has the same information.
+/// An operator that is asked to stop awaits them before it ends.
 ///
 /// Each has a recorder of its own. A recorder counts an Event of the same reason within six minutes as a
 /// repetition of the first one, whose message it keeps, and so would hide what another failure says.
@@ -328,7 +329,7 @@ fn publish(context: &Context, job: &Job, before: &RLTrainingJobStatus, decision:
     for job_event in decision.events(before) {
         let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
         let (event, about) = (event(&job_event), job.object_ref(&()));
-        tokio::spawn(async move {
+        context.events.spawn(async move {
             if let Err(error) = recorder.publish(&event, &about).await {
                 tracing::warn!(job = about.name, %error, "failed to publish event");
             }

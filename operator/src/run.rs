@@ -39,7 +39,8 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     }
     process.serve_channel(&args.process, KnownWorkers { index, prepared });
     let limiter = process.limiter.clone();
-    // Active reconciles end with their calls in flight, so that another leader can begin at once.
+    // Active reconciles end with their calls in flight, so that another leader can begin at once. Only the
+    // Events of statuses that were written are still sent.
     let stop = async move {
         stop.await;
         limiter.close();
@@ -70,6 +71,7 @@ fn context(args: &Args, process: &Process) -> Context {
     let instance = args.process.pod_name.clone().or_else(|| std::env::var("HOSTNAME").ok());
     Context {
         reporter: Reporter { controller: labels::OPERATOR.into(), instance },
+        events: Arc::default(),
         client: process.client.clone(),
         limiter: process.limiter.clone(),
         settings: Settings {

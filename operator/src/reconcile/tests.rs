@@ -21,20 +21,23 @@ use rlt_objects::build::{PodSettings, Settings};
 use rlt_objects::worker::{JobKey, Worker, WorkerPhase};
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tower::Layer as _;
 
 use super::*;
-use crate::client::{CallRate, Limiter, MAX_IN_FLIGHT};
+use crate::client::{ApiLayer, CallRate, Limiter, MAX_IN_FLIGHT};
 use crate::decide::Report;
 use crate::decide::fixtures;
 use crate::discovery::Discovery;
 use crate::index::{Child, ChildEntry};
+use crate::metrics::Metrics;
 
 /// An answer of the API server to a call, or `None` where it takes everything.
 type Rule = Box<dyn Fn(&Method, &str) -> Option<(u16, Value)> + Send + Sync>;
 
-/// An API server that records requests.
+/// An API server that records requests, with a client like the operator's.
 struct Server {
     client: Client,
+    limiter: Limiter,
     calls: Arc<Mutex<Vec<(Method, String, Value)>>>,
 }
 
@@ -65,6 +68,10 @@ fn answer(rule: &Rule, method: &Method, path: &str, mut sent: Value) -> (u16, Va
 
 impl Server {
     fn new(rule: Rule) -> Self {
+        Self::with_limiter(rule, Limiter::new(CallRate::default(), MAX_IN_FLIGHT))
+    }
+
+    fn with_limiter(rule: Rule, limiter: Limiter) -> Self {
         let calls: Arc<Mutex<Vec<(Method, String, Value)>>> = Arc::default();
         let (noted, rule) = (calls.clone(), Arc::new(rule));
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -80,7 +87,8 @@ impl Server {
                 Ok::<_, tower::BoxError>(Response::builder().status(code).body(body)?)
             }
         });
-        Self { client: Client::new(service, "default"), calls }
+        let service = ApiLayer::new(limiter.clone(), Metrics::default()).layer(service);
+        Self { client: Client::new(service, "default"), limiter, calls }
     }
 
     /// The status that was written last.
@@ -114,8 +122,9 @@ fn context(server: &Server) -> Context {
     std::mem::forget(leader);
     Context {
         reporter: Reporter { controller: labels::OPERATOR.into(), instance: None },
+        events: Arc::default(),
         client,
-        limiter: Limiter::new(CallRate::default(), MAX_IN_FLIGHT),
+        limiter: server.limiter.clone(),
         settings: Settings {
             trainer_image: "rlt.local/rlt-trainer:test".into(),
             trainer_cuda_image: None,
@@ -173,7 +182,9 @@ async fn once(rule: Rule, prepare: impl Fn(&Context)) -> (Server, Result<Action,
     prepare(&context);
     let is_new = context.index.workers(&key()).is_empty();
     let status = if is_new { json!({"observedGeneration": -1}) } else { begun() };
-    let done = reconcile(Arc::new(job(&status)), context.into()).await;
+    let context = Arc::new(context);
+    let done = reconcile(Arc::new(job(&status)), context.clone()).await;
+    context.events.finish().await;
     (server, done)
 }
 

@@ -1,21 +1,51 @@
 //! Operators start and stop without an effect on jobs.
 
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::events::v1::Event;
 use kube::Client;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams};
 use rlt_api::status::ConditionType;
-use rlt_cluster::Call;
+use rlt_cluster::{Call, Fault, FaultProxy, Faults};
 use rlt_objects::job::Job;
-use serde_json::json;
+use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 
 use crate::TIMEOUT;
-use crate::test_namespace::{Operator, TestNamespace, is_true, until};
+use crate::test_namespace::{Operator, TestNamespace, is_true, pause, until};
 
 impl TestNamespace {
     /// An operator with an account of its own, which identifies its calls.
     async fn counted_operator(&self, account: &str) -> (Operator, String) {
+        let client = self.administrator(account).await;
+        let user = format!("system:serviceaccount:{}:{account}", self.namespace);
+        (Operator::start(client, &self.namespace), user)
+    }
+
+    /// Starts the operator's program, which speaks to the API server by way of `proxy`. It has no Lease: a
+    /// machine that is too busy to renew it in time would end the program.
+    async fn program(&self, proxy: &FaultProxy) -> Program {
+        let (namespace, account) = (&self.namespace, "program");
+        self.administrator(account).await;
+        let kubeconfig = self.cluster.kubeconfig_of_service_account(namespace, account).await.unwrap();
+        let mut kubeconfig: Value =
+            serde_json::from_str(&std::fs::read_to_string(kubeconfig).unwrap()).unwrap();
+        kubeconfig["clusters"][0]["cluster"]["server"] = proxy.url().into();
+        let file = NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), kubeconfig.to_string()).unwrap();
+        let process = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
+            .args(["--listen=127.0.0.1:0", "--trainer-image=rlt.local/none"])
+            .arg(format!("--namespaces={namespace}"))
+            .env("KUBECONFIG", file.path())
+            .env("POD_NAMESPACE", namespace)
+            .spawn();
+        Program { process: process.unwrap(), _kubeconfig: file }
+    }
+
+    /// A client with an account of its own, which may do everything in the namespace.
+    async fn administrator(&self, account: &str) -> Client {
         let client: Client = self.cluster.client_of_service_account(&self.namespace, account).await.unwrap();
         let subject = format!("--serviceaccount={}:{account}", self.namespace);
         let bind = ["create", "rolebinding", account, "--clusterrole=cluster-admin", &subject];
@@ -23,8 +53,7 @@ impl TestNamespace {
         assert!(bound.status.success());
         let jobs: Api<Job> = Api::namespaced(client.clone(), &self.namespace);
         until("the role counts", async || jobs.list(&ListParams::default()).await.is_ok()).await;
-        let user = format!("system:serviceaccount:{}:{account}", self.namespace);
-        (Operator::start(client, &self.namespace), user)
+        client
     }
 
     /// All calls in the namespace.
@@ -39,6 +68,35 @@ impl TestNamespace {
         // API discovery is requested once, for any number of jobs.
         let is_about_jobs = |call: &Call| !call.resource.is_empty() && !is_stream(call);
         calls.filter(|call| call.user == user && is_about_jobs(call)).collect()
+    }
+}
+
+/// A process of the operator, which ends with the test.
+struct Program {
+    process: Child,
+    _kubeconfig: NamedTempFile,
+}
+
+impl Program {
+    /// Asks it to stop, as the kubelet does, and waits until it has ended.
+    async fn stop(&mut self) {
+        let (begin, pid) = (Instant::now(), self.process.id().to_string());
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let status = loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                break status;
+            }
+            assert!(begin.elapsed() < TIMEOUT, "it does not end");
+            pause(begin).await;
+        };
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -143,6 +201,24 @@ async fn an_operator_that_is_asked_to_stop_while_it_starts_ends() {
         tokio::time::sleep(wait).await;
         tokio::time::timeout(TIMEOUT, operator.stop()).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn an_operator_that_is_asked_to_stop_sends_the_events_of_its_statuses_before_it_ends() {
+    let Some(test) = crate::set("farewell").await else { return };
+    let faults = Faults::default();
+    let proxy = test.cluster.fault_proxy(&faults).await.unwrap();
+    // Each Event reaches the API server a second after the operator has begun to send it.
+    faults.inject("POST", "/events", 100, Fault::Delay(Duration::from_secs(1)));
+    let mut program = test.program(&proxy).await;
+    test.post("ending", json!({})).await;
+    test.run(&test.worker("ending", 1).await).await;
+    test.when_true("ending", ConditionType::PodsReady).await;
+    program.stop().await;
+    let events: Api<Event> = Api::namespaced(test.client.clone(), &test.namespace);
+    let events = events.list(&ListParams::default()).await.unwrap().items;
+    let is_sent = |reason: &str| events.iter().any(|event| event.reason.as_deref() == Some(reason));
+    assert!(is_sent("NoStorage") && is_sent("WorkersRunning"), "{events:#?}");
 }
 
 #[tokio::test]

@@ -337,6 +337,7 @@ impl Operator {
         let (stop, stopped) = oneshot::channel();
         let context = Context {
             reporter: Reporter { controller: labels::OPERATOR.into(), instance: None },
+            events: Default::default(),
             client,
             limiter: Limiter::new(CallRate::default(), MAX_IN_FLIGHT),
             settings: Settings {

@@ -32,7 +32,9 @@ async fn over_claim(before: &Value, job: Job, rule: Rule) -> Server {
     }));
     let context = context(&server);
     context.index.enter(&key(), ChildEntry::written(Child::Claim.into(), Some(digest)));
-    let _ = reconcile(Arc::new(job), context.into()).await;
+    let context = Arc::new(context);
+    let _ = reconcile(Arc::new(job), context.clone()).await;
+    context.events.finish().await;
     server
 }
 

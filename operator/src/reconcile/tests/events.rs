@@ -1,5 +1,5 @@
-//! Proves that Events are published although the first status of a job waits to be written, and that each has
-//! its own message.
+//! Proves that Events are published although the first status of a job waits to be written or the operator is
+//! asked to stop, and that each has its own message.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,6 +10,10 @@ pub(super) async fn reasons(server: &Server) -> Vec<String> {
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
+    reasons_until_now(server)
+}
+
+fn reasons_until_now(server: &Server) -> Vec<String> {
     let calls = server.calls.lock().unwrap();
     let events =
         calls.iter().filter(|(method, path, _)| *method == Method::POST && path.ends_with("/events"));
@@ -33,6 +37,25 @@ async fn a_job_whose_first_status_waits_is_warned_of_its_settings_once() {
     let reasons = reasons(&server).await;
     let num = |reason: &str| reasons.iter().filter(|one| *one == reason).count();
     assert_eq!((num("OpenSecret"), num("WorkersRunning")), (1, 1), "{reasons:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_are_sent_although_the_operator_is_asked_to_stop_while_it_writes_their_status() {
+    let limiter = Limiter::new(CallRate::default(), MAX_IN_FLIGHT);
+    let stopped = limiter.clone();
+    let stop_at_status = move |method: &Method, path: &str| {
+        if *method == Method::PATCH && path.ends_with("/status") {
+            stopped.close();
+        }
+        None
+    };
+    let server = Server::with_limiter(Box::new(stop_at_status), limiter);
+    let context = Arc::new(context(&server));
+    runs(&context);
+    reconcile(Arc::new(job(&begun())), context.clone()).await.unwrap();
+    assert!(server.status().is_some() && reasons_until_now(&server).is_empty());
+    assert_eq!(context.events.finish().await, 0);
+    assert_eq!(reasons_until_now(&server), ["WorkersRunning"]);
 }
 
 /// A store of a trainer that warns for one more reason of a later release each time that it is read.
