@@ -4,7 +4,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 use rlt_api::status::RLTrainingJobStatus;
-use rlt_api::{Defaults, MergedSpec, RLTrainingJob};
+use rlt_api::{Defaults, FailureCause, MergedSpec, RLTrainingJob};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
@@ -68,9 +68,15 @@ fn parse_status(mut status: Value) -> Result<RLTrainingJobStatus, String> {
     })
 }
 
-/// Removes the entries of [`OPEN_FIELDS`] that cannot be read.
+/// Removes the entries of [`OPEN_FIELDS`] that cannot be read. A failure keeps its worker and message, under
+/// the cause of errors without a class.
 fn remove_unreadable(status: &mut Value) {
     let Some(status) = status.as_object_mut() else { return };
+    if let Some(cause) = status.get_mut("lastFailure").and_then(|failure| failure.get_mut("cause"))
+        && FailureCause::deserialize(&*cause).is_err()
+    {
+        *cause = json!(FailureCause::TrainerFailed);
+    }
     for field in OPEN_FIELDS {
         let is_readable = |value: &Value| RLTrainingJobStatus::deserialize(&json!({field: value})).is_ok();
         let Some(value) = status.get_mut(field).filter(|value| !is_readable(value)) else { continue };
@@ -171,7 +177,6 @@ impl Job {
 mod tests {
     use std::collections::BTreeMap;
 
-    use rlt_api::FailureCause;
     use rlt_api::status::ConditionType;
 
     use super::*;
@@ -202,7 +207,10 @@ mod tests {
         let types: Vec<_> = status.conditions.iter().map(|condition| condition.type_).collect();
         assert_eq!(types, [ConditionType::PodsReady]);
         assert_eq!(status.failures_by_cause, BTreeMap::from([(FailureCause::PeerLost, 2)]));
-        assert!(status.retries_used.is_empty() && status.last_failure.is_none());
+        assert!(status.retries_used.is_empty());
+        let last = status.last_failure.unwrap();
+        assert_eq!((last.attempt, last.cause, &*last.message), (2, FailureCause::TrainerFailed, "m"));
+        assert_eq!(read(json!({"lastFailure": {"cause": "Drained"}})).unwrap().last_failure, None);
 
         let known = json!({"phase": "Draining", "lastFailure": failure("PeerLost")});
         let failure = read(known).unwrap().last_failure;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
+use rlt_api::status::{ConditionType, RLTrainingJobStatus};
 use rlt_api::{FailureCause, Reason, Warning};
 use rlt_objects::queue::WorkloadAction;
 use rlt_objects::worker_id::WorkerId;
@@ -108,14 +108,14 @@ pub enum JobState {
 }
 
 impl JobState {
-    /// The state of a job that has ended.
+    /// The state of a job that has ended, as its status says.
     pub(super) fn of_finished(status: &RLTrainingJobStatus) -> Self {
-        let complete = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Complete);
         match &status.last_failure {
-            Some(failure) if complete.is_none_or(|complete| complete.status != ConditionStatus::True) => {
-                Self::Failed(failure.cause)
-            }
-            _ => Self::Complete,
+            _ if status.is(ConditionType::Complete) => Self::Complete,
+            Some(failure) => Self::Failed(failure.cause),
+            // A failure in a form that only a later release can read.
+            None if status.is(ConditionType::Failed) => Self::Failed(FailureCause::TrainerFailed),
+            None => Self::Complete,
         }
     }
 }
@@ -129,4 +129,43 @@ pub struct ApplyFailure {
     pub message: String,
     /// Whether the user has to change something; otherwise a retry may succeed.
     pub needs_action: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use rlt_api::status::Phase;
+    use rlt_objects::job::Job;
+    use serde_json::{Value, json};
+
+    use super::super::decide;
+    use super::super::fixtures::{input, prepared};
+    use super::*;
+
+    /// The decision about a job that has failed under a later release, with this record of its failure.
+    fn after_a_rollback(last_failure: Value) -> Decision {
+        let failed = json!({
+            "type": "Failed", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z",
+            "reason": "Drained", "message": "m",
+        });
+        let status = json!({
+            "attempt": 2, "completionTime": "2026-01-01T00:00:00Z", "phase": "Failed", "conditions": [failed],
+            "failuresByCause": {"Drained": 1}, "lastFailure": last_failure,
+        });
+        let job: Job = serde_json::from_value(json!({"metadata": {"name": "a"}, "status": status})).unwrap();
+        decide(&input(&prepared(2, json!({})), &job.status.unwrap(), &[]))
+    }
+
+    #[test]
+    fn a_job_that_failed_for_a_cause_of_a_later_release_stays_failed_after_a_rollback() {
+        let time = "2026-01-01T00:00:00Z";
+        let failure = json!({"attempt": 2, "cause": "Drained", "message": "m", "advice": "a", "time": time});
+        for (last_failure, message) in [(failure, "m; a"), (json!({"aLaterForm": 1}), "the job failed")] {
+            let decision = after_a_rollback(last_failure);
+            assert_eq!(decision.state, JobState::Failed(FailureCause::TrainerFailed));
+            assert_eq!(decision.status.phase, Some(Phase::Failed));
+            let mut conditions = decision.status.conditions.iter();
+            let failed = conditions.find(|condition| condition.type_ == ConditionType::Failed).unwrap();
+            assert_eq!((&*failed.reason, &*failed.message), ("TrainerFailed", message));
+        }
+    }
 }

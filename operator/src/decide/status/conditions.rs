@@ -1,8 +1,8 @@
 //! The conditions of a status: each with its reason and message, as a function of the job's state.
 
 use k8s_openapi::jiff::Timestamp;
-use rlt_api::Reason;
 use rlt_api::status::{Condition, ConditionStatus, ConditionType, Phase, RLTrainingJobStatus};
+use rlt_api::{FailureCause, Reason};
 
 use super::super::{ApplyFailure, Decision, JobState, clock};
 
@@ -323,7 +323,8 @@ fn failure_in_words(status: &RLTrainingJobStatus) -> String {
     format!("{pod}{}; {}", failure.message, failure.advice)
 }
 
-/// Returns the cause of the end of a finished job.
+/// Returns the cause of the end of a job that has failed.
 pub(in crate::decide) fn cause_of(status: &RLTrainingJobStatus) -> Reason {
-    status.last_failure.as_ref().map_or(Reason::StepsFinished, |failure| Reason::Failure(failure.cause))
+    let cause = status.last_failure.as_ref().map_or(FailureCause::TrainerFailed, |failure| failure.cause);
+    Reason::Failure(cause)
 }
