@@ -33,6 +33,7 @@ pub use placement::{Flavor, Flavors, Placement, PlacementConflict, gang_of};
 pub use pod::{allow_restarts, pod, with_image};
 pub use pod_group::{Gang, gang, pod_group, pod_group_kind, pod_group_name};
 pub(crate) use text_digest::digest;
+use text_digest::within_label;
 pub use workload::{PriorityClass, queue_priority_class, workload, workload_digest, workload_labels};
 
 pub use crate::pod_settings::PodSettings;

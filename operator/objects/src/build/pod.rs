@@ -11,7 +11,7 @@ use rlt_api::spec::{ResourceClaimSpec, RetriesSpec, TaintEffect, TolerationOpera
 use rlt_channel::environment::RETRIES_LEFT;
 use rlt_plan::WorkerGroup;
 
-use super::{BuildInput, container, volumes, workers_name};
+use super::{BuildInput, container, volumes, within_label, workers_name};
 use crate::worker::TRAINER_CONTAINER;
 use crate::{labels, pod_template};
 
@@ -32,7 +32,8 @@ pub fn pod(input: &BuildInput<'_>, attempt: u32, group: &WorkerGroup, worker_idx
         containers: vec![container::trainer(input, attempt, group, worker_idx, mounts)],
         volumes: Some(volumes),
         restart_policy: Some("Never".into()),
-        hostname: Some(name.clone()),
+        // The name of a pod may be longer than a host name.
+        hostname: Some(within_label(&name)),
         subdomain: (group.num_workers > 1 && !group.is_spare()).then(|| group.service_name()),
         service_account_name: Some(workers.pod.service_account_name.clone().unwrap_or(account)),
         runtime_class_name: workers.pod.runtime_class_name.clone(),

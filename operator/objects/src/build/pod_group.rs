@@ -5,7 +5,7 @@ use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use rlt_plan::WorkerGroup;
 use serde_json::{Value, json};
 
-use super::BuildInput;
+use super::{BuildInput, within_label};
 use crate::labels;
 use crate::queue;
 use crate::served::Served;
@@ -43,9 +43,9 @@ pub fn gang(input: &BuildInput<'_>, group: &WorkerGroup, served: Served) -> Opti
     }
 }
 
-/// Returns the name of the PodGroup of a group of workers in an attempt.
+/// Returns the name of the PodGroup of a group of workers in an attempt, which is also the value of a label.
 pub fn pod_group_name(group: &WorkerGroup, attempt: u32) -> String {
-    format!("{}-{attempt}", group.service_name())
+    within_label(&format!("{}-{attempt}", group.service_name()))
 }
 
 /// Returns the API resource of a PodGroup.

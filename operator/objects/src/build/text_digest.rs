@@ -1,8 +1,23 @@
-//! Digests of the content of objects.
+//! Digests of the content of objects and of long names.
 
 use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
+
+/// Longest host name of a pod, and longest value of a label, in bytes.
+const MAX_LABEL_BYTES: usize = 63;
+/// Bytes of a digest that replaces the beginning of a long name.
+const DIGEST_BYTES: usize = 8;
+
+/// Returns `name` if it fits into a label, else a digest of it followed by its end. Names of jobs that only
+/// differ at their beginning, and of workers and attempts, stay different.
+pub(super) fn within_label(name: &str) -> String {
+    if name.len() <= MAX_LABEL_BYTES {
+        return name.to_owned();
+    }
+    let start = name.ceil_char_boundary(name.len() - (MAX_LABEL_BYTES - DIGEST_BYTES - 1));
+    format!("{}-{}", &digest([name])[..DIGEST_BYTES], name[start..].trim_start_matches('-'))
+}
 
 /// The digest of an object's content, for its annotation.
 pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {

@@ -1,4 +1,5 @@
-//! A job of two groups of workers, which no manifest requests yet: each group has objects of its own.
+//! Names of many workers and attempts, and a job of two groups of workers, which no manifest requests yet:
+//! each group has objects of its own.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +7,7 @@ use rlt_api::spec::Device;
 use serde_json::{Value, json};
 
 use super::super::{Flavor, Gang, Placement, objects, pod_group, workload};
-use super::{BuildInput, channel, prepared, settings, with_workers};
+use super::{BuildInput, channel, pod, prepared, settings, trainer, with_workers};
 use crate::fixtures::with_samplers;
 use crate::queue::{Assignment, Workload};
 
@@ -112,4 +113,25 @@ fn queues_and_schedulers_place_each_group_as_a_gang() {
         }
         assert_eq!(groups[1].device, Device::Cuda);
     });
+}
+
+/// The host names of two workers and the PodGroup's name of an attempt, of a job with the longest name.
+fn long_names(first_letter: &str, workers: [u32; 2], attempt: u32) -> [String; 3] {
+    let mut job = with_workers(json!({"count": 1024}));
+    job.metadata.name = Some(first_letter.to_owned() + &"x".repeat(51));
+    let (prepared, settings) = (prepared(&job, 1024), settings(None));
+    let input = &BuildInput { job: &job, prepared: &prepared, settings: &settings };
+    let [one, other] = workers.map(|idx| pod(input, attempt, idx).spec.unwrap().hostname.unwrap());
+    [one, other, pod_group(input, trainer(input), Gang::Coscheduling, attempt).metadata.name.unwrap()]
+}
+
+#[test]
+fn names_of_many_workers_and_attempts_fit_into_labels_and_stay_different() {
+    let plain = "a".to_owned() + &"x".repeat(51) + "-trainer";
+    assert_eq!(long_names("a", [0, 99], 99), ["-0", "-99", "-99"].map(|end| plain.clone() + end));
+    let long = ["a", "b"].map(|letter| long_names(letter, [100, 1023], 1000)).concat();
+    let fits = |name: &&String| name.len() <= 63 && name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    assert!(long.iter().all(|name| fits(&name)), "{long:?}");
+    assert_eq!(long.iter().collect::<BTreeSet<_>>().len(), long.len(), "{long:?}");
+    assert!(long[1].ends_with("-trainer-1023") && long[2].ends_with("-trainer-1000"), "{long:?}");
 }
