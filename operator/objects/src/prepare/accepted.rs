@@ -23,13 +23,16 @@ pub(super) fn spec_digest(job: &Job) -> String {
 
 /// Returns the digests of a specification with all defaults.
 pub(super) fn digests(job: &ValidatedJob, generation: i64, spec_digest: String) -> AcceptedStatus {
-    let training = training_of(job);
     AcceptedStatus {
         generation,
         manifest_digest: digest([job.to_yaml().unwrap_or_default().as_str()]),
         spec_digest,
-        training_digest: digest([serde_json::to_string(&training).unwrap_or_default().as_str()]),
+        training_digest: training_digest(job),
     }
+}
+
+fn training_digest(job: &ValidatedJob) -> String {
+    digest([serde_json::to_string(&training_of(job)).unwrap_or_default().as_str()])
 }
 
 /// Returns the specification without workers and run policy: what the training computes.
@@ -44,9 +47,10 @@ fn training_of(job: &ValidatedJob) -> ResolvedSpec {
 impl Prepared {
     /// Prepares the job under the specification that it began with, from the manifest in its ConfigMap;
     /// `None` where that is another one or cannot be read. Users can write ConfigMaps: a manifest is used
-    /// only if its digest is the `recorded` one of the job's status. A job that an earlier release began has
-    /// none: its manifest is used if it would be accepted as a new one, or if only the training breaks rules
-    /// and is that of the job itself, which the API server has accepted.
+    /// only if its digest is the `recorded` one of the job's status, and where only its training counts, if
+    /// the training has the recorded digest. A job that an earlier release began has no record: its manifest
+    /// is used if it would be accepted as a new one, or if only the training breaks rules and is that of the
+    /// job itself, which the API server has accepted.
     ///
     /// `spec.runPolicy.suspend` is that of the present specification. Where the present specification is
     /// valid, so are `spec.workers` and `spec.runPolicy`.
@@ -63,6 +67,7 @@ impl Prepared {
                 let read = rlt_api::read_accepted(manifest);
                 read.or_else(|_| rlt_api::read_known_fields(manifest)).ok()?
             }
+            Some(recorded) if present.is_some() => with_recorded_training(manifest, recorded)?,
             Some(_) => return None,
             None => unrecorded(job, manifest, pods)?,
         };
@@ -106,6 +111,13 @@ impl Prepared {
     pub fn is_unedited(job: &Job, recorded: &AcceptedStatus) -> bool {
         recorded.is_of(job.generation(), &spec_digest(job))
     }
+}
+
+/// Reads a manifest with the training of the record. It has other workers or another run policy where an
+/// operator has ended between its writes of the ConfigMap and of the status, or could not make the first.
+fn with_recorded_training(manifest: &str, recorded: &AcceptedStatus) -> Option<ValidatedJob> {
+    let read = rlt_api::read_accepted(manifest).ok()?;
+    (training_digest(&read) == recorded.training_digest).then_some(read)
 }
 
 /// Reads the manifest of a job without a record; `None` if it breaks rules of pods, is not allowed, or breaks
@@ -282,6 +294,23 @@ mod tests {
         assert_eq!(read.job.spec().training, began.job.spec().training);
         assert_eq!(read.job.spec().workers, workers);
         assert_ne!(present.accepted.training_digest, began.accepted.training_digest);
+    }
+
+    #[test]
+    fn a_manifest_with_other_workers_than_the_record_counts_if_the_present_ones_replace_them() {
+        let began = Prepared::new(&job(&json!({}))).unwrap();
+        let present = Prepared::new(&with(job(&json!({})), "training", json!({"steps": 7}))).unwrap();
+        let (job, pods) = (job(&json!({})), PodSettings::default());
+        let read = |text: &str, present: Option<&Prepared>| {
+            Prepared::began_with(&job, text, Some(&began.accepted), present, &pods)
+        };
+        let workers = WorkersSpec { threads: Some(3), ..began.job.spec().workers.clone() };
+        let written = began.job.clone().with_workers(workers).to_yaml().unwrap();
+        let continued = read(&written, Some(&present)).unwrap();
+        assert_eq!(continued.accepted.training_digest, began.accepted.training_digest);
+        assert_eq!(continued.job.spec().workers, present.job.spec().workers);
+        assert!(read(&written, None).is_none(), "its workers would run");
+        assert!(read(&manifest(&present), Some(&present)).is_none(), "another training");
     }
 
     #[test]
