@@ -126,10 +126,11 @@ impl<'a> JobChildren<'a> {
 
     async fn make_claim(&self) -> Result<(), ApplyError> {
         let Some(claim) = build::storage_claim(self.input) else { return Ok(()) };
-        if Box::pin(self.create(&claim)).await? == Created::Found {
-            claim::change(self.client, self.job.namespace(), &claim).await?;
+        let is_found = Box::pin(self.create(&claim)).await? == Created::Found;
+        // The watch shows a claim that is not the wanted one yet.
+        if !is_found || claim::change(self.client, self.job.namespace(), &claim).await? {
+            self.enter_claim(&claim);
         }
-        self.enter_claim(&claim);
         Ok(())
     }
 

@@ -12,7 +12,8 @@ use super::{ApplyError, error, merge_patch};
 /// Access mode of a claim that workers on several nodes mount.
 const SEVERAL_WORKERS: &str = "ReadWriteMany";
 
-/// Changes the existing claim to the `wanted` one. Returns whether it exists and was changed.
+/// Changes the existing claim to the `wanted` one. Returns whether it exists and was changed. One without a
+/// volume cannot grow yet, and may get a volume only when a pod mounts it: it is changed once it has one.
 pub(super) async fn change(
     client: &Client,
     namespace: &str,
@@ -25,6 +26,10 @@ pub(super) async fn change(
     if let Some(why) = misfit(&found, wanted) {
         release(&api, &found, wanted).await?;
         return Err(ApplyError::Unfit { message: format!("claim {name}: {why}") });
+    }
+    if is_pending(&found) && grows(&found, wanted) {
+        adopt(&api, &found, wanted).await?;
+        return Ok(false);
     }
     match api.patch(&name, &merge_patch(), &Patch::Merge(patch(&found, wanted))).await {
         Ok(_) => Ok(true),
@@ -70,6 +75,30 @@ async fn read(
 ) -> Result<Option<PersistentVolumeClaim>, ApplyError> {
     let found = api.get_opt(name).await;
     found.map_err(|source| ApplyError::Call { act: "read", name: name.to_owned(), source })
+}
+
+/// Makes a claim the job's whose size cannot be changed yet. It keeps its digest, by which it is changed
+/// later.
+async fn adopt(
+    api: &Api<PersistentVolumeClaim>,
+    found: &PersistentVolumeClaim,
+    wanted: &PersistentVolumeClaim,
+) -> Result<(), ApplyError> {
+    let owners = owners(found, wanted);
+    let has = |(name, value): (&String, &String)| {
+        found.metadata.labels.as_ref().is_some_and(|labels| labels.get(name) == Some(value))
+    };
+    let has_labels = wanted.metadata.labels.iter().flatten().all(has);
+    if has_labels && found.metadata.owner_references.iter().flatten().eq(&owners) {
+        return Ok(());
+    }
+    let (uid, labels) = (&found.metadata.uid, &wanted.metadata.labels);
+    let patch = json!({"metadata": {"uid": uid, "labels": labels, "ownerReferences": owners}});
+    let name = wanted.metadata.name.clone().unwrap_or_default();
+    match api.patch_metadata(&name, &merge_patch(), &Patch::Merge(patch)).await {
+        Ok(_) => Ok(()),
+        Err(source) => Err(ApplyError::Call { act: "change", name, source }),
+    }
 }
 
 /// Removes the job from the owners of a claim that is to be retained, whatever else of it cannot be changed.
@@ -119,6 +148,17 @@ fn misfit(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> Opti
             "it requests {has} and cannot shrink to {wants}: set spec.workers.storage.size to {has} or more"
         )
     })
+}
+
+/// Whether a claim has no volume yet.
+fn is_pending(claim: &PersistentVolumeClaim) -> bool {
+    claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Pending")
+}
+
+/// Whether the wanted claim is larger than the existing one.
+fn grows(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> bool {
+    let value = |claim: &PersistentVolumeClaim| rlt_api::quantity_value(&size(claim.spec.as_ref()?)?);
+    value(wanted).zip(value(found)).is_some_and(|(wants, has)| wants > has)
 }
 
 /// Returns the merge patch of what can be changed: labels, annotations, the job as an owner, and the size.

@@ -25,17 +25,22 @@ async fn with_claim(before: &Value, status: &Value, now: Value) -> Server {
 async fn over_claim(before: &Value, job: Job, rule: Rule) -> Server {
     let server = Server::new(Box::new(|_, _| None));
     let found = serde_json::to_value(claim_of(&with_workers(before.clone()), &context(&server))).unwrap();
+    over_found(found, job, rule).await.0
+}
+
+/// One reconcile of a job over an existing claim. Returns whether the claim counts as one to be changed, too.
+async fn over_found(found: Value, job: Job, rule: Rule) -> (Server, bool) {
     let digest = found["metadata"]["annotations"][labels::CONTENT_DIGEST].as_str().unwrap().to_owned();
     let server = Server::new(Box::new(move |method, path| {
         let is_read = *method == Method::GET && path.ends_with("/persistentvolumeclaims/quickstart-storage");
         rule(method, path).or_else(|| is_read.then(|| (200, found.clone())))
     }));
     let context = context(&server);
-    context.index.enter(&key(), ChildEntry::written(Child::Claim.into(), Some(digest)));
-    let context = Arc::new(context);
-    let _ = reconcile(Arc::new(job), context.clone()).await;
-    context.events.finish().await;
-    server
+    let (index, events) = (context.index.clone(), context.events.clone());
+    index.enter(&key(), ChildEntry::written(Child::Claim.into(), Some(digest.clone())));
+    let _ = reconcile(Arc::new(job), context.into()).await;
+    events.finish().await;
+    (server, index.children(&key()).get(&Child::Claim.into()) == Some(&Some(digest)))
 }
 
 /// The patches of the claim.
@@ -126,6 +131,30 @@ async fn a_larger_claim_is_requested_and_what_a_claim_cannot_become_holds_the_jo
         assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::True, "ObjectRefused"));
         assert!(stalled.message.contains(field), "{stalled:?}");
     }
+}
+
+/// The API server lets only claims with a volume grow, and some get one only when a pod mounts them.
+#[tokio::test]
+async fn a_claim_without_a_volume_holds_no_pod_back_and_grows_once_it_has_one() {
+    let workers = |size: &str, retain: bool| json!({"count": 1, "storage": {"size": size, "retain": retain}});
+    let server = Server::new(Box::new(|_, _| None));
+    let small = claim_of(&with_workers(workers("1Gi", false)), &context(&server));
+    let mut found = serde_json::to_value(small).unwrap();
+    found["status"] = json!({"phase": "Pending"});
+    for (retain, num_patches) in [(false, 0), (true, 1)] {
+        let job = with_workers(workers("2Gi", retain));
+        let (server, is_to_be_changed) = over_found(found.clone(), job, Box::new(|_, _| None)).await;
+        let patches = claim_patches(&server);
+        assert!(server.made("/pods") && is_to_be_changed);
+        assert_eq!(patches.len(), num_patches, "{patches:?}");
+        assert!(patches.iter().all(|patch| patch["spec"].is_null()), "{patches:?}");
+    }
+    found["status"]["phase"] = json!("Bound");
+    let job = with_workers(workers("2Gi", false));
+    let (server, is_to_be_changed) = over_found(found, job, Box::new(|_, _| None)).await;
+    let [patch] = claim_patches(&server).try_into().unwrap();
+    assert_eq!(patch["spec"]["resources"]["requests"]["storage"], "2Gi");
+    assert!(!is_to_be_changed);
 }
 
 #[tokio::test(start_paused = true)]
