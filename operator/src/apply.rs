@@ -146,6 +146,18 @@ pub async fn change_workload(
     queue::apply(access.client, access.index, input, request, action).await
 }
 
+/// Gives back the place of a job that is refused, and changes nothing else.
+///
+/// # Errors
+/// When the API server refuses the change or does not answer.
+pub async fn give_place_back(
+    access: Access<'_>,
+    job: &Job,
+    action: &WorkloadAction,
+) -> Result<(), ApplyError> {
+    queue::give_back(access.client, access.index, job, action).await
+}
+
 /// Returns each group of workers with its first worker, or `None` until other pods can reach that.
 fn reachable_firsts<'a>(
     input: &BuildInput<'a>,

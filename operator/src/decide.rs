@@ -33,6 +33,7 @@ use attempt_end::{evacuation, failure, restarts, retries, success};
 pub use decision::{ApplyFailure, Assignment, Decision, Deletion, JobState};
 pub use queue::dispatch::dispatch;
 use queue::exclusion;
+pub use queue::unused_place;
 use reconcile::Reconcile;
 pub use reconcile::{ReconcileInput, Report};
 pub use restarts::retries_left;

@@ -14,7 +14,7 @@ use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::build::{self, BuildInput};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
-use rlt_objects::prepare::Prepared;
+use rlt_objects::prepare::{Invalid, Prepared};
 use rlt_objects::queue;
 use tracing::Instrument as _;
 
@@ -66,10 +66,7 @@ async fn reconcile_observed(
     let (decision, applied) = match Box::pin(specification::of(context, job, &observed)).await? {
         // The controller that manages it may have other defaults and allow more.
         JobSpecification::Refused(_) if !job.is_managed_here() => return Ok(Action::await_change()),
-        JobSpecification::Refused(invalid) => {
-            let status = &observed.current.status;
-            (decide::refuse(status, job.generation(), &invalid, Timestamp::now()), Ok(()))
-        }
+        JobSpecification::Refused(invalid) => Box::pin(refuse(context, job, &observed, &invalid)).await,
         JobSpecification::Accepted { prepared, refused } => match controller_of(&prepared) {
             Controller::Operator => {
                 let (decision, applied) =
@@ -96,6 +93,26 @@ async fn reconcile_observed(
     }
     let wait = report(context, job, &observed, &decision).await?;
     requeue(context, job, &decision, applied, wait)
+}
+
+/// Refuses a job, which gives its place in a queue to others while it has no pod.
+async fn refuse(
+    context: &Context,
+    job: &Job,
+    observed: &Observed,
+    invalid: &Invalid,
+) -> (Decision, Result<(), ApplyError>) {
+    let now = Timestamp::now();
+    let mut decision = decide::refuse(&observed.current.status, job.generation(), invalid, now);
+    let queueing = observed.workers.is_empty().then_some(&observed.queueing);
+    decision.queue = queueing.and_then(decide::unused_place);
+    let Some(action) = &decision.queue else { return (decision, Ok(())) };
+    let Context { client, limiter, index, .. } = context;
+    let applied = match confirm(context, job, observed, &decision).await {
+        Ok(()) => Box::pin(apply::give_place_back(Access { client, limiter, index }, job, action)).await,
+        Err(error) => Err(error),
+    };
+    (decision, applied)
 }
 
 /// Decides and calls the API server; the status is left to be written.

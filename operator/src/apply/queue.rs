@@ -50,8 +50,7 @@ pub(super) async fn apply(
             }
             (None, _) => Ok(()),
         },
-        WorkloadAction::Delete(workload) => delete(&api, index, job, workload).await,
-        WorkloadAction::Release(workload) => release(&api, index, workload).await,
+        WorkloadAction::Delete(_) | WorkloadAction::Release(_) => give_back(client, index, job, action).await,
         WorkloadAction::SetPodsReady(workload, is_ready) => {
             let (reason, message) = match is_ready {
                 true => ("Started", "all workers run"),
@@ -63,6 +62,24 @@ pub(super) async fn apply(
             let reason = if *has_succeeded { "Succeeded" } else { "Failed" };
             set_condition(&api, index, workload, &condition("Finished", true, reason, message)).await
         }
+    }
+}
+
+/// Applies a change that gives the place of a job back; others change nothing.
+///
+/// # Errors
+/// When the API server refuses a call.
+pub(super) async fn give_back(
+    client: &Client,
+    index: &Index,
+    job: &Job,
+    action: &WorkloadAction,
+) -> Result<(), ApplyError> {
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), job.namespace(), &served::workloads());
+    match action {
+        WorkloadAction::Delete(workload) => delete(&api, index, job, workload).await,
+        WorkloadAction::Release(workload) => release(&api, index, workload).await,
+        _ => Ok(()),
     }
 }
 

@@ -100,6 +100,19 @@ pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<Work
     }
 }
 
+/// Returns the change of the Workload of a job that is refused and has no pod: it gives back a place that it
+/// cannot use. A job that still waits keeps its turn. A Workload that another client created is only
+/// released.
+pub fn unused_place(queueing: &Queueing) -> Option<WorkloadAction> {
+    let workload = queueing.workload.as_ref().filter(|_| queueing.is_served)?;
+    let is_reserved = workload.has_quota && !workload.is_deleting && !workload.is_finished;
+    match (is_reserved, &queueing.prebuilt) {
+        (true, None) => Some(WorkloadAction::Delete(workload.clone())),
+        (true, Some(_)) if workload.eviction.is_some() => Some(WorkloadAction::Release(workload.clone())),
+        _ => None,
+    }
+}
+
 /// Whether the Workload must be replaced: the job's pod sets have changed since it was created, or it is
 /// finished. Reserved quota is not released for that, and a Workload that another client created is replaced
 /// by that client.
@@ -287,6 +300,20 @@ mod tests {
         assert_eq!(queue(vec![runs(0), runs(1)]), None);
         assert_eq!(queue(vec![Worker { is_deleting: true, ..runs(1) }]), None);
         assert_eq!(queue(vec![]), Some(WorkloadAction::Create));
+    }
+
+    #[test]
+    fn a_refused_job_gives_back_a_place_that_it_cannot_use_and_keeps_its_turn() {
+        let delete = Some(WorkloadAction::Delete(Arc::new(admitted())));
+        assert_eq!(unused_place(&asked(Some(admitted()))), delete);
+        let finished = Workload { is_finished: true, ..admitted() };
+        for workload in [None, Some(waiting()), Some(finished)] {
+            assert_eq!(unused_place(&asked(workload)), None);
+        }
+        let prebuilt = |workload| Queueing { prebuilt: Some("w".into()), ..asked(Some(workload)) };
+        assert_eq!(unused_place(&prebuilt(admitted())), None);
+        let release = Some(WorkloadAction::Release(Arc::new(evicted())));
+        assert_eq!(unused_place(&prebuilt(evicted())), release);
     }
 
     #[test]

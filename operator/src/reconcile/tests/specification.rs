@@ -4,6 +4,7 @@
 use rlt_api::status::Phase;
 use rlt_objects::build::{MANIFEST_KEY, config_map_name};
 use rlt_objects::prepare::Prepared;
+use rlt_objects::queue::Workload;
 
 use super::*;
 
@@ -193,5 +194,31 @@ async fn a_job_that_is_complete_stays_complete_with_its_manifest_or_without() {
         assert_eq!(condition(&status, ConditionType::Complete).status, ConditionStatus::True);
         assert_eq!(condition(&status, ConditionType::Stalled).status, ConditionStatus::False);
         assert_eq!(status.phase, Some(Phase::Succeeded));
+    }
+}
+
+#[tokio::test]
+async fn a_refused_job_gives_back_the_place_that_its_queue_admits_it_to() {
+    let admitted = Workload { has_quota: true, is_admitted: true, ..fixtures::waiting() };
+    for (workload, num_deleted) in [(fixtures::waiting(), 0), (admitted, 1)] {
+        let kueue = json!({"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"});
+        let kueue = json!({"name": "kueue.x-k8s.io", "versions": [kueue]});
+        let jobs = json!({"name": "rltraining.dev", "versions": []});
+        let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [kueue, jobs]});
+        let server = Server::new(Box::new(move |method, path| match path {
+            "/apis" => Some((200, served.clone())),
+            _ if *method == Method::DELETE => Some((200, json!({"kind": "Status", "metadata": {}}))),
+            _ => None,
+        }));
+        let (context, mut job) = (context(&server), not_allowed(false, &json!({"observedGeneration": -1})));
+        job.metadata.labels = Some([(queue::QUEUE_LABEL.to_owned(), "team".to_owned())].into());
+        context.index.enter(&key(), workload);
+        reconcile(Arc::new(job), context.into()).await.unwrap();
+        let stalled = server.status().map(|status| condition(&status, ConditionType::Stalled).reason.clone());
+        assert_eq!(stalled.as_deref(), Some("PodNotAllowed"));
+        let calls = server.calls.lock().unwrap();
+        let deleted = calls.iter().filter(|(method, ..)| *method == Method::DELETE).map(|(_, path, _)| path);
+        assert_eq!(deleted.clone().count(), num_deleted);
+        assert!(deleted.into_iter().all(|path| path.ends_with("/workloads/w")));
     }
 }
