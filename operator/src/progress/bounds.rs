@@ -6,9 +6,13 @@ use rlt_api::FailureCause;
 use rlt_channel::limits::{self, MAX_EXIT_CODE, MAX_RESTARTS, MAX_SECONDS, MAX_WHOLE, TIMES_MS};
 use rlt_channel::{Checkpoint, Ending, ModelCommit, Progress, ReportRequest, TimeSpent};
 
-/// Removes metrics with names that are too long, and those beyond the largest number. A trainer of another
-/// release may send them, and the rest of its report counts.
-pub(super) fn drop_metrics(report: &mut ReportRequest) {
+/// Removes what only a trainer of a later release sends, so that the rest of its report counts: restarts for
+/// causes that this release does not know, surplus reasons of a warning, and metrics out of bounds.
+pub(super) fn drop_unknown(report: &mut ReportRequest) {
+    report.restarts.retain(|name, _| FailureCause::from_name(name).is_some());
+    if let Some(progress) = &mut report.progress {
+        progress.warning_reasons.truncate(limits::MAX_WARNING_REASONS);
+    }
     report.metrics.retain(|name, _| name.len() <= limits::MAX_NAME_BYTES);
     let num_surplus = report.metrics.len().saturating_sub(limits::MAX_METRICS);
     if num_surplus > 0 {

@@ -33,7 +33,8 @@ impl RefusedMessages {
     /// logged once for each pod.
     pub(super) fn read_unless_refused(&self, worker: &Worker) -> Option<LastReport> {
         let exit = worker.exit.as_deref().filter(|exit| exit.code == 0)?;
-        let request = termination::report_in(&exit.message)?;
+        let mut request = termination::report_in(&exit.message)?;
+        bounds::drop_unknown(&mut request);
         match bounds::check(&request) {
             Ok(()) => {
                 let mut left_out = termination::left_out_in(&exit.message);

@@ -113,7 +113,7 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
             return Err(Status::resource_exhausted("the rank reports too often"));
         }
         let mut report = request.into_inner();
-        bounds::drop_metrics(&mut report);
+        bounds::drop_unknown(&mut report);
         bounds::check(&report).map_err(Status::invalid_argument)?;
         let seconds = rate::report_every(self.reports.take(&source, report)).as_secs();
         Ok(ReportResponse { report_every_seconds: u32::try_from(seconds).unwrap_or(u32::MAX) })

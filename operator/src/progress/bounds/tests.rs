@@ -279,10 +279,24 @@ fn metrics_out_of_bounds_are_dropped_and_the_rest_of_the_report_is_taken() {
     let progress = Some(Progress { step: 3, ..Progress::default() });
     let mut report = ReportRequest { metrics, progress, ..ReportRequest::default() };
     assert!(check(&report).is_err());
-    drop_metrics(&mut report);
+    drop_unknown(&mut report);
     assert_eq!(check(&report), Ok(()));
     assert_eq!(report.metrics.len(), limits::MAX_METRICS);
     assert!(report.metrics.contains_key("metric/0000") && report.progress.unwrap().step == 3);
+}
+
+/// The operator was rolled back, and pods of the later release run on.
+#[test]
+fn a_report_of_a_later_release_counts_without_causes_and_reasons_that_only_that_release_knows() {
+    let warning_reasons = (0..=limits::MAX_WARNING_REASONS).map(|idx| format!("Later{idx}")).collect();
+    let progress = Some(Progress { step: 3, warning_reasons, ..Progress::default() });
+    let restarts = [("PeerLost", 1), ("Drained", 2)].map(|(cause, count)| (cause.to_owned(), count)).into();
+    let mut report = ReportRequest { progress, restarts, ..ReportRequest::default() };
+    assert!(check(&report).is_err());
+    drop_unknown(&mut report);
+    assert_eq!(check(&report), Ok(()));
+    assert_eq!(report.restarts, HashMap::from([("PeerLost".to_owned(), 1)]));
+    assert_eq!(report.progress.unwrap().step, 3);
 }
 
 #[test]
