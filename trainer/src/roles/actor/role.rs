@@ -12,8 +12,8 @@ use rlt_decoder::{Adapter, Decoder, ModelError, Weights};
 use rlt_parallel::{DecoderUnits, RankError};
 use rlt_storage::checkpoint::{Checkpoint, CheckpointError};
 
-use super::Actor;
-use super::update::{UpdatePlan, UpdateReport, update};
+use super::update::{UpdatePlan, UpdateReport, update_by_head};
+use super::{Actor, PolicyHead};
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
 use crate::roles::error::StepError;
@@ -138,7 +138,7 @@ impl ActorRole {
             learning_rate: self.schedule.at(step),
             seed: self.context.seed(SeedUse::Update, &[step]),
         };
-        let report = self.update_by(batch, &plan)?;
+        let report = self.update_by(batch, &plan, self.policy.head())?;
         self.context.record(report.metrics(&plan));
         self.context.record_actor_logprobs(batch, &report.actor_logprobs);
         if batch.old_logprobs.is_none() {
@@ -148,15 +148,21 @@ impl ActorRole {
     }
 
     /// Makes the tokens of `batch` likelier in one update: minimises their mean negative log-likelihood, each
-    /// weighted by its advantage, which is 1 for demonstrations.
+    /// weighted by its advantage, which is 1 for demonstrations. In a cold start that is the likelihood at
+    /// temperature 1.
     ///
     /// # Errors
     /// [`StepError::Failed`]; the weights are then unchanged.
     pub fn update_supervised(&mut self, batch: &Batch) -> Result<(), StepError> {
         let StepPosition { stage, num_done } = self.context.position();
-        let (schedule, seed_part) = match stage {
-            Stage::ColdStart => (self.cold_start_schedule.as_ref().unwrap_or(&self.schedule), 0),
-            Stage::Training => (&self.schedule, 1),
+        let head = self.policy.head();
+        let (schedule, seed_part, head) = match stage {
+            // The rollout did not sample the demonstrations, so its temperature is not theirs.
+            Stage::ColdStart => {
+                let schedule = self.cold_start_schedule.as_ref().unwrap_or(&self.schedule);
+                (schedule, 0, PolicyHead { temperature: 1.0, ..head })
+            }
+            Stage::Training => (&self.schedule, 1, head),
         };
         let plan = UpdatePlan {
             objective: supervised_objective(),
@@ -166,7 +172,7 @@ impl ActorRole {
             learning_rate: schedule.at(num_done),
             seed: self.context.seed(SeedUse::Update, &[seed_part, num_done]),
         };
-        let mut metrics = self.update_by(batch, &plan)?.metrics(&plan);
+        let mut metrics = self.update_by(batch, &plan, head)?.metrics(&plan);
         let loss = metrics.remove("actor/pg_loss").unwrap_or(f64::NAN);
         // The ratio of a policy to itself is meaningless here.
         for name in ["actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"] {
@@ -197,7 +203,7 @@ impl ActorRole {
             learning_rate: self.schedule.at(step),
             seed: self.context.seed(SeedUse::Update, &[step]),
         };
-        let mut metrics = self.update_by(&batch, &plan)?.metrics(&plan);
+        let mut metrics = self.update_by(&batch, &plan, self.policy.head())?.metrics(&plan);
         // The mean of derivatives times log-probs is not a loss.
         for name in ["actor/pg_loss", "actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"] {
             metrics.remove(name);
@@ -206,14 +212,20 @@ impl ActorRole {
         Ok(())
     }
 
-    fn update_by(&mut self, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, StepError> {
+    fn update_by(
+        &mut self,
+        batch: &Batch,
+        plan: &UpdatePlan,
+        head: PolicyHead,
+    ) -> Result<UpdateReport, StepError> {
         self.context.end_sampling()?;
         self.context.watch().begin_phase(Phase::Update, 0);
         // Routes of a scored batch were counted when it was scored.
         if batch.old_logprobs.is_none() {
             self.policy.learner.watch_routes(self.context.routes_of(batch));
         }
-        let report = self.context.measure("update_actor", || update(&mut self.policy, batch, plan))?;
+        let update = || update_by_head(&mut self.policy, batch, plan, head);
+        let report = self.context.measure("update_actor", update)?;
         self.record_routes()?;
         self.context.record_update("actor", batch, report.updates.num_skipped);
         Ok(report)

@@ -12,7 +12,7 @@ use rlt_decoder::RouterLoad;
 use rlt_parallel::{RankError, Ranks};
 
 use super::policy_loss::UpdateLoss;
-use super::{Actor, PolicySums};
+use super::{Actor, PolicyHead, PolicySums};
 use crate::roles::error::StepFault;
 use crate::roles::learner::{LearnerError, MicroBatch, MiniBatches, UpdateStats};
 
@@ -144,6 +144,17 @@ impl UpdateReport {
 /// # Errors
 /// [`UpdateError`]; weights are those after the last applied update.
 pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, UpdateError> {
+    update_by_head(actor, batch, plan, actor.head())
+}
+
+/// [`update`] with another `head`, for a loss at another temperature than the rollout's. Losses that score
+/// the batch before the gradient use the actor's own.
+pub(super) fn update_by_head(
+    actor: &mut Actor,
+    batch: &Batch,
+    plan: &UpdatePlan,
+    head: PolicyHead,
+) -> Result<UpdateReport, UpdateError> {
     let mut report =
         UpdateReport { actor_logprobs: vec![0.0; batch.rows.num_tokens()], ..UpdateReport::default() };
     let is_on_policy = plan.mini_batches().is_one_update(batch);
@@ -151,7 +162,7 @@ pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<Upd
     let update_rows = |(epoch, update_idx): (usize, usize), row_idxs: &[usize]| -> Result<(), LearnerError> {
         let seed = plan.seed.wrapping_add(((epoch as u64) << 32) | update_idx as u64);
         let passes = actor.learner.passes(batch, row_idxs, plan.max_tokens)?;
-        let mut loss = UpdateLoss::new(batch, row_idxs, &plan.objective, old_logprobs, actor.head());
+        let mut loss = UpdateLoss::new(batch, row_idxs, &plan.objective, old_logprobs, head);
         loss.prepare(actor, row_idxs, &passes, seed)?;
         report.router_loads.extend(actor.learner.balance_routers(&passes)?);
         actor.learner.set_dropout_seed(Some(seed));

@@ -104,3 +104,27 @@ fn an_evaluation_and_the_step_after_it_sample_from_weights_that_are_packed_once(
     assert_eq!(num_syncs("rarely", 0), 3 + 1);
     assert_eq!(num_syncs("always", 1), 3 + 1);
 }
+
+/// The job of the first case samples at a temperature of 1, which divides nothing.
+#[test]
+fn a_cold_start_learns_the_same_whatever_the_temperature_of_the_rollout() {
+    let root = tempfile::tempdir().unwrap();
+    let losses = |temperature: f64| -> Vec<serde_json::Value> {
+        let job = JOB
+            .replace("{kind: GRPO}", "{kind: GRPO, coldStart: {steps: 3, batchSize: 4}}")
+            .replace("steps: 3, promptsPerStep", "steps: 1, promptsPerStep")
+            .replace("samplesPerPrompt", &format!("temperature: {temperature}, samplesPerPrompt"));
+        let root = root.path().join(temperature.to_string());
+        let (mut run, mut roles, mut data) = set_up(&job, &root);
+        assert_eq!(train(&mut run, &mut roles, &mut data).unwrap(), Outcome::Complete);
+        let metrics = std::fs::read_to_string(root.join("metrics.jsonl")).unwrap();
+        let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let cold = lines.filter(|line| line["training/phase"] == 0);
+        cold.map(|line| serde_json::json!([line["sft/loss"], line["actor/entropy"], line["actor/grad_norm"]]))
+            .collect()
+    };
+    let at_one = losses(1.0);
+    assert_eq!(at_one.len(), 3);
+    assert!(at_one[0][0].as_f64() > Some(0.0), "{at_one:?}");
+    assert_eq!(losses(0.5), at_one);
+}
