@@ -143,7 +143,7 @@ const SUBMITTED: [(&str, &str); 2] =
 fn trainer(word: &str, before: Option<&str>) -> Option<(Project, String)> {
     let module = word.strip_suffix(".py").unwrap_or(word).replace('/', ".");
     let last = module.rsplit('.').next()?.to_owned();
-    if module.starts_with("verl.") || module.contains(".verl.") {
+    if is_verl_trainer(word, &module, &last) {
         return Some((Project::Verl, last));
     }
     if module.contains("open_instruct.") && OPEN_INSTRUCT.iter().any(|own| last.starts_with(own)) {
@@ -161,6 +161,19 @@ fn trainer(word: &str, before: Option<&str>) -> Option<(Project, String)> {
         return Some((Project::Trl, name.to_owned()));
     }
     None
+}
+
+/// Whether a word names a trainer of verl by its module or its file. Paths of verl's other programs and of
+/// its files do not, such as `--runtime-env=verl/trainer/runtime_env.yaml` of `ray job submit`.
+fn is_verl_trainer(word: &str, module: &str, last: &str) -> bool {
+    let is_program = !word.starts_with('-') && !word.contains('=');
+    if !is_program || (word.contains('/') && !word.ends_with(".py")) {
+        return false;
+    }
+    let is_in = |package: &str| module.starts_with(package) || module.contains(&format!(".{package}"));
+    let trains = !["eval", "generation"].iter().any(|other| last.contains(other));
+    // The recipe of DAPO has the settings of main_ppo; those of other recipes have losses of their own.
+    (trains && (is_in("verl.trainer.") || is_in("verl.experimental."))) || is_in("recipe.dapo.main_dapo")
 }
 
 /// Whether a name is that of a trainer of TRL, such as `grpo` or `dpo_vlm`.
@@ -241,6 +254,19 @@ mod tests {
             launch("python scripts/submit_finetune_job.py --config=configs/a.yaml --seed 1").unwrap();
         assert_eq!((submitted.project, submitted.trainer.as_str()), (Project::OpenInstruct, "finetune"));
         assert_eq!(submitted.files, ["configs/a.yaml"]);
+        let submitted =
+            "ray job submit --runtime-env=/a/verl/trainer/runtime_env.yaml --no-wait -- python3 -m";
+        for module in ["verl.trainer.main_ppo", "recipe.dapo.main_dapo"] {
+            let verl = launch(&format!("{submitted} {module} --config-name=dapo_trainer a=1")).unwrap();
+            assert_eq!((verl.project, verl.arguments.as_slice()), (Project::Verl, &["a=1".to_owned()][..]));
+        }
+        let verl = launch("env PYTHONPATH=/a/verl/:/b python3 /a/verl/verl/trainer/main_ppo.py a=1").unwrap();
+        assert_eq!(verl.trainer, "main_ppo");
+        assert!(launch("python3 /a/verl/examples/data_preprocess/gsm8k.py --local_dir b").is_none());
+        assert!(launch("cp /a/verl/trainer/b.parquet c").is_none());
+        assert!(launch("python3 -m verl.model_merger merge --backend fsdp").is_none());
+        assert!(launch("python3 -m verl.trainer.main_generation_server a=1").is_none());
+        assert!(launch("python3 -m verl.trainer.main_eval data.path=a").is_none());
         assert!(launch("pytest open_instruct/test_grpo_fast_gpu.py").is_none());
         assert!(launch("python open_instruct/merge_lora.py --beta 0").is_none());
         assert!(launch("python train.py --beta 0").is_none());
