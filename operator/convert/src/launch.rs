@@ -37,6 +37,8 @@ pub struct Launch {
     pub arguments: Vec<String>,
     /// Paths of the settings files that the arguments name.
     pub files: Vec<String>,
+    /// Name of the Hydra settings file that verl's arguments select, if it is not one of verl's own.
+    pub config_name: Option<String>,
     /// Texts of those settings files that the script writes itself, by path.
     pub texts: BTreeMap<String, String>,
     /// Number of processes, if the launcher gives it (`torchrun`, `accelerate launch`): of each machine for
@@ -61,6 +63,7 @@ impl Launch {
             trainer,
             arguments: Vec::new(),
             files: Vec::new(),
+            config_name: None,
             texts: BTreeMap::new(),
             processes: None,
             machines: option(&["nnodes", "num_machines", "num_nodes"]),
@@ -86,6 +89,7 @@ impl Launch {
             trainer,
             arguments: Vec::new(),
             files: Vec::new(),
+            config_name: None,
             texts: BTreeMap::new(),
             processes: None,
             machines: None,
@@ -97,6 +101,10 @@ impl Launch {
     fn take(&mut self, arguments: &[String]) {
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
+            if self.project == Project::Verl && argument.starts_with('-') {
+                self.take_hydra(argument, &mut rest);
+                continue;
+            }
             let is_file = self.project != Project::Verl && argument == "--config";
             let named = argument.strip_prefix("--config=").filter(|_| self.project != Project::Verl);
             match rest.clone().next() {
@@ -108,10 +116,21 @@ impl Launch {
                 _ if self.project == Project::OpenInstruct && argument.ends_with(".yaml") => {
                     self.files.push(argument.clone());
                 }
-                // Hydra's own options, such as the path of its settings.
-                _ if self.project == Project::Verl && argument.starts_with("--") => {}
                 _ => self.arguments.push(argument.clone()),
             }
+        }
+    }
+
+    /// Takes one of Hydra's own options, with its value: all but the name of a settings file have no effect
+    /// on the manifest.
+    fn take_hydra<'a>(&mut self, option: &str, rest: &mut impl Iterator<Item = &'a String>) {
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (option, HYDRA.contains(&option).then(|| rest.next()).flatten().map(String::as_str)),
+        };
+        if matches!(name, "--config-name" | "-cn") {
+            // verl's own files, such as ppo_megatron_trainer, hold its defaults.
+            self.config_name = value.filter(|name| !name.contains("trainer")).map(str::to_owned);
         }
     }
 
@@ -133,6 +152,9 @@ impl Launch {
     }
 }
 
+/// Options of Hydra that have a value.
+const HYDRA: [&str; 10] =
+    ["--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd", "--cfg", "-c", "--package", "-p"];
 /// Prefixes of the names of open-instruct's trainers, which distinguish them from its other programs.
 const OPEN_INSTRUCT: [&str; 6] = ["grpo", "ppo", "finetune", "olmo_core_finetune", "dpo", "reward_modeling"];
 /// Scripts of open-instruct that submit a job, with the trainer that each starts.
@@ -259,6 +281,10 @@ mod tests {
         for module in ["verl.trainer.main_ppo", "recipe.dapo.main_dapo"] {
             let verl = launch(&format!("{submitted} {module} --config-name=dapo_trainer a=1")).unwrap();
             assert_eq!((verl.project, verl.arguments.as_slice()), (Project::Verl, &["a=1".to_owned()][..]));
+        }
+        for option in ["--config-name=mine", "--config-path /a --config-name mine", "-cn mine"] {
+            let verl = launch(&format!("python3 -m verl.trainer.main_ppo {option} a=1")).unwrap();
+            assert_eq!((verl.config_name.as_deref(), verl.arguments.len()), (Some("mine"), 1), "{option}");
         }
         let verl = launch("env PYTHONPATH=/a/verl/:/b python3 /a/verl/verl/trainer/main_ppo.py a=1").unwrap();
         assert_eq!(verl.trainer, "main_ppo");

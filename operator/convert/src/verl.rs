@@ -9,7 +9,7 @@ use crate::adapter;
 use crate::draft::Draft;
 use crate::key::Table;
 use crate::launch::Launch;
-use crate::outcome::Outcome;
+use crate::outcome::{Fate, Outcome};
 use crate::rewards::is_hub_name;
 use crate::settings::{Settings, is_computed, is_true};
 use crate::tracking::{self, RunNames};
@@ -78,7 +78,8 @@ pub(crate) fn convert(
     name: &str,
 ) -> (Draft, Vec<Outcome>) {
     let mut draft = Draft::new(name, &HOMES);
-    let outcomes = table.apply(settings, &mut draft);
+    let mut outcomes = table.apply(settings, &mut draft);
+    outcomes.extend(launch.config_name.as_deref().map(settings_file));
     trackers(settings, &mut draft);
     if launch.trainer.contains("sft") {
         finish_sft(launch, settings, &mut draft);
@@ -95,6 +96,12 @@ pub(crate) fn convert(
     workers(&settings, &mut draft);
     given.add_uses(&settings);
     (draft, outcomes)
+}
+
+/// Returns the outcome for a settings file of Hydra, which is in a folder that the script does not show.
+fn settings_file(name: &str) -> Outcome {
+    let reason = "the file is not read: `rlctl convert --from verl FILE -- OVERRIDES` reads both";
+    Outcome { key: "--config-name".to_owned(), value: name.to_owned(), fate: Fate::Absent(reason.to_owned()) }
 }
 
 fn with_defaults(settings: &Settings) -> Settings {

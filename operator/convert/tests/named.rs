@@ -59,6 +59,7 @@ fn settings_that_a_trainer_does_not_convert_are_named() {
         (Project::OpenInstruct, "grpo_fast", "--loss_fn other", "loss_fn=other"),
         (Project::OpenInstruct, "grpo_fast", "--seed 1", "leaves groups of equal rewards out"),
         (Project::Verl, "main_ppo", "data.gen_batch_size=64", "data.gen_batch_size=64"),
+        (Project::Verl, "main_ppo", "--config-path /a --config-name mine", "--config-name=mine has no equal"),
         (
             Project::Verl,
             "main_ppo",
