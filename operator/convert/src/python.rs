@@ -42,6 +42,13 @@ const LORA: [(&str, &str); 10] = [
     ("use_rslora", "use_rslora"),
 ];
 
+/// Parameters of `LoraConfig` with its defaults as TRL's flags, whose own defaults differ.
+const LORA_DEFAULTS: [(&str, &str); 3] =
+    [("r", "--lora_r=8"), ("lora_alpha", "--lora_alpha=8"), ("lora_dropout", "--lora_dropout=0.0")];
+
+/// The default of `BitsAndBytesConfig` for 4 bits, as TRL's flag, whose own default is nf4.
+const QUANTIZATION_DEFAULTS: [(&str, &str); 1] = [("bnb_4bit_quant_type", "--bnb_4bit_quant_type=fp4")];
+
 /// Parameters of `BitsAndBytesConfig`, with TRL's flags.
 const QUANTIZATION: [(&str, &str); 1] = [("bnb_4bit_use_double_quant", "use_bnb_nested_quant")];
 
@@ -68,9 +75,15 @@ pub(crate) fn launch(text: &str) -> Option<(Launch, Vec<String>)> {
             }
             (None, "LoraConfig") => {
                 flags.push("--use_peft=True".to_owned());
+                call.defaults(&LORA_DEFAULTS, &mut flags);
                 call.settings(&LORA, &mut flags, &mut notes);
             }
-            (None, "BitsAndBytesConfig") => call.settings(&QUANTIZATION, &mut flags, &mut notes),
+            (None, "BitsAndBytesConfig") => {
+                if call.argument("load_in_4bit") == Some("True") {
+                    call.defaults(&QUANTIZATION_DEFAULTS, &mut flags);
+                }
+                call.settings(&QUANTIZATION, &mut flags, &mut notes);
+            }
             (None, "replace") if call.unnamed().next().is_some_and(|of| configurations.contains(&of)) => {
                 configurations.extend(call.variable);
                 call.settings(&[], &mut flags, &mut notes);
@@ -179,6 +192,12 @@ impl<'a> Call<'a> {
     /// Iterates over the arguments without a name.
     fn unnamed(&self) -> impl Iterator<Item = &'a str> {
         self.arguments.iter().filter(|(name, _)| name.is_none()).map(|(_, value)| *value)
+    }
+
+    /// Adds the flags of those defaults whose arguments are not given.
+    fn defaults(&self, defaults: &[(&str, &str)], flags: &mut Vec<String>) {
+        let missing = defaults.iter().filter(|(name, _)| self.argument(name).is_none());
+        flags.extend(missing.map(|(_, flag)| (*flag).to_owned()));
     }
 
     /// Adds the named arguments as flags, renamed by `names`.
@@ -362,6 +381,7 @@ mod tests {
             "--seed=${seen}",
             "--max_length=512",
             "--model_name_or_path='org/base'",
+            "--bnb_4bit_quant_type=fp4",
             "--load_in_4bit=True",
             "--use_bnb_nested_quant=True",
             "--beta=0.3",
@@ -369,6 +389,18 @@ mod tests {
         ];
         assert_eq!(launch.arguments, flags);
         assert_eq!(notes[..2], ["DPOConfig(seed=seen) is not a literal", "DPOConfig(**more) is not read"]);
+    }
+
+    #[test]
+    fn classes_of_peft_and_transformers_have_defaults_of_their_own() {
+        let flags = |text: &str| launch(&format!("SFTTrainer('org/base')\n{text}")).unwrap().0.arguments;
+        let lora = ["--use_peft=True", "--lora_r=8", "--lora_alpha=8", "--lora_dropout=0.0"];
+        assert_eq!(flags("LoraConfig()")[1..], lora);
+        let given = ["--use_peft=True", "--lora_alpha=8", "--lora_r=4", "--lora_dropout=0.1"];
+        assert_eq!(flags("LoraConfig(r=4, lora_dropout=0.1)")[1..], given);
+        assert_eq!(flags("BitsAndBytesConfig(load_in_8bit=True)")[1..], ["--load_in_8bit=True"]);
+        let nf4 = flags("BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=\"nf4\")");
+        assert_eq!(nf4[1..], ["--load_in_4bit=True", "--bnb_4bit_quant_type=\"nf4\""]);
     }
 
     #[test]
