@@ -169,9 +169,15 @@ fn lora(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.model.lora.rank", settings.count("lora_r").unwrap_or(16));
     draft.set("spec.model.lora.alpha", settings.number("lora_alpha").unwrap_or(32.0));
     draft.set("spec.model.lora.dropout", settings.number("lora_dropout").unwrap_or(0.05));
-    adapter::target(settings.list("lora_target_modules"), draft);
-    let parameters = settings.list("lora_target_parameters");
-    draft.set_some("spec.model.lora.targetParameters", Some(parameters).filter(|names| !names.is_empty()));
+    let parameters = Some(settings.list("lora_target_parameters")).filter(|names| !names.is_empty());
+    match settings.list("lora_target_modules") {
+        // PEFT chooses by the model's type; the choice is the same for all families that it knows.
+        names if names.is_empty() && parameters.is_none() => {
+            draft.set("spec.model.lora.targetModules", json!(["q_proj", "v_proj"]));
+        }
+        names => adapter::target(names, draft),
+    }
+    draft.set_some("spec.model.lora.targetParameters", parameters);
     let saved = settings.list("lora_modules_to_save");
     draft.set_some("spec.model.lora.modulesToSave", Some(saved).filter(|names| !names.is_empty()));
     if settings.is_true("use_rslora") {

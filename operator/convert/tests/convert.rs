@@ -185,6 +185,20 @@ fn modules_that_are_trained_whole_are_those_of_trl_and_open_instruct() {
 }
 
 #[test]
+fn an_adapter_of_trl_without_named_modules_has_those_that_peft_chooses() {
+    let lora = |further: &str| {
+        let flags = format!("--model_name_or_path org/base --use_peft {further}");
+        let arguments: Vec<_> = flags.split_whitespace().map(str::to_owned).collect();
+        let conversion = convert(&Launch::new(Project::Trl, "sft", &arguments), &[], "test").unwrap();
+        let manifest: serde_json::Value = serde_saphyr::from_str(&conversion.manifest).unwrap();
+        manifest["spec"]["model"]["lora"].clone()
+    };
+    assert_eq!(lora("")["targetModules"], serde_json::json!(["q_proj", "v_proj"]));
+    assert_eq!(lora("--lora_target_modules all-linear")["targetModules"], serde_json::json!(["all-linear"]));
+    assert!(lora("--lora_target_parameters mlp.experts.down_proj")["targetModules"].is_null());
+}
+
+#[test]
 fn an_adapter_is_merged_where_verl_merges_it_and_otherwise_as_the_plan_finds() {
     let lora = |merge: &str| {
         let settings =
