@@ -186,7 +186,9 @@ pub fn validate_with(
     let source = Source::parse(yaml).map_err(|problem| vec![*problem])?;
     let mut checker = Checker::default();
     if !source.value.is_object() {
-        return Err(vec![Problem::new("", "must be a map with apiVersion, kind, metadata and spec")]);
+        let mut problem = Problem::new("", "must be a map with apiVersion, kind, metadata and spec");
+        source.locate(&mut problem);
+        return Err(vec![problem]);
     }
     check_envelope(&source.value, &mut checker);
     let metadata = check_metadata(source.value.get("metadata"), &mut checker);

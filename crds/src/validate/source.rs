@@ -62,8 +62,9 @@ pub(super) fn value_at<'a>(spec: &'a Value, path: &str) -> Option<&'a Value> {
     })
 }
 
+/// Returns the line and column of a location; those of an empty text, which has none, are its begin.
 fn place(location: Location) -> (u64, u64) {
-    (location.line(), location.column())
+    (location.line().max(1), location.column().max(1))
 }
 
 enum Step<'a> {
