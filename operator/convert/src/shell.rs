@@ -435,6 +435,18 @@ mod tests {
     }
 
     #[test]
+    fn case_is_changed_and_other_expansions_are_noted_by_name() {
+        assert_eq!(
+            commands("n=Qwen; run ${n,} ${n,,} ${n^^}; n=a; run ${n^}"),
+            ["run|qwen|qwen|QWEN", "run|A"]
+        );
+        let evaluation = evaluate("n=a; run ${n@Q} ${!n*}", &BTreeMap::new(), &[]).unwrap();
+        let notes =
+            ["an expansion of n is left out", "an expansion to names of variables or keys is left out"];
+        assert_eq!(evaluation.notes, notes);
+    }
+
+    #[test]
     fn unknown_values_are_reported_and_endless_loops_are_errors() {
         let evaluation = evaluate("run ${MODEL:?set it} $(nproc) $SEED", &BTreeMap::new(), &[]).unwrap();
         assert_eq!(

@@ -225,9 +225,11 @@ impl Shell {
         | ParameterExpr::RemoveLargestPrefixPattern { parameter, .. }
         | ParameterExpr::UppercasePattern { parameter, .. }
         | ParameterExpr::LowercasePattern { parameter, .. }
+        | ParameterExpr::UppercaseFirstChar { parameter, .. }
+        | ParameterExpr::LowercaseFirstChar { parameter, .. }
         | ParameterExpr::ReplaceSubstring { parameter, .. }) = expression
         else {
-            self.scope.note(format!("an expansion is left out: {expression:?}"));
+            self.scope.note(left_out(expression));
             return Ok(Expanded::One(String::new()));
         };
         let text = self.value_or_empty(parameter).joined();
@@ -247,6 +249,8 @@ impl Shell {
             }
             ParameterExpr::UppercasePattern { .. } => text.to_uppercase(),
             ParameterExpr::LowercasePattern { .. } => text.to_lowercase(),
+            ParameterExpr::UppercaseFirstChar { .. } => with_first(&text, str::to_uppercase),
+            ParameterExpr::LowercaseFirstChar { .. } => with_first(&text, str::to_lowercase),
             ParameterExpr::ReplaceSubstring { pattern, replacement, match_kind, .. } => {
                 let pattern = self.text(pattern)?;
                 let replacement = self.text(replacement.as_deref().unwrap_or_default())?;
@@ -415,6 +419,22 @@ fn range(begin: i64, length: Option<i64>, count: usize) -> Range<usize> {
     };
     let index = |index: i64| usize::try_from(index).unwrap_or(0);
     index(begin)..index(end.max(begin))
+}
+
+/// Returns a text with its first character in another case.
+fn with_first(text: &str, change: fn(&str) -> String) -> String {
+    let end = text.chars().next().map_or(0, char::len_utf8);
+    change(&text[..end]) + &text[end..]
+}
+
+/// Returns the note on an expansion that is not evaluated.
+fn left_out(expression: &ParameterExpr) -> String {
+    match expression {
+        ParameterExpr::Transform { parameter, .. } | ParameterExpr::Substring { parameter, .. } => {
+            format!("an expansion of {} is left out", name_of(parameter))
+        }
+        _ => "an expansion to names of variables or keys is left out".to_owned(),
+    }
 }
 
 fn name_of(parameter: &Parameter) -> String {
