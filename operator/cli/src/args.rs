@@ -19,18 +19,18 @@ pub(crate) use track::TrackArgs;
 
 const EXAMPLES: &str = "\
 Examples:
-  rlctl run examples/quickstart/job.yaml          train here, into runs/quickstart
-  rlctl validate -f job.yaml                      list everything that is wrong with a manifest
-  rlctl data -f job.yaml                          show ten rows as the training will see them
-  rlctl plan -f job.yaml                          show batches, workers and memory of a job
+  rlctl run examples/quickstart/job.yaml  train here, into runs/quickstart
+  rlctl validate -f job.yaml              list everything that is wrong
+  rlctl data -f job.yaml                  show ten rows as training sees them
+  rlctl plan -f job.yaml                  show batches, workers and memory
   rlctl plan -f job.yaml --model-config config.json -o json
-  rlctl plan -f job.yaml -o yaml                  print the objects that the operator would make
-  rlctl convert run_grpo.sh -o job.yaml           write the manifest of a verl or TRL script
-  rlctl export quickstart --step best             write the best checkpoint of a run
+  rlctl plan -f job.yaml -o yaml          print the objects of the operator
+  rlctl convert run_grpo.sh -o job.yaml   convert a script of verl or TRL
+  rlctl export quickstart --step best     write the best checkpoint of a run
   rlctl track quickstart --to mlflow=http://localhost:5000
-  rlctl status                                    list the jobs on a cluster
-  rlctl why quickstart                            say why a job waits or failed, and what to change
-  rlctl logs quickstart --follow                  show what its first worker writes
+  rlctl status                            list the jobs on a cluster
+  rlctl why quickstart                    say why it waits or failed
+  rlctl logs quickstart --follow          show what its first worker writes
   source <(rlctl completion bash)
 
 Exit codes:
@@ -78,8 +78,9 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The trainer is the rlt-trainer in rlctl's folder, or the first one on PATH. It takes over the terminal, and its exit code is
-rlctl's. An interrupt (Ctrl-C) saves a checkpoint; the same command continues from it.")]
+The trainer is the rlt-trainer in rlctl's folder, or the first one on PATH. It
+takes over the terminal, and its exit code is rlctl's. An interrupt (Ctrl-C)
+saves a checkpoint; the same command continues from it.")]
 pub(crate) struct RunArgs {
     /// Manifest of the job; - for standard input.
     #[arg(value_name = "MANIFEST")]
@@ -101,23 +102,30 @@ pub(crate) struct RunArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Memory is estimated from the model's config.json: the one in spec.model.path, or the one given with --model-config.
-Without one the rest of the plan is still shown.
+Memory is estimated from the model's config.json: the one in spec.model.path, or
+the one given with --model-config. Without one the rest of the plan is still
+shown.
 
-  --gpu     plans for workers that each have such a GPU: what the manifest leaves open is chosen for it, memory is
-            compared with the GPU's, and the times of a step are predicted; docs/memory-and-speed.md says how. If the
-            job cannot fit, the exit code is 78, and the changes that would make it fit are listed
-  --measure plans for workers like this machine, whose speed rlt-trainer measures in a few seconds
-  --run     reads the lengths of sequences from a run of the job, and compares what it took with the prediction.
-            Without it, and without --prompt-tokens and --completion-tokens, every sequence is assumed to have its
-            maximum length
+  --gpu      plans for workers that each have such a GPU: what the manifest
+             leaves open is chosen for it, memory is compared with the GPU's,
+             and the times of a step are predicted; docs/memory-and-speed.md
+             says how. If the job cannot fit, the exit code is 78, and the
+             changes that would make it fit are listed
+  --measure  plans for workers like this machine, whose speed rlt-trainer
+             measures in a few seconds
+  --run      reads the lengths of sequences from a run of the job, and compares
+             what it took with the prediction. Without it, and without
+             --prompt-tokens and --completion-tokens, every sequence is assumed
+             to have its maximum length
 
-  -o json   the plan, the manifest with every default written out, and the objects that the operator would make
-  -o yaml   these objects alone, as they would be sent
-  --server  asks a cluster instead: what it would say to each object, and how it differs from what is there
+  -o json    the plan, the manifest with every default written out, and the
+             objects that the operator would make
+  -o yaml    these objects alone, as they would be sent
+  --server   asks a cluster instead: what it would say to each object, and how
+             it differs from what is there
 
-Two things are known on a cluster alone: the job's UID, and the authority behind the operator's certificate. Without
---server both are left empty.")]
+Two things are known on a cluster alone: the job's UID, and the authority behind
+the operator's certificate. Without --server both are left empty.")]
 pub(crate) struct PlanArgs {
     /// Manifest of the job; - for standard input.
     #[arg(long = "file", short, value_name = "MANIFEST")]
@@ -158,8 +166,9 @@ pub(crate) struct PlanArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Rows are rendered by the model's chat template and counted in its tokens; what is left out, cut or cannot be judged is
-shown with the reason. Files and model must be here; a model of the hub is fetched. Ends with 78 where the training
+Rows are rendered by the model's chat template and counted in its tokens; what
+is left out, cut or cannot be judged is shown with the reason. Files and model
+must be here; a model of the hub is fetched. Ends with 78 where the training
 would end at one of the rows.")]
 pub(crate) struct DataArgs {
     /// Manifest of the job; - for standard input.
@@ -236,9 +245,21 @@ impl DocumentFormat {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
     use rlt_api::ExitCode;
 
-    use super::EXAMPLES;
+    use super::{Args, EXAMPLES};
+
+    /// A longer line would be wrapped by clap, and the words behind it would have a line of their own.
+    #[test]
+    fn lines_of_the_help_fit_the_usual_width_of_a_terminal() {
+        let command = Args::command();
+        for command in command.get_subcommands().chain([&command]) {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let long: Vec<_> = text.lines().filter(|line| line.chars().count() > 80).collect();
+            assert!(long.is_empty(), "{}: {long:?}", command.get_name());
+        }
+    }
 
     #[test]
     fn the_help_explains_every_exit_code() {

@@ -37,7 +37,8 @@ pub(crate) struct InstallationArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-One row a job; with a single NAME a page about it. STATE is the first condition that is true, as in kubectl get rltj.")]
+One row a job; with a single NAME a page about it. STATE is the first condition
+that is true, as in kubectl get rltj.")]
 pub(crate) struct StatusArgs {
     /// Names of the jobs; by default all of the namespace.
     #[arg(value_name = "NAME")]
@@ -69,8 +70,8 @@ pub(crate) struct WhyArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Pods are replaced when an attempt is over, and their logs go with them; what a worker said last stays in the job's status
-and is shown in their place.")]
+Pods are replaced when an attempt is over, and their logs go with them; what a
+worker said last stays in the job's status and is shown in their place.")]
 pub(crate) struct LogsArgs {
     /// Name of the job.
     #[arg(value_name = "NAME")]
@@ -95,7 +96,9 @@ pub(crate) struct LogsArgs {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Kubernetes keeps Events for an hour; what decides about a job stays in its status.")]
+#[command(after_help = "\
+Kubernetes keeps Events for an hour; what decides about a job stays in its
+status.")]
 pub(crate) struct EventsArgs {
     /// Name of the job.
     #[arg(value_name = "NAME")]

@@ -6,15 +6,17 @@ use clap::ValueEnum;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Reads a launch script (its variables, arrays, conditions and functions; no program is started), a settings file in
-YAML, or settings after `--`. In Markdown each fenced block of a shell is read by itself. Settings without an equivalent
-become comments next to the fields to which they would belong, and are listed. The manifest states every part of the
-algorithm in which the other trainer's defaults differ.
+Reads a launch script (its variables, arrays, conditions and functions; no
+program is started), a settings file in YAML, or settings after `--`. In
+Markdown each fenced block of a shell is read by itself. Settings without an
+equivalent become comments next to the fields to which they would belong, and
+are listed. The manifest states every part of the algorithm in which the other
+trainer's defaults differ.
 
   rlctl convert run_qwen3_8b.sh -o job.yaml
   rlctl convert run_qwen3_8b.sh --set MODEL_PATH=Qwen/Qwen3-4B --set NNODES=2
   rlctl convert --from trl grpo.yaml --trainer grpo
-  rlctl convert --from verl -- algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen3-8B
+  rlctl convert --from verl -- algorithm.adv_estimator=grpo trainer.nnodes=2
 
 Exit code 0 when the manifest is valid, 2 when something must be added to it.")]
 pub(crate) struct ConvertArgs {

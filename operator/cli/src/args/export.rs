@@ -5,15 +5,17 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The checkpoint may be of a running, stopped or failed run of any number of ranks; the run is not changed. The
-job's model must be where the run read it; one of the hub is fetched at the same commit.
+The checkpoint may be of a running, stopped or failed run of any number of
+ranks; the run is not changed. The job's model must be where the run read it;
+one of the hub is fetched at the same commit.
 
   rlctl export runs/gsm8k                                 the newest checkpoint
-  rlctl export gsm8k --step best                          the one with the highest held-out reward
+  rlctl export gsm8k --step best                          the best checkpoint
   rlctl export gsm8k --step 200 --layout peft -d adapter  the adapter alone
   HF_TOKEN=.. rlctl export gsm8k --push-to hub:owner/gsm8k
 
-A push is one commit on the branch main. HF_TOKEN must have the right to write; HF_ENDPOINT names a mirror.")]
+A push is one commit on the branch main. HF_TOKEN must have the right to write;
+HF_ENDPOINT names a mirror.")]
 pub(crate) struct ExportArgs {
     /// Run folder, or the name of a run below runs/.
     #[arg(value_name = "RUN")]

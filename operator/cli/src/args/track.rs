@@ -6,16 +6,19 @@ use rlt_tracking::replay::Destination;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Everything is read from the files of the run, which is not changed; no cluster and no trainer is needed.
+Everything is read from the files of the run, which is not changed; no cluster
+and no trainer is needed.
 
   rlctl track quickstart --to mlflow=http://localhost:5000
   rlctl track runs/gsm8k --to trackio=http://localhost:7860
-  rlctl track runs/gsm8k --to wandb=wandb --project math && wandb sync wandb/offline-run-*
+  rlctl track runs/gsm8k --to wandb=wandb && wandb sync wandb/offline-run-*
   rlctl track runs/gsm8k --to tensorboard=events
 
-MLflow and Trackio get the steps that they do not have, also of a run that logs there itself: the command may be repeated
-during the run. Files are written again. MLflow's credentials are MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
-MLFLOW_TRACKING_PASSWORD; Trackio's are TRACKIO_WRITE_TOKEN, and HF_TOKEN for a Space.")]
+MLflow and Trackio get the steps that they do not have, also of a run that logs
+there itself: the command may be repeated during the run. Files are written
+again. MLflow's credentials are MLFLOW_TRACKING_TOKEN, or
+MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; Trackio's are
+TRACKIO_WRITE_TOKEN, and HF_TOKEN for a Space.")]
 pub(crate) struct TrackArgs {
     /// Run folder, or the name of a run below runs/.
     #[arg(value_name = "RUN")]
