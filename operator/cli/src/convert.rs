@@ -100,13 +100,19 @@ fn texts(launch: &Launch, folder: &Path) -> anyhow::Result<Vec<String>> {
 
 /// Makes a launch from settings alone, for the project that the user names by `--from`.
 fn named(args: &ConvertArgs, settings: &[String]) -> anyhow::Result<Launch> {
-    let (project, default) = match args.from {
-        Some(SourceProject::Verl) => (Project::Verl, "main_ppo"),
-        Some(SourceProject::Trl) => (Project::Trl, "grpo"),
-        Some(SourceProject::OpenInstruct) => (Project::OpenInstruct, "grpo_fast"),
+    let (project, default, others) = match args.from {
+        Some(SourceProject::Verl) => (Project::Verl, "main_ppo", "sft_trainer"),
+        Some(SourceProject::Trl) => (Project::Trl, "grpo", "sft, dpo, reward or another of its trainers"),
+        Some(SourceProject::OpenInstruct) => {
+            (Project::OpenInstruct, "grpo_fast", "finetune, dpo, ppo or reward_modeling")
+        }
         None => bail!("--from: expected verl, trl or open-instruct for settings without a script, got none"),
     };
-    Ok(Launch::new(project, args.trainer.as_deref().unwrap_or(default), settings))
+    let trainer = args.trainer.as_deref().unwrap_or(default);
+    if !project.has_trainer(trainer) {
+        bail!("--trainer: expected {default}, {others} for {}, got {trainer:?}", project.name());
+    }
+    Ok(Launch::new(project, trainer, settings))
 }
 
 /// Reads a settings file that a script names, relative to the working directory or to the script's folder.

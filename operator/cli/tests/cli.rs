@@ -6,6 +6,8 @@
 mod cluster;
 #[path = "cli/clusters.rs"]
 mod clusters;
+#[path = "cli/convert.rs"]
+mod convert;
 #[path = "cli/machines.rs"]
 mod machines;
 #[path = "cli/plan.rs"]

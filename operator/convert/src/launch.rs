@@ -16,6 +16,19 @@ pub enum Project {
 }
 
 impl Project {
+    /// Whether a name is that of a trainer of the project.
+    pub fn has_trainer(self, name: &str) -> bool {
+        match self {
+            Self::Verl => {
+                let samples =
+                    ["main_ppo", "main_dapo", "fully_async"].iter().any(|own| name.starts_with(own));
+                samples || name.contains("sft")
+            }
+            Self::Trl => is_trl_trainer(name),
+            Self::OpenInstruct => OPEN_INSTRUCT.iter().any(|own| name.starts_with(own)),
+        }
+    }
+
     /// Name of the project, for people.
     pub fn name(self) -> &'static str {
         match self {
@@ -244,6 +257,20 @@ mod tests {
 
     fn launch(text: &str) -> Option<Launch> {
         Launch::of(&text.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn trainers_are_known_by_name() {
+        let known = [
+            (Project::Verl, "main_ppo"),
+            (Project::Verl, "fsdp_sft_trainer"),
+            (Project::Trl, "dpo_vlm"),
+            (Project::OpenInstruct, "dpo_tune_cache"),
+        ];
+        assert!(known.iter().all(|(project, name)| project.has_trainer(name)));
+        for project in [Project::Verl, Project::Trl, Project::OpenInstruct] {
+            assert!(["", "grppo", "SFT", "distill"].iter().all(|name| !project.has_trainer(name)));
+        }
     }
 
     #[test]
