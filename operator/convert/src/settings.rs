@@ -104,6 +104,10 @@ impl Settings {
         if number.fract() != 0.0 {
             self.misread.borrow_mut().insert(key.to_owned(), "a whole number is expected");
         }
+        // -1 stands for "not set" in all three projects.
+        if !(-1.0..1e15).contains(&number) {
+            self.misread.borrow_mut().insert(key.to_owned(), "a number from 0 to 1e15 is expected");
+        }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be a count")]
         (number >= 0.0 && number.fract() == 0.0 && number < 1e15).then_some(number as u64)
     }

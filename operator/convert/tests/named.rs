@@ -80,6 +80,8 @@ fn settings_that_a_trainer_does_not_convert_are_named() {
             "custom_reward_function.reward_kwargs.alpha=0.5",
         ),
         (Project::Verl, "main_ppo", "trainer.total_epochs=0.5", "trainer.total_epochs=0.5"),
+        (Project::Verl, "main_ppo", "data.train_batch_size=-5", "data.train_batch_size=-5 has no equal"),
+        (Project::Trl, "sft", "--max_steps 1e16", "max_steps=1e+16 has no equal"),
         (Project::Verl, "main_ppo", "data.train_batch_size=${batch}", "data.train_batch_size=${batch}"),
         (
             Project::Verl,
