@@ -48,10 +48,9 @@ pub(super) struct RunResult {
     pub(super) held_out_reward_after: Option<f64>,
 }
 
-/// Whether `name` is the folder of a run, and not the name of a job.
+/// Whether `name` is the folder of a run, or a path, and not the name of a job, which has no slash.
 pub(super) fn is_run(name: &str) -> bool {
-    let folder = Path::new(name);
-    folder.join("manifest.yaml").is_file() || (name.contains('/') && folder.is_dir())
+    name.contains('/') || Path::new(name).join("manifest.yaml").is_file()
 }
 
 impl LocalRun {

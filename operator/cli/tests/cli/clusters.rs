@@ -20,6 +20,8 @@ fn without_a_cluster_the_error_names_the_searched_kubeconfigs() {
     assert!(error.contains("--kubeconfig or KUBECONFIG"), "{error}");
     let missing = stderr(&rlctl(&["why", "x", "--kubeconfig", "/nowhere/config"]));
     assert!(missing.contains("/nowhere/config"), "{missing}");
+    let path = stderr(&rlctl(&["why", "runs/missing"]));
+    assert_eq!(path, "rlctl: runs/missing is no run folder: it has no manifest.yaml\n");
 }
 
 /// A kubeconfig for a server at this address.
