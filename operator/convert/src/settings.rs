@@ -182,7 +182,10 @@ impl Settings {
     /// # Errors
     /// When the text is not a YAML map.
     pub fn add_yaml(&mut self, text: &str) -> Result<(), SettingsError> {
-        let tree: Value = read_yaml(text).map_err(|error| SettingsError::Yaml(error.to_string()))?;
+        let message = |error: serde_saphyr::Error| {
+            error.without_snippet().render_with_formatter(&serde_saphyr::UserMessageFormatter)
+        };
+        let tree: Value = read_yaml(text).map_err(|error| SettingsError::Yaml(message(error)))?;
         match tree {
             Value::Object(tree) => self.add_map("", tree),
             other => return Err(SettingsError::Yaml(format!("it is {other}"))),
@@ -417,5 +420,13 @@ mod tests {
         assert_eq!(keys, ["a.b", "a.n", "d"]);
         assert_eq!(settings.count("a.b"), Some(1));
         assert!(settings.add_yaml("[1]").is_err());
+        for (text, line) in [("a: 1\na: 2\n", "line 2"), ("a: 1\n---\nb: 2\n", "line 3")] {
+            let error = settings.add_yaml(text).unwrap_err().to_string();
+            // The parser's own messages name its functions and options.
+            assert!(
+                error.contains(line) && !error.contains("from_str") && !error.contains("Policy"),
+                "{error}"
+            );
+        }
     }
 }
