@@ -6,6 +6,7 @@ mod algorithm;
 #[cfg(feature = "kube")]
 mod changes;
 mod data;
+mod gdpo;
 mod losses;
 mod model;
 mod parallelism;
@@ -49,6 +50,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         rewards::RULES,
         &*rewards::fields::RULES,
         algorithm::RULES,
+        gdpo::RULES,
         &*parameters::RULES,
         loss::RULES,
         preference::RULES,

@@ -1,0 +1,61 @@
+//! Rules of the estimator `Gdpo`, which normalises the values of the reward functions one by one: it sees
+//! nothing of what is added to their sum.
+
+use super::{Check, Rule, cel_effective, cel_estimator, cel_kinds, cel_name, estimator, preset_of};
+use crate::spec::{AdvantageEstimatorKind, KlPlacement, RLTrainingJobSpec};
+
+fn is_gdpo(spec: &RLTrainingJobSpec) -> bool {
+    estimator(spec) == AdvantageEstimatorKind::Gdpo
+}
+
+fn cel_is_gdpo(algorithm: &str) -> String {
+    format!("{} == {}", cel_estimator(algorithm), cel_name(&AdvantageEstimatorKind::Gdpo))
+}
+
+fn kl_placement(spec: &RLTrainingJobSpec) -> KlPlacement {
+    let given = spec.algorithm.kl.as_ref().and_then(|kl| kl.placement);
+    given.unwrap_or_else(|| preset_of(spec).kl_placement)
+}
+
+/// Whether rewards are more than the sum of their functions: clipped, or less by a penalty on length, which
+/// the preset may include.
+fn are_shaped(spec: &RLTrainingJobSpec) -> bool {
+    let overlong = spec.rewards.overlong.clone().or(preset_of(spec).overlong);
+    spec.rewards.clip.is_some() || overlong.is_some_and(|overlong| overlong.penalty_factor > 0.0)
+}
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        scope: "spec.algorithm",
+        at: "kl.placement",
+        reads: &["kl.placement", "advantage.estimator", "kind", "preset"],
+        message: "the estimator Gdpo reads the reward functions alone, not a KL in the reward: the placement must be Loss \
+                  or None",
+        cel: || {
+            format!(
+                "{} != 'Reward' || !({})",
+                cel_effective("self", "kl", "placement", |preset| preset.kl_placement),
+                cel_is_gdpo("self")
+            )
+        },
+        holds: Check::Spec(|spec| kl_placement(spec) != KlPlacement::Reward || !is_gdpo(spec)),
+        allowed: Some(|_| "Loss, None".into()),
+    },
+    Rule {
+        scope: "spec",
+        at: "rewards",
+        reads: &["rewards.clip", "rewards.overlong", "algorithm.advantage.estimator", "algorithm.kind"],
+        message: "the estimator Gdpo reads the reward functions alone: remove rewards.clip and rewards.overlong, which \
+                  DAPO includes",
+        cel: || {
+            let is_preset = cel_kinds("self.algorithm", |kind| kind.preset(1).overlong.is_some());
+            format!(
+                "(!has(self.rewards.clip) && (has(self.rewards.overlong) ? self.rewards.overlong.penaltyFactor <= \
+                 0.0 : !({is_preset}))) || !({})",
+                cel_is_gdpo("self.algorithm")
+            )
+        },
+        holds: Check::Spec(|spec| !are_shaped(spec) || !is_gdpo(spec)),
+        allowed: None,
+    },
+];
