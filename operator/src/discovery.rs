@@ -1,12 +1,16 @@
 //! Discovery of optional APIs: Kueue and gang schedulers. One call at the start, repeated only when a job
 //! needs an API that was missing. A missing API is neither watched nor called.
 //!
-//! A failed call says nothing about the cluster: it is retried here with backoff, and nowhere else.
+//! A failed call says nothing about the cluster: it is retried here with backoff, and nowhere else. So is an
+//! answer without the group of the jobs: an API server that has just started answers before it has read its
+//! custom resources, and Kueue's are among them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::Client;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroupList;
+use kube::{Client, Resource as _};
+use rlt_objects::job::Job;
 use rlt_objects::served::Served;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
@@ -84,7 +88,7 @@ impl Discovery {
             return;
         }
         match Box::pin(client.list_api_groups()).await {
-            Ok(groups) => {
+            Ok(groups) if has_jobs(&groups) => {
                 let due = Some(Instant::now() + self.patience);
                 *schedule = Schedule { due, has_answer: true, num_failures: 0 };
                 let served = Served::read(&groups);
@@ -94,11 +98,13 @@ impl Discovery {
                     is_new
                 });
             }
-            Err(error) => {
+            failed => {
                 let wait = backoff::doubled(FIRST_RETRY, schedule.num_failures, LONGEST_RETRY);
                 schedule.due = Some(Instant::now() + wait);
                 schedule.num_failures = schedule.num_failures.saturating_add(1);
-                tracing::warn!(%error, ?wait, "API discovery failed");
+                let error = failed.err().map(|error| error.to_string());
+                let error = error.unwrap_or_else(|| "the API server does not serve RLTrainingJobs".into());
+                tracing::warn!(error, ?wait, "API discovery failed");
             }
         }
     }
@@ -109,6 +115,11 @@ impl Discovery {
         // The sender is owned by `self`, so it is never closed.
         let _ = changes.wait_for(|served| served.has_workloads).await;
     }
+}
+
+/// Whether the API server lists the group of the jobs, and so has read its custom resources.
+fn has_jobs(groups: &APIGroupList) -> bool {
+    groups.groups.iter().any(|group| group.name == Job::group(&()))
 }
 
 #[cfg(test)]
@@ -132,21 +143,27 @@ mod tests {
         Served::read(&serde_json::from_value(json!({"groups": groups})).unwrap())
     }
 
-    /// Makes an API server that fails `num_failures` times before it lists Kueue, with a counter of calls.
-    fn server(num_failures: usize) -> (Client, Arc<AtomicUsize>) {
+    const NO_ANSWER: (u16, &[&str]) = (503, &[]);
+    const JUST_STARTED: (u16, &[&str]) = (200, &["apiregistration.k8s.io"]);
+
+    /// Makes an API server that gives these answers (code and groups) before it lists Kueue and the jobs. The
+    /// counter has the number of calls.
+    fn server(first: Vec<(u16, &'static [&'static str])>) -> (Client, Arc<AtomicUsize>) {
         let num_calls = Arc::new(AtomicUsize::new(0));
         let counter = num_calls.clone();
         let service = tower::service_fn(move |_: Request<Body>| {
             let call = counter.fetch_add(1, Ordering::SeqCst);
-            let (code, answer) = if call < num_failures {
-                (
-                    503,
-                    json!({"kind": "Status", "status": "Failure", "code": 503, "reason": "", "message": ""}),
-                )
-            } else {
-                let version = json!({"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"});
-                let group = json!({"name": "kueue.x-k8s.io", "versions": [version]});
-                (200, json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]}))
+            let listed: (u16, &[&str]) = (200, &["kueue.x-k8s.io", "rltraining.dev"]);
+            let (code, names) = first.get(call).copied().unwrap_or(listed);
+            let version =
+                |name: &str| json!({"groupVersion": format!("{name}/v1beta2"), "version": "v1beta2"});
+            let group = |name: &&str| json!({"name": name, "versions": [version(name)]});
+            let groups: Vec<_> = names.iter().map(group).collect();
+            let answer = match code {
+                200 => json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}),
+                _ => {
+                    json!({"kind": "Status", "status": "Failure", "code": code, "reason": "", "message": ""})
+                }
             };
             let body = Body::from(serde_json::to_vec(&answer).unwrap());
             let response = Response::builder().status(code).body(body).unwrap();
@@ -157,7 +174,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_call_is_retried_with_back_off_for_all_callers() {
-        let (client, num_calls) = server(usize::MAX);
+        let (client, num_calls) = server(vec![NO_ANSWER; 100]);
         let discovery = Discovery::default();
         let begin = Instant::now();
         // As jobs do that would need a queue, all the time.
@@ -172,13 +189,27 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_known_before_the_first_answer_however_often_the_call_fails() {
-        let (client, num_calls) = server(4);
+        let (client, num_calls) = server(vec![NO_ANSWER; 4]);
         let discovery = Discovery::default();
         let begin = Instant::now();
         discovery.wait_until_known(&client).await;
         assert!(discovery.served().has_workloads);
         assert_eq!(num_calls.load(Ordering::SeqCst), 5);
         assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_has_not_read_its_custom_resources_makes_no_queue_seem_missing() {
+        let (client, num_calls) = server(vec![JUST_STARTED, JUST_STARTED]);
+        let discovery = Discovery::default();
+        discovery.wait_until_known(&client).await;
+        assert!(discovery.served().has_workloads);
+        assert_eq!(num_calls.load(Ordering::SeqCst), 3);
+        let (restarted, num_calls) = server(vec![JUST_STARTED]);
+        tokio::time::sleep(PATIENCE).await;
+        discovery.refresh(&restarted).await;
+        assert_eq!(num_calls.load(Ordering::SeqCst), 1);
+        assert!(discovery.served().has_workloads, "the last complete answer stays valid");
     }
 
     #[test]

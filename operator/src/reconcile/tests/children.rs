@@ -78,7 +78,8 @@ async fn second_worker(of_first: &Value) -> (Value, bool) {
     });
     let version = json!({"groupVersion": "scheduling.k8s.io/v1alpha2", "version": "v1alpha2"});
     let group = json!({"name": "scheduling.k8s.io", "versions": [version]});
-    let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]});
+    let jobs = json!({"name": "rltraining.dev", "versions": []});
+    let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group, jobs]});
     let owner =
         json!({"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "quickstart", "uid": "u"});
     // Somebody has deleted the PodGroup, and a finalizer holds it while it has pods.
@@ -194,7 +195,8 @@ async fn workers_find_each_other_though_a_change_of_their_claim_is_refused() {
 async fn workers_find_each_other_though_their_queue_cannot_be_told_that_they_run() {
     let version = json!({"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"});
     let group = json!({"name": "kueue.x-k8s.io", "versions": [version]});
-    let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]});
+    let jobs = json!({"name": "rltraining.dev", "versions": []});
+    let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group, jobs]});
     let server = Server::new(Box::new(move |_, path| match path {
         "/apis" => Some((200, served.clone())),
         _ if path.contains("/workloads/") => Some(refusal(500, "InternalError", "a webhook does not answer")),
