@@ -42,6 +42,16 @@ fn kl(spec: &RLTrainingJobSpec) -> KlSpec {
     spec.algorithm.kl.clone().unwrap_or_default()
 }
 
+/// Returns the placement of the KL that is in effect: the given one, or the preset's.
+pub(super) fn kl_placement(spec: &RLTrainingJobSpec) -> KlPlacement {
+    kl(spec).placement.unwrap_or_else(|| preset_of(spec).kl_placement)
+}
+
+/// CEL expression of the placement of the KL that is in effect, in the section at the path `algorithm`.
+pub(super) fn cel_kl_placement(algorithm: &str) -> String {
+    cel_effective(algorithm, "kl", "placement", |preset| preset.kl_placement)
+}
+
 fn rejection(spec: &RLTrainingJobSpec, holds: fn(&RejectionSpec) -> bool) -> bool {
     let correction = spec.algorithm.importance_correction.as_ref();
     correction.and_then(|correction| correction.rejection.as_ref()).is_none_or(holds)
@@ -192,13 +202,13 @@ pub(super) const RULES: &[Rule] = &[
             format!(
                 "!has(self.kl) || !(has(self.kl.estimator) || has(self.kl.coefficient) || has(self.kl.adaptive)) || \
                  {} != 'None'",
-                cel_effective("self", "kl", "placement", |preset| preset.kl_placement)
+                cel_kl_placement("self")
             )
         },
         holds: Check::Spec(|spec| {
             let kl = kl(spec);
             let is_set = kl.estimator.is_some() || kl.coefficient.is_some() || kl.adaptive.is_some();
-            !is_set || kl.placement.unwrap_or_else(|| preset_of(spec).kl_placement) != KlPlacement::None
+            !is_set || kl_placement(spec) != KlPlacement::None
         }),
         allowed: None,
     },

@@ -1,7 +1,8 @@
 //! Rules of the estimator `Gdpo`, which normalises the values of the reward functions one by one: it sees
 //! nothing of what is added to their sum.
 
-use super::{Check, Rule, cel_effective, cel_estimator, cel_kinds, cel_name, estimator, preset_of};
+use super::algorithm::{cel_kl_placement, kl_placement};
+use super::{Check, Rule, cel_estimator, cel_kinds, cel_name, estimator, preset_of};
 use crate::spec::{AdvantageEstimatorKind, KlPlacement, RLTrainingJobSpec};
 
 fn is_gdpo(spec: &RLTrainingJobSpec) -> bool {
@@ -10,11 +11,6 @@ fn is_gdpo(spec: &RLTrainingJobSpec) -> bool {
 
 fn cel_is_gdpo(algorithm: &str) -> String {
     format!("{} == {}", cel_estimator(algorithm), cel_name(&AdvantageEstimatorKind::Gdpo))
-}
-
-fn kl_placement(spec: &RLTrainingJobSpec) -> KlPlacement {
-    let given = spec.algorithm.kl.as_ref().and_then(|kl| kl.placement);
-    given.unwrap_or_else(|| preset_of(spec).kl_placement)
 }
 
 /// Whether rewards are more than the sum of their functions: clipped, or less by a penalty on length, which
@@ -31,13 +27,7 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["kl.placement", "advantage.estimator", "kind", "preset"],
         message: "the estimator Gdpo reads the reward functions alone, not a KL in the reward: the placement must be Loss \
                   or None",
-        cel: || {
-            format!(
-                "{} != 'Reward' || !({})",
-                cel_effective("self", "kl", "placement", |preset| preset.kl_placement),
-                cel_is_gdpo("self")
-            )
-        },
+        cel: || format!("{} != 'Reward' || !({})", cel_kl_placement("self"), cel_is_gdpo("self")),
         holds: Check::Spec(|spec| kl_placement(spec) != KlPlacement::Reward || !is_gdpo(spec)),
         allowed: Some(|_| "Loss, None".into()),
     },

@@ -3,9 +3,8 @@
 use rlt_algorithms::declaration::{Family, Parameters};
 use rlt_algorithms::preference::PreferenceLoss;
 
-use super::{
-    Check, Rule, cel_effective, cel_learns_from, cel_list, conflict, learns_from, preference, preset_of,
-};
+use super::algorithm::{cel_kl_placement, kl_placement};
+use super::{Check, Rule, cel_learns_from, cel_list, conflict, learns_from, preference};
 use crate::conflicts::REFERENCE_SYNC_ADAPTER;
 use crate::spec::{KlPlacement, LearnsFrom, PreferenceLossKind, RLTrainingJobSpec};
 
@@ -22,9 +21,8 @@ fn is_of_pairs(from: LearnsFrom) -> bool {
 
 /// Whether the algorithm reads log-probs under a reference policy.
 fn reads_reference(spec: &RLTrainingJobSpec) -> bool {
-    let placement = spec.algorithm.kl.as_ref().and_then(|kl| kl.placement);
     match learns_from(spec) {
-        LearnsFrom::Rewards => placement.unwrap_or_else(|| preset_of(spec).kl_placement) != KlPlacement::None,
+        LearnsFrom::Rewards => kl_placement(spec) != KlPlacement::None,
         LearnsFrom::Labels => true,
         from if is_of_pairs(from) => {
             let with_reference = with_reference();
@@ -42,7 +40,7 @@ fn cel_reads_reference() -> String {
          (has(self.preference) && has({losses}) ? {losses}.exists(one, one.loss in {kinds}) : \
          {loss} in {kinds}))",
         of_rewards = cel_learns_from("self", |from| from == LearnsFrom::Rewards),
-        placement = cel_effective("self", "kl", "placement", |preset| preset.kl_placement),
+        placement = cel_kl_placement("self"),
         of_labels = cel_learns_from("self", |from| from == LearnsFrom::Labels),
         of_pairs = cel_learns_from("self", is_of_pairs),
         loss = preference::cel_loss(),
