@@ -140,7 +140,8 @@ impl Estimator for Gdpo {
 
 /// GDPO (arXiv 2601.05242): every reward part is normalised within its group separately, so that a part with
 /// a large range does not dominate; the weighted sum is whitened over all tokens that count. `reward_parts`
-/// has one vector of row values per part and `weights` one weight per part.
+/// has one vector of row values per part and `weights` one weight per part. Without parts, as when no reward
+/// function returned a value, nothing is better than anything else: all advantages are zero.
 ///
 /// # Errors
 /// When slices do not fit each other or fewer than two tokens count.
@@ -152,7 +153,7 @@ pub fn gdpo(
     normalize_by_std: bool,
 ) -> Result<Advantages, AdvantageError> {
     rows.check_rows("groups", groups)?;
-    if reward_parts.is_empty() || reward_parts.len() != weights.len() {
+    if reward_parts.len() != weights.len() {
         let (num_parts, num_weights) = (reward_parts.len(), weights.len());
         return Err(AdvantageError::Parts { num_parts, num_weights });
     }
@@ -194,6 +195,13 @@ mod tests {
         let rows = Rows::unmasked([1; 3]);
         let got = grpo_pass_at_k(&rows, &[1.0, 2.0, 3.0], &[4, 4, 8], true);
         assert_eq!(got, Err(AdvantageError::SingleSample { group: 8 }));
+    }
+
+    #[test]
+    fn gdpo_prefers_nothing_where_no_function_returned_a_value() {
+        let rows = Rows::unmasked([2; 3]);
+        assert_eq!(gdpo(&rows, &[], &[], &[0; 3], true).unwrap().advantages, [0.0; 6]);
+        assert!(gdpo(&rows, &[], &[1.0], &[0; 3], true).is_err());
     }
 
     #[test]
