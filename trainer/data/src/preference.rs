@@ -268,9 +268,9 @@ impl<'a> PreferenceReader<'a> {
         shared.map(str::to_owned).ok_or_else(unstable)
     }
 
-    /// Tokens of a completion, which end with an end-of-sequence token; it is appended to plain text, and to
-    /// a conversation whose template writes it with a next message alone. What a chat template writes after
-    /// it, such as a line break, is not the assistant's.
+    /// Tokens of a completion, which end with an end-of-sequence token; it is appended to plain text that
+    /// does not end with one, and to a conversation whose template writes it with a next message alone. What
+    /// a chat template writes after it, such as a line break, is not the assistant's.
     fn completion(
         &self,
         row: &Row,
@@ -288,9 +288,9 @@ impl<'a> PreferenceReader<'a> {
         let is_eos = |token: &TokenId| self.tokenizer.eos_ids().contains(token);
         match tokens.iter().rposition(is_eos) {
             Some(last) if is_chat => tokens.truncate(last + 1),
-            None if !is_chat => tokens.extend(self.tokenizer.eos_ids().first()),
-            None => tokens.extend(self.closing(row, candidate)),
-            Some(_) => {}
+            None if is_chat => tokens.extend(self.closing(row, candidate)),
+            Some(last) if last + 1 == tokens.len() => {}
+            _ => tokens.extend(self.tokenizer.eos_ids().first()),
         }
         Ok(tokens)
     }

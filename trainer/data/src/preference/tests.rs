@@ -79,6 +79,13 @@ fn pairs_are_read_plain_and_as_chat_with_explicit_and_implicit_prompts() {
 }
 
 #[test]
+fn plain_text_gets_an_end_token_unless_it_ends_with_one() {
+    let rows = [json!({"prompt": "q", "chosen": "a<eos>b", "rejected": "c<eos>"})];
+    let pairs = read(&rows, PreferenceFormat::Pairs).unwrap();
+    assert_eq!(texts(&pairs), [["<bos>q", "a<eos>b<eos>", "c<eos>"]]);
+}
+
+#[test]
 fn a_margin_is_read_for_reward_models() {
     let rows = [1.5, 0.0].map(|margin| {
         let margin = if margin == 0.0 { Value::Null } else { json!(margin) };
