@@ -140,6 +140,7 @@ impl Cluster {
     async fn ready(&mut self, place: &Place, options: &Options) -> Result<(), ClusterError> {
         let client = self.client().await?;
         self.control_plane.ready(&client, place).await?;
+        self.control_plane.start_controllers(place)?;
         if let Some(nodes) = &options.fake_nodes {
             let mut kwok = self.start_kwok(place, nodes)?;
             nodes.make(&client, &mut kwok).await?;

@@ -55,11 +55,19 @@ pub(crate) struct ControlPlane {
     pub(crate) node: User,
     /// The user of kube-proxy.
     pub(crate) proxy: User,
+    controllers: Vec<Controller>,
     processes: Mutex<Vec<Process>>,
 }
 
+/// Program that serves the cluster through the API server.
+#[derive(Debug)]
+struct Controller {
+    path: PathBuf,
+    flags: Vec<String>,
+}
+
 impl ControlPlane {
-    /// Starts all programs; the API server may still be busy starting when this returns.
+    /// Starts etcd and the API server, which may still be busy starting when this returns.
     pub(crate) fn start(
         slot: &Slot,
         programs: &Path,
@@ -74,7 +82,7 @@ impl ControlPlane {
         let mut api_server = place.start(&programs.join("kube-apiserver"), &flags)?;
         let authority = wait_for_authority(&folder, &mut [&mut etcd, &mut api_server], place)?;
         let server = format!("https://{}:6443", slot.node_address());
-        let mut processes = vec![api_server, etcd];
+        let mut controllers = Vec::new();
         for (program, user, flags) in [
             (
                 "kube-controller-manager",
@@ -90,10 +98,21 @@ impl ControlPlane {
             write(&path, &kubeconfig(&server, &authority, &user.token, "default").to_string())?;
             let mut flags = flags;
             flags.push(format!("--kubeconfig={}", path.display()));
-            processes.push(place.start(&programs.join(program), &flags)?);
+            controllers.push(Controller { path: programs.join(program), flags });
         }
         let Users { admin, node, proxy, .. } = users;
-        Ok(Self { server, authority, admin, node, proxy, processes: Mutex::new(processes) })
+        let processes = Mutex::new(vec![api_server, etcd]);
+        Ok(Self { server, authority, admin, node, proxy, controllers, processes })
+    }
+
+    /// Starts the controller manager and the scheduler, once the API server is ready: the controller manager
+    /// ends by itself if it may not ask for the API server's health within ten seconds, and its roles are
+    /// among the last things that the API server makes.
+    pub(crate) fn start_controllers(&self, place: &Place) -> Result<(), ControlPlaneError> {
+        for Controller { path, flags } in &self.controllers {
+            self.processes().push(place.start(path, flags)?);
+        }
+        Ok(())
     }
 
     /// Waits until the API server says that it is ready and the programs beside it run.

@@ -71,6 +71,18 @@ async fn calls_are_counted_by_user() {
     assert!(calls.iter().all(|call| call.verb == "get" && call.resource == "pods" && call.code == 403));
 }
 
+/// The controller manager ends if its roles are missing for ten seconds, however long the API server takes.
+#[tokio::test]
+async fn controllers_start_once_the_api_server_has_made_their_roles() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    for user in ["system:kube-controller-manager", "system:kube-scheduler"] {
+        let first = async || cluster.calls().unwrap().into_iter().find(|call| call.user == user);
+        until("a call", async || first().await.is_some()).await;
+        let first = first().await.unwrap();
+        assert!((200..300).contains(&first.code), "{first:?}");
+    }
+}
+
 #[tokio::test]
 async fn gates_are_open_and_their_api_is_served() {
     let Some(cluster) = CLUSTER.get() else { return };
