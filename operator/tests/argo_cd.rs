@@ -16,8 +16,6 @@ use serde_json::{Value, json};
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Namespace of the operator.
 const NAMESPACE: &str = "rl-operator";
-/// Path of the jobs.
-const JOBS: &str = "/apis/rltraining.dev/v1alpha1/namespaces/team/rltrainingjobs";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
@@ -160,7 +158,7 @@ impl TestNamespace {
     }
 
     fn job(&self, name: &str) -> Value {
-        self.objects.get(&format!("{JOBS}/{name}")).unwrap()
+        self.objects.job("team", name).unwrap()
     }
 
     /// Waits until a job is as wished.
@@ -334,7 +332,7 @@ fn what_leaves_git_leaves_the_cluster(test: &TestNamespace) {
     test.refreshed("trains");
     let started = Instant::now();
     let is_left = || {
-        let jobs = test.objects.get(JOBS).unwrap();
+        let jobs = test.objects.jobs("team").unwrap();
         jobs["items"].as_array().unwrap().iter().any(|job| job["metadata"]["name"] == "trains")
             || !test.pods("trains").is_empty()
     };

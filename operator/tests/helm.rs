@@ -45,8 +45,7 @@ fn apply(cluster: &Cluster, manifest: &Value) {
 }
 
 fn job(objects: &Reader, name: &str) -> Value {
-    let jobs = "/apis/rltraining.dev/v1alpha1/namespaces/team/rltrainingjobs";
-    objects.get(&format!("{jobs}/{name}")).unwrap()
+    objects.job("team", name).unwrap()
 }
 
 fn wait_for(cluster: &Cluster, condition: &str, name: &str) {

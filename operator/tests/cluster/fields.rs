@@ -1,6 +1,8 @@
 //! Every field of a specification with invalid values, against the API server and against `rlctl validate`.
 
 use http::Request;
+use kube::Resource as _;
+use rlt_api::RLTrainingJob;
 use serde_json::{Value, json};
 
 use crate::specifications::{bad_specs, good_specs, manifest};
@@ -75,7 +77,7 @@ fn put(document: &mut Value, place: &[String], value: Value) {
 
 /// The API server's error for `manifest` in a dry run, as `kubectl` sends it; `None` if it is accepted.
 async fn refusal(test: &TestNamespace, manifest: &Value) -> Option<String> {
-    let jobs = format!("/apis/rltraining.dev/v1alpha1/namespaces/{}/rltrainingjobs", test.namespace);
+    let jobs = RLTrainingJob::url_path(&(), Some(&test.namespace));
     let request = Request::post(format!("{jobs}?dryRun=All&fieldValidation=Strict"))
         .header("Content-Type", "application/json")
         .body(manifest.to_string().into_bytes())

@@ -31,6 +31,11 @@ impl Cluster {
     }
 }
 
+/// Returns the path of the RLTrainingJobs of a namespace.
+fn jobs_path(namespace: &str) -> String {
+    format!("/apis/rltraining.dev/v1alpha1/namespaces/{namespace}/rltrainingjobs")
+}
+
 impl Reader {
     /// Returns the object or list at a path of the API server, such as `/api/v1/namespaces/team/pods`.
     ///
@@ -42,5 +47,21 @@ impl Reader {
     pub fn get(&self, path: &str) -> kube::Result<Value> {
         let request = Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError)?;
         self.runtime.block_on(self.client.request(request))
+    }
+
+    /// Returns the RLTrainingJob of this name.
+    ///
+    /// # Errors
+    /// When the API server does not answer, or there is no such job.
+    pub fn job(&self, namespace: &str, name: &str) -> kube::Result<Value> {
+        self.get(&format!("{}/{name}", jobs_path(namespace)))
+    }
+
+    /// Returns the list of all RLTrainingJobs of a namespace.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub fn jobs(&self, namespace: &str) -> kube::Result<Value> {
+        self.get(&jobs_path(namespace))
     }
 }
