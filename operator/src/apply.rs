@@ -20,7 +20,7 @@ use kube::api::DeleteParams;
 use kube::{Api, Client};
 use rlt_objects::build::BuildInput;
 use rlt_objects::job::Job;
-use rlt_objects::queue::{Queueing, WorkloadAction};
+use rlt_objects::queue::{GiveBack, Queueing, WorkloadAction};
 use rlt_objects::served::Served;
 use rlt_objects::worker::Worker;
 use rlt_plan::WorkerGroup;
@@ -150,12 +150,8 @@ pub async fn change_workload(
 ///
 /// # Errors
 /// When the API server refuses the change or does not answer.
-pub async fn give_place_back(
-    access: Access<'_>,
-    job: &Job,
-    action: &WorkloadAction,
-) -> Result<(), ApplyError> {
-    queue::give_back(access.client, access.index, job, action).await
+pub async fn give_place_back(access: Access<'_>, job: &Job, change: &GiveBack) -> Result<(), ApplyError> {
+    queue::give_back(access.client, access.index, job, change).await
 }
 
 /// Returns each group of workers with its first worker, or `None` until other pods can reach that.

@@ -15,7 +15,7 @@ use rlt_objects::build::{self, BuildInput};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
 use rlt_objects::prepare::{Invalid, Prepared};
-use rlt_objects::queue;
+use rlt_objects::queue::{self, WorkloadAction};
 use tracing::Instrument as _;
 
 use crate::apply::{self, Access, ApplyError, ClusterState, StatusWritten};
@@ -105,11 +105,11 @@ async fn refuse(
     let now = Timestamp::now();
     let mut decision = decide::refuse(&observed.current.status, job.generation(), invalid, now);
     let queueing = observed.workers.is_empty().then_some(&observed.queueing);
-    decision.queue = queueing.and_then(decide::unused_place);
-    let Some(action) = &decision.queue else { return (decision, Ok(())) };
+    let Some(change) = queueing.and_then(decide::unused_place) else { return (decision, Ok(())) };
+    decision.queue = Some(WorkloadAction::GiveBack(change.clone()));
     let Context { client, limiter, index, .. } = context;
     let applied = match confirm(context, job, observed, &decision).await {
-        Ok(()) => Box::pin(apply::give_place_back(Access { client, limiter, index }, job, action)).await,
+        Ok(()) => Box::pin(apply::give_place_back(Access { client, limiter, index }, job, &change)).await,
         Err(error) => Err(error),
     };
     (decision, applied)

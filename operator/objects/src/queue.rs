@@ -42,15 +42,22 @@ pub struct Queueing {
 pub const NO_QUEUE: Queueing =
     Queueing { queue: None, prebuilt: None, is_served: false, workload: None, wanted: None };
 
+/// Change of a Workload that gives the job's place back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GiveBack {
+    /// Delete the Workload.
+    Delete(Arc<Workload>),
+    /// Release the Workload's quota after an eviction, once no pod is left.
+    Release(Arc<Workload>),
+}
+
 /// Change of a Workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkloadAction {
     /// Create the Workload, or adopt the prebuilt one.
     Create,
-    /// Delete the Workload.
-    Delete(Arc<Workload>),
-    /// Release the Workload's quota after an eviction, once no pod is left.
-    Release(Arc<Workload>),
+    /// Give the job's place back.
+    GiveBack(GiveBack),
     /// Set the condition `PodsReady`.
     SetPodsReady(Arc<Workload>, bool),
     /// Set the condition `Finished`: whether the job succeeded, and the message.

@@ -8,7 +8,7 @@ use kube::{Api, Client};
 use rlt_objects::build::{self, BuildInput};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
-use rlt_objects::queue::{Queueing, Workload, WorkloadAction};
+use rlt_objects::queue::{GiveBack, Queueing, Workload, WorkloadAction};
 use rlt_objects::served;
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ pub(super) async fn apply(
             }
             (None, _) => Ok(()),
         },
-        WorkloadAction::Delete(_) | WorkloadAction::Release(_) => give_back(client, index, job, action).await,
+        WorkloadAction::GiveBack(change) => give_back(client, index, job, change).await,
         WorkloadAction::SetPodsReady(workload, is_ready) => {
             let (reason, message) = match is_ready {
                 true => ("Started", "all workers run"),
@@ -65,7 +65,7 @@ pub(super) async fn apply(
     }
 }
 
-/// Applies a change that gives the place of a job back; others change nothing.
+/// Gives the place of a job back.
 ///
 /// # Errors
 /// When the API server refuses a call.
@@ -73,13 +73,12 @@ pub(super) async fn give_back(
     client: &Client,
     index: &Index,
     job: &Job,
-    action: &WorkloadAction,
+    change: &GiveBack,
 ) -> Result<(), ApplyError> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), job.namespace(), &served::workloads());
-    match action {
-        WorkloadAction::Delete(workload) => delete(&api, index, job, workload).await,
-        WorkloadAction::Release(workload) => release(&api, index, workload).await,
-        _ => Ok(()),
+    match change {
+        GiveBack::Delete(workload) => delete(&api, index, job, workload).await,
+        GiveBack::Release(workload) => release(&api, index, workload).await,
     }
 }
 

@@ -4,8 +4,10 @@
 pub(super) mod dispatch;
 pub(super) mod exclusion;
 
+use std::sync::Arc;
+
 use rlt_api::Reason;
-use rlt_objects::queue::{Queueing, Workload, WorkloadAction};
+use rlt_objects::queue::{GiveBack, Queueing, Workload, WorkloadAction};
 
 use super::{JobState, Reconcile};
 
@@ -83,16 +85,16 @@ pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<Work
             };
             stands.then_some(WorkloadAction::Finish(workload, has_succeeded, message))
         }
-        JobState::Suspended => Some(WorkloadAction::Delete(workload)),
+        JobState::Suspended => Some(delete(workload)),
         JobState::Invalid(..) => None,
         // Its status is not known, so nothing can be changed.
         _ if workload.unreadable.is_some() && queueing.queue.is_some() => None,
-        _ if queueing.queue.is_none() => Some(WorkloadAction::Delete(workload)),
+        _ if queueing.queue.is_none() => Some(delete(workload)),
         JobState::Queued(..) if !is_empty => None,
-        JobState::Queued(..) if leaves_place(reconcile) => Some(WorkloadAction::Delete(workload)),
-        JobState::Queued(..) if is_outdated(queueing, &workload) => Some(WorkloadAction::Delete(workload)),
+        JobState::Queued(..) if leaves_place(reconcile) => Some(delete(workload)),
+        JobState::Queued(..) if is_outdated(queueing, &workload) => Some(delete(workload)),
         JobState::Queued(..) => {
-            (workload.eviction.is_some() && workload.has_quota).then_some(WorkloadAction::Release(workload))
+            (workload.eviction.is_some() && workload.has_quota).then(|| release(workload))
         }
         JobState::Running => (!workload.is_ready).then_some(WorkloadAction::SetPodsReady(workload, true)),
         JobState::Restarting => workload.is_ready.then_some(WorkloadAction::SetPodsReady(workload, false)),
@@ -100,15 +102,25 @@ pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<Work
     }
 }
 
+/// Returns the change that deletes the Workload.
+fn delete(workload: Arc<Workload>) -> WorkloadAction {
+    WorkloadAction::GiveBack(GiveBack::Delete(workload))
+}
+
+/// Returns the change that releases the quota of the Workload.
+fn release(workload: Arc<Workload>) -> WorkloadAction {
+    WorkloadAction::GiveBack(GiveBack::Release(workload))
+}
+
 /// Returns the change of the Workload of a job that is refused and has no pod: it gives back a place that it
 /// cannot use. A job that still waits keeps its turn. A Workload that another client created is only
 /// released.
-pub fn unused_place(queueing: &Queueing) -> Option<WorkloadAction> {
+pub fn unused_place(queueing: &Queueing) -> Option<GiveBack> {
     let workload = queueing.workload.as_ref().filter(|_| queueing.is_served)?;
     let is_reserved = workload.has_quota && !workload.is_deleting && !workload.is_finished;
     match (is_reserved, &queueing.prebuilt) {
-        (true, None) => Some(WorkloadAction::Delete(workload.clone())),
-        (true, Some(_)) if workload.eviction.is_some() => Some(WorkloadAction::Release(workload.clone())),
+        (true, None) => Some(GiveBack::Delete(workload.clone())),
+        (true, Some(_)) if workload.eviction.is_some() => Some(GiveBack::Release(workload.clone())),
         _ => None,
     }
 }
@@ -123,7 +135,6 @@ pub(super) fn is_outdated(queueing: &Queueing, workload: &Workload) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use k8s_openapi::jiff::SignedDuration;
@@ -235,7 +246,7 @@ mod tests {
         let decision = decided(&asked(Some(evicted())), json!({}), &stopping(), vec![leaving]);
         assert_eq!((decision.delete.len(), decision.queue), (0, None));
         let decision = decided(&asked(Some(evicted())), json!({}), &running(), vec![]);
-        assert_eq!(decision.queue, Some(WorkloadAction::Release(Arc::new(evicted()))));
+        assert_eq!(decision.queue, Some(release(Arc::new(evicted()))));
         assert!(decision.status.failures_by_cause.is_empty(), "to be sent away is no failure");
         let status = decision.status;
         let decision = decided(&asked(Some(admitted())), json!({}), &status, vec![]);
@@ -287,7 +298,7 @@ mod tests {
         assert_eq!(condition(&decision, ConditionType::Suspended), (ConditionStatus::True, "Queued"));
         let left = Queueing { queue: None, ..queueing };
         let decision = decided(&left, json!({}), &running(), vec![runs(0), runs(1)]);
-        assert_eq!(decision.queue, Some(WorkloadAction::Delete(Arc::new(unreadable()))));
+        assert_eq!(decision.queue, Some(delete(Arc::new(unreadable()))));
     }
 
     #[test]
@@ -304,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_refused_job_gives_back_a_place_that_it_cannot_use_and_keeps_its_turn() {
-        let delete = Some(WorkloadAction::Delete(Arc::new(admitted())));
+        let delete = Some(GiveBack::Delete(Arc::new(admitted())));
         assert_eq!(unused_place(&asked(Some(admitted()))), delete);
         let finished = Workload { is_finished: true, ..admitted() };
         for workload in [None, Some(waiting()), Some(finished)] {
@@ -312,7 +323,7 @@ mod tests {
         }
         let prebuilt = |workload| Queueing { prebuilt: Some("w".into()), ..asked(Some(workload)) };
         assert_eq!(unused_place(&prebuilt(admitted())), None);
-        let release = Some(WorkloadAction::Release(Arc::new(evicted())));
+        let release = Some(GiveBack::Release(Arc::new(evicted())));
         assert_eq!(unused_place(&prebuilt(evicted())), release);
     }
 
@@ -323,10 +334,10 @@ mod tests {
         let decision = decided(&queueing, suspend.clone(), &running(), vec![runs(0), runs(1)]);
         assert_eq!(decision.queue, None);
         let decision = decided(&queueing, suspend, &running(), vec![]);
-        assert_eq!(decision.queue, Some(WorkloadAction::Delete(Arc::new(admitted()))));
+        assert_eq!(decision.queue, Some(delete(Arc::new(admitted()))));
         let left = Queueing { queue: None, ..queueing };
         let decision = decided(&left, json!({}), &running(), vec![runs(0), runs(1)]);
-        assert_eq!(decision.queue, Some(WorkloadAction::Delete(Arc::new(admitted()))));
+        assert_eq!(decision.queue, Some(delete(Arc::new(admitted()))));
         assert!(decision.delete.is_empty());
     }
 
@@ -335,9 +346,9 @@ mod tests {
         let other = |workload| Queueing { wanted: Some("other".into()), ..asked(Some(workload)) };
         let nothing = RLTrainingJobStatus::default();
         let decision = decided(&other(waiting()), json!({}), &nothing, vec![]);
-        assert_eq!(decision.queue, Some(WorkloadAction::Delete(Arc::new(waiting()))));
+        assert_eq!(decision.queue, Some(delete(Arc::new(waiting()))));
         let decision = decided(&other(admitted()), json!({}), &running(), vec![runs(0), runs(1)]);
-        assert!(decision.delete.is_empty() && !matches!(decision.queue, Some(WorkloadAction::Delete(_))));
+        assert!(decision.delete.is_empty() && !matches!(decision.queue, Some(WorkloadAction::GiveBack(_))));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::queue::{Queueing, WorkloadAction};
 
-use super::is_outdated;
+use super::{delete, is_outdated, release};
 
 /// Returns the change of the Workload of a job that MultiKueue manages. MultiKueue removes the job from the
 /// other cluster once its Workload here is deleted or has no quota; it sets `Finished` itself.
@@ -24,15 +24,15 @@ pub fn dispatch(
         return None;
     }
     if !wants_place {
-        return Some(WorkloadAction::Delete(workload.clone()));
+        return Some(delete(workload.clone()));
     }
     if workload.unreadable.is_some() {
         return None;
     }
     if is_outdated(queueing, workload) {
-        return Some(WorkloadAction::Delete(workload.clone()));
+        return Some(delete(workload.clone()));
     }
-    (workload.eviction.is_some() && workload.has_quota).then(|| WorkloadAction::Release(workload.clone()))
+    (workload.eviction.is_some() && workload.has_quota).then(|| release(workload.clone()))
 }
 
 #[cfg(test)]
@@ -57,9 +57,9 @@ mod tests {
         assert_eq!(action(&asked(Some(admitted.clone()))), None, "reserved quota is kept");
         let eviction = Some(Explanation { reason: "Preempted".into(), message: String::new() });
         let evicted = Workload { eviction, ..admitted };
-        assert_eq!(action(&asked(Some(evicted.clone()))), Some(WorkloadAction::Release(Arc::new(evicted))));
+        assert_eq!(action(&asked(Some(evicted.clone()))), Some(release(Arc::new(evicted))));
         let outdated = Workload { digest: None, ..waiting() };
-        assert_eq!(action(&asked(Some(outdated.clone()))), Some(WorkloadAction::Delete(Arc::new(outdated))));
+        assert_eq!(action(&asked(Some(outdated.clone()))), Some(delete(Arc::new(outdated))));
         let unserved = Queueing { is_served: false, ..asked(None) };
         assert_eq!((action(&unserved), action(&NO_QUEUE)), (None, None));
     }
@@ -68,7 +68,7 @@ mod tests {
     fn a_suspended_job_gives_its_workload_up_and_a_finished_one_asks_for_none() {
         let suspended = |queueing: &Queueing| dispatch(queueing, &RLTrainingJobStatus::default(), true);
         assert_eq!(suspended(&asked(None)), None);
-        let delete = Some(WorkloadAction::Delete(Arc::new(waiting())));
+        let delete = Some(delete(Arc::new(waiting())));
         assert_eq!(suspended(&asked(Some(waiting()))), delete);
         assert_eq!(action(&Queueing { queue: None, ..asked(Some(waiting())) }), delete);
         // The Workload is finished by MultiKueue shortly before or after it copies the last status.

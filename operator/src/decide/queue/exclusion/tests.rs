@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rlt_api::status::{CheckpointStatus, RLTrainingJobStatus};
 use rlt_objects::node_signals::Impairment;
-use rlt_objects::queue::{Assignment, NO_QUEUE, Queueing, Workload, WorkloadAction};
+use rlt_objects::queue::{Assignment, GiveBack, NO_QUEUE, Queueing, Workload, WorkloadAction};
 use rlt_objects::worker::{Worker, WorkerPhase};
 use serde_json::{Value, json};
 
@@ -94,7 +94,7 @@ fn a_place_with_a_failed_gpu_is_given_back_and_the_next_attempt_begins_without_i
     assert_eq!(stops.queue, None, "a worker may still run in the place");
 
     let gone = decided(Some(admitted(&[])), &stops.status, vec![]);
-    assert_eq!(gone.queue, Some(WorkloadAction::Delete(Arc::new(admitted(&[])))));
+    assert_eq!(gone.queue, Some(WorkloadAction::GiveBack(GiveBack::Delete(Arc::new(admitted(&[]))))));
     let (status, reason, message) = suspended(&gone);
     assert_eq!((status, reason), (ConditionStatus::True, "Queued"));
     assert!(message.contains("gives back: its workers failed on node-0"), "{message}");
