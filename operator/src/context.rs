@@ -138,6 +138,10 @@ impl EventTasks {
     /// that were dropped.
     pub async fn finish(&self) -> usize {
         let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        while tasks.try_join_next().is_some() {}
+        if !tasks.is_empty() {
+            tracing::info!(num_events = tasks.len(), "waiting until the last Events are sent");
+        }
         let all_sent = async { while tasks.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(Self::TIMEOUT, all_sent).await;
         tasks.len()

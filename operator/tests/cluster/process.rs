@@ -1,6 +1,7 @@
 //! Operators start and stop without an effect on jobs.
 
-use std::process::{Child, Command};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::events::v1::Event;
@@ -12,6 +13,7 @@ use rlt_cluster::{Call, Fault, FaultProxy, Faults};
 use rlt_objects::job::Job;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
+use tokio::sync::mpsc;
 
 use crate::TIMEOUT;
 use crate::test_namespace::{Operator, TestNamespace, is_true, pause, until};
@@ -40,8 +42,12 @@ impl TestNamespace {
             .arg(format!("--namespaces={namespace}"))
             .env("KUBECONFIG", file.path())
             .env("POD_NAMESPACE", namespace)
+            .env_remove("RUST_LOG")
+            .stderr(Stdio::piped())
             .spawn();
-        Program { process: process.unwrap(), _kubeconfig: file }
+        let mut process = process.unwrap();
+        let log = lines_of(process.stderr.take().unwrap());
+        Program { process, log, _kubeconfig: file }
     }
 
     /// A client with an account of its own, which may do everything in the namespace.
@@ -74,14 +80,46 @@ impl TestNamespace {
 /// A process of the operator, which ends with the test.
 struct Program {
     process: Child,
+    log: mpsc::UnboundedReceiver<String>,
     _kubeconfig: NamedTempFile,
 }
 
+/// Returns the lines of a log as they are written. They are in the test's own output too.
+#[expect(clippy::print_stderr, reason = "the log is part of the output of a test")]
+fn lines_of(log: ChildStderr) -> mpsc::UnboundedReceiver<String> {
+    let (lines, read) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(log).lines().map_while(Result::ok) {
+            eprintln!("{line}");
+            let _ = lines.send(line);
+        }
+    });
+    read
+}
+
 impl Program {
-    /// Asks it to stop, as the kubelet does, and waits until it has ended.
-    async fn stop(&mut self) {
-        let (begin, pid) = (Instant::now(), self.process.id().to_string());
+    /// Asks it to stop, as the kubelet does.
+    fn ask_to_stop(&self) {
+        let pid = self.process.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    }
+
+    /// Waits until its log has this text.
+    async fn logs(&mut self, text: &str) {
+        let found = async {
+            loop {
+                let line = self.log.recv().await.unwrap_or_else(|| panic!("it ended without: {text}"));
+                if line.contains(text) {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(TIMEOUT, found).await.unwrap();
+    }
+
+    /// Waits until it has ended well.
+    async fn end(&mut self) {
+        let begin = Instant::now();
         let status = loop {
             if let Some(status) = self.process.try_wait().unwrap() {
                 break status;
@@ -208,17 +246,25 @@ async fn an_operator_that_is_asked_to_stop_sends_the_events_of_its_statuses_befo
     let Some(test) = crate::set("farewell").await else { return };
     let faults = Faults::default();
     let proxy = test.cluster.fault_proxy(&faults).await.unwrap();
-    // Each Event reaches the API server a second after the operator has begun to send it.
-    faults.inject("POST", "/events", 100, Fault::Delay(Duration::from_secs(1)));
     let mut program = test.program(&proxy).await;
-    test.post("ending", json!({})).await;
-    test.run(&test.worker("ending", 1).await).await;
-    test.when_true("ending", ConditionType::PodsReady).await;
-    program.stop().await;
     let events: Api<Event> = Api::namespaced(test.client.clone(), &test.namespace);
-    let events = events.list(&ListParams::default()).await.unwrap().items;
-    let is_sent = |reason: &str| events.iter().any(|event| event.reason.as_deref() == Some(reason));
-    assert!(is_sent("NoStorage") && is_sent("WorkersRunning"), "{events:#?}");
+    let is_sent = async |reason: &str| {
+        let events = events.list(&ListParams::default()).await.unwrap().items;
+        events.iter().any(|event| event.reason.as_deref() == Some(reason))
+    };
+    test.post("ending", json!({})).await;
+    let pod = test.worker("ending", 1).await;
+    until("the Event of the begin is sent", async || is_sent("NoStorage").await).await;
+    faults.inject("POST", "/events", 100, Fault::Hold);
+    test.run(&pod).await;
+    test.when_true("ending", ConditionType::PodsReady).await;
+    program.ask_to_stop();
+    // An operator that does not wait for its Events ends without this line.
+    program.logs("waiting until the last Events are sent").await;
+    assert!(!is_sent("WorkersRunning").await);
+    faults.release();
+    program.end().await;
+    assert!(is_sent("WorkersRunning").await);
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use kube::client::Body;
+use tokio::sync::watch;
 use tower::{BoxError, Layer, Service};
 
 /// Fault of a call to the API server.
@@ -30,6 +31,8 @@ pub enum Fault {
     Hang,
     /// All goes well, this much later.
     Delay(Duration),
+    /// All goes well once [`Faults::release`] is called.
+    Hold,
     /// The connection breaks this long after the answer has begun, before any data if that is zero: for
     /// watches.
     Break(Duration),
@@ -51,6 +54,7 @@ struct Rule {
 pub struct Faults {
     rules: Arc<Mutex<Vec<Rule>>>,
     num_silent: Arc<AtomicUsize>,
+    is_released: watch::Sender<bool>,
 }
 
 impl Faults {
@@ -64,6 +68,11 @@ impl Faults {
     /// Removes all faults that were injected.
     pub fn clear(&self) {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Releases all calls that [`Fault::Hold`] holds, and later ones.
+    pub fn release(&self) {
+        self.is_released.send_replace(true);
     }
 
     /// The number of faults that are left.
@@ -135,6 +144,14 @@ where
                 let answer = self.inner.call(request);
                 Box::pin(async move {
                     tokio::time::sleep(duration).await;
+                    Ok(answer.await?.map(|body| body.map_err(Into::into).boxed_unsync()))
+                })
+            }
+            Some(Fault::Hold) => {
+                let answer = self.inner.call(request);
+                let mut is_released = self.faults.is_released.subscribe();
+                Box::pin(async move {
+                    is_released.wait_for(|released| *released).await?;
                     Ok(answer.await?.map(|body| body.map_err(Into::into).boxed_unsync()))
                 })
             }
@@ -261,6 +278,26 @@ mod tests {
         let mut silent = slow_answer(Fault::Stall(Duration::ZERO)).await;
         let first = tokio::time::timeout(Duration::from_secs(3600), silent.next()).await;
         assert!(first.is_err(), "{first:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_is_held_does_not_begin_before_its_release() {
+        let num_begun = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&num_begun);
+        let service = tower::service_fn(move |_: Request<Body>| {
+            let counter = Arc::clone(&counter);
+            async move {
+                counter.fetch_add(1, Ordering::SeqCst);
+                Ok::<_, BoxError>(Response::new(Full::new(Bytes::new())))
+            }
+        });
+        let faults = Faults::default();
+        faults.inject("GET", "/", 1, Fault::Hold);
+        let mut answer = faults.layer(service).call(Request::new(Body::empty()));
+        let early = tokio::time::timeout(Duration::from_secs(3600), &mut answer).await;
+        assert!(early.is_err() && num_begun.load(Ordering::SeqCst) == 0);
+        faults.release();
+        assert!(answer.await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
