@@ -16,7 +16,7 @@ mod status;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, Client};
 use rlt_objects::build::BuildInput;
 use rlt_objects::job::Job;
@@ -181,6 +181,22 @@ fn avoided_nodes(index: &Index, decision: &Decision) -> BTreeMap<String, u32> {
         *failures = (*failures).max(FAILURES_OF_IMPAIRED_NODE);
     }
     avoided
+}
+
+/// Deletes a job unless it has changed since it was read.
+///
+/// # Errors
+/// When the job has changed, or the API server refuses the call or does not answer.
+pub async fn delete_unchanged(client: &Client, job: &Job) -> Result<(), ApplyError> {
+    let api: Api<Job> = Api::namespaced(client.clone(), job.namespace());
+    let resource_version = Some(job.resource_version().to_owned());
+    let preconditions = Preconditions { uid: Some(job.uid().to_owned()), resource_version };
+    let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
+    match api.delete(job.name(), &params).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(source) => Err(ApplyError::Call { act: "delete job", name: job.name().to_owned(), source }),
+    }
 }
 
 async fn delete_job(client: &Client, job: &Job) -> Result<(), ApplyError> {

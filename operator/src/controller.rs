@@ -3,6 +3,7 @@
 mod job_lists;
 
 use std::future::Future;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use futures::channel::mpsc;
@@ -154,7 +155,8 @@ fn follow_queues(context: &Arc<Context>, namespaces: &[String], sink: &Sink, wat
     }
 }
 
-/// Jobs that are new or changed by their users; the operator's own status writes requeue nothing.
+/// Jobs that are new or changed by their users, or that MultiKueue says have ended; the operator's own status
+/// writes requeue nothing.
 fn jobs(
     context: &Arc<Context>,
     namespaces: &[String],
@@ -199,9 +201,20 @@ fn jobs(
             future::ready(job.is_ok())
         })
         .predicate_filter(
-            predicates::generation.combine(predicates::labels).combine(predicates::annotations),
+            predicates::generation
+                .combine(predicates::labels)
+                .combine(predicates::annotations)
+                .combine(end_elsewhere),
             PredicateConfig::default(),
         )
+}
+
+/// Returns a hash of the time at which a job ended that another controller runs; `None` for all others.
+fn end_elsewhere(job: &Job) -> Option<u64> {
+    let ended = job.status.as_ref().ok()?.completion_time.as_ref()?;
+    let mut hasher = DefaultHasher::new();
+    ended.hash(&mut hasher);
+    (!job.is_managed_here()).then(|| hasher.finish())
 }
 
 /// Drops kubectl's last-applied annotation, which is as long as the specification.

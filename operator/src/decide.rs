@@ -31,7 +31,7 @@ use rlt_api::FailureCause;
 use attempt_end::attempt_state::{AttemptState, attempt_state};
 use attempt_end::{evacuation, failure, restarts, retries, success};
 pub use decision::{ApplyFailure, Assignment, Decision, Deletion, JobState};
-pub use queue::dispatch::dispatch;
+pub use queue::dispatch::{dispatch, time_to_live};
 use queue::exclusion;
 pub use queue::unused_place;
 use reconcile::Reconcile;

@@ -250,7 +250,8 @@ fn controller_of(prepared: &Prepared) -> Controller {
     }
 }
 
-/// Keeps the Workload of a job that MultiKueue runs in another cluster. Its status is MultiKueue's.
+/// Keeps the Workload of a job that MultiKueue runs in another cluster, and deletes the job after its time to
+/// live. Its status is MultiKueue's.
 async fn dispatch(
     context: &Context,
     job: &Job,
@@ -261,13 +262,21 @@ async fn dispatch(
     let queue = observed.queueing.queue.as_deref();
     observed.queueing.wanted = queue.map(|queue| build::workload_digest(&input, queue, &[]));
     let is_suspended = prepared.job.spec().run_policy.suspend;
-    if let Some(action) = decide::dispatch(&observed.queueing, &observed.current.status, is_suspended) {
+    let status = &observed.current.status;
+    if let Some(action) = decide::dispatch(&observed.queueing, status, is_suspended) {
         let Context { client, limiter, index, .. } = context;
         let access = Access { client, limiter, index };
         Box::pin(apply::change_workload(access, &input, &observed.queueing, &action)).await?;
     }
+    let policy = &prepared.job.spec().run_policy;
+    let left = decide::time_to_live(&observed.queueing, status, policy, job.is_tracked(), Timestamp::now());
+    if left.is_some_and(|left| left.is_zero()) {
+        Box::pin(apply::delete_unchanged(&context.client, job)).await?;
+    }
+    context.failures.forget(job.uid());
     let waits_for_kueue = observed.queueing.queue.is_some() && !observed.queueing.is_served;
-    Ok(if waits_for_kueue { Action::requeue(REFUSED_RETRY) } else { Action::await_change() })
+    let waits = [waits_for_kueue.then_some(REFUSED_RETRY), left.filter(|left| !left.is_zero())];
+    Ok(waits.into_iter().flatten().min().map_or_else(Action::await_change, Action::requeue))
 }
 
 fn reconcile_input<'a>(
@@ -281,6 +290,7 @@ fn reconcile_input<'a>(
         status: &observed.current.status,
         generation: job.generation(),
         is_tracked: job.is_tracked(),
+        is_copy: queue::is_copy(job),
         workers: &observed.workers,
         nodes: &observed.nodes,
         node_labels: None,

@@ -20,6 +20,8 @@ pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 pub const PRIORITY_LABEL: &str = "kueue.x-k8s.io/priority-class";
 /// Label of a job whose Workload another client created, with the Workload's name.
 pub const PREBUILT_LABEL: &str = "kueue.x-k8s.io/prebuilt-workload-name";
+/// Label of a job that MultiKueue created as the copy of one in its manager cluster.
+pub const ORIGIN_LABEL: &str = "kueue.x-k8s.io/multikueue-origin";
 /// Value of `spec.managedBy` of a job that MultiKueue runs in another cluster.
 pub const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
 
@@ -67,6 +69,12 @@ pub enum WorkloadAction {
 /// Returns the queue that a job requests.
 pub fn asked_for(job: &Job) -> Option<&str> {
     label(job, QUEUE_LABEL)
+}
+
+/// Whether MultiKueue created the job as the copy of one in its manager cluster. It deletes the copy once it
+/// has copied the last status, and would run the job again if the copy were gone before.
+pub fn is_copy(job: &Job) -> bool {
+    label(job, ORIGIN_LABEL).is_some()
 }
 
 /// Returns the value of a job's label; `None` if it is absent or empty.

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use rlt_api::spec::{CleanPodPolicy, TtlPolicy};
+use k8s_openapi::jiff::Timestamp;
+use rlt_api::spec::{CleanPodPolicy, RunPolicySpec, TtlPolicy};
 use rlt_objects::worker::Worker;
 
 use super::{Decision, JobState, Reconcile, clock, deletion};
@@ -29,15 +30,25 @@ fn end(reconcile: &mut Reconcile<'_>) {
     }
 }
 
-/// Cleans up after a job that has ended.
+/// Seconds that a job which ended at `ended` is kept; `None` without a time to live.
+pub(super) fn seconds_left(policy: &RunPolicySpec, ended: Timestamp, now: Timestamp) -> Option<u64> {
+    let age = clock::seconds_between(ended, now);
+    policy.ttl_seconds_after_finished.map(|ttl| ttl.saturating_sub(age))
+}
+
+/// Whether a job is kept after its time to live, because a GitOps controller would apply it again.
+pub(super) fn keeps_tracked(policy: &RunPolicySpec, is_tracked: bool) -> bool {
+    is_tracked && policy.ttl_policy == TtlPolicy::KeepTracked
+}
+
+/// Cleans up after a job that has ended. MultiKueue deletes a copy itself.
 pub(super) fn settle(mut reconcile: Reconcile<'_>) -> Decision {
     let policy = reconcile.input.prepared.job.spec().run_policy.clone();
     let state = JobState::of_finished(&reconcile.status);
     let ended = reconcile.time(reconcile.status.completion_time.as_deref()).unwrap_or(reconcile.input.now);
-    let age = clock::seconds_between(ended, reconcile.input.now);
-    let left = policy.ttl_seconds_after_finished.map(|ttl| ttl.saturating_sub(age));
+    let left = seconds_left(&policy, ended, reconcile.input.now);
     let is_expired = left == Some(0);
-    let keeps_job = reconcile.input.is_tracked && policy.ttl_policy == TtlPolicy::KeepTracked;
+    let keeps_job = reconcile.input.is_copy || keeps_tracked(&policy, reconcile.input.is_tracked);
     let is_unwanted = |worker: &&Worker| match policy.clean_pod_policy {
         _ if worker.is_deleting => true,
         _ if is_expired => true,

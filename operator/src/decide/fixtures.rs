@@ -77,6 +77,7 @@ pub(crate) fn input<'a>(
         status,
         generation: 1,
         is_tracked: false,
+        is_copy: false,
         workers,
         nodes: &NO_NODES,
         node_labels: None,

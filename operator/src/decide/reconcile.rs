@@ -30,6 +30,8 @@ pub struct ReconcileInput<'a> {
     pub generation: i64,
     /// Whether a GitOps controller would apply the job again after it was deleted.
     pub is_tracked: bool,
+    /// Whether MultiKueue created the job as a copy, which it deletes itself.
+    pub is_copy: bool,
     /// The job's pods, of all attempts.
     pub workers: &'a [Arc<Worker>],
     /// Known states of the pods' nodes.

@@ -520,6 +520,19 @@ fn a_job_is_deleted_after_its_ttl_unless_gitops_would_apply_it_again() {
 }
 
 #[test]
+fn a_copy_of_a_job_is_left_to_multikueue_which_would_run_it_again_if_it_were_gone() {
+    let ended = RLTrainingJobStatus { completion_time: Some(ago(60)), ..running(1, 90) };
+    let policy = json!({"ttlSecondsAfterFinished": 0, "ttlPolicy": "Delete"});
+    let settled = |is_copy| {
+        let prepared = prepared(2, policy.clone());
+        decide(&ReconcileInput { is_copy, ..input(&prepared, &ended, &[Arc::new(succeeded(0))]) })
+    };
+    assert!(settled(false).delete_job);
+    let copy = settled(true);
+    assert_eq!((copy.delete_job, copy.delete.len(), copy.requeue_after), (false, 1, None));
+}
+
+#[test]
 fn a_condition_keeps_its_time_while_only_its_reason_changes() {
     let first = decided(json!({}), &RLTrainingJobStatus::default(), Vec::new());
     let mut status = first.status.clone();

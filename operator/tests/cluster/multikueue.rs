@@ -1,6 +1,7 @@
 //! A job that MultiKueue runs in another cluster: two clusters, each with a real Kueue and an operator in the
 //! chart's roles.
 
+use crate::history::History;
 use crate::queue::{holds, kueue};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, ServiceAccount};
 use kube::ResourceExt as _;
@@ -100,6 +101,25 @@ impl TestNamespace {
         }
     }
 
+    /// Posts a job of two workers that runs in the other cluster.
+    async fn post_away(&self, name: &str, run_policy: Value) {
+        let workers = json!({"count": 2, "device": "Cpu", "resources": {"cpu": "2"}});
+        let managed_by = "kueue.x-k8s.io/multikueue";
+        let spec = json!({"managedBy": managed_by, "workers": workers, "runPolicy": run_policy});
+        let mut job = self.manifest(name, &spec);
+        job.labels_mut().insert("kueue.x-k8s.io/queue-name".into(), "team".into());
+        self.jobs().create(&PostParams::default(), &job).await.unwrap();
+    }
+
+    /// Lets all workers of a job end well.
+    async fn end_all(&self, job: &str) {
+        let ended =
+            Patch::Merge(json!({"metadata": {"annotations": {"fake.rltraining.dev/exit-code": "0"}}}));
+        for pod in self.when_pods(job, |_| true).await {
+            self.pods().patch(&pod.name_any(), &PatchParams::default(), &ended).await.unwrap();
+        }
+    }
+
     /// How many objects of jobs, other than Workloads, are in the namespace.
     async fn num_children(&self) -> usize {
         let ours = ListParams::default().labels(&rlt_objects::labels::own_objects());
@@ -123,11 +143,7 @@ async fn a_job_of_another_cluster_has_a_status_that_only_multikueue_writes() {
     secrets.create(&PostParams::default(), &serde_json::from_value(secret).unwrap()).await.unwrap();
     local.create(&dispatching());
     let (here, _there) = (local.operator_in_roles().await, remote.operator_in_roles().await);
-    let workers = json!({"count": 2, "device": "Cpu", "resources": {"cpu": "2"}});
-    let spec = json!({"managedBy": "kueue.x-k8s.io/multikueue", "workers": workers});
-    let mut job = local.manifest("away", &spec);
-    job.labels_mut().insert("kueue.x-k8s.io/queue-name".into(), "team".into());
-    local.jobs().create(&PostParams::default(), &job).await.unwrap();
+    local.post_away("away", json!({})).await;
     // It runs there, from the Workload that MultiKueue created, and only its Workload is here.
     let copy = remote.when_there("away").await;
     remote.when_true("away", ConditionType::PodsReady).await;
@@ -146,13 +162,24 @@ async fn a_job_of_another_cluster_has_a_status_that_only_multikueue_writes() {
     until("the status is not the one of the other cluster", is_copied).await;
     assert_eq!(local.num_children().await, 0);
     // It ends there; here its status and the Workload's say so, and there nothing is left.
-    let ended = Patch::Merge(json!({"metadata": {"annotations": {"fake.rltraining.dev/exit-code": "0"}}}));
-    for pod in remote.when_pods("away", |_| true).await {
-        remote.pods().patch(&pod.name_any(), &PatchParams::default(), &ended).await.unwrap();
-    }
+    remote.end_all("away").await;
     local.when_true("away", ConditionType::Complete).await;
     local.workload("away", |workload| holds(workload, "Finished")).await;
     remote.when_gone("away").await;
     remote.when_pods("away", <[_]>::is_empty).await;
     assert!(is_true(&local.status("away").await, ConditionType::Complete));
+    a_job_without_time_to_live_is_deleted_once_its_last_status_is_copied(&local, &remote).await;
+}
+
+async fn a_job_without_time_to_live_is_deleted_once_its_last_status_is_copied(
+    local: &TestNamespace,
+    remote: &TestNamespace,
+) {
+    let (history, copies) = (History::of(local).await, History::of(remote).await);
+    local.post_away("brief", json!({"ttlSecondsAfterFinished": 0})).await;
+    copies.when("brief", |status| is_true(status, ConditionType::PodsReady)).await;
+    remote.end_all("brief").await;
+    history.when("brief", |status| is_true(status, ConditionType::Complete)).await;
+    local.when_gone("brief").await;
+    remote.when_gone("brief").await;
 }

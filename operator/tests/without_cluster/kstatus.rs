@@ -78,6 +78,7 @@ impl Life {
             status: &self.status,
             generation: 1,
             is_tracked: false,
+            is_copy: false,
             workers,
             nodes: &NodeStates::new(),
             node_labels: None,
