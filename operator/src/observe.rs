@@ -111,7 +111,7 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
         claim_is_deleting: context.index.is_deleting(&key, Child::Claim),
         queueing: Queueing {
             queue: queue::asked_for(job).map(str::to_owned),
-            prebuilt: queue::label(job, queue::PREBUILT_LABEL).map(str::to_owned),
+            prebuilt: queue::prebuilt(job).map(str::to_owned),
             is_served: context.discovery.served().has_workloads,
             workload: context.index.workload(&key),
             wanted: None,

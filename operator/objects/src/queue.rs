@@ -3,7 +3,7 @@
 //!
 //! With MultiKueue a job exists twice. In the manager cluster `spec.managedBy` names MultiKueue, and the
 //! operator only creates the Workload. In the worker cluster MultiKueue first creates the Workload and then
-//! the job, whose label [`PREBUILT_LABEL`] names it; the operator adopts that Workload instead of creating
+//! the job, whose annotation [`PREBUILT`] names it; the operator adopts that Workload instead of creating
 //! one.
 
 mod workload;
@@ -18,8 +18,9 @@ use crate::job::Job;
 pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 /// Label with which a job names its priority in the queue.
 pub const PRIORITY_LABEL: &str = "kueue.x-k8s.io/priority-class";
-/// Label of a job whose Workload another client created, with the Workload's name.
-pub const PREBUILT_LABEL: &str = "kueue.x-k8s.io/prebuilt-workload-name";
+/// Annotation, and before Kueue 0.18 label, of a job whose Workload another client created, with the name of
+/// the Workload.
+pub const PREBUILT: &str = "kueue.x-k8s.io/prebuilt-workload-name";
 /// Label of a job that MultiKueue created as the copy of one in its manager cluster.
 pub const ORIGIN_LABEL: &str = "kueue.x-k8s.io/multikueue-origin";
 /// Value of `spec.managedBy` of a job that MultiKueue runs in another cluster.
@@ -77,8 +78,34 @@ pub fn is_copy(job: &Job) -> bool {
     label(job, ORIGIN_LABEL).is_some()
 }
 
+/// Returns the name of the Workload that another client created for the job.
+pub fn prebuilt(job: &Job) -> Option<&str> {
+    let annotation = job.metadata.annotations.as_ref().and_then(|all| all.get(PREBUILT));
+    annotation.map(String::as_str).filter(|name| !name.is_empty()).or_else(|| label(job, PREBUILT))
+}
+
 /// Returns the value of a job's label; `None` if it is absent or empty.
 pub fn label<'a>(job: &'a Job, name: &str) -> Option<&'a str> {
     let value = job.metadata.labels.as_ref()?.get(name)?;
     (!value.is_empty()).then_some(value.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_prebuilt_workload_is_named_by_an_annotation_or_by_the_label_of_earlier_releases_of_kueue() {
+        let named = |metadata: serde_json::Value| {
+            let job: Job = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+            prebuilt(&job).map(str::to_owned)
+        };
+        let name = |name: &str| json!({PREBUILT: name});
+        assert_eq!(named(json!({})), None);
+        assert_eq!(named(json!({"labels": name("a")})), Some("a".to_owned()));
+        assert_eq!(named(json!({"labels": name("a"), "annotations": name("b")})), Some("b".to_owned()));
+        assert_eq!(named(json!({"labels": name("a"), "annotations": name("")})), Some("a".to_owned()));
+    }
 }

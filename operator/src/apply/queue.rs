@@ -111,7 +111,7 @@ async fn create(
     }
 }
 
-/// Makes the job the owner of the prebuilt Workload, as Kueue does for a Workload that a job's label names.
+/// Makes the job the owner of the prebuilt Workload, as Kueue does for a Workload that a job names.
 /// The Workload's specification is not changed.
 async fn take_over(
     api: &Api<DynamicObject>,
@@ -123,7 +123,7 @@ async fn take_over(
     let job = input.job;
     let refused = |why: &str| ApplyError::Refused { message: format!("workload {name}: {why}") };
     let found = match api.get_opt(name).await {
-        Ok(found) => found.ok_or_else(|| refused("the job's label names it, and it is not there"))?,
+        Ok(found) => found.ok_or_else(|| refused("the job names it, and it is not there"))?,
         Err(source) => {
             return Err(ApplyError::Call { act: "read workload", name: name.to_owned(), source });
         }
