@@ -102,6 +102,7 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
             Arc::make_mut(worker).launcher = Some(Box::new(launcher.clone()));
         }
     }
+    let (requested, workload) = (queue::asked_for(job), context.index.workload(&key));
     Some(Observed {
         current,
         nodes: context.index.nodes.of(&workers),
@@ -110,10 +111,11 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
         launchers_due: context.reports.launchers_due(),
         claim_is_deleting: context.index.is_deleting(&key, Child::Claim),
         queueing: Queueing {
-            queue: queue::asked_for(job).map(str::to_owned),
+            queue: queue::queue_of(requested, workload.as_deref()),
+            requested: requested.map(str::to_owned),
             prebuilt: queue::prebuilt(job).map(str::to_owned),
             is_served: context.discovery.served().has_workloads,
-            workload: context.index.workload(&key),
+            workload,
             wanted: None,
         },
     })

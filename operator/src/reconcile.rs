@@ -147,7 +147,8 @@ async fn decide_and_apply(
         Err(error) => Err(error),
     };
     let applied = ApplyError::first_of([applied, nodes_read]);
-    (with_failure(context, job, decision, &applied, now), applied)
+    let decision = with_failure(context, job, decision, &applied, now);
+    (decision.noting_request(&observed.queueing), applied)
 }
 
 /// Confirms that a job was decided about in its newest version, before pods or its place in a queue are

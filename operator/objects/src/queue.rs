@@ -29,8 +29,10 @@ pub const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
 /// Queue that a job requests, and the state of its Workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Queueing {
-    /// Name of the requested queue; `None` without a queue.
+    /// Name of the queue in which the job is, by [`queue_of`]; `None` without a queue.
     pub queue: Option<String>,
+    /// Name of the queue that the job requests now.
+    pub requested: Option<String>,
     /// Name of the Workload that another client, such as MultiKueue, created for the job.
     pub prebuilt: Option<String>,
     /// Whether the cluster serves Kueue's Workloads.
@@ -43,7 +45,7 @@ pub struct Queueing {
 
 /// State of a job that requests no queue.
 pub const NO_QUEUE: Queueing =
-    Queueing { queue: None, prebuilt: None, is_served: false, workload: None, wanted: None };
+    Queueing { queue: None, requested: None, prebuilt: None, is_served: false, workload: None, wanted: None };
 
 /// Change of a Workload that gives the job's place back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +80,13 @@ pub fn is_copy(job: &Job) -> bool {
     label(job, ORIGIN_LABEL).is_some()
 }
 
+/// Returns the queue in which a job is: the requested one, or while its Workload has quota, that of the
+/// Workload. Kueue's own integrations refuse a change of the label in the meantime.
+pub fn queue_of(requested: Option<&str>, workload: Option<&Workload>) -> Option<String> {
+    let holding = workload.filter(|workload| workload.holds_place() && !workload.queue.is_empty());
+    holding.map(|workload| workload.queue.as_str()).or(requested).map(str::to_owned)
+}
+
 /// Returns the name of the Workload that another client created for the job.
 pub fn prebuilt(job: &Job) -> Option<&str> {
     let annotation = job.metadata.annotations.as_ref().and_then(|all| all.get(PREBUILT));
@@ -95,6 +104,25 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_job_stays_in_the_queue_of_its_place_whatever_its_label_says_meanwhile() {
+        let waits = Workload { queue: "team".into(), ..Workload::default() };
+        let admitted = Workload { has_quota: true, ..waits.clone() };
+        let unreadable = Workload { unreadable: Some("no sequence".into()), ..waits.clone() };
+        for requested in [Some("other"), None] {
+            let in_queue = |workload: &Workload| queue_of(requested, Some(workload));
+            for holding in [&admitted, &unreadable] {
+                assert_eq!(in_queue(holding).as_deref(), Some("team"));
+            }
+            let finished = Workload { is_finished: true, ..admitted.clone() };
+            let leaving = Workload { is_deleting: true, ..admitted.clone() };
+            for free in [&waits, &finished, &leaving] {
+                assert_eq!(in_queue(free).as_deref(), requested);
+            }
+            assert_eq!(queue_of(requested, None).as_deref(), requested);
+        }
+    }
 
     #[test]
     fn a_prebuilt_workload_is_named_by_an_annotation_or_by_the_label_of_earlier_releases_of_kueue() {

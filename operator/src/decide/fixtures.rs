@@ -30,6 +30,7 @@ pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
 pub(crate) fn asked(workload: Option<Workload>) -> Queueing {
     Queueing {
         queue: Some("team".into()),
+        requested: Some("team".into()),
         is_served: true,
         workload: workload.map(Arc::new),
         wanted: Some("d".into()),

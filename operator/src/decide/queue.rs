@@ -88,7 +88,7 @@ pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<Work
         JobState::Suspended => Some(delete(workload)),
         JobState::Invalid(..) => None,
         // Its status is not known, so nothing can be changed.
-        _ if workload.unreadable.is_some() && queueing.queue.is_some() => None,
+        _ if workload.unreadable.is_some() => None,
         _ if queueing.queue.is_none() => Some(delete(workload)),
         JobState::Queued(..) if !is_empty => None,
         JobState::Queued(..) if leaves_place(reconcile) => Some(delete(workload)),
@@ -285,8 +285,8 @@ mod tests {
 
     #[test]
     fn a_workload_that_cannot_be_read_neither_stops_workers_nor_starts_any() {
-        let unreadable = || Workload { unreadable: Some("no sequence".into()), ..waiting() };
-        let queueing = asked(Some(unreadable()));
+        let unreadable = Workload { unreadable: Some("no sequence".into()), ..waiting() };
+        let queueing = asked(Some(unreadable));
         let decision = decided(&queueing, json!({}), &running(), vec![runs(0), runs(1)]);
         assert!(decision.delete.is_empty() && decision.queue.is_none());
         assert_eq!(condition(&decision, ConditionType::PodsReady).0, ConditionStatus::True);
@@ -296,9 +296,6 @@ mod tests {
         let decision = decided(&queueing, json!({}), &RLTrainingJobStatus::default(), vec![]);
         assert!(decision.start.is_empty() && decision.queue.is_none());
         assert_eq!(condition(&decision, ConditionType::Suspended), (ConditionStatus::True, "Queued"));
-        let left = Queueing { queue: None, ..queueing };
-        let decision = decided(&left, json!({}), &running(), vec![runs(0), runs(1)]);
-        assert_eq!(decision.queue, Some(delete(Arc::new(unreadable()))));
     }
 
     #[test]
@@ -335,10 +332,39 @@ mod tests {
         assert_eq!(decision.queue, None);
         let decision = decided(&queueing, suspend, &running(), vec![]);
         assert_eq!(decision.queue, Some(delete(Arc::new(admitted()))));
-        let left = Queueing { queue: None, ..queueing };
+        let left = Queueing { queue: None, requested: None, ..asked(Some(waiting())) };
         let decision = decided(&left, json!({}), &running(), vec![runs(0), runs(1)]);
-        assert_eq!(decision.queue, Some(delete(Arc::new(admitted()))));
+        assert_eq!(decision.queue, Some(delete(Arc::new(waiting()))));
         assert!(decision.delete.is_empty());
+    }
+
+    #[test]
+    fn an_admitted_job_whose_label_changes_stays_in_its_queue_says_so_and_moves_once_it_is_suspended() {
+        let of_queue = || Workload { queue: "team".into(), ..admitted() };
+        for (label, named) in [(Some("other"), "queue other"), (None, "no queue")] {
+            let observed = |workload: Workload| Queueing {
+                queue: rlt_objects::queue::queue_of(label, Some(&workload)),
+                requested: label.map(str::to_owned),
+                wanted: Some("of another queue".into()),
+                ..asked(Some(workload))
+            };
+            let queueing = observed(of_queue());
+            let decision = decided(&queueing, json!({}), &running(), vec![runs(0), runs(1)]);
+            let decision = decision.noting_request(&queueing);
+            assert!(
+                decision.delete.is_empty() && !matches!(decision.queue, Some(WorkloadAction::GiveBack(_)))
+            );
+            assert_eq!(decision.status.queue.as_deref(), Some("team"));
+            let condition =
+                decision.status.conditions.iter().find(|one| one.type_ == ConditionType::Admitted);
+            let message = &condition.unwrap().message;
+            assert!(message.contains("queue team") && message.contains(named), "{message}");
+            let suspended = decided(&queueing, json!({"suspend": true}), &stopping(), vec![]);
+            assert_eq!(suspended.queue, Some(delete(Arc::new(of_queue()))));
+            let released = Workload { has_quota: false, ..of_queue() };
+            let evicted = decided(&observed(released.clone()), json!({}), &stopping(), vec![]);
+            assert_eq!(evicted.queue, Some(delete(Arc::new(released))), "{label:?}");
+        }
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub struct Workload {
     pub uid: String,
     /// Version of the object in the API server's store.
     pub resource_version: String,
+    /// Name of the queue in which the Workload is.
+    pub queue: String,
     /// Digest of the Workload's content, from an annotation.
     pub digest: Option<String>,
     /// Nodes that the Workload excludes, from an annotation.
@@ -119,6 +121,12 @@ struct Check {
 }
 
 impl Workload {
+    /// Whether the Workload keeps the job in its queue: it has quota, or may have.
+    pub fn holds_place(&self) -> bool {
+        let may_have_quota = self.has_quota || self.unreadable.is_some();
+        may_have_quota && !self.is_finished && !self.is_deleting
+    }
+
     /// Reads the key of the owning job and the Workload. `None` where it belongs to no job of this operator.
     pub fn read(object: &DynamicObject) -> Option<(JobKey, Self)> {
         let metadata = &object.metadata;
@@ -137,6 +145,7 @@ impl Workload {
             name: metadata.name.clone()?,
             uid: metadata.uid.clone()?,
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            queue: object.data["spec"]["queueName"].as_str().unwrap_or_default().to_owned(),
             digest: annotation(labels::CONTENT_DIGEST).cloned(),
             excluded_nodes: excluded_nodes.flat_map(|names| names.split(',')).map(str::to_owned).collect(),
             is_deleting: metadata.deletion_timestamp.is_some(),
@@ -207,7 +216,7 @@ mod tests {
         assert_eq!(workload.assignments[0].flavors, ["spot".to_owned()].into());
         assert!(!workload.assignments[0].has_topology);
         assert_eq!(workload.updates[0].node_selector["zone"], "a");
-        assert_eq!(workload.digest.as_deref(), Some("d"));
+        assert_eq!((workload.queue.as_str(), workload.digest.as_deref()), ("q", Some("d")));
         assert_eq!(workload.unreadable, None);
     }
 

@@ -3,6 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::status::{Condition, ConditionStatus, ConditionType, Phase, RLTrainingJobStatus};
 use rlt_api::{FailureCause, Reason};
+use rlt_objects::queue::Queueing;
 
 use super::super::{ApplyFailure, Decision, JobState, clock};
 
@@ -12,6 +13,13 @@ const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 use ConditionStatus::{False, True, Unknown};
 
 impl Decision {
+    /// Adds to the status that the label of an admitted job names another queue since.
+    #[must_use]
+    pub fn noting_request(mut self, queueing: &Queueing) -> Self {
+        note_request(&mut self.status, queueing);
+        self
+    }
+
     /// Adds the apply failure to the status of the decision.
     ///
     /// The job is not deleted then, so that its status can be read.
@@ -67,6 +75,24 @@ pub(in crate::decide) fn note_refused(
         condition.message = cut(format!(
             "the job continues under the specification that it began with; {consequence}the present one would be \
              refused: {why}"
+        ));
+    }
+}
+
+/// Adds to a true `Admitted` that the job's label names another queue than the one which has admitted it.
+pub(in crate::decide) fn note_request(status: &mut RLTrainingJobStatus, queueing: &Queueing) {
+    let (Some(queue), requested) = (&queueing.queue, &queueing.requested) else { return };
+    if requested.as_ref() == Some(queue) {
+        return;
+    }
+    let named = requested.as_ref().map_or_else(|| "no queue".to_owned(), |other| format!("queue {other}"));
+    let admitted = |condition: &&mut Condition| {
+        condition.type_ == ConditionType::Admitted && condition.reason == Reason::Admitted.name()
+    };
+    if let Some(condition) = status.conditions.iter_mut().find(admitted) {
+        condition.message = cut(format!(
+            "admitted by queue {queue}; the job's label names {named} since, which counts once the job is suspended or \
+             evicted"
         ));
     }
 }
