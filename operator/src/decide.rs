@@ -37,7 +37,7 @@ pub use queue::unused_place;
 use reconcile::Reconcile;
 pub use reconcile::{ReconcileInput, Report};
 pub use restarts::retries_left;
-pub use specification::{Specification, refuse, specification};
+pub use specification::{RefusedJob, Specification, refuse, specification};
 use status::conditions;
 pub use status::events::JobEvent;
 use success::Completion;

@@ -20,7 +20,7 @@ use tracing::Instrument as _;
 
 use crate::apply::{self, Access, ApplyError, ClusterState, StatusWritten};
 use crate::context::Context;
-use crate::decide::{self, Decision, JobEvent, ReconcileInput};
+use crate::decide::{self, Decision, JobEvent, ReconcileInput, RefusedJob};
 use crate::nodes::NodeLabels;
 use crate::observe::{self, Observed};
 use specification::JobSpecification;
@@ -103,7 +103,13 @@ async fn refuse(
     invalid: &Invalid,
 ) -> (Decision, Result<(), ApplyError>) {
     let now = Timestamp::now();
-    let mut decision = decide::refuse(&observed.current.status, job.generation(), invalid, now);
+    let refused = RefusedJob {
+        status: &observed.current.status,
+        generation: job.generation(),
+        is_suspended: job.is_suspended(),
+        has_pods: !observed.workers.is_empty(),
+    };
+    let mut decision = decide::refuse(&refused, invalid, now);
     let queueing = observed.workers.is_empty().then_some(&observed.queueing);
     let Some(change) = queueing.and_then(decide::unused_place) else { return (decision, Ok(())) };
     decision.queue = Some(WorkloadAction::GiveBack(change.clone()));

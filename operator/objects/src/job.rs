@@ -153,6 +153,12 @@ impl Job {
         controller.is_none_or(|controller| controller == labels::CONTROLLER)
     }
 
+    /// Whether the specification suspends the job, as far as it can be parsed.
+    pub fn is_suspended(&self) -> bool {
+        let spec: Value = serde_json::from_str(&self.spec).unwrap_or_default();
+        spec.pointer("/runPolicy/suspend").and_then(Value::as_bool).unwrap_or(false)
+    }
+
     /// Merges the specification over the defaults of its namespace and cluster.
     pub fn merged_spec(&self, namespace: Option<&Defaults>, cluster: Option<&Defaults>) -> MergedSpec {
         let spec = serde_json::from_str(&self.spec).unwrap_or_else(|_| json!({}));

@@ -2,7 +2,8 @@
 //! something else than the one that the job began with.
 
 use k8s_openapi::jiff::Timestamp;
-use rlt_api::status::{AcceptedStatus, RLTrainingJobStatus};
+use rlt_api::Reason;
+use rlt_api::status::{AcceptedStatus, ConditionType, RLTrainingJobStatus};
 use rlt_objects::prepare::Invalid;
 
 use super::{Decision, JobState, conditions};
@@ -53,16 +54,33 @@ pub fn specification(
     }
 }
 
-/// The decision about a job whose specification is refused, and that has none that it began with: no pod is
-/// created or deleted. A job that has ended stays as it ended; of one that has begun, conditions other than
-/// `Stalled` stay as they are.
-pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, now: Timestamp) -> Decision {
-    let mut status = status.clone();
-    status.observed_generation = Some(generation);
+/// A job whose specification is refused, and that has none that it began with.
+#[derive(Clone, Copy, Debug)]
+pub struct RefusedJob<'a> {
+    /// The status as last written.
+    pub status: &'a RLTrainingJobStatus,
+    /// The generation of the specification.
+    pub generation: i64,
+    /// Whether the specification suspends the job.
+    pub is_suspended: bool,
+    /// Whether the job has pods.
+    pub has_pods: bool,
+}
+
+/// The decision about a refused job: no pod is created or deleted. A job that has ended stays as it ended.
+/// One that has begun is `Stalled` and not `Reconciling`; other conditions stay as they are, unless its last
+/// pod is gone since.
+pub fn refuse(job: &RefusedJob<'_>, invalid: &Invalid, now: Timestamp) -> Decision {
+    let mut status = job.status.clone();
+    status.observed_generation = Some(job.generation);
     let has_ended = status.completion_time.is_some();
     let refused = JobState::Invalid(invalid.reason(), invalid.to_string());
     let state = if has_ended { JobState::of_finished(&status) } else { refused };
     if status.attempt.is_some() && !has_ended && !status.conditions.is_empty() {
+        if has_just_paused(job) {
+            let paused = paused(job).unwrap_or_else(|| state.clone());
+            conditions::write(&mut status, &paused, None, now);
+        }
         conditions::hold(&mut status, &state, now);
     } else {
         conditions::write(&mut status, &state, None, now);
@@ -82,6 +100,21 @@ pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, 
     }
 }
 
+/// Whether the last pod of a paused attempt is gone, and the status does not say so yet.
+fn has_just_paused(job: &RefusedJob<'_>) -> bool {
+    let is_paused = job.status.active_since.is_none() && !job.has_pods;
+    is_paused && !job.status.is(ConditionType::Suspended)
+}
+
+/// The state in which a job without pods is paused; `None` if it was resumed.
+fn paused(job: &RefusedJob<'_>) -> Option<JobState> {
+    if job.is_suspended {
+        return Some(JobState::Suspended);
+    }
+    let queue = job.status.queue.as_ref()?;
+    Some(JobState::Queued(Reason::Queued, format!("waits in queue {queue}")))
+}
+
 impl Decision {
     /// Returns the decision with a note in `Stalled` that the present specification is refused, and that the
     /// job continues under the one that it began with. `channel_is_closed` says whether the chart keeps out
@@ -99,8 +132,7 @@ impl Decision {
 
 #[cfg(test)]
 mod tests {
-    use rlt_api::Reason;
-    use rlt_api::status::{Condition, ConditionStatus, ConditionType, Phase};
+    use rlt_api::status::{Condition, ConditionStatus, Phase};
     use serde_json::{Value, json};
 
     use super::*;
@@ -169,7 +201,8 @@ mod tests {
             let prepared = prepared(2, json!({}));
             let ended = status(ended);
             let ended = decide(&input(&prepared, &ended, &[])).status;
-            let refused = refuse(&ended, 2, &invalid(), now());
+            let job = RefusedJob { status: &ended, generation: 2, is_suspended: false, has_pods: false };
+            let refused = refuse(&job, &invalid(), now());
             let of = |status: &RLTrainingJobStatus| {
                 let all = status.conditions.iter();
                 all.map(|one| (one.type_, one.status, one.reason.clone())).collect::<Vec<_>>()
@@ -181,24 +214,53 @@ mod tests {
     }
 
     #[test]
-    fn a_running_job_whose_first_specification_is_lost_changes_only_stalled() {
+    fn a_job_whose_first_specification_is_lost_is_stalled_not_reconciling_and_else_as_it_was() {
         let prepared = prepared(2, json!({}));
         let running = status(json!({"attempt": 1, "activeSince": ACTIVE}));
         let mut running = decide(&input(&prepared, &running, &[])).status;
+        assert!(running.is(ConditionType::Reconciling), "its workers start");
         running.phase = Some(Phase::Running);
         for condition in &mut running.conditions {
             let is_ready = condition.type_ == ConditionType::PodsReady;
             condition.status = if is_ready { ConditionStatus::True } else { condition.status };
         }
-        let refused = refuse(&running, 2, &invalid(), now()).status;
+        let job = RefusedJob { status: &running, generation: 2, is_suspended: false, has_pods: true };
+        let refused = refuse(&job, &invalid(), now()).status;
         for (before, after) in running.conditions.iter().zip(&refused.conditions) {
             let is_same = (before.status, &before.reason) == (after.status, &after.reason);
-            assert_eq!(is_same, before.type_ != ConditionType::Stalled, "{after:?}");
+            let changes = [ConditionType::Stalled, ConditionType::Reconciling].contains(&before.type_);
+            assert_eq!(is_same, !changes, "{after:?}");
             assert_eq!(after.observed_generation, Some(2));
         }
         assert_eq!(refused.phase, Some(Phase::Running));
         let stalled = condition(&refused, ConditionType::Stalled);
         assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::True, "PodNotAllowed"));
+        assert!(!refused.is(ConditionType::Reconciling), "nothing happens any more");
+    }
+
+    #[test]
+    fn a_job_that_is_edited_while_its_workers_stop_and_then_refused_is_suspended_once_they_are_gone() {
+        let mut suspending = prepared(2, json!({}));
+        let policy = rlt_api::spec::RunPolicySpec { suspend: true, ..Default::default() };
+        suspending.job = suspending.job.with_run_policy(policy);
+        let worker = [std::sync::Arc::new(crate::decide::fixtures::worker(0, 1))];
+        let status = decide(&input(&suspending, &status(json!({"attempt": 1})), &worker)).status;
+        assert!(status.is(ConditionType::Reconciling) && !status.is(ConditionType::Suspended));
+        let refused = |status: &RLTrainingJobStatus, is_suspended| {
+            let job = RefusedJob { status, generation: 2, is_suspended, has_pods: false };
+            refuse(&job, &invalid(), now()).status
+        };
+        let suspended = refused(&status, true);
+        assert_eq!(condition(&suspended, ConditionType::Suspended).reason, "Suspended");
+        assert_eq!(suspended.phase, Some(Phase::Suspended));
+        let resumed = refused(&status, false);
+        assert_eq!(condition(&resumed, ConditionType::Suspended).reason, "NotSuspended");
+        let queued = refused(&RLTrainingJobStatus { queue: Some("team".into()), ..status.clone() }, false);
+        assert_eq!(condition(&queued, ConditionType::Suspended).reason, "Queued");
+        for status in [suspended, resumed, queued] {
+            assert!(!status.is(ConditionType::Reconciling) && status.is(ConditionType::Stalled));
+            assert_eq!(refused(&status, true).conditions.len(), status.conditions.len());
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use rlt_objects::job::Job;
 use rlt_objects::prepare::Prepared;
 use rlt_objects::queue::{NO_QUEUE, Queueing};
 use rlt_objects::worker::{Exit, Worker, WorkerPhase};
-use rlt_operator::decide::{self, ApplyFailure, Decision, ReconcileInput, Report};
+use rlt_operator::decide::{self, ApplyFailure, Decision, ReconcileInput, RefusedJob, Report};
 use rlt_operator::nodes::NodeStates;
 use serde_json::{Value, json};
 
@@ -124,7 +124,9 @@ fn states() -> Vec<(&'static str, &'static str, RLTrainingJobStatus)> {
     let succeeded = Some(worker(WorkerPhase::Succeeded, 1, Some(0)));
     let unfinished = Life::running().then(succeeded, None).decide(&[], None).failed(quota, now());
     let invalid = rlt_objects::prepare::Invalid::Problems(vec!["spec.model: is missing".into()]);
-    let invalid = decide::refuse(&RLTrainingJobStatus::default(), 1, &invalid, now());
+    let new = RLTrainingJobStatus::default();
+    let job = RefusedJob { status: &new, generation: 1, is_suspended: false, has_pods: false };
+    let invalid = decide::refuse(&job, &invalid, now());
     let suspend = json!({"suspend": true});
     vec![
         ("starting", "InProgress", Life::begin(json!({})).then(None, None).status),

@@ -77,7 +77,8 @@ impl Prepared {
         let began = match present.map(|present| present.job.spec()) {
             Some(spec) => began.with_workers(spec.workers.clone()).with_run_policy(spec.run_policy.clone()),
             None => {
-                let run_policy = RunPolicySpec { suspend: suspends(job), ..began.spec().run_policy.clone() };
+                let run_policy =
+                    RunPolicySpec { suspend: job.is_suspended(), ..began.spec().run_policy.clone() };
                 began.with_run_policy(run_policy)
             }
         };
@@ -149,11 +150,6 @@ fn began_as_it_is(job: &Job, manifest: &str) -> Option<ValidatedJob> {
     let own = Job { spec: spec.to_string(), ..job.clone() };
     let own = rlt_api::read_accepted(&own.manifest()).ok()?;
     (training_of(&own) == training_of(&began)).then_some(began)
-}
-
-fn suspends(job: &Job) -> bool {
-    let spec: Value = serde_json::from_str(&job.spec).unwrap_or_default();
-    spec.pointer("/runPolicy/suspend").and_then(Value::as_bool).unwrap_or(false)
 }
 
 #[cfg(test)]

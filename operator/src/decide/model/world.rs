@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::events::{ActiveAndSuspended, IN_PLACE, IsFound, NUM_WORKERS, PLAIN, WITH_RULES};
 use crate::decide::fixtures::{input, worker};
 use crate::decide::{
-    Decision, Deletion, ReconcileInput, Report, Specification, decide, refuse, specification,
+    Decision, Deletion, ReconcileInput, RefusedJob, Report, Specification, decide, refuse, specification,
 };
 use crate::nodes::{NodeState, NodeStates};
 
@@ -68,7 +68,13 @@ impl World {
     pub(super) fn decide(&self) -> Decision {
         let invalid = Invalid::NotAllowed(vec!["hostNetwork".into()]);
         if self.is_held() {
-            let decision = refuse(&self.status, self.generation, &invalid, self.now);
+            let job = RefusedJob {
+                status: &self.status,
+                generation: self.generation,
+                is_suspended: self.prepared.job.spec().run_policy.suspend,
+                has_pods: !self.pods.is_empty(),
+            };
+            let decision = refuse(&job, &invalid, self.now);
             self.check_held(&decision);
             return decision;
         }
@@ -95,20 +101,28 @@ impl World {
         }
     }
 
-    /// A job that is held changes nothing; once it has begun, its status says that it is stalled and no more,
-    /// and once it has ended not even that.
+    /// A job that is held changes nothing; once it has begun, its status says that it is stalled and that
+    /// nothing is done, and no more unless its last pod is gone, and once it has ended not even that.
     fn check_held(&self, decision: &Decision) {
         assert!(decision.delete.is_empty() && decision.start.is_empty() && !decision.delete_job);
         if self.status.conditions.is_empty() || self.status.attempt.is_none() {
             return;
         }
-        let may_change = |type_| type_ == ConditionType::Stalled && self.has_ended.is_none();
+        let has_ended = self.has_ended.is_some();
+        let is_paused = self.status.active_since.is_none() && self.pods.is_empty() && !has_ended;
+        let may_change = |type_| match type_ {
+            ConditionType::Stalled | ConditionType::Reconciling => !has_ended,
+            ConditionType::Suspended | ConditionType::Admitted | ConditionType::PodsReady => is_paused,
+            _ => false,
+        };
         for (before, after) in self.status.conditions.iter().zip(&decision.status.conditions) {
             let is_same = (before.status, &before.reason) == (after.status, &after.reason);
             let is_clean_up = before.type_ == ConditionType::Reconciling && self.has_ended.is_some();
             assert!(is_same || is_clean_up || may_change(before.type_), "{before:?} became {after:?}");
         }
-        assert_eq!(decision.status.phase, self.status.phase);
+        assert!(is_paused || decision.status.phase == self.status.phase);
+        let is_reconciling = decision.status.is(ConditionType::Reconciling);
+        assert!(has_ended || !is_reconciling, "nothing is done: {decision:#?}");
     }
 
     /// Applies a decision until the operator dies, after `num_calls` calls. Returns how many it made.

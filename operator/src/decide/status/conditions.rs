@@ -43,19 +43,21 @@ pub(in crate::decide) fn write(
     status.phase = Some(Phase::of(&status.conditions));
 }
 
-/// Sets `Stalled`, which says that the job's specification is refused, and keeps every other condition.
+/// Sets `Stalled`, which says that the job's specification is refused, and `Reconciling`, because nothing is
+/// done until it is corrected, and keeps every other condition.
 pub(in crate::decide) fn hold(status: &mut RLTrainingJobStatus, state: &JobState, now: Timestamp) {
     let generation = status.observed_generation;
-    let (holds, reason, message) = stalled(state, status);
+    let entries = [ConditionType::Stalled, ConditionType::Reconciling]
+        .map(|type_| (type_, entry_of(type_, state, status)));
     for condition in &mut status.conditions {
         condition.observed_generation = generation;
-        if condition.type_ == ConditionType::Stalled {
-            if condition.status != holds {
-                condition.last_transition_time = clock::rfc3339(now);
-            }
-            (condition.status, condition.reason) = (holds, reason.name());
-            condition.message = cut(message.clone());
+        let entry = entries.iter().find(|(type_, _)| *type_ == condition.type_);
+        let Some((_, (holds, reason, message))) = entry else { continue };
+        if condition.status != *holds {
+            condition.last_transition_time = clock::rfc3339(now);
         }
+        (condition.status, condition.reason) = (*holds, reason.name());
+        condition.message = cut(message.clone());
     }
     status.phase = Some(Phase::of(&status.conditions));
 }
