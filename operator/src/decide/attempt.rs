@@ -34,9 +34,25 @@ pub(super) fn run(mut reconcile: Reconcile<'_>) -> Decision {
     let delay = || claim::wait(&reconcile).or_else(|| deadlines::start_delay(&reconcile));
     let state = deletion::stuck(&reconcile).or_else(delay).unwrap_or(state);
     let requeue_after = deadlines::next(&reconcile);
+    let is_rewritten = is_rewritten(&reconcile);
     // The ConfigMap gets this specification before the status is written.
     reconcile.status.accepted = Some(reconcile.input.prepared.accepted.clone());
+    if is_rewritten {
+        reconcile.start.clear();
+        return reconcile.write_first(state);
+    }
     let mut decision = reconcile.decide(state, requeue_after);
     decision.needs_children = true;
     decision
+}
+
+/// Whether this release writes the training that the job began with in another form than the release that
+/// recorded it. The status then gets the new record before the ConfigMap gets the new form, in which the
+/// training could not be told by the old record.
+fn is_rewritten(reconcile: &Reconcile<'_>) -> bool {
+    let accepted = &reconcile.input.prepared.accepted;
+    let recorded = reconcile.input.status.accepted.as_ref();
+    recorded.is_some_and(|recorded| {
+        recorded.spec_digest == accepted.spec_digest && recorded.training_digest != accepted.training_digest
+    })
 }

@@ -8,6 +8,7 @@ mod events;
 mod last_report;
 mod outdated;
 mod specification;
+mod upgrade;
 
 use std::sync::{Mutex, PoisonError};
 

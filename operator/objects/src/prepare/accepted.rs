@@ -47,10 +47,10 @@ fn training_of(job: &ValidatedJob) -> ResolvedSpec {
 impl Prepared {
     /// Prepares the job under the specification that it began with, from the manifest in its ConfigMap;
     /// `None` where that is another one or cannot be read. Users can write ConfigMaps: a manifest is used
-    /// only if its digest is the `recorded` one of the job's status, and where only its training counts, if
-    /// the training has the recorded digest. A job that an earlier release began has no record: its manifest
-    /// is used if it would be accepted as a new one, or if only the training breaks rules and is that of the
-    /// job itself, which the API server has accepted.
+    /// only if its digest is the `recorded` one of the job's status, as it is or as this release writes it,
+    /// and where only its training counts, if the training has the recorded digest. A job that an earlier
+    /// release began has no record: its manifest is used if it would be accepted as a new one, or if only the
+    /// training breaks rules and is that of the job itself, which the API server has accepted.
     ///
     /// `spec.runPolicy.suspend` is that of the present specification. Where the present specification is
     /// valid, so are `spec.workers` and `spec.runPolicy`.
@@ -62,13 +62,14 @@ impl Prepared {
         pods: &PodSettings,
     ) -> Option<Self> {
         let began = match recorded {
-            Some(recorded) if digest([manifest]) == recorded.manifest_digest => {
+            Some(recorded) => {
                 // After a rollback a later release has written it.
                 let read = rlt_api::read_accepted(manifest);
-                read.or_else(|_| rlt_api::read_known_fields(manifest)).ok()?
+                let read = read.or_else(|_| rlt_api::read_known_fields(manifest)).ok()?;
+                let is_recorded = is_recorded(manifest, &read, recorded)
+                    || present.is_some() && has_recorded_training(&read, recorded);
+                is_recorded.then_some(read)?
             }
-            Some(recorded) if present.is_some() => with_recorded_training(manifest, recorded)?,
-            Some(_) => return None,
             None => unrecorded(job, manifest, pods)?,
         };
         if (began.name(), began.metadata().namespace.as_deref()) != (job.name(), Some(job.namespace())) {
@@ -114,11 +115,17 @@ impl Prepared {
     }
 }
 
-/// Reads a manifest with the training of the record. It has other workers or another run policy where an
+/// Whether a manifest is the recorded one. It has the form of another release where this release has recorded
+/// it in its own form, and ended before it wrote the ConfigMap.
+fn is_recorded(manifest: &str, read: &ValidatedJob, recorded: &AcceptedStatus) -> bool {
+    let is_it = |text: &str| digest([text]) == recorded.manifest_digest;
+    is_it(manifest) || read.to_yaml().is_ok_and(|text| is_it(&text))
+}
+
+/// Whether a manifest has the training of the record. It has other workers or another run policy where an
 /// operator has ended between its writes of the ConfigMap and of the status, or could not make the first.
-fn with_recorded_training(manifest: &str, recorded: &AcceptedStatus) -> Option<ValidatedJob> {
-    let read = rlt_api::read_accepted(manifest).ok()?;
-    (training_digest(&read) == recorded.training_digest).then_some(read)
+fn has_recorded_training(read: &ValidatedJob, recorded: &AcceptedStatus) -> bool {
+    training_digest(read) == recorded.training_digest
 }
 
 /// Reads the manifest of a job without a record; `None` if it breaks rules of pods, is not allowed, or breaks
@@ -321,7 +328,20 @@ mod tests {
         let recorded = AcceptedStatus { manifest_digest: digest_of_later, ..began.accepted.clone() };
         let read = began_with(&job(&json!({})), &text, Some(&recorded)).unwrap();
         assert_eq!(read.job.spec().training, began.job.spec().training);
-        assert!(began_with(&job(&json!({})), &text, Some(&began.accepted)).is_none(), "by its record alone");
+        later["spec"]["training"]["steps"] = json!(8);
+        let forged = later.to_string();
+        assert!(began_with(&job(&json!({})), &forged, Some(&recorded)).is_none(), "by its record alone");
+    }
+
+    #[test]
+    fn a_manifest_in_the_form_of_another_release_counts_if_it_is_the_recorded_one_as_this_release_writes_it()
+    {
+        let began = Prepared::new(&with(job(&json!({})), "training", json!({"steps": 7}))).unwrap();
+        let text = format!("# written by an earlier release\n{}", manifest(&began));
+        let read = began_with(&job(&json!({})), &text, Some(&began.accepted)).unwrap();
+        assert_eq!(read.job.spec(), began.job.spec());
+        let forged = text.replace("numLayers: 2", "numLayers: 3");
+        assert!(began_with(&job(&json!({})), &forged, Some(&began.accepted)).is_none());
     }
 
     #[test]
