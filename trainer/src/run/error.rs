@@ -34,7 +34,7 @@ pub enum TrainError {
     WriteManifest(#[from] serde_saphyr::SerializeError),
     #[error("failed to {act} `{path}`")]
     Io { act: &'static str, path: String, source: std::io::Error },
-    #[error("failed to lock the run folder")]
+    #[error(transparent)]
     RunFolder(#[from] RunFolderError),
     #[error("failed to prepare the model")]
     Model(#[from] ModelError),

@@ -38,10 +38,11 @@ fn another_manifest_in_the_same_folder_is_refused_and_the_difference_named() {
     place.train(&tiny()).expect(0, &[]);
     let before = fs::read(place.run("metrics.jsonl")).unwrap();
     let other = tiny_with(json!({ "training": { "optimizer": { "learningRate": 0.02 } } }));
-    place.train(&other).expect(
+    let refused = place.train(&other).expect(
         78,
         &["different manifest", "spec.training.optimizer.learningRate: ", "0.02 here", "--overwrite"],
     );
+    assert!(!refused.stderr.contains("lock"), "nothing else is wrong: {}", refused.stderr);
     assert_eq!(fs::read(place.run("metrics.jsonl")).unwrap(), before);
 }
 

@@ -52,7 +52,7 @@ fn an_error_ends_with_its_code_and_all_of_its_causes() {
     let ending = ending(Err((error.exit_code(), error_chain(&error))));
     assert_eq!((ending.outcome(), ending.exit_code), (Outcome::Failed, 75));
     assert!(
-        ending.message.contains("the run folder") && ending.message.ends_with("the disk is gone"),
+        ending.message.contains("failed to write `runs/a`") && ending.message.ends_with("the disk is gone"),
         "{ending:?}"
     );
 }
