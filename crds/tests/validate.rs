@@ -134,6 +134,12 @@ fn a_manifest_may_have_as_many_comments_as_people_write() {
     assert!(validate(&arithmetic_with("spec:\n", &format!("{comments}spec:\n{comments}"))).is_ok());
 }
 
+/// Tools that join manifests end each by a line that begins another document.
+#[test]
+fn a_manifest_may_end_with_the_beginning_of_another_document() {
+    assert!(validate(&format!("---\n{}---\n", arithmetic_with("spec:\n", "spec:\n"))).is_ok());
+}
+
 #[test]
 fn each_type_of_value_is_distinguished() {
     for wrong in ["[1]", "{a: 1}", "true", "text", "1.5", "", "-1", "99999999999999999999"] {

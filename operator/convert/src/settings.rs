@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+use rlt_api::read_yaml;
 use serde_json::{Map, Value};
 
 /// A setting that cannot be read.
@@ -276,11 +277,6 @@ pub(crate) fn is_true(value: &Value) -> bool {
     }
 }
 
-/// Reads YAML with any number of comments: by default serde_saphyr rejects more than 32 lines in one place.
-fn read_yaml(text: &str) -> Result<Value, serde_saphyr::Error> {
-    serde_saphyr::from_str_with_options(text, serde_saphyr::options! { emit_comments: false })
-}
-
 /// Formats a value as on a command line.
 pub(crate) fn text_of(value: &Value) -> String {
     match value {
@@ -385,6 +381,16 @@ mod tests {
         ];
         assert_eq!(all, read);
         assert_eq!(settings.get("f"), None);
+    }
+
+    #[test]
+    fn a_settings_file_may_have_documents_without_content() {
+        for text in ["beta: 0.3\n---\n", "---\n# none\n---\nbeta: 0.3\n"] {
+            let mut settings = Settings::default();
+            settings.add_yaml(text).unwrap();
+            assert_eq!(settings.number("beta"), Some(0.3), "{text:?}");
+        }
+        assert!(Settings::default().add_yaml("beta: 0.3\n---\nbeta: 0.4\n").is_err());
     }
 
     #[test]
