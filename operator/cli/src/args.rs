@@ -3,6 +3,7 @@
 mod cluster;
 mod convert;
 mod export;
+mod manifest;
 mod track;
 
 use std::io::Stdout;
@@ -15,16 +16,17 @@ use rlt_terminal::Output;
 pub(crate) use cluster::{ClusterArgs, EventsArgs, InstallationArgs, LogsArgs, StatusArgs, WhyArgs};
 pub(crate) use convert::{ConvertArgs, SourceProject};
 pub(crate) use export::ExportArgs;
+pub(crate) use manifest::{ManifestArgs, ManifestsArgs};
 pub(crate) use track::TrackArgs;
 
 const EXAMPLES: &str = "\
 Examples:
   rlctl run examples/quickstart/job.yaml  train here, into runs/quickstart
-  rlctl validate -f job.yaml              list everything that is wrong
-  rlctl data -f job.yaml                  show ten rows as training sees them
-  rlctl plan -f job.yaml                  show batches, workers and memory
-  rlctl plan -f job.yaml --model-config config.json -o json
-  rlctl plan -f job.yaml -o yaml          print the objects of the operator
+  rlctl validate job.yaml                 list everything that is wrong
+  rlctl data job.yaml                     show ten rows as training sees them
+  rlctl plan job.yaml                     show batches, workers and memory
+  rlctl plan job.yaml --model-config config.json -o json
+  rlctl plan job.yaml -o yaml             print the objects of the operator
   rlctl convert run_grpo.sh -o job.yaml   convert a script of verl or TRL
   rlctl export quickstart --step best     write the best checkpoint of a run
   rlctl track quickstart --to mlflow=http://localhost:5000
@@ -82,9 +84,8 @@ The trainer is the rlt-trainer in rlctl's folder, or the first one on PATH. It
 takes over the terminal, and its exit code is rlctl's. An interrupt (Ctrl-C)
 saves a checkpoint; the same command continues from it.")]
 pub(crate) struct RunArgs {
-    /// Manifest of the job; - for standard input.
-    #[arg(value_name = "MANIFEST")]
-    pub(crate) manifest: PathBuf,
+    #[command(flatten)]
+    pub(crate) manifest: ManifestArgs,
     /// Run folder; by default runs/ and the job's name.
     #[arg(long, short = 'd', value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
@@ -127,9 +128,8 @@ shown.
 Two things are known on a cluster alone: the job's UID, and the authority behind
 the operator's certificate. Without --server both are left empty.")]
 pub(crate) struct PlanArgs {
-    /// Manifest of the job; - for standard input.
-    #[arg(long = "file", short, value_name = "MANIFEST")]
-    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) manifest: ManifestArgs,
     /// config.json of the model, if the manifest names a hub or a folder that is not on this machine.
     #[arg(long, value_name = "FILE")]
     pub(crate) model_config: Option<PathBuf>,
@@ -171,9 +171,8 @@ is left out, cut or cannot be judged is shown with the reason. Files and model
 must be here; a model of the hub is fetched. Ends with 78 where the training
 would end at one of the rows.")]
 pub(crate) struct DataArgs {
-    /// Manifest of the job; - for standard input.
-    #[arg(long = "file", short, value_name = "MANIFEST")]
-    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) manifest: ManifestArgs,
     /// Number of rows to show, from the first: 1 to 100000.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) rows: u32,
@@ -188,9 +187,8 @@ pub(crate) struct DataArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Ends with 2 when there is a problem.")]
 pub(crate) struct ValidateArgs {
-    /// Manifests to validate; - for standard input.
-    #[arg(long = "file", short, value_name = "MANIFEST", required = true, num_args = 1..)]
-    pub(crate) files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) manifests: ManifestsArgs,
     /// Format of the result.
     #[arg(long, short, value_enum, default_value_t = Format::Text)]
     pub(crate) output: Format,

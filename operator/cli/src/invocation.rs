@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use clap::{Command, CommandFactory as _};
+use clap::{Arg, Command, CommandFactory as _, ValueHint};
 
 use crate::args::Args;
 
@@ -19,6 +19,8 @@ pub(crate) enum Invocation {
     Completer,
 }
 
+/// Last line of kubectl's completions, which leaves the completion of file names to the shell.
+const FILES: &str = ":0";
 /// Last line of kubectl's completions, which disables the completion of file names.
 const NO_FILES: &str = ":4";
 
@@ -59,9 +61,25 @@ pub(crate) fn completions(words: &[String]) -> String {
     let mut text: String = lines
         .map(|(name, about)| format!("{name}\t{}\n", about.map(ToString::to_string).unwrap_or_default()))
         .collect();
-    text.push_str(NO_FILES);
+    text.push_str(if takes_file(command, before.last(), last) { FILES } else { NO_FILES });
     text.push('\n');
     text
+}
+
+/// Whether the next word of a command line may be a path: that of an argument without a flag, or the value of
+/// the flag before it.
+fn takes_file(command: &Command, before: Option<&String>, last: &str) -> bool {
+    let is_path =
+        |argument: &Arg| matches!(argument.get_value_hint(), ValueHint::AnyPath | ValueHint::FilePath);
+    let is_named = |argument: &&Arg| {
+        let long = argument.get_long().map(|long| format!("--{long}"));
+        let short = argument.get_short().map(|short| format!("-{short}"));
+        before.is_some_and(|before| [long, short].iter().flatten().any(|flag| flag == before))
+    };
+    match command.get_arguments().find(is_named) {
+        Some(flag) if flag.get_action().takes_values() => is_path(flag),
+        _ => !last.starts_with('-') && command.get_positionals().any(is_path),
+    }
 }
 
 #[cfg(test)]
@@ -91,5 +109,10 @@ mod tests {
         let options = completed(&["logs", "quickstart", "--f"]);
         assert!(options.starts_with("--follow\tFollow the log"), "{options}");
         assert_eq!(completed(&["why", ""]), ":4\n");
+        for words in [&["plan", "jo"][..], &["validate", "-f", ""], &["plan", "a.yaml", "--model-config", ""]]
+        {
+            assert_eq!(completed(words), ":0\n", "the shell completes files: {words:?}");
+        }
+        assert_eq!(completed(&["plan", "--gpu", ""]), ":4\n");
     }
 }

@@ -26,7 +26,7 @@ use crate::{document, manifest};
 use measured_run::MeasuredRun;
 
 pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
-    let (job, manifest) = match manifest::load_with_text(&args.file) {
+    let (job, manifest) = match manifest::load_with_text(args.manifest.path()) {
         Ok(loaded) => loaded,
         Err(error) => return manifest::report(error),
     };

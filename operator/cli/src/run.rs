@@ -19,7 +19,8 @@ use crate::manifest;
 const TRAINER: &str = "rlt-trainer";
 
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
-    let (job, text) = match manifest::load_with_text(&args.manifest) {
+    let path = args.manifest.path();
+    let (job, text) = match manifest::load_with_text(path) {
         Ok(loaded) => loaded,
         Err(error) => return manifest::report(error),
     };
@@ -27,8 +28,8 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let trainer = find_trainer(args.trainer.as_deref())?;
     let output = args.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()));
     let mut command = Command::new(&trainer);
-    command.arg("launch").arg("--manifest").arg(&args.manifest).arg("--output").arg(output);
-    if args.manifest == Path::new(manifest::STANDARD_INPUT) {
+    command.arg("launch").arg("--manifest").arg(path).arg("--output").arg(output);
+    if path == Path::new(manifest::STANDARD_INPUT) {
         command.stdin(readable(&text).context("hand the manifest from standard input on to the trainer")?);
     }
     if args.overwrite {
@@ -46,14 +47,15 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
 
 /// Replaces this process with the trainer's `data` command.
 pub(crate) fn show_data(args: &DataArgs) -> anyhow::Result<ExitCode> {
-    let text = match manifest::load_with_text(&args.file) {
+    let path = args.manifest.path();
+    let text = match manifest::load_with_text(path) {
         Ok((_, text)) => text,
         Err(error) => return manifest::report(error),
     };
     let trainer = find_trainer(args.trainer.as_deref())?;
     let mut command = Command::new(&trainer);
-    command.arg("data").arg("--manifest").arg(&args.file).args(["--rows", &args.rows.to_string()]);
-    if args.file == Path::new(manifest::STANDARD_INPUT) {
+    command.arg("data").arg("--manifest").arg(path).args(["--rows", &args.rows.to_string()]);
+    if path == Path::new(manifest::STANDARD_INPUT) {
         command.stdin(readable(&text).context("hand the manifest from standard input on to the trainer")?);
     }
     if args.held_out {

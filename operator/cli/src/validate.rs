@@ -40,7 +40,7 @@ impl<'a> FileReport<'a> {
 }
 
 pub(crate) fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
-    let reports: Vec<_> = args.files.iter().map(|file| FileReport::about(file)).collect();
+    let reports: Vec<_> = args.manifests.paths().map(FileReport::about).collect();
     let mut out = args.output.output();
     match args.output {
         Format::Json => {

@@ -117,7 +117,7 @@ fn invalid(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Expla
         // Another version of the rules finds nothing wrong with it.
         _ => vec![stalled.message.clone()],
     };
-    let correct = "correct these fields; `rlctl validate -f FILE` checks a manifest before it is applied";
+    let correct = "correct these fields; `rlctl validate FILE` checks a manifest before it is applied";
     Some(Explanation::new(format!("{held}: its specification breaks rules")).because(fields).so(correct))
 }
 

@@ -10,7 +10,7 @@ use crate::{ARITHMETIC, rlctl, stderr, stdout};
 
 #[test]
 fn a_missing_manifest_is_named() {
-    let output = rlctl(&["plan", "-f", "/nowhere/job.yaml"]);
+    let output = rlctl(&["plan", "/nowhere/job.yaml"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
         stderr(&output).starts_with("read manifest /nowhere/job.yaml: No such file"),
@@ -21,7 +21,7 @@ fn a_missing_manifest_is_named() {
 
 #[test]
 fn the_plan_is_one_page() {
-    let output = rlctl(&["plan", "-f", ARITHMETIC]);
+    let output = rlctl(&["plan", ARITHMETIC]);
     assert_eq!(output.status.code(), Some(0));
     insta::assert_snapshot!(stdout(&output));
 }
@@ -36,7 +36,7 @@ fn the_plan_shows_the_rollout_tp_degree_and_traffic_between_workers() {
         include_str!("../../../../crds/tests/fixtures/arithmetic.yaml").to_owned() + workers,
     )
     .unwrap();
-    let plan = stdout(&rlctl(&["plan", "-f", manifest.to_str().unwrap()]));
+    let plan = stdout(&rlctl(&["plan", manifest.to_str().unwrap()]));
     assert!(plan.contains("dp_replicate 2 x dp_shard 1 x sp 2, rollout tp 4"), "{plan}");
     assert!(plan.contains("2 x 2 ranks, Cpu"), "{plan}");
     assert!(plan.contains("mesh.rolloutTp 4 exchanges between workers"), "{plan}");
@@ -52,7 +52,7 @@ fn the_plan_says_what_follows_from_failures() {
                  {action: Ignore, avoidNode: true, onCauses: [Signalled], onReasons: [Error]}]}}\n";
     fs::write(&manifest, include_str!("../../../../crds/tests/fixtures/arithmetic.yaml").to_owned() + rules)
         .unwrap();
-    let plan = stdout(&rlctl(&["plan", "-f", manifest.to_str().unwrap()]));
+    let plan = stdout(&rlctl(&["plan", manifest.to_str().unwrap()]));
     let says = |name: &str, words: &str| {
         plan.lines().any(|line| line.trim_start().starts_with(name) && line.ends_with(words))
     };
@@ -64,7 +64,7 @@ fn the_plan_says_what_follows_from_failures() {
 
 #[test]
 fn the_plan_for_programs_holds_the_resolved_specification() {
-    let output = rlctl(&["plan", "-f", ARITHMETIC, "-o", "json"]);
+    let output = rlctl(&["plan", ARITHMETIC, "-o", "json"]);
     let plan: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(plan["batch"]["promptsPerStep"], plan["spec"]["training"]["promptsPerStep"]);
     assert_eq!(plan["spec"]["algorithm"]["loss"]["policy"], "Vanilla");
@@ -73,11 +73,10 @@ fn the_plan_for_programs_holds_the_resolved_specification() {
 
 #[test]
 fn the_objects_for_kubectl_are_those_that_the_plan_names() {
-    let yaml = stdout(&rlctl(&["plan", "-f", ARITHMETIC, "-o", "yaml"]));
+    let yaml = stdout(&rlctl(&["plan", ARITHMETIC, "-o", "yaml"]));
     let kinds: Vec<_> = yaml.lines().filter_map(|line| line.strip_prefix("kind: ")).collect();
     assert_eq!(kinds, ["ServiceAccount", "ConfigMap", "NetworkPolicy", "Pod"]);
-    let plan: Value =
-        serde_json::from_str(&stdout(&rlctl(&["plan", "-f", ARITHMETIC, "-o", "json"]))).unwrap();
+    let plan: Value = serde_json::from_str(&stdout(&rlctl(&["plan", ARITHMETIC, "-o", "json"]))).unwrap();
     let named: Vec<_> =
         plan["objects"].as_array().unwrap().iter().map(|object| object["kind"].as_str().unwrap()).collect();
     assert_eq!(named, kinds);
@@ -95,9 +94,9 @@ fn a_model_elsewhere_is_planned_from_its_configuration() {
         "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
         "tie_word_embeddings": true}"#;
     fs::write(&config, shape).unwrap();
-    let without = rlctl(&["plan", "-f", manifest.to_str().unwrap()]);
+    let without = rlctl(&["plan", manifest.to_str().unwrap()]);
     assert!(stdout(&without).contains("--model-config"));
-    let with = rlctl(&["plan", "-f", manifest.to_str().unwrap(), "--model-config", config.to_str().unwrap()]);
+    let with = rlctl(&["plan", manifest.to_str().unwrap(), "--model-config", config.to_str().unwrap()]);
     assert!(stdout(&with).contains("134515008 (134515008 trained)"), "{}", stdout(&with));
 }
 
@@ -128,7 +127,7 @@ fn a_classifier_is_planned_as_the_model_of_a_job_that_trains_one_and_as_a_reward
              model: {{path: \"{model}\"}}\n  data: {{train: [a.jsonl]}}\n  algorithm: {{kind: {algorithm}}}\n{rewards}"
         );
         fs::write(&manifest, job).unwrap();
-        rlctl(&["plan", "-f", manifest.to_str().unwrap()])
+        rlctl(&["plan", manifest.to_str().unwrap()])
     };
     let (whole, by_steps) = ("LlamaForSequenceClassification", "LlamaForTokenClassification");
     for (class, algorithm, count) in [
