@@ -50,7 +50,7 @@ pub struct Remedy {
 type Change = fn(&ResolvedSpec, &ModelConfig) -> Vec<(String, ResolvedSpec)>;
 
 /// Changes in the order of their cost: more passes, recomputation, fewer concurrent sequences, copies to the
-/// host, more workers.
+/// host, more ranks.
 const CHANGES: [Change; 7] = [
     fewer_tokens,
     checkpointing,
@@ -98,22 +98,58 @@ fn remedies(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, availabl
     if alone.is_empty() { together(spec, policy, models, available).into_iter().collect() } else { alone }
 }
 
-/// Combines the changes: each at the value that helps most, as long as it helps.
+/// A change of a combination: its index in [`CHANGES`], and that of the value that it takes.
+#[derive(Clone, Copy)]
+struct Choice {
+    change: usize,
+    value: usize,
+}
+
+/// Returns the fields and the specification of a combination; `None` if one of its values is not legal.
+fn combined(
+    spec: &ResolvedSpec,
+    policy: &ModelConfig,
+    choices: &[Choice],
+) -> Option<(Vec<String>, ResolvedSpec)> {
+    choices.iter().try_fold((Vec::new(), spec.clone()), |(mut fields, spec), choice| {
+        let (field, spec) = CHANGES.get(choice.change)?(&spec, policy).into_iter().nth(choice.value)?;
+        fields.push(field);
+        Some((fields, spec))
+    })
+}
+
+/// Combines the changes: each at the value that helps most, as long as it helps. Then each, the costliest one
+/// first, is left out or takes its first value with which the combination still suffices.
 fn together(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, available: u64) -> Option<Remedy> {
-    let (mut spec, mut fields) = (spec.clone(), Vec::new());
-    for change in &CHANGES {
-        for (field, changed) in change(&spec, policy).into_iter().rev().take(1) {
-            if needed(&changed, policy, models, available) < needed(&spec, policy, models, available) {
-                fields.push(field);
-                spec = changed;
-            }
-        }
-        let needed_bytes = needed(&spec, policy, models, available);
-        if needed_bytes <= available {
-            return Some(Remedy { fields, needed_bytes });
+    let remedy = |choices: &[Choice]| {
+        let (fields, spec) = combined(spec, policy, choices)?;
+        Some(Remedy { fields, needed_bytes: needed(&spec, policy, models, available) })
+    };
+    let suffices = |choices: &Vec<Choice>| remedy(choices).is_some_and(|all| all.needed_bytes <= available);
+    let mut choices = Vec::new();
+    for (change, values) in CHANGES.iter().enumerate() {
+        let (_, spec) = combined(spec, policy, &choices)?;
+        let last = values(&spec, policy).len().checked_sub(1).map(|value| Choice { change, value });
+        let more: Vec<Choice> = choices.iter().copied().chain(last).collect();
+        if remedy(&more)?.needed_bytes < remedy(&choices)?.needed_bytes {
+            choices = more;
         }
     }
-    None
+    if !suffices(&choices) {
+        return None;
+    }
+    for index in (0..choices.len()).rev() {
+        let without = [&choices[..index], &choices[index + 1..]].concat();
+        let smaller = (0..choices[index].value).map(|value| {
+            let mut choices = choices.clone();
+            choices[index].value = value;
+            choices
+        });
+        if let Some(fewer) = std::iter::once(without).chain(smaller).find(suffices) {
+            choices = fewer;
+        }
+    }
+    remedy(&choices)
 }
 
 fn changed(
@@ -187,27 +223,45 @@ fn suits(spec: &ResolvedSpec, model: &ModelConfig) -> bool {
     model_check::check_model(spec, model, device).is_ok()
 }
 
-/// Raises the FSDP degree: first over the existing ranks, then with more workers.
+/// Ranks of a worker up to which more of them are proposed before more workers: usual nodes have eight GPUs.
+const RANKS_OF_FULL_WORKER: u32 = 8;
+/// Most ranks of a job.
+const MAX_RANKS: u32 = 1024;
+
+/// Returns the specification with workers whose ranks form groups of `group` ranks: first with more ranks in
+/// each worker, then with more workers; `None` if a job has not as many ranks.
+fn with_ranks(spec: &ResolvedSpec, group: u32) -> Option<ResolvedSpec> {
+    let workers = &spec.workers;
+    let full = workers.ranks_per_worker.max(RANKS_OF_FULL_WORKER);
+    let of_each = (workers.ranks_per_worker..=full).map(|ranks| (workers.count, ranks));
+    let of_more = (workers.count..=MAX_RANKS).map(|count| (count, full));
+    let is_divided = |&(count, ranks): &(u32, u32)| (count * ranks).is_multiple_of(group);
+    let (count, ranks) =
+        of_each.chain(of_more).find(is_divided).filter(|(count, ranks)| count * ranks <= MAX_RANKS)?;
+    let mut spec = spec.clone();
+    (spec.workers.count, spec.workers.ranks_per_worker) = (count, ranks);
+    Some(spec)
+}
+
+/// Raises the FSDP degree: first over the existing ranks, then with more ranks in a worker, then with more
+/// workers.
 fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
     let (workers, mesh) = (&spec.workers, &spec.workers.mesh);
-    let degrees = std::iter::successors(Some(mesh.dp_shard), |degree| degree.checked_mul(2));
+    let degrees = std::iter::successors(Some(mesh.dp_shard), |degree| degree.checked_mul(2)).skip(1);
     let with = |degree: u32| {
-        let ranks = degree * mesh.sp * mesh.tp;
-        let count = workers.count.max(ranks.div_ceil(workers.ranks_per_worker));
-        let more =
-            if count == workers.count { String::new() } else { format!(" with workers.count: {count}") };
-        let field = format!("workers.mesh.dpShard: {degree}{more}");
-        let change = |spec: &mut ResolvedSpec| {
-            spec.workers.mesh.dp_shard = degree;
-            spec.workers.count = count;
-        };
-        changed(spec, field, change)
+        let mut spec = with_ranks(spec, degree.checked_mul(mesh.sp * mesh.tp)?)?;
+        spec.workers.mesh.dp_shard = degree;
+        let numbers = [
+            ("ranksPerWorker", workers.ranks_per_worker, spec.workers.ranks_per_worker),
+            ("count", workers.count, spec.workers.count),
+        ];
+        let more = numbers.iter().filter(|(_, from, to)| from != to);
+        let more: Vec<_> = more.map(|(name, _, to)| format!("workers.{name}: {to}")).collect();
+        let more = if more.is_empty() { String::new() } else { format!(" with {}", more.join(" and ")) };
+        Some((format!("workers.mesh.dpShard: {degree}{more}"), spec))
     };
-    let is_legal = |(_, spec): &(String, ResolvedSpec)| {
-        let mesh = &spec.workers.mesh;
-        spec.workers.num_ranks().is_multiple_of(mesh.dp_shard * mesh.sp * mesh.tp) && suits(spec, model)
-    };
-    degrees.skip(1).take_while(|degree| *degree <= 1024).map(with).filter(is_legal).collect()
+    let possible = degrees.take_while(|degree| *degree <= MAX_RANKS).filter_map(with);
+    possible.filter(|(_, spec)| suits(spec, model)).collect()
 }
 
 /// Raises the rollout tensor-parallel degree.
@@ -223,4 +277,33 @@ fn tensor_parallel_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(Str
     let degrees =
         degrees.take_while(|degree| *degree <= num_ranks).filter(|degree| num_ranks.is_multiple_of(*degree));
     degrees.map(with).filter(|(_, spec)| suits(spec, model)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_ranks;
+
+    #[test]
+    fn ranks_are_added_to_workers_up_to_eight_and_then_in_more_workers() {
+        let job = rlt_api::validate(include_str!("../../tests/fixtures/arithmetic.yaml")).unwrap();
+        let workers = |from: [u32; 2], group: u32| {
+            let mut spec = job.spec().clone();
+            [spec.workers.count, spec.workers.ranks_per_worker] = from;
+            with_ranks(&spec, group).map(|spec| [spec.workers.count, spec.workers.ranks_per_worker])
+        };
+        for (from, group, expected) in [
+            ([1, 1], 1, Some([1, 1])),
+            ([1, 1], 6, Some([1, 6])),
+            ([1, 1], 8, Some([1, 8])),
+            ([1, 1], 16, Some([2, 8])),
+            ([2, 1], 16, Some([2, 8])),
+            ([3, 1], 16, Some([4, 8])),
+            ([4, 2], 8, Some([4, 2])),
+            ([2, 16], 64, Some([4, 16])),
+            ([1, 1], 1024, Some([128, 8])),
+            ([1, 1], 2048, None),
+        ] {
+            assert_eq!(workers(from, group), expected, "{from:?}, {group}");
+        }
+    }
 }

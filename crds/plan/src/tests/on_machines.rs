@@ -149,7 +149,31 @@ fn a_job_that_cannot_fit_is_reported_with_values_that_would() {
     // One worker can never train all of a 72B model; many that share it can.
     let alone = planned(&large(), "h100", |_| {}).fit.unwrap();
     let remedy = alone.remedies.first().unwrap();
-    assert!(remedy.fields.iter().any(|field| field.starts_with("workers.mesh.dpShard: ")), "{alone:?}");
+    let sharded =
+        remedy.fields.iter().find_map(|field| field.strip_prefix("workers.mesh.dpShard: ")).unwrap();
+    let degree: u32 = sharded.split(' ').next().unwrap().parse().unwrap();
+    assert!(degree <= 64, "no more GPUs than needed: {alone:?}");
+    assert!(sharded.contains(" with workers.ranksPerWorker: 8"), "{alone:?}");
+}
+
+/// A node with eight GPUs is one worker, whose ranks exchange weights within the node.
+#[test]
+fn more_gpus_of_a_worker_are_proposed_before_more_workers() {
+    let proposed = |workers: Value| {
+        let fit = planned(&large(), "b200", |spec| {
+            adapter_on(1)(spec);
+            spec["workers"] = workers.clone();
+        });
+        let fields = fit.fit.unwrap().remedies.into_iter().flat_map(|remedy| remedy.fields);
+        fields.into_iter().find(|field| field.starts_with("workers.mesh.dpShard: ")).unwrap()
+    };
+    for (workers, expected) in [
+        (json!({"device": "Cuda"}), "workers.mesh.dpShard: 4 with workers.ranksPerWorker: 4"),
+        (json!({"count": 2, "device": "Cuda"}), "workers.mesh.dpShard: 4 with workers.ranksPerWorker: 2"),
+        (json!({"ranksPerWorker": 8, "device": "Cuda"}), "workers.mesh.dpShard: 4"),
+    ] {
+        assert_eq!(proposed(workers), expected);
+    }
 }
 
 #[test]
