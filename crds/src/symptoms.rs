@@ -17,8 +17,8 @@ use serde::Serialize;
 pub enum SymptomKind {
     /// Updates are skipped, for their gradients are not finite.
     SkippedUpdates,
-    /// Samples have no verdict: their rewards time out or their servers fail.
-    LostVerdicts,
+    /// Samples have no reward: their functions time out or their servers fail.
+    LostRewards,
     /// The rollout's probabilities are not the actor's.
     RolloutMismatch,
     /// The mean reward has lost most of its gain.
@@ -39,7 +39,7 @@ impl SymptomKind {
     /// All kinds, in the order in which they are listed.
     pub const ALL: [Self; 9] = [
         Self::SkippedUpdates,
-        Self::LostVerdicts,
+        Self::LostRewards,
         Self::RolloutMismatch,
         Self::RewardCollapse,
         Self::EqualRewards,
@@ -53,7 +53,7 @@ impl SymptomKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::SkippedUpdates => "SkippedUpdates",
-            Self::LostVerdicts => "LostVerdicts",
+            Self::LostRewards => "LostRewards",
             Self::RolloutMismatch => "RolloutMismatch",
             Self::RewardCollapse => "RewardCollapse",
             Self::EqualRewards => "EqualRewards",
@@ -71,7 +71,7 @@ impl SymptomKind {
                 "lower `spec.training.optimizer.learningRate` or `spec.training.maxGradNorm`",
                 "use another `spec.training.precision`: Fp16 overflows where Bf16 and Fp32 do not",
             ],
-            Self::LostVerdicts => &[
+            Self::LostRewards => &[
                 "see which status they have: reward/num_timeout and reward/num_infra in metrics.jsonl",
                 "raise `spec.rewards.timeoutSeconds`, or give the reward servers more room",
             ],

@@ -39,7 +39,7 @@ pub(super) fn symptoms(course: &Course) -> Vec<Symptom> {
 fn detector(kind: SymptomKind) -> Detector {
     match kind {
         SymptomKind::SkippedUpdates => skipped_updates,
-        SymptomKind::LostVerdicts => lost_verdicts,
+        SymptomKind::LostRewards => lost_rewards,
         SymptomKind::RolloutMismatch => rollout_mismatch,
         SymptomKind::RewardCollapse => reward_collapse,
         SymptomKind::EqualRewards => equal_rewards,
@@ -56,10 +56,10 @@ fn skipped_updates(course: &Course) -> Option<String> {
         .then(|| format!("skips updates: {skipped:.0} gradients of its last {WINDOW} steps were not finite"))
 }
 
-fn lost_verdicts(course: &Course) -> Option<String> {
+fn lost_rewards(course: &Course) -> Option<String> {
     let lost = course.last("reward/error_ratio")?;
     (lost > MAX_LOST).then(|| {
-        format!("loses verdicts: {:.0} % of the samples of its last {WINDOW} steps have none", 100.0 * lost)
+        format!("loses rewards: {:.0} % of the samples of its last {WINDOW} steps have none", 100.0 * lost)
     })
 }
 

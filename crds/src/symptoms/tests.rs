@@ -52,7 +52,7 @@ const ILL: [(SymptomKind, Values, Values); 9] = [
         &[("training/num_skipped_updates", 0.4)],
         &[("training/num_skipped_updates", 0.1)],
     ),
-    (SymptomKind::LostVerdicts, &[("reward/error_ratio", 0.3)], &[("reward/error_ratio", 0.1)]),
+    (SymptomKind::LostRewards, &[("reward/error_ratio", 0.3)], &[("reward/error_ratio", 0.1)]),
     (
         SymptomKind::RolloutMismatch,
         &[("training/rollout_probs_diff_mean", 0.05)],

@@ -45,7 +45,7 @@ pub struct CompletionRecord {
     /// Answer found in the completion by the first reward function that found one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
-    /// Whether the reward is a verdict, or why not.
+    /// Whether the reward is valid, or why not.
     pub reward_status: RewardStatus,
     /// Error message of the reward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
