@@ -19,6 +19,8 @@ pub enum SymptomKind {
     SkippedUpdates,
     /// Samples have no reward: their functions time out or their servers fail.
     LostRewards,
+    /// No sample of the run has had a reward other than 0.
+    NoReward,
     /// The rollout's probabilities are not the actor's.
     RolloutMismatch,
     /// The mean reward has lost most of its gain.
@@ -37,9 +39,10 @@ pub enum SymptomKind {
 
 impl SymptomKind {
     /// All kinds, in the order in which they are listed.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::SkippedUpdates,
         Self::LostRewards,
+        Self::NoReward,
         Self::RolloutMismatch,
         Self::RewardCollapse,
         Self::EqualRewards,
@@ -54,6 +57,7 @@ impl SymptomKind {
         match self {
             Self::SkippedUpdates => "SkippedUpdates",
             Self::LostRewards => "LostRewards",
+            Self::NoReward => "NoReward",
             Self::RolloutMismatch => "RolloutMismatch",
             Self::RewardCollapse => "RewardCollapse",
             Self::EqualRewards => "EqualRewards",
@@ -74,6 +78,12 @@ impl SymptomKind {
             Self::LostRewards => &[
                 "see which status they have: reward/num_timeout and reward/num_infra in metrics.jsonl",
                 "raise `spec.rewards.timeoutSeconds`, or give the reward servers more room",
+            ],
+            Self::NoReward => &[
+                "compare answers in completions.jsonl with the form that `spec.rewards.functions` and its pattern expect",
+                "raise `spec.rollout.maxCompletionTokens` where completions are cut off before their answer",
+                "check the ground truths that `rlctl data` shows, and their column: `spec.data.groundTruthKey`",
+                "start from a model that answers some prompts, or teach it the format: `spec.algorithm.coldStart`",
             ],
             Self::RolloutMismatch => &[
                 "sample in the training's numbers: leave out `spec.rollout.precision`",

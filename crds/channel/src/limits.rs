@@ -21,7 +21,7 @@ pub const MAX_COMMITS: usize = 66;
 /// Metrics in one report.
 pub const MAX_METRICS: usize = 512;
 /// Reasons of one warning: each symptom, computing on the CPU, and checkpoints that cannot be saved.
-pub const MAX_WARNING_REASONS: usize = 11;
+pub const MAX_WARNING_REASONS: usize = 12;
 /// Bytes of a metric's name.
 pub const MAX_NAME_BYTES: usize = 256;
 /// Bytes of the message of an ending, and of a warning.

@@ -41,7 +41,7 @@ pub struct Progress {
     /// Reasons of the warning, each once: `RunsOnCpu`, `CheckpointNotSaved`, or symptoms such as
     /// `EntropyCollapse`. Clients must accept other names too, which trainers of later releases give.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 11))]
+    #[schemars(length(max = 12))]
     pub warning_reasons: Vec<String>,
     /// Warning of the trainer, such as that it computes on the CPU although the machine has a GPU, which
     /// cannot be used.

@@ -80,7 +80,8 @@ impl Course {
         median(self.recent.iter().map(seconds_of_step).collect())
     }
 
-    /// Returns the symptoms in the last steps, most important first; none in the first steps of a run.
+    /// Returns the symptoms in the last steps, most important first; in the first steps of a run none but
+    /// [`NoReward`](super::SymptomKind::NoReward).
     pub fn symptoms(&self) -> Vec<Symptom> {
         detect::symptoms(self)
     }
@@ -88,6 +89,11 @@ impl Course {
     /// Mean of a metric over the last [`WINDOW`] steps; `None` where one of them lacks it.
     pub(super) fn last(&self, name: &str) -> Option<f64> {
         mean(self.recent.iter().skip(self.recent.len().checked_sub(WINDOW)?), name)
+    }
+
+    /// Mean of a metric over the last steps, at most [`WINDOW`]; `None` where one of them lacks it.
+    pub(super) fn newest(&self, name: &str) -> Option<f64> {
+        mean(self.recent.iter().rev().take(WINDOW), name)
     }
 
     /// Mean of a metric over the first [`WINDOW`] steps; `None` where one of them lacks it.

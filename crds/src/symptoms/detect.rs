@@ -40,6 +40,7 @@ fn detector(kind: SymptomKind) -> Detector {
     match kind {
         SymptomKind::SkippedUpdates => skipped_updates,
         SymptomKind::LostRewards => lost_rewards,
+        SymptomKind::NoReward => no_reward,
         SymptomKind::RolloutMismatch => rollout_mismatch,
         SymptomKind::RewardCollapse => reward_collapse,
         SymptomKind::EqualRewards => equal_rewards,
@@ -61,6 +62,32 @@ fn lost_rewards(course: &Course) -> Option<String> {
     (lost > MAX_LOST).then(|| {
         format!("loses rewards: {:.0} % of the samples of its last {WINDOW} steps have none", 100.0 * lost)
     })
+}
+
+/// Finds a run of any length none of whose samples has earned anything, and whether completions are cut off
+/// before their answer.
+fn no_reward(course: &Course) -> Option<String> {
+    if !is_unrewarded(course) {
+        return None;
+    }
+    let cut_off = course.newest("response_length/clip_ratio").map(|cut_off| {
+        let cause = if cut_off > MAX_CUT_OFF {
+            "so most have no room for an answer"
+        } else {
+            "so most have an answer, which no reward function accepts"
+        };
+        format!("; {:.0} % of the newest completions are cut off, {cause}", 100.0 * cut_off)
+    });
+    let steps = match course.num_steps() {
+        1 => "its only step".to_owned(),
+        num_steps => format!("all of its {num_steps} steps"),
+    };
+    Some(format!("earns nothing: the reward of every sample is 0, in {steps}{}", cut_off.unwrap_or_default()))
+}
+
+/// Whether all samples of the run so far have the reward 0.
+fn is_unrewarded(course: &Course) -> bool {
+    course.scores() == Some((0.0, 0.0))
 }
 
 fn rollout_mismatch(course: &Course) -> Option<String> {
@@ -89,7 +116,7 @@ fn reward_collapse(course: &Course) -> Option<String> {
 
 fn equal_rewards(course: &Course) -> Option<String> {
     let equal = course.last("train/frac_reward_zero_std")?;
-    (equal >= MAX_EQUAL && !is_learned(course)?).then(|| {
+    (equal >= MAX_EQUAL && !is_learned(course)? && !is_unrewarded(course)).then(|| {
         let reward = course.last("critic/score/mean").unwrap_or_default();
         format!(
             "learns next to nothing: in {:.0} % of the groups of its last {WINDOW} steps all rewards are equal, \

@@ -101,6 +101,43 @@ fn the_first_steps_of_a_run_and_what_is_no_step_have_no_symptoms() {
     assert_eq!((evaluations.num_steps(), evaluations.symptoms()), (0, vec![]));
 }
 
+/// The course of `num_steps` steps with these rewards, of whose completions the share `cut_off` is cut off.
+fn rewarded(num_steps: usize, rewards: f64, cut_off: Option<f64>) -> Course {
+    let mut course = Course::default();
+    let cut_off = cut_off.map(|cut_off| ("response_length/clip_ratio", cut_off));
+    let score = ["critic/score/max", "critic/score/mean", "critic/score/min"].map(|name| (name, rewards));
+    let equal = [("timing_s/step", 1.0), ("train/frac_reward_zero_std", 1.0)];
+    (0..num_steps).for_each(|_| course.push(score.into_iter().chain(equal).chain(cut_off)));
+    course
+}
+
+#[test]
+fn a_run_that_never_earns_a_reward_is_found_at_any_length_with_its_likely_cause() {
+    for (num_steps, cut_off, expected) in [
+        (1, None, "in its only step"),
+        (
+            5,
+            Some(0.98),
+            "in all of its 5 steps; 98 % of the newest completions are cut off, so most have no room",
+        ),
+        (
+            40,
+            Some(0.02),
+            "; 2 % of the newest completions are cut off, so most have an answer, which no reward function",
+        ),
+    ] {
+        let course = rewarded(num_steps, 0.0, cut_off);
+        assert_eq!(kinds(&course), [SymptomKind::NoReward]);
+        let evidence = &course.symptoms()[0].evidence;
+        assert!(evidence.starts_with("earns nothing: ") && evidence.contains(expected), "{evidence}");
+    }
+    assert_eq!(kinds(&rewarded(5, 1.0, None)), []);
+    assert_eq!(kinds(&rewarded(40, 1.0, None)), [SymptomKind::EqualRewards]);
+    let mut course = rewarded(30, 0.0, None);
+    course.push([("critic/score/max", 1.0), ("critic/score/min", 0.0), ("timing_s/step", 1.0)]);
+    assert!(!kinds(&course).contains(&SymptomKind::NoReward), "a sample has earned something");
+}
+
 #[test]
 fn a_missing_metric_gives_no_symptom() {
     let mut course = Course::default();

@@ -14,7 +14,7 @@ fn why(place: &Place) -> Ended {
 }
 
 #[test]
-fn a_run_whose_rewards_are_all_equal_says_so_and_one_that_learns_does_not() {
+fn a_run_that_earns_no_reward_says_so_and_one_that_learns_does_not() {
     let rewarded = |pattern: &str| {
         let place = Place::new();
         let ended = place.train(&tiny_with(json!({
@@ -25,14 +25,13 @@ fn a_run_whose_rewards_are_all_equal_says_so_and_one_that_learns_does_not() {
     };
     // No completion can contain it.
     let (place, ended) = rewarded("x");
-    ended.expect(0, &["warning: this run learns next to nothing", "EqualRewards"]);
+    ended.expect(0, &["warning: this run earns nothing", "NoReward"]);
     let kept: Vec<String> =
         serde_json::from_str(&fs::read_to_string(place.run("warnings.json")).unwrap()).unwrap();
-    assert!(kept[0].contains("in 100 % of the groups"), "{kept:?}");
+    assert!(kept[0].contains("the reward of every sample is 0"), "{kept:?}");
     let report = fs::read_to_string(place.run("report.html")).unwrap();
-    assert!(report.contains("This run learns next to nothing"), "the report has no warning");
-    why(&place)
-        .expect(0, &["is complete: 20 of 20 steps", "EqualRewards", "`spec.algorithm.dynamicSampling`"]);
+    assert!(report.contains("This run earns nothing"), "the report has no warning");
+    why(&place).expect(0, &["is complete: 20 of 20 steps", "NoReward", "`spec.rollout.maxCompletionTokens`"]);
 
     let (place, ended) = rewarded("[0-4].*");
     let output = ended.stdout + &ended.stderr;

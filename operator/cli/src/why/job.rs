@@ -2,6 +2,7 @@
 
 use rlt_api::Reason;
 use rlt_api::status::{Condition, ConditionStatus, ConditionType, RLTrainingJobStatus};
+use rlt_api::symptoms::SymptomKind;
 use rlt_objects::prepare::Invalid;
 
 use super::explanation::{Explanation, checkpoint, earlier, when_true};
@@ -89,9 +90,34 @@ fn ended(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explana
         let steps = status.progress.as_ref().map(|progress| format!("{} steps", progress.step));
         let reward =
             status.progress.as_ref().and_then(|progress| progress.held_out_reward.or(progress.reward));
+        let is_without = reward == Some(0.0);
         let reward = reward.map(|reward| format!("reward {reward:.3}"));
-        Explanation::new("is complete: all workers ended well").because(steps.into_iter().chain(reward))
+        let explanation =
+            Explanation::new("is complete: all workers ended well").because(steps.into_iter().chain(reward));
+        let explanation = explanation.because(warning(status));
+        let mut symptoms = symptoms(status);
+        if symptoms.is_empty() && is_without {
+            symptoms.push(SymptomKind::NoReward);
+        }
+        changed(explanation, &symptoms)
     })
+}
+
+/// Returns the warning of the trainer as a sentence.
+fn warning(status: &RLTrainingJobStatus) -> Option<String> {
+    Some(format!("the run {}", status.progress.as_ref()?.warning.as_ref()?))
+}
+
+/// Returns the symptoms of which the trainer warns.
+fn symptoms(status: &RLTrainingJobStatus) -> Vec<SymptomKind> {
+    let reasons = status.progress.iter().flat_map(|progress| &progress.warning_reasons);
+    let names: Vec<&str> = reasons.map(String::as_str).collect();
+    SymptomKind::ALL.into_iter().filter(|kind| names.contains(&kind.name())).collect()
+}
+
+/// Adds the changes against each symptom.
+fn changed(explanation: Explanation, symptoms: &[SymptomKind]) -> Explanation {
+    symptoms.iter().flat_map(|kind| kind.changes()).fold(explanation, |said, change| said.so(*change))
 }
 
 fn invalid(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
@@ -181,20 +207,20 @@ fn running(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation 
     let rest = progress.and_then(|progress| progress.remaining_seconds);
     let rest = rest.map(|seconds| format!("the rest takes about {}", duration(seconds)));
     let warned = status.progress.as_ref().filter(|progress| progress.warning.is_some());
-    let warning = warned.and_then(|progress| progress.warning.as_ref());
     let explanation = Explanation::new(summary)
-        .because(warning.map(|warning| format!("the run {warning}")))
+        .because(warning(status))
         .because(last_step)
         .because(rest)
         .because(checkpoint(status))
         .because(earlier(snapshot, status));
     let unsaved = Reason::CheckpointNotSaved.name();
-    match warned.is_some_and(|progress| progress.warning_reasons.contains(&unsaved)) {
+    let explanation = match warned.is_some_and(|progress| progress.warning_reasons.contains(&unsaved)) {
         true => explanation.so(
             "make room on the volume of the run, or mend it: after five failures in a row the attempt ends",
         ),
         false => explanation,
-    }
+    };
+    changed(explanation, &symptoms(status))
 }
 
 /// Names the trace of the attempt, where it has one.

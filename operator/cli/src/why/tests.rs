@@ -377,6 +377,33 @@ fn a_job_trains_and_its_checkpoints_cannot_be_saved() {
 }
 
 #[test]
+fn a_job_trains_or_is_complete_and_its_metrics_have_a_symptom() {
+    let warning = "earns nothing: the reward of every sample is 0, in all of its 20 steps";
+    let progress =
+        json!({"step": 20, "numSteps": 60, "warning": warning, "warningReasons": ["RunsOnCpu", "NoReward"]});
+    let more = json!({ "progress": progress });
+    for (type_, reason) in [("Progressing", "NoReward"), ("Complete", "StepsFinished")] {
+        let said = explain(&plain(status(type_, reason, warning, more.clone()))).to_string();
+        assert!(said.contains("\n  the run earns nothing: "), "{said}");
+        assert!(said.contains("what to change:\n  compare answers in completions.jsonl"), "{said}");
+    }
+}
+
+#[test]
+fn a_job_is_complete_without_any_reward() {
+    let complete = |reward: f64| {
+        let more = json!({"progress": {"step": 5, "numSteps": 5, "heldOutReward": reward}});
+        explain(&plain(status("Complete", "StepsFinished", "all workers ended well", more))).to_string()
+    };
+    assert!(
+        complete(0.0).contains("\n  reward 0.000\nwhat to change:\n  compare answers"),
+        "{}",
+        complete(0.0)
+    );
+    assert!(complete(0.1).ends_with("nothing is to be done\n"), "{}", complete(0.1));
+}
+
+#[test]
 fn a_trainer_ran_out_of_memory() {
     let failure = json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 137});
     let message = "exit code 137: OOMKilled (spec.runPolicy.retries.outOfMemory of 1 used up)";
