@@ -1,6 +1,7 @@
-//! Modules that an adapter of another trainer targets.
+//! Modules that an adapter of another trainer targets, and the quantized weights below it.
 
 use crate::draft::Draft;
+use crate::settings::Settings;
 
 /// Characters that occur in regular expressions and not in names of modules.
 const OF_PATTERNS: [char; 11] = ['*', '+', '?', '[', ']', '(', ')', '|', '^', '$', '\\'];
@@ -13,5 +14,22 @@ pub(crate) fn target(names: Vec<String>, draft: &mut Draft) {
             draft.set("spec.model.lora.targetPattern", pattern.as_str());
         }
         _ => draft.set("spec.model.lora.targetModules", names),
+    }
+}
+
+/// Sets a base model in 4 or 8 bits, by the settings that TRL and open-instruct pass to bitsandbytes; their
+/// 4-bit type is nf4 by default.
+pub(crate) fn quantization(settings: &Settings, draft: &mut Draft) {
+    let four = match settings.text("bnb_4bit_quant_type").as_deref() {
+        Some("fp4") => "Fp4",
+        _ => "Nf4",
+    };
+    match (settings.is_true("load_in_4bit"), settings.is_true("load_in_8bit")) {
+        (true, _) => draft.set("spec.model.quantization.format", four),
+        (false, true) => draft.set("spec.model.quantization.format", "Int8"),
+        (false, false) => return,
+    }
+    if settings.is_true("load_in_4bit") && settings.is_true("use_bnb_nested_quant") {
+        draft.set("spec.model.quantization.doubleQuantization", true);
     }
 }

@@ -39,9 +39,10 @@ struct Row {
     keys: String,
     /// Path of a field with the same meaning and unit.
     field: Option<String>,
-    /// Field value for each value of the setting, if they differ; values not listed are unknown.
+    /// Field value for each value of the setting, if they differ; values not listed are harmless, or have no
+    /// equivalent for the reason of `absent`, or are unknown.
     #[serde(default)]
-    words: BTreeMap<String, String>,
+    words: BTreeMap<String, Value>,
     /// Paths of fields that depend on several settings; the project's own code sets them.
     read: Option<String>,
     /// Reason that a setting of `read` has no effect in the other trainer either, if no code looked it up.
@@ -54,6 +55,13 @@ struct Row {
     /// Values with which nothing is lost although there is no equivalent.
     #[serde(default)]
     harmless: Vec<String>,
+}
+
+impl Row {
+    /// Whether nothing is lost with a value that no field expresses.
+    fn is_harmless(&self, value: &str) -> bool {
+        self.harmless.iter().any(|harmless| harmless.eq_ignore_ascii_case(value))
+    }
 }
 
 impl Table {
@@ -112,11 +120,17 @@ impl Table {
                 continue;
             }
             let replaced = last.insert(field.clone(), index);
-            let differs = |earlier: &usize| outcomes[*earlier].value != outcomes[index].value;
+            let differs = |earlier: &usize| self.ours(&outcomes[*earlier]) != self.ours(&outcomes[index]);
             if let Some(earlier) = replaced.filter(differs) {
                 outcomes[earlier].fate = Fate::Absent(format!("{} sets the same field", outcomes[index].key));
             }
         }
+    }
+
+    /// Returns the value of the field that a setting sets, as text.
+    fn ours(&self, outcome: &Outcome) -> String {
+        let word = self.row(&outcome.key).and_then(|row| row.words.get(&outcome.value));
+        word.map_or_else(|| outcome.value.clone(), text_of)
     }
 
     fn fate(&self, key: &str, value: &Value, draft: &mut Draft) -> Fate {
@@ -132,24 +146,17 @@ impl Table {
                 draft.set(field, value.clone());
                 Fate::Converted(field.clone())
             }
-            Row { field: Some(field), words, .. } => match words.get(&text_of(value)) {
-                Some(ours) => {
-                    draft.set(field, ours.as_str());
-                    Fate::Converted(field.clone())
-                }
-                None => {
-                    let known: Vec<_> = words.keys().map(String::as_str).collect();
-                    Fate::Unknown(format!("known are {}", known.join(", ")))
-                }
-            },
+            Row { field: Some(field), words, .. } if words.contains_key(&text_of(value)) => {
+                draft.set_some(field, words.get(&text_of(value)).cloned());
+                Fate::Converted(field.clone())
+            }
             Row { read: Some(fields), .. } => Fate::Converted(fields.clone()),
             Row { inherent: Some(reason), .. } => Fate::Inherent(reason.clone()),
-            Row { absent, harmless, .. } => {
-                let text = text_of(value);
-                if harmless.iter().any(|harmless| harmless.eq_ignore_ascii_case(&text)) {
-                    return Fate::Inherent("so it is here".to_owned());
-                }
-                Fate::Absent(absent.clone().unwrap_or_default())
+            row if row.is_harmless(&text_of(value)) => Fate::Inherent("so it is here".to_owned()),
+            Row { absent: Some(reason), .. } => Fate::Absent(reason.clone()),
+            Row { words, .. } => {
+                let known: Vec<_> = words.keys().map(String::as_str).collect();
+                Fate::Unknown(format!("known are {}", known.join(", ")))
             }
         }
     }
@@ -202,10 +209,12 @@ mod tests {
             let doubled: Vec<_> = names.windows(2).filter(|pair| pair[0] == pair[1]).collect();
             assert!(doubled.is_empty(), "{doubled:?}");
             for row in &table.rows {
-                let said = [&row.field, &row.read, &row.inherent, &row.absent];
+                let absent = row.absent.as_ref().filter(|_| row.words.is_empty());
+                let said = [row.field.as_ref(), row.read.as_ref(), row.inherent.as_ref(), absent];
                 assert_eq!(said.iter().filter(|said| said.is_some()).count(), 1, "{row:?}");
                 assert!(row.words.is_empty() || row.field.is_some(), "{row:?}");
-                assert!(row.harmless.is_empty() || row.absent.is_some(), "{row:?}");
+                let names_values = row.absent.is_some() || !row.words.is_empty();
+                assert!(row.harmless.is_empty() || names_values, "{row:?}");
                 assert!(row.idle.is_none() || row.read.is_some(), "{row:?}");
             }
         }

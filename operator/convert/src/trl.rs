@@ -1,6 +1,8 @@
 //! TRL: `trl grpo` and its scripts, with the settings of 1.x.
 
 mod loss;
+mod mixture;
+mod precision;
 mod preference;
 mod rewards;
 mod sampled;
@@ -92,6 +94,7 @@ pub(crate) fn convert(
     gradient_norm(settings, &mut draft);
     best(settings, kind, &mut draft);
     workers(launch, settings, &mut draft);
+    precision::finish(settings, &mut draft);
     trackers(settings, &mut draft);
     (draft, outcomes)
 }
@@ -143,25 +146,9 @@ fn model(settings: &Settings, draft: &mut Draft) {
         Some(path) => draft.set("spec.model.path", path),
         None => draft.remark("model", "model_name_or_path is not set: say `hub.repo` or `path` here."),
     }
-    quantization(settings, draft);
+    adapter::quantization(settings, draft);
     if settings.is_true("use_peft") {
         lora(settings, draft);
-    }
-}
-
-/// Sets a base model in 4 or 8 bits, as in bitsandbytes; TRL's own 4-bit type is nf4.
-fn quantization(settings: &Settings, draft: &mut Draft) {
-    let four = match settings.text("bnb_4bit_quant_type").as_deref() {
-        Some("fp4") => "Fp4",
-        _ => "Nf4",
-    };
-    match (settings.is_true("load_in_4bit"), settings.is_true("load_in_8bit")) {
-        (true, _) => draft.set("spec.model.quantization.format", four),
-        (false, true) => draft.set("spec.model.quantization.format", "Int8"),
-        (false, false) => return,
-    }
-    if settings.is_true("load_in_4bit") && settings.is_true("use_bnb_nested_quant") {
-        draft.set("spec.model.quantization.doubleQuantization", true);
     }
 }
 
@@ -180,6 +167,14 @@ fn lora(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.model.lora.targetParameters", parameters);
     let saved = settings.list("lora_modules_to_save");
     draft.set_some("spec.model.lora.modulesToSave", Some(saved).filter(|names| !names.is_empty()));
+    match settings.text("init_lora_weights").as_deref() {
+        None | Some("true") => {}
+        Some("gaussian") => draft.set("spec.model.lora.init", "Gaussian"),
+        Some("orthogonal") => draft.set("spec.model.lora.init", "Orthogonal"),
+        Some(other) => {
+            draft.remark("model", format!("init_lora_weights={other} has no equal: say `lora.init` here."));
+        }
+    }
     if settings.is_true("use_rslora") {
         draft.set("spec.model.lora.rankStabilized", true);
     }
@@ -194,6 +189,15 @@ fn datasets(settings: &Settings, draft: &mut Draft) {
     }
     let variables = settings.get("chat_template_kwargs").filter(|variables| **variables != json!({}));
     draft.set_some("spec.data.templateVariables", variables.cloned());
+    if let Some(datasets) = mixture::datasets(settings, draft) {
+        if evaluates(settings) {
+            draft.remark(
+                "data",
+                "the mixture has no held-out rows: say a data set with `heldOut: true` here.",
+            );
+        }
+        return draft.set("spec.data.datasets", datasets);
+    }
     let Some(name) = settings.text("dataset_name") else {
         draft.remark("data", "dataset_name is not set: say `datasets` here.");
         return;

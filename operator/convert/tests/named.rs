@@ -13,7 +13,7 @@ const VERL: &str = "actor_rollout_ref.model.path=org/base data.train_files=/data
 const TRL: &str = "--model_name_or_path org/base --dataset_name org/data";
 const OPEN_INSTRUCT: &str = "--model_name_or_path org/base --dataset_mixer_list org/gsm8k 1.0";
 
-fn launch(project: Project, trainer: &str, settings: &str) -> Launch {
+pub(super) fn launch(project: Project, trainer: &str, settings: &str) -> Launch {
     let base = match project {
         Project::Verl => VERL,
         Project::Trl => TRL,
@@ -24,7 +24,7 @@ fn launch(project: Project, trainer: &str, settings: &str) -> Launch {
 }
 
 /// The specification of a conversion, whose manifest is valid, and its comments as one text.
-fn read(conversion: &Conversion) -> (Value, String) {
+pub(super) fn read(conversion: &Conversion) -> (Value, String) {
     let problems = rlt_api::validate(&conversion.manifest).err().unwrap_or_default();
     assert!(problems.is_empty(), "{problems:?}\n{}", conversion.manifest);
     let manifest: Value = serde_saphyr::from_str(&conversion.manifest).unwrap();
@@ -52,8 +52,14 @@ fn settings_that_a_trainer_does_not_convert_are_named() {
         (Project::Trl, "dpo", "--data_seed 7 --seed 8", "data_seed=7"),
         (Project::Trl, "dpo", "--eval_strategy epoch", "eval_strategy=epoch"),
         (Project::Trl, "sft", "--eos_token <end>", "eos_token=<end>"),
-        (Project::Trl, "sft", "--bf16 False", "bf16=false"),
-        (Project::Trl, "sft", "--train_sampling_strategy sequential", "train_sampling_strategy=sequential"),
+        (Project::Trl, "sft", "--dtype float64", "dtype=float64"),
+        (
+            Project::Trl,
+            "sft",
+            "--train_sampling_strategy group_by_length",
+            "train_sampling_strategy=group_by_length",
+        ),
+        (Project::Verl, "main_ppo", "actor_rollout_ref.actor.fsdp_config.dtype=fp8", "fsdp_config.dtype=fp8"),
         (Project::OpenInstruct, "grpo_fast", "--masked_mean_axis 1", "masked_mean_axis=1"),
         (Project::OpenInstruct, "grpo_fast", "--remap_verifier a=b", "remap_verifier=a=b"),
         (Project::OpenInstruct, "grpo_fast", "--loss_fn other", "loss_fn=other"),

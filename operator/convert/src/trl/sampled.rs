@@ -49,6 +49,8 @@ fn ppo(settings: &Settings, draft: &mut Draft) {
     let clip = settings.number("cliprange").unwrap_or(0.2);
     draft.set("spec.algorithm.loss.clipLow", clip);
     draft.set("spec.algorithm.loss.clipHigh", clip);
+    let stop = settings.count("stop_token_id");
+    draft.set_some("spec.rollout.stopTokenIds", stop.map(|id| vec![id]));
     let rate = settings.number("learning_rate").unwrap_or(super::schedule::PPO_RATE);
     draft.set("spec.algorithm.critic.learningRate", rate);
     draft.remark(

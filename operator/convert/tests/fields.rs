@@ -1,0 +1,59 @@
+//! Settings for which a manifest has a field of the same meaning become that field, in values that it takes.
+
+use rlt_convert::{Project, convert};
+use serde_json::{Value, json};
+
+use crate::named::{launch, read};
+
+/// One setting, or several, with the field that they set and its value.
+type Case = (&'static str, &'static str, &'static str, Value);
+
+/// Checks that each case sets its field, and that no setting of it is named as lost.
+fn assert_fields(project: Project, cases: &[Case]) {
+    for (trainer, settings, pointer, expected) in cases {
+        let conversion = convert(&launch(project, trainer, settings), &[], "test").unwrap();
+        let (spec, comments) = read(&conversion);
+        assert_eq!(spec.pointer(pointer).unwrap_or(&Value::Null), expected, "{settings}: {comments}");
+        assert!(conversion.is_whole(), "{settings}: {:?}", conversion.lost().collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn settings_of_trl_that_have_a_field_are_converted() {
+    assert_fields(
+        Project::Trl,
+        &[
+            ("grpo", "--dtype float16", "/training/precision", json!("Fp16")),
+            ("grpo", "--bf16 False --fp16 True --dtype float16", "/training/precision", json!("Fp16")),
+            ("sft", "--bf16 False", "/training/precision", json!("Fp32")),
+            ("sft", "--bf16 False --dtype bfloat16", "/training/precision", json!(null)),
+            ("sft", "--bf16 True --fp16 False", "/training/precision", json!(null)),
+            ("sft", "--dataset_streaming True --max_steps 9", "/data/streaming", json!({})),
+            ("sft", "--dataset_streaming False", "/data/streaming", json!(null)),
+            ("sft", "--train_sampling_strategy sequential", "/data/shuffle", json!(false)),
+            ("sft", "--use_peft --init_lora_weights gaussian", "/model/lora/init", json!("Gaussian")),
+            (
+                "grpo",
+                "--multi_objective_aggregation normalize_then_sum",
+                "/algorithm/advantage/estimator",
+                json!("Gdpo"),
+            ),
+            ("ppo", "--stop_token_id 7", "/rollout/stopTokenIds", json!([7])),
+        ],
+    );
+}
+
+#[test]
+fn a_mixture_of_trl_becomes_data_sets() {
+    let file = "datasets:\n  - path: org/one\n    name: main\n    split: train[:90%]\n  - path: org/two\n    \
+                columns: [messages]\n  - path: json\n    data_files: rows.jsonl\n";
+    let conversion = convert(&launch(Project::Trl, "sft", ""), &[file.to_owned()], "test").unwrap();
+    let (spec, comments) = read(&conversion);
+    let expected = json!([
+        {"hub": {"repo": "org/one", "split": "train[:90%]", "config": "main"}},
+        {"hub": {"repo": "org/two", "split": "train"}},
+        {"files": ["rows.jsonl"]},
+    ]);
+    assert_eq!(spec["data"]["datasets"], expected);
+    assert!(comments.contains("columns=[\"messages\"] of org/two has no equal"), "{comments}");
+}
