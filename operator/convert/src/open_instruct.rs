@@ -1,6 +1,7 @@
 //! open-instruct: `grpo_fast`, `finetune`, `dpo_tune_cache` and their variants.
 
 mod defaults;
+mod frequencies;
 mod grpo;
 mod ppo;
 mod rewards;
@@ -8,6 +9,7 @@ mod templates;
 
 use serde_json::{Value, json};
 
+use crate::adapter;
 use crate::draft::Draft;
 use crate::key::Table;
 use crate::launch::Launch;
@@ -43,14 +45,7 @@ pub(crate) fn convert(
 ) -> (Draft, Vec<Outcome>) {
     let mut draft = Draft::new(name, &HOMES);
     let mut outcomes = table.apply(settings, &mut draft);
-    let own = settings.text("model_name_or_path");
-    let is_own = |outcome: &&mut Outcome| {
-        outcome.key.starts_with("tokenizer_name") && Some(&outcome.value) == own.as_ref()
-    };
-    outcomes
-        .iter_mut()
-        .filter(is_own)
-        .for_each(|outcome| outcome.fate = Fate::Inherent("it is the model's".to_owned()));
+    tokenizer(settings, &mut outcomes, &mut draft);
     chat_template(&mut outcomes, &mut draft);
     model(settings, &mut draft);
     datasets(settings, &mut draft);
@@ -72,6 +67,7 @@ pub(crate) fn convert(
         offline(launch, settings, &defaults, &mut draft);
     }
     schedule(settings, &defaults, &mut draft);
+    frequencies::finish(settings, &mut draft);
     // In open-instruct, -1 keeps all checkpoints.
     let kept = settings.count("keep_last_n_checkpoints").filter(|count| *count > 0);
     draft.set_some("spec.checkpoint.keep", kept);
@@ -95,6 +91,19 @@ fn trackers(settings: &Settings, draft: &mut Draft) {
         false => Vec::new(),
     };
     tracking::report_to(&loggers, &names, draft);
+}
+
+/// Sets a tokenizer in a folder of its own; one of the hub has no equivalent, unless it is the model's.
+fn tokenizer(settings: &Settings, outcomes: &mut [Outcome], draft: &mut Draft) {
+    let model = settings.text("model_name_or_path");
+    for outcome in outcomes.iter_mut().filter(|outcome| outcome.key.starts_with("tokenizer_name")) {
+        if Some(&outcome.value) == model.as_ref() {
+            outcome.fate = Fate::Inherent("it is the model's".to_owned());
+        } else if outcome.value.starts_with(['/', '.']) {
+            draft.set("spec.model.tokenizer.path", outcome.value.as_str());
+            outcome.fate = Fate::Converted("model.tokenizer.path".to_owned());
+        }
+    }
 }
 
 /// Sets the chat template that a script names, if it has an equivalent.
@@ -121,8 +130,19 @@ fn model(settings: &Settings, draft: &mut Draft) {
         draft.set("spec.model.lora.rank", rank.unwrap_or(64));
         draft.set("spec.model.lora.alpha", settings.number("lora_alpha").unwrap_or(16.0));
         draft.set("spec.model.lora.dropout", settings.number("lora_dropout").unwrap_or(0.1));
+        adapter::target(settings.list("lora_target_modules"), draft);
+        quantization(settings, draft);
         let saved = settings.list("lora_modules_to_save");
         draft.set_some("spec.model.lora.modulesToSave", Some(saved).filter(|names| !names.is_empty()));
+    }
+}
+
+/// Sets the quantized weights below an adapter; `use_qlora` is nf4 with scales that are quantized, too.
+fn quantization(settings: &Settings, draft: &mut Draft) {
+    adapter::quantization(settings, draft);
+    if settings.is_true("use_qlora") {
+        draft.set("spec.model.quantization.format", "Nf4");
+        draft.set("spec.model.quantization.doubleQuantization", true);
     }
 }
 
@@ -133,7 +153,11 @@ fn datasets(settings: &Settings, draft: &mut Draft) {
     all.extend(mixture(settings, "mixer_list", "mixer_list_splits", "train", draft));
     all.extend(mixer(settings, "dataset_mixer", "dataset_train_splits", "train", draft));
     if let Some(name) = settings.text("dataset_name").filter(|_| all.is_empty()) {
-        all.push(json!({"hub": {"repo": name}}));
+        let mut hub = json!({ "repo": name });
+        if let Some(config) = settings.text("dataset_config_name") {
+            hub["config"] = config.into();
+        }
+        all.push(json!({ "hub": hub }));
     }
     if let Some(file) = settings.text("train_file").filter(|_| all.is_empty()) {
         all.push(dataset(&file, ""));

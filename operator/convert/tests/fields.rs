@@ -57,3 +57,35 @@ fn a_mixture_of_trl_becomes_data_sets() {
     assert_eq!(spec["data"]["datasets"], expected);
     assert!(comments.contains("columns=[\"messages\"] of org/two has no equal"), "{comments}");
 }
+
+#[test]
+fn settings_of_open_instruct_that_have_a_field_are_converted() {
+    let lora = "--use_lora True --lora_target_modules q_proj v_proj --use_qlora True";
+    assert_fields(
+        Project::OpenInstruct,
+        &[
+            ("finetune", "--mixed_precision fp16", "/training/precision", json!("Fp16")),
+            ("finetune", "--mixed_precision bf16", "/training/precision", json!(null)),
+            ("finetune", lora, "/model/lora/targetModules", json!(["q_proj", "v_proj"])),
+            ("finetune", lora, "/model/quantization", json!({"format": "Nf4", "doubleQuantization": true})),
+            ("finetune", "--tokenizer_name /models/own", "/model/tokenizer/path", json!("/models/own")),
+            ("finetune", "--checkpointing_steps 50", "/checkpoint/everySteps", json!(50)),
+            ("finetune", "--checkpointing_steps epoch", "/checkpoint/everySteps", json!(null)),
+            ("finetune", "--dist_timeout_hours 1.5", "/workers/peerTimeoutSeconds", json!(5400)),
+            ("grpo_fast", "--save_freq 25 --async_steps 1", "/checkpoint/everySteps", json!(25)),
+            ("grpo_fast", "--save_freq 25 --checkpoint_state_freq 10", "/checkpoint/everySteps", json!(10)),
+            (
+                "grpo_fast",
+                "--total_episodes 6400 --num_unique_prompts_rollout 8 --num_samples_per_prompt_rollout 8 --num_evals 4",
+                "/training/evaluateEvery",
+                json!(25),
+            ),
+            (
+                "ppo_vllm_thread_ray_gtrl",
+                "--reward_model_path org/scores --reward_model_revision v2 --apply_verifiable_reward False",
+                "/rewards/functions/0/model/hub/revision",
+                json!("v2"),
+            ),
+        ],
+    );
+}

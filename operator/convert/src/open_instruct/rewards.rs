@@ -103,5 +103,9 @@ fn reward_model(settings: &Settings) -> Option<Value> {
     let path = settings.text("reward_model_path").filter(|_| factor != 0.0)?;
     let mut function = rewards::model(&path);
     function["weight"] = factor.into();
+    let revision = settings.text("reward_model_revision");
+    if let (Some(hub), Some(revision)) = (function["model"].get_mut("hub"), revision) {
+        hub["revision"] = revision.into();
+    }
     Some(function)
 }
