@@ -281,9 +281,22 @@ fn training(settings: &Settings, draft: &mut Draft) {
         let forward = settings.count("actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu");
         draft.set_some("spec.training.maxLogprobTokens", forward);
     }
+    offload(settings, &["actor_rollout_ref.actor.fsdp_config"], "training.offload", draft);
+    if settings.text("algorithm.adv_estimator").as_deref() == Some("gae") {
+        let sections = ["critic.fsdp", "critic.model.fsdp_config"];
+        offload(settings, &sections, "training.roles.critic.offload", draft);
+    }
     length(settings, draft);
     warmup(settings, "actor_rollout_ref.actor.optim", draft);
     frequencies(settings, draft);
+}
+
+/// Sets the offload of FSDP2's policy, which keeps weights, gradients and moments on the host.
+fn offload(settings: &Settings, sections: &[&str], field: &str, draft: &mut Draft) {
+    if sections.iter().any(|section| settings.is_true(&format!("{section}.offload_policy"))) {
+        draft.set(&format!("spec.{field}.parameters"), true);
+        draft.set(&format!("spec.{field}.optimizer"), true);
+    }
 }
 
 /// Sets how often held-out prompts are sampled and checkpoints saved; in verl, -1 means never.
@@ -331,6 +344,7 @@ fn workers(settings: &Settings, draft: &mut Draft) {
         settings.count("actor_rollout_ref.actor.megatron.tensor_model_parallel_size").unwrap_or(1).max(1);
     let shard = shard.unwrap_or((ranks / (actor * tp)).max(1));
     mesh(draft, "dpShard", shard, 1);
+    shards_of_roles(settings, shard, draft);
     let reshards = settings.get("actor_rollout_ref.actor.fsdp_config.reshard_after_forward");
     if shard > 1 && reshards.is_some_and(|reshards| !is_true(reshards)) {
         draft.set("spec.training.reshardAfterForward", false);
@@ -357,6 +371,23 @@ fn workers(settings: &Settings, draft: &mut Draft) {
         settings.count("actor_rollout_ref.rollout.tensor_model_parallel_size").unwrap_or(1),
         1,
     );
+}
+
+/// Sets the FSDP degrees of roles that differ from the actor's; 0 and -1 mean all ranks in verl.
+fn shards_of_roles(settings: &Settings, shard: u64, draft: &mut Draft) {
+    let has_reference = settings.is_true("actor_rollout_ref.actor.use_kl_loss")
+        || settings.is_true("algorithm.use_kl_in_reward");
+    let has_critic = settings.text("algorithm.adv_estimator").as_deref() == Some("gae");
+    let roles = [
+        (has_reference, "actor_rollout_ref.ref.fsdp_config", "referenceDpShard"),
+        (has_critic, "critic.fsdp", "criticDpShard"),
+        (has_critic, "critic.model.fsdp_config", "criticDpShard"),
+        (settings.is_true("reward_model.enable"), "reward_model.model.fsdp_config", "rewardModelDpShard"),
+    ];
+    for (_, section, axis) in roles.iter().filter(|(has_role, ..)| *has_role) {
+        let size = settings.count(&format!("{section}.fsdp_size")).filter(|size| *size > 0);
+        mesh(draft, axis, size.unwrap_or(shard), shard);
+    }
 }
 
 /// Sets a degree of the mesh, unless it is the default.
@@ -410,6 +441,7 @@ fn finish_sft(launch: &Launch, settings: &Settings, draft: &mut Draft) {
         draft.set("spec.training.epochs", SFT_EPOCHS);
     }
     warmup(settings, "optim", draft);
+    offload(settings, &["engine"], "training.offload", draft);
     if is_fsdp {
         fsdp_sft_defaults(settings, draft);
     }

@@ -1,6 +1,6 @@
 //! Settings for which a manifest has a field of the same meaning become that field, in values that it takes.
 
-use rlt_convert::{Project, convert};
+use rlt_convert::{Launch, Project, convert};
 use serde_json::{Value, json};
 
 use crate::named::{launch, read};
@@ -88,4 +88,71 @@ fn settings_of_open_instruct_that_have_a_field_are_converted() {
             ),
         ],
     );
+}
+
+#[test]
+fn settings_of_verl_that_have_a_field_are_converted() {
+    let offload = json!({"parameters": true, "optimizer": true});
+    let sandbox =
+        "reward.sandbox_fusion.url=http://sandbox:8080/run_code reward.sandbox_fusion.memory_limit_mb=512";
+    assert_fields(
+        Project::Verl,
+        &[
+            (
+                "main_ppo",
+                "actor_rollout_ref.actor.fsdp_config.dtype=float16",
+                "/training/precision",
+                json!("Fp16"),
+            ),
+            (
+                "main_ppo",
+                "actor_rollout_ref.actor.fsdp_config.offload_policy=True",
+                "/training/offload",
+                offload.clone(),
+            ),
+            (
+                "main_ppo",
+                "algorithm.adv_estimator=gae critic.fsdp.offload_policy=True critic.fsdp.dtype=float16",
+                "/training/roles/critic",
+                json!({"precision": "Fp16", "offload": offload}),
+            ),
+            (
+                "main_ppo",
+                "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.ref.fsdp_config.model_dtype=bfloat16",
+                "/training/roles/reference/precision",
+                json!("Bf16"),
+            ),
+            (
+                "main_ppo",
+                "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.ref.fsdp_config.offload_policy=True",
+                "/training/roles/reference/offloadParameters",
+                json!(true),
+            ),
+            (
+                "main_ppo",
+                "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.ref.fsdp_config.fsdp_size=2",
+                "/workers/mesh/referenceDpShard",
+                json!(2),
+            ),
+            (
+                "main_ppo",
+                "algorithm.adv_estimator=gae critic.model.fsdp_config.fsdp_size=4",
+                "/workers/mesh/criticDpShard",
+                json!(4),
+            ),
+            ("main_ppo", sandbox, "/rewards/functions/0/code/memoryMib", json!(512)),
+        ],
+    );
+}
+
+#[test]
+fn the_engine_of_supervised_training_in_verl_keeps_its_precision_and_offload() {
+    let base = "model.path=org/base data.train_files=/data/rows.parquet data.max_length=512";
+    let words = format!("{base} engine.dtype=float16 engine.offload_policy=True");
+    let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+    let conversion = convert(&Launch::new(Project::Verl, "sft_trainer", &words), &[], "test").unwrap();
+    let (spec, comments) = read(&conversion);
+    assert_eq!(spec["training"]["precision"], "Fp16", "{comments}");
+    assert_eq!(spec["training"]["offload"], json!({"parameters": true, "optimizer": true}));
+    assert!(conversion.is_whole(), "{comments}");
 }

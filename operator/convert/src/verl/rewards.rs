@@ -108,7 +108,7 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
             vec![python(&format!("{path}:{function}"), &path, &function, draft)]
         }
         (None, Some(path), _) => vec![model(&path)],
-        (None, None, Some(url)) => vec![json!({"name": "code", "kind": "Code", "server": {"url": url}})],
+        (None, None, Some(url)) => vec![of_sandbox(&url, settings)],
         (None, None, None) => by_data_source(settings, draft),
     };
     draft.set("spec.rewards.functions", functions);
@@ -131,10 +131,22 @@ fn reward_model(settings: &Settings) -> Option<String> {
     path.filter(|_| is_enabled)
 }
 
+/// Sections of verl's settings for a sandbox, in several versions.
+const SANDBOXES: [&str; 3] = ["reward.sandbox_fusion", "reward_model.sandbox_fusion", "sandbox_fusion"];
+
+/// Returns the address of a sandbox.
 fn sandbox(settings: &Settings) -> Option<String> {
-    const KEYS: [&str; 3] =
-        ["reward.sandbox_fusion.url", "reward_model.sandbox_fusion.url", "sandbox_fusion.url"];
-    KEYS.iter().find_map(|key| settings.text(key))
+    SANDBOXES.iter().find_map(|section| settings.text(&format!("{section}.url")))
+}
+
+/// Makes the function of the sandbox at `url`.
+fn of_sandbox(url: &str, settings: &Settings) -> Value {
+    let mut function = json!({"name": "code", "kind": "Code", "server": {"url": url}});
+    let memory = SANDBOXES.iter().find_map(|section| settings.count(&format!("{section}.memory_limit_mb")));
+    if let Some(memory) = memory {
+        function["code"] = json!({ "memoryMib": memory });
+    }
+    function
 }
 
 /// Chooses functions by verl's table of data sources, of which a script shows only the names of its files.
