@@ -145,7 +145,8 @@ async fn decide_and_apply(
     follow::note(&decision);
     let sends_traces = !context.settings.traces.is_empty();
     follow::name_trace(job, sends_traces, &observed.current.status, &mut decision.status);
-    if decision.status.completion_time.is_some() {
+    // An end that is yet to be written may be taken back: its status can conflict with an edit.
+    if observed.current.status.completion_time.is_some() {
         context.reports.end_launchers(&job.key());
     }
     let applied = match confirm(context, job, observed, &decision).await {

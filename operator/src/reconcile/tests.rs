@@ -4,6 +4,7 @@
 mod children;
 mod claims;
 mod endpoints;
+mod ends;
 mod events;
 mod last_report;
 mod outdated;
