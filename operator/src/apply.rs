@@ -62,10 +62,10 @@ pub struct ClusterState<'a> {
     pub queueing: &'a Queueing,
 }
 
-/// Deletes, assigns and creates what a decision says: first objects that pods need at their start, then pods
-/// with the volumes that they mount, and last the children of their network. The NetworkPolicy of an isolated
-/// job is made before its pods, which are not made without it. Changes of the claim are applied whether the
-/// job runs or not.
+/// Deletes, assigns and creates what a decision says, and leaves the job itself: first objects that pods need
+/// at their start, then pods with the volumes that they mount, and last the children of their network. The
+/// NetworkPolicy of an isolated job is made before its pods, which are not made without it. Changes of the
+/// claim are applied whether the job runs or not.
 ///
 /// # Errors
 /// The most important error of the calls that failed. Calls that do not depend on it were made.
@@ -87,8 +87,7 @@ pub async fn apply(
     let workers = index.workers(&input.job.key());
     let objects = JobChildren::new(client, index, input, reachable_firsts(input, &workers, attempt));
     if decision.delete_job {
-        objects.settle_claim().await?;
-        return Box::pin(delete_job(client, input.job)).await;
+        return objects.settle_claim().await;
     }
     if !decision.needs_children {
         let changed = objects.change_claim(decision.status.completion_time.is_none()).await;
@@ -183,27 +182,18 @@ fn avoided_nodes(index: &Index, decision: &Decision) -> BTreeMap<String, u32> {
     avoided
 }
 
-/// Deletes a job unless it has changed since it was read.
+/// Deletes a job if it still has this resource version: an edit in the same moment may keep it.
 ///
 /// # Errors
 /// When the job has changed, or the API server refuses the call or does not answer.
-pub async fn delete_unchanged(client: &Client, job: &Job) -> Result<(), ApplyError> {
+pub async fn delete_unchanged(client: &Client, job: &Job, resource_version: &str) -> Result<(), ApplyError> {
     let api: Api<Job> = Api::namespaced(client.clone(), job.namespace());
-    let resource_version = Some(job.resource_version().to_owned());
+    let resource_version = Some(resource_version.to_owned());
     let preconditions = Preconditions { uid: Some(job.uid().to_owned()), resource_version };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
     match api.delete(job.name(), &params).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        Err(source) => Err(ApplyError::Call { act: "delete job", name: job.name().to_owned(), source }),
-    }
-}
-
-async fn delete_job(client: &Client, job: &Job) -> Result<(), ApplyError> {
-    let api: Api<Job> = Api::namespaced(client.clone(), job.namespace());
-    match api.delete(job.name(), &exactly(job.uid(), DeleteParams::background())).await {
-        Ok(_) => Ok(()),
-        Err(error) if error::is_done(&error) => Ok(()),
         Err(source) => Err(ApplyError::Call { act: "delete job", name: job.name().to_owned(), source }),
     }
 }

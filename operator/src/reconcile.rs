@@ -279,7 +279,8 @@ async fn dispatch(
     let policy = &prepared.job.spec().run_policy;
     let left = decide::time_to_live(&observed.queueing, status, policy, job.is_tracked(), Timestamp::now());
     if left.is_some_and(|left| left.is_zero()) {
-        Box::pin(apply::delete_unchanged(&context.client, job)).await?;
+        let version = &observed.current.resource_version;
+        Box::pin(apply::delete_unchanged(&context.client, job, version)).await?;
     }
     context.failures.forget(job.uid());
     let waits_for_kueue = observed.queueing.queue.is_some() && !observed.queueing.is_served;
@@ -323,7 +324,12 @@ async fn apply_decision(
     let cluster = ClusterState { served: context.discovery.served(), queueing: &observed.queueing };
     let Context { client, limiter, index, .. } = context;
     let access = Access { client, limiter, index };
-    apply::apply(access, input, &cluster, decision).await
+    apply::apply(access, input, &cluster, decision).await?;
+    if decision.delete_job {
+        let version = &observed.current.resource_version;
+        return Box::pin(apply::delete_unchanged(client, input.job, version)).await;
+    }
+    Ok(())
 }
 
 /// Writes the status, then publishes Events. Returns when to reconcile next at the latest.

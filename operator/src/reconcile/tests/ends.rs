@@ -44,3 +44,22 @@ async fn launchers_hear_that_no_attempt_follows_only_once_the_status_has_the_end
     }
     assert!(server.status().unwrap().completion_time.is_some());
 }
+
+#[tokio::test]
+async fn a_job_whose_time_is_over_is_deleted_only_if_nobody_has_changed_it_since() {
+    let server = Server::new(Box::new(|method, path| {
+        let is_deletion = *method == Method::DELETE && path.ends_with("/rltrainingjobs/quickstart");
+        is_deletion.then(|| refusal(409, "Conflict", "the resource version does not match"))
+    }));
+    let mut status = begun();
+    status["completionTime"] = json!("2026-01-01T01:00:00Z");
+    let mut job = job(&status);
+    let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
+    spec["runPolicy"] = json!({"ttlSecondsAfterFinished": 60});
+    job.spec = spec.to_string();
+    let done = reconcile(Arc::new(job), context(&server).into()).await;
+    assert!(done.unwrap_err().is_conflict(), "it is decided about again");
+    let calls = server.calls.lock().unwrap();
+    let deletion = calls.iter().find(|(method, ..)| *method == Method::DELETE).unwrap();
+    assert_eq!(deletion.2["preconditions"], json!({"uid": "u", "resourceVersion": "5"}));
+}
