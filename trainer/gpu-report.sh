@@ -60,7 +60,7 @@ GRAPHS=' graphs graph-models training checkpoints decode-speed grpo-step-small g
 # Seconds at the end that are kept free for killing what runs and for writing the page.
 RESERVE=4
 # Seconds that a killed stage may take to end before it is left behind: a process in the driver cannot be killed.
-PATIENCE=5
+PATIENCE=20
 # Most seconds of the second run of a stage that was killed.
 HUNG=20
 # Most errors that compute-sanitizer prints: with their stacks they fit MAX_OUTPUT.

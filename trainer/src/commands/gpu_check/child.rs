@@ -19,7 +19,7 @@ use super::{Check, GpuCheckArgs};
 /// Interval at which the parent asks whether its child has ended.
 const POLL: Duration = Duration::from_millis(20);
 /// Time that a killed process may take to end. A process inside the driver cannot be killed.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Outputs that wait to be forwarded. A child that writes more has to wait, as at a full pipe.
 const MAX_PENDING: usize = 64;
 
