@@ -1,7 +1,8 @@
 //! Evaluation of launch scripts up to their launches: variables, arrays, conditions, loops, functions.
 //!
 //! No program is started and no file is read. A command that is not a shell builtin is recorded; as a
-//! condition it fails, and its output is empty. The grammar is that of brush-parser.
+//! condition it fails, and its output is empty. What only `&&` joins to it is run. The grammar is that of
+//! brush-parser.
 
 mod arithmetic;
 mod condition;
@@ -136,6 +137,8 @@ struct Shell {
     budget: Budget,
     /// Output of `echo`, collected during a command substitution; `None` outside of one.
     output: Option<String>,
+    /// Whether a condition of `if` is evaluated.
+    is_condition: bool,
 }
 
 impl Shell {
@@ -160,11 +163,26 @@ impl Shell {
         Ok(succeeded)
     }
 
+    fn run_condition(&mut self, list: &CompoundList) -> Result<bool, ShellError> {
+        let outer = std::mem::replace(&mut self.is_condition, true);
+        let holds = self.run_list(list);
+        self.is_condition = outer;
+        holds
+    }
+
     fn run_and_or(&mut self, list: &AndOrList) -> Result<bool, ShellError> {
+        // `pip install .. && train`: programs are known to end only where nothing depends on how they do.
+        let is_chain = list.additional.iter().all(|next| matches!(next, AndOr::And(_)));
+        let goes_on = is_chain && !self.is_condition && self.output.is_none();
+        let mut num_commands = self.commands.len();
         let mut succeeded = self.run_pipeline(&list.first)?;
         for next in &list.additional {
+            let is_program = self.commands.len() > num_commands;
+            num_commands = self.commands.len();
             succeeded = match next {
-                AndOr::And(pipeline) if succeeded => self.run_pipeline(pipeline)?,
+                AndOr::And(pipeline) if succeeded || (goes_on && is_program) => {
+                    self.run_pipeline(pipeline)?
+                }
                 AndOr::Or(pipeline) if !succeeded => self.run_pipeline(pipeline)?,
                 AndOr::And(_) | AndOr::Or(_) => succeeded,
             };
@@ -227,11 +245,12 @@ impl Shell {
                 Ok(true)
             }
             CompoundCommand::IfClause(clause) => {
-                if self.run_list(&clause.condition)? {
+                if self.run_condition(&clause.condition)? {
                     return self.run_list(&clause.then);
                 }
                 for other in clause.elses.iter().flatten() {
-                    let is_taken = other.condition.as_ref().map_or(Ok(true), |list| self.run_list(list))?;
+                    let condition = other.condition.as_ref();
+                    let is_taken = condition.map_or(Ok(true), |list| self.run_condition(list))?;
                     if is_taken {
                         return self.run_list(&other.body);
                     }
@@ -391,7 +410,7 @@ mod tests {
     #[test]
     fn texts_that_a_shell_runs_are_scripts() {
         let script = "run='train a=1'; eval \"$run b=2\"; srun -N 2 bash -lc 'train c=3 && other'; bash script.sh -c x";
-        assert_eq!(commands(script), ["train|a=1|b=2", "train|c=3", "bash|script.sh|-c|x"]);
+        assert_eq!(commands(script), ["train|a=1|b=2", "train|c=3", "other", "bash|script.sh|-c|x"]);
         assert!(matches!(evaluate("f() { eval f; }; f", &BTreeMap::new(), &[]), Err(ShellError::Endless)));
         let comment = "x".repeat(1 << 19);
         let times = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17";
@@ -420,6 +439,13 @@ mod tests {
             if [ \"$tp\" -gt 1 ] && [[ $DEVICE == g* ]]; then EXTRA+=(x.tp=$((tp * 2 + 1))); else EXTRA=(no); fi\n\
             launch \"${EXTRA[@]}\" \"$@\"\n";
         assert_eq!(commands(script), ["python3|-c|import torch_npu", "launch|x.tp=5"]);
+    }
+
+    #[test]
+    fn what_follows_a_program_by_and_is_run_outside_of_conditions() {
+        let script = "cd /a && pip install b && train c=1\n[ a = b ] && other\n\
+                      if probe && [ a = a ]; then no; fi\nprobe && x=1 || x=2; run $x";
+        assert_eq!(commands(script), ["pip|install|b", "train|c=1", "probe", "probe", "run|2"]);
     }
 
     #[test]
