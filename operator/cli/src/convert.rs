@@ -10,7 +10,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, bail};
 use rlt_api::ExitCode;
-use rlt_convert::{Conversion, Launch, Project};
+use rlt_convert::{ClusterJob, Conversion, Launch, Project};
 use rlt_objects::pod_template;
 
 use crate::args::{ConvertArgs, SourceProject};
@@ -56,16 +56,25 @@ fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String
         return Ok((launch, files, Vec::new()));
     };
     let text = read(file)?;
-    if file.extension().is_some_and(|extension| extension == "yaml" || extension == "yml") {
+    let extension = file.extension().and_then(|extension| extension.to_str());
+    // Standard input has no extension.
+    let may_be_manifest = matches!(extension, None | Some("yaml" | "yml" | "json"));
+    let is_manifest = may_be_manifest && rlt_convert::is_manifest(&text);
+    if is_manifest && (args.from.is_some() || args.trainer.is_some()) {
+        bail!("--from, --trainer: expected none for a manifest of Kubernetes, whose command says both");
+    }
+    if !is_manifest && matches!(extension, Some("yaml" | "yml")) {
         let launch = named(args, &args.settings)?;
         let further = texts(&launch, file.parent().unwrap_or(Path::new("")))?;
         return Ok((launch, [vec![text], further].concat(), Vec::new()));
     }
     let mut environment: BTreeMap<_, _> = args.variables.iter().cloned().collect();
-    if let Ok(home) = env::var("HOME") {
+    // The home of a pod is another one.
+    if let Some(home) = env::var("HOME").ok().filter(|_| !is_manifest) {
         environment.entry("HOME".to_owned()).or_insert(home);
     }
-    let (launches, mut notes) = match file.extension().and_then(|extension| extension.to_str()) {
+    let (launches, mut notes) = match extension {
+        _ if is_manifest => rlt_convert::launches_of_manifest(&text, &environment, &args.settings)?,
         Some("md" | "mdx") => rlt_convert::launches_of_markdown(&text, &environment, &args.settings)?,
         Some("py") => rlt_convert::launches_of_python(&text, &args.settings)?,
         _ => rlt_convert::launches(&text, &environment, &args.settings)?,
@@ -106,7 +115,10 @@ fn named(args: &ConvertArgs, settings: &[String]) -> anyhow::Result<Launch> {
         Some(SourceProject::OpenInstruct) => {
             (Project::OpenInstruct, "grpo_fast", "finetune, dpo, ppo or reward_modeling")
         }
-        None => bail!("--from: expected verl, trl or open-instruct for settings without a script, got none"),
+        None => bail!(
+            "--from: expected verl, trl or open-instruct for settings without a script, got none; manifests of KubeRay and \
+             Kubeflow Trainer need no --from"
+        ),
     };
     let trainer = args.trainer.as_deref().unwrap_or(default);
     if !project.has_trainer(trainer) {
@@ -128,11 +140,13 @@ fn read(path: &Path) -> anyhow::Result<String> {
     read.with_context(|| format!("read {}", path.display()))
 }
 
-/// Returns the job's name, made of lower-case letters, digits and dashes from the given name or the file's.
+/// Returns the job's name, made of lower-case letters, digits and dashes from the given name, that of another
+/// operator's job, or the file's.
 fn name(args: &ConvertArgs, launch: &Launch) -> String {
     let stem = args.file.as_ref().and_then(|file| file.file_stem()).and_then(|stem| stem.to_str());
-    let text =
-        args.name.as_deref().or(stem.filter(|stem| *stem != STANDARD_INPUT)).unwrap_or(&launch.trainer);
+    let of_job = launch.cluster.as_ref().and_then(ClusterJob::name);
+    let of_file = of_job.or(stem.filter(|stem| *stem != STANDARD_INPUT));
+    let text = args.name.as_deref().or(of_file).unwrap_or(&launch.trainer);
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_lowercase() } else { '-' };
     let name: String = text.trim_start_matches("run_").chars().map(plain).take(MAX_NAME_LEN).collect();
     let name = name.trim_matches('-');

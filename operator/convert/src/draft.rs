@@ -9,8 +9,28 @@ use crate::outcome::{Fate, Outcome};
 use crate::settings::is_true;
 
 /// Sections of a specification, in their usual order.
-const SECTIONS: [&str; 9] =
-    ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking", "workers"];
+const SECTIONS: [&str; 11] = [
+    "model",
+    "data",
+    "rewards",
+    "algorithm",
+    "rollout",
+    "training",
+    "checkpoint",
+    "tracking",
+    "workers",
+    "runPolicy",
+    "managedBy",
+];
+/// Prefixes of fields of other operators' manifests with the section to which they belong.
+const CLUSTER_HOMES: [(&str, &str); 6] = [
+    ("RayJob.deletionStrategy", "runPolicy"),
+    ("RayJob.managedBy", "runPolicy"),
+    ("RayJob.", "workers"),
+    ("TrainJob.initializer.model", "model"),
+    ("TrainJob.initializer.dataset", "data"),
+    ("TrainJob.", "workers"),
+];
 /// Largest width of a comment line, in characters.
 const COMMENT_COLUMNS: usize = 110;
 
@@ -18,6 +38,8 @@ const COMMENT_COLUMNS: usize = 110;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Draft {
     name: String,
+    /// Further metadata of the job: namespace, labels and annotations.
+    metadata: Map<String, Value>,
     /// Paths below `spec`, such as `training.optimizer.learningRate`.
     fields: Vec<(String, Value)>,
     /// Sections, each with the text of a remark on it.
@@ -34,8 +56,14 @@ impl Draft {
     }
 
     fn section_of(&self, key: &str) -> &'static str {
-        let home = self.homes.iter().find(|(beginning, _)| key.starts_with(beginning));
+        let mut homes = CLUSTER_HOMES.iter().chain(self.homes);
+        let home = homes.find(|(beginning, _)| key.starts_with(beginning));
         home.map_or("training", |(_, section)| section)
+    }
+
+    /// Sets a field of the job's metadata other than its name.
+    pub(crate) fn set_metadata(&mut self, field: &str, value: impl Into<Value>) {
+        self.metadata.insert(field.to_owned(), value.into());
     }
 
     /// Sets a field, such as `spec.training.steps`.
@@ -120,9 +148,13 @@ impl Draft {
     /// they belong.
     pub(crate) fn to_yaml(&self, launch: &Launch, outcomes: &[Outcome]) -> String {
         let mut text = String::new();
-        comment(&mut text, 0, &format!("Converted from {} ({}).", launch.project.name(), launch.trainer));
+        let source = launch.cluster.as_ref().map(|job| format!(" in a {}", job.kind_name()));
+        let (project, source) = (launch.project.name(), source.unwrap_or_default());
+        comment(&mut text, 0, &format!("Converted from {project} ({}){source}.", launch.trainer));
         text.push_str("apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata:\n");
-        let _ = writeln!(text, "  name: {}\nspec:", flow(&Value::from(self.name.as_str())));
+        let _ = writeln!(text, "  name: {}", flow(&Value::from(self.name.as_str())));
+        self.metadata.iter().for_each(|(name, value)| write_value(&mut text, 2, name, value));
+        text.push_str("spec:\n");
         for section in SECTIONS {
             self.write_section(&mut text, section, outcomes);
         }
@@ -130,6 +162,9 @@ impl Draft {
     }
 
     fn write_section(&self, text: &mut String, section: &'static str, outcomes: &[Outcome]) {
+        if let Some(value) = self.value(section) {
+            return write_value(text, 2, section, value);
+        }
         let lost = self.lost(section, outcomes);
         let remarks = self.remarks.iter().filter(|(of, _)| *of == section);
         let remarks: Vec<_> = remarks.map(|(_, remark)| remark).chain(&lost).collect();

@@ -19,6 +19,7 @@ type Parts = Result<BTreeMap<String, Vec<Row>>, String>;
 static VERL: LazyLock<Parts> = LazyLock::new(|| parse(include_str!("../tables/verl.yaml")));
 static TRL: LazyLock<Parts> = LazyLock::new(|| parse(include_str!("../tables/trl.yaml")));
 static OPEN_INSTRUCT: LazyLock<Parts> = LazyLock::new(|| parse(include_str!("../tables/open-instruct.yaml")));
+static CLUSTERS: LazyLock<Parts> = LazyLock::new(|| parse(include_str!("../tables/clusters.yaml")));
 
 fn parse(table: &str) -> Parts {
     serde_saphyr::from_str(table).map_err(|error| error.to_string())
@@ -76,6 +77,18 @@ impl Table {
             Project::Trl => (&TRL, &["all"]),
             Project::OpenInstruct => (&OPEN_INSTRUCT, &["all"]),
         };
+        Self::of_parts(table, parts)
+    }
+
+    /// Returns a part of the table of other operators' manifests.
+    ///
+    /// # Errors
+    /// When a row is malformed, which would be a bug of this crate.
+    pub(crate) fn of_cluster(part: &str) -> Result<Self, ConvertError> {
+        Self::of_parts(&CLUSTERS, &[part])
+    }
+
+    fn of_parts(table: &'static LazyLock<Parts>, parts: &[&str]) -> Result<Self, ConvertError> {
         let table = match &**table {
             Ok(table) => table,
             Err(error) => return Err(ConvertError::Table(error.clone())),

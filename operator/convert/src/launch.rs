@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::cluster::job::ClusterJob;
 use crate::settings::{Settings, SettingsError};
+use crate::shell::Evaluation;
 
 /// Project to which a trainer belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +61,18 @@ pub struct Launch {
     pub processes: Option<u64>,
     /// Number of machines, if the launcher gives it.
     pub machines: Option<u64>,
+    /// Job of another operator whose command this is.
+    pub cluster: Option<ClusterJob>,
 }
 
 impl Launch {
     /// Recognises the trainer that a command starts; `None` if there is no known one.
     pub fn of(words: &[String]) -> Option<Self> {
+        Self::on(words, None)
+    }
+
+    /// Recognises the trainer that a command starts on this number of machines, unless the launcher gives it.
+    pub(crate) fn on(words: &[String], machines: Option<u64>) -> Option<Self> {
         let (index, project, trainer) = words.iter().enumerate().find_map(|(index, word)| {
             let before = index.checked_sub(1).and_then(|before| words.get(before));
             let (project, trainer) = trainer(word, before.map(String::as_str))?;
@@ -79,7 +88,8 @@ impl Launch {
             config_name: None,
             texts: BTreeMap::new(),
             processes: None,
-            machines: option(&["nnodes", "num_machines", "num_nodes"]),
+            machines: option(&["nnodes", "num_machines", "num_nodes"]).or(machines),
+            cluster: None,
         };
         let machines = launch.machines.unwrap_or(1).max(1);
         // torchrun counts the processes of a machine, accelerate those of all.
@@ -94,6 +104,19 @@ impl Launch {
         Some(launch)
     }
 
+    /// Returns the launches among the commands of a script, on this number of machines unless they give
+    /// another.
+    pub(crate) fn all_in(evaluation: &Evaluation, machines: Option<u64>) -> Vec<Self> {
+        let launches = evaluation.commands.iter().filter_map(|words| Self::on(words, machines));
+        let mut launches: Vec<_> = launches.collect();
+        for launch in &mut launches {
+            let written = |path: &String| evaluation.files.get(path.trim_start_matches("./")).cloned();
+            let texts = launch.files.iter().filter_map(|path| Some((path.clone(), written(path)?)));
+            launch.texts = texts.collect();
+        }
+        launches
+    }
+
     /// Makes a launch from settings alone, for a project that the user names.
     pub fn new(project: Project, trainer: &str, arguments: &[String]) -> Self {
         let trainer = trainer.to_owned();
@@ -106,12 +129,13 @@ impl Launch {
             texts: BTreeMap::new(),
             processes: None,
             machines: None,
+            cluster: None,
         };
         launch.take(arguments);
         launch
     }
 
-    fn take(&mut self, arguments: &[String]) {
+    pub(crate) fn take(&mut self, arguments: &[String]) {
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             if self.project == Project::Verl && argument.starts_with('-') {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Markdown --blocks--> scripts
+//! manifest of KubeRay or Kubeflow Trainer --cluster--> script, and fields of workers
 //! script --shell--> commands --launch--> Launch (project, arguments, settings files)
 //! settings --key tables--> Draft (fields and remarks) --finish--> manifest as YAML
 //! ```
@@ -10,6 +11,7 @@
 //! files and validates manifests.
 
 mod adapter;
+mod cluster;
 mod draft;
 mod error;
 mod key;
@@ -29,6 +31,7 @@ mod verl;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+pub use cluster::job::ClusterJob;
 pub use error::ConvertError;
 use key::Table;
 pub use launch::{Launch, Project};
@@ -81,12 +84,7 @@ fn launches_within(
 ) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
     let script = with_line_feeds(script);
     let evaluation = shell::evaluate_within(budget, &script, environment, arguments)?;
-    let mut launches: Vec<_> = evaluation.commands.iter().filter_map(|words| Launch::of(words)).collect();
-    for launch in &mut launches {
-        let written = |path: &String| evaluation.files.get(path.trim_start_matches("./")).cloned();
-        let texts = launch.files.iter().filter_map(|path| Some((path.clone(), written(path)?)));
-        launch.texts = texts.collect();
-    }
+    let launches = Launch::all_in(&evaluation, None);
     if launches.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((launches, evaluation.notes)) }
 }
 
@@ -140,6 +138,26 @@ pub fn launches_of_python(
     Ok((vec![launch], notes))
 }
 
+/// Whether a text is a manifest of Kubernetes rather than settings: its first document names a kind.
+pub fn is_manifest(text: &str) -> bool {
+    text.len() <= MAX_BYTES && cluster::is_manifest(text)
+}
+
+/// Returns the launches of the jobs of other operators that a file has, KubeRay's RayJob and Kubeflow
+/// Trainer's TrainJob, with further settings. Other objects of the file are not read, but for the files that
+/// its ConfigMaps hold.
+///
+/// # Errors
+/// When the file has no such job, or the commands of none launch a known trainer.
+pub fn launches_of_manifest(
+    text: &str,
+    environment: &BTreeMap<String, String>,
+    arguments: &[String],
+) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
+    bounded(text)?;
+    cluster::launches(&with_line_feeds(text), environment, arguments)
+}
+
 /// Converts one launch to the manifest of a job with this name.
 ///
 /// `files` are the texts of the settings files that the launch names, in the same order.
@@ -156,6 +174,7 @@ pub fn convert(launch: &Launch, files: &[String], name: &str) -> Result<Conversi
         Project::OpenInstruct => open_instruct::convert(launch, &table, &settings, name),
     };
     table.settle(&settings, &mut outcomes);
+    cluster::convert(launch, &mut draft, &mut outcomes)?;
     tolerated::resolve(&mut draft);
     tolerated::refused::correct(&mut draft, launch, &mut outcomes);
     let manifest = draft.to_yaml(launch, &outcomes);

@@ -183,10 +183,7 @@ impl Settings {
     /// # Errors
     /// When the text is not a YAML map.
     pub fn add_yaml(&mut self, text: &str) -> Result<(), SettingsError> {
-        let message = |error: serde_saphyr::Error| {
-            error.without_snippet().render_with_formatter(&serde_saphyr::UserMessageFormatter)
-        };
-        let tree: Value = read_yaml(text).map_err(|error| SettingsError::Yaml(message(error)))?;
+        let tree: Value = read_yaml(text).map_err(|error| SettingsError::Yaml(yaml_message(error)))?;
         match tree {
             Value::Object(tree) => self.add_map("", tree),
             other => return Err(SettingsError::Yaml(format!("it is {other}"))),
@@ -275,6 +272,11 @@ pub(crate) fn is_true(value: &Value) -> bool {
         Value::String(text) => matches!(text.to_ascii_lowercase().as_str(), "true" | "yes" | "on" | "1"),
         _ => false,
     }
+}
+
+/// Returns what is wrong with a YAML text, in words for people, with the line.
+pub(crate) fn yaml_message(error: serde_saphyr::Error) -> String {
+    error.without_snippet().render_with_formatter(&serde_saphyr::UserMessageFormatter)
 }
 
 /// Formats a value as on a command line.

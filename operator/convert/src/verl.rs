@@ -93,7 +93,7 @@ pub(crate) fn convert(
     algorithm::finish(&settings, given, &mut draft);
     rollout(&settings, &mut draft);
     training(&settings, &mut draft);
-    workers(&settings, &mut draft);
+    workers(launch, given, &settings, &mut draft);
     given.add_uses(&settings);
     (draft, outcomes)
 }
@@ -325,8 +325,11 @@ fn warmup(settings: &Settings, optimizer: &str, draft: &mut Draft) {
     }
 }
 
-fn workers(settings: &Settings, draft: &mut Draft) {
-    let (nodes, gpus) = (settings.count("trainer.nnodes"), settings.count("trainer.n_gpus_per_node"));
+fn workers(launch: &Launch, given: &Settings, settings: &Settings, draft: &mut Draft) {
+    // A job of another operator has pods also where the script does not say their number.
+    let count = |key: &str, of_pods: Option<u64>| given.count(key).or(of_pods).or(settings.count(key));
+    let nodes = count("trainer.nnodes", launch.machines);
+    let gpus = count("trainer.n_gpus_per_node", launch.processes);
     let ranks = nodes.unwrap_or(1).saturating_mul(gpus.unwrap_or(1));
     draft.set("spec.workers.count", nodes.unwrap_or(1));
     draft.set("spec.workers.ranksPerWorker", gpus.unwrap_or(1));

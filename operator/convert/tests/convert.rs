@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
 mod algorithms;
+mod clusters;
 mod fields;
 mod mutated;
 mod named;

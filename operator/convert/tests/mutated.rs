@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
-use rlt_convert::{Launch, Project, convert, launches, launches_of_markdown};
+use rlt_convert::{Launch, Project, convert, launches, launches_of_manifest, launches_of_markdown};
 use rlt_mutations::{cases, mutated};
 
 fn fixtures(ending: &str) -> Vec<Vec<u8>> {
@@ -46,6 +46,13 @@ proptest! {
     #[test]
     fn a_page_of_any_text_becomes_manifests_or_errors(bytes in mutated(fixtures(".md"))) {
         if let Ok((launches, _)) = launches_of_markdown(&String::from_utf8_lossy(&bytes), &BTreeMap::new(), &[]) {
+            check(&launches, &[])?;
+        }
+    }
+
+    #[test]
+    fn a_manifest_of_any_text_becomes_manifests_or_errors(bytes in mutated(fixtures("-job.yaml"))) {
+        if let Ok((launches, _)) = launches_of_manifest(&String::from_utf8_lossy(&bytes), &BTreeMap::new(), &[]) {
             check(&launches, &[])?;
         }
     }

@@ -7,21 +7,24 @@ use clap::ValueEnum;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Reads a launch script (its variables, arrays, conditions and functions; no
-program is started), a settings file in YAML, or settings after `--`. In
-Markdown each fenced block of a shell is read by itself. Settings without an
+program is started), a settings file in YAML, or settings after `--`; also a
+RayJob of KubeRay and a TrainJob of Kubeflow Trainer, whose pods become workers.
+In Markdown each fenced block of a shell is read by itself. Settings without an
 equivalent become comments next to the fields to which they would belong, and
 are listed. The manifest states every part of the algorithm in which the other
 trainer's defaults differ.
 
   rlctl convert run_qwen3_8b.sh -o job.yaml
   rlctl convert run_qwen3_8b.sh --set MODEL_PATH=Qwen/Qwen3-4B --set NNODES=2
+  rlctl convert rayjob.yaml -o job.yaml
+  kubectl get trainjob NAME -o yaml | rlctl convert -
   rlctl convert --from trl grpo.yaml --trainer grpo
   rlctl convert --from verl -- algorithm.adv_estimator=grpo trainer.nnodes=2
 
 Exit code 0 when the manifest is valid, 2 when something must be added to it.")]
 pub(crate) struct ConvertArgs {
-    /// Launch script (shell or Python), Markdown (.md) with shell blocks, or settings (.yaml); - for standard
-    /// input.
+    /// Launch script (shell or Python), Markdown (.md) with shell blocks, settings (.yaml), or a manifest of
+    /// KubeRay or Kubeflow Trainer; - for standard input.
     #[arg(value_name = "FILE", required_unless_present = "settings")]
     pub(crate) file: Option<PathBuf>,
     /// Project of the settings, if there is no script.

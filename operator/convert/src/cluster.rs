@@ -1,0 +1,146 @@
+//! Jobs of other operators: KubeRay's RayJob and Kubeflow Trainer's TrainJob.
+//!
+//! The command of a job is read as a script, and its pods become the workers. Each field of the manifest has
+//! an outcome, whose key begins with the kind.
+
+mod command;
+mod document;
+mod fields;
+pub(crate) mod job;
+mod pod;
+mod ray;
+mod resources;
+mod shape;
+mod train;
+mod variables;
+mod volumes;
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use crate::ConvertError;
+use crate::draft::Draft;
+use crate::launch::Launch;
+use crate::outcome::Outcome;
+use crate::shell::limits::Budget;
+use document::Documents;
+pub(crate) use document::is_manifest;
+use fields::Target;
+use job::{ClusterJob, Kind};
+
+/// Label with which a job requests a queue of Kueue.
+const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
+/// Label with which a job names its priority in the queue.
+const QUEUE_PRIORITY_LABEL: &str = "kueue.x-k8s.io/priority-class";
+/// Label with which a RayJob names the PriorityClass of its pods.
+const RAY_PRIORITY_LABEL: &str = "ray.io/priority-class-name";
+/// Value of `managedBy` of a job that MultiKueue runs in another cluster.
+const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
+
+/// Returns the launches of all jobs of a file.
+pub(crate) fn launches(
+    text: &str,
+    environment: &BTreeMap<String, String>,
+    arguments: &[String],
+) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
+    let Documents { jobs, files } = document::read(text)?;
+    let (mut all, mut notes, mut first_error) = (Vec::new(), Vec::new(), None);
+    let mut budget = Budget::default();
+    for job in jobs {
+        match command::launches(&mut budget, &job, &files, environment) {
+            Ok((launches, more)) => {
+                all.extend(launches);
+                notes.extend(more);
+            }
+            Err(error) => {
+                let name = job.name().unwrap_or_default();
+                notes.push(format!("the {} {name} is left out: {error}", job.kind_name()));
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    if let Some(error) = first_error.filter(|_| all.is_empty()) {
+        return Err(error);
+    }
+    all.iter_mut().for_each(|launch| launch.take(arguments));
+    Ok((all, notes))
+}
+
+/// Adds the fields of the job whose command a launch is, if there is one.
+pub(crate) fn convert(
+    launch: &Launch,
+    draft: &mut Draft,
+    outcomes: &mut Vec<Outcome>,
+) -> Result<(), ConvertError> {
+    let Some(job) = &launch.cluster else { return Ok(()) };
+    let mut target = Target { draft, outcomes };
+    metadata(job, &mut target);
+    suspension(job, &mut target);
+    controller(job, &mut target);
+    match job.kind {
+        Kind::RayJob => ray::convert(job, &mut target)?,
+        Kind::TrainJob => train::convert(job, launch, &mut target)?,
+    }
+    shape::compare(job.kind, command::shape_of(job), target.draft);
+    if !target.draft.has("workers.storage") {
+        target.draft.remark(
+            "workers",
+            "without storage checkpoints are lost with their pods, and a restart begins at the first step: say \
+             storage.claimName of a claim that exists, or storage.size.",
+        );
+    }
+    Ok(())
+}
+
+/// Converts namespace, labels and annotations of a job. Labels of its queue are Kueue's own for every kind.
+fn metadata(job: &ClusterJob, target: &mut Target<'_>) {
+    if let Some(namespace) = job.metadata.get("namespace") {
+        target.draft.set_metadata("namespace", namespace.clone());
+    }
+    for kind in ["labels", "annotations"] {
+        let empty = Map::new();
+        let entries = job.metadata.get(kind).and_then(Value::as_object).unwrap_or(&empty);
+        let mut kept = pod::of_users(entries);
+        for (name, value) in entries.iter().filter(|(name, _)| name.starts_with("kueue.x-k8s.io/")) {
+            if [QUEUE_LABEL, QUEUE_PRIORITY_LABEL].contains(&name.as_str()) {
+                kept.insert(name.clone(), value.clone());
+            } else {
+                let key = format!("{}.metadata.{kind}.{name}", job.kind_name());
+                target.absent(&key, value, "the operator reads the queue and its priority alone");
+            }
+        }
+        if !kept.is_empty() {
+            target.draft.set_metadata(kind, kept);
+        }
+        if let Some(class) = entries.get(RAY_PRIORITY_LABEL) {
+            let key = format!("RayJob.metadata.{kind}.{RAY_PRIORITY_LABEL}");
+            target.set(&key, class, "workers.priorityClassName", class.clone());
+        }
+    }
+}
+
+/// Converts a suspension, unless it is that of a job that waits for its queue.
+fn suspension(job: &ClusterJob, target: &mut Target<'_>) {
+    let Some(suspend) = job.spec.get("suspend").filter(|suspend| !suspend.is_null()) else { return };
+    let key = format!("{}.suspend", job.kind_name());
+    let has_queue = job.metadata.get("labels").is_some_and(|labels| labels[QUEUE_LABEL].is_string());
+    if has_queue {
+        let reason = "a job with a queue waits for it by itself, and Kueue does not write runPolicy.suspend";
+        target.inherent(&key, suspend, reason);
+    } else {
+        target.set(&key, suspend, "runPolicy.suspend", suspend.clone());
+    }
+}
+
+fn controller(job: &ClusterJob, target: &mut Target<'_>) {
+    let Some(controller) = job.spec.get("managedBy").filter(|controller| !controller.is_null()) else {
+        return;
+    };
+    let key = format!("{}.managedBy", job.kind_name());
+    if controller == MULTIKUEUE {
+        target.set(&key, controller, "managedBy", MULTIKUEUE);
+    } else {
+        target.inherent(&key, controller, "the operator reconciles the job");
+    }
+}
