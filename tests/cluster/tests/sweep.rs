@@ -12,13 +12,16 @@ use std::time::{Duration, Instant};
 
 use rlt_cluster::{Options, can_run};
 
-/// Longest that a test waits for the sweep, which takes a tenth of a second.
+/// Longest that a test waits for the sweep or for started programs, each of which takes a tenth of a second.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A cluster that starts sweeps what the other test has just killed.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A process that owns a control plane, and the folder of that cluster.
+/// Number of programs of a control plane: etcd, API server, controller manager, scheduler.
+const NUM_PROGRAMS: usize = 4;
+
+/// A process that owns a control plane, all of whose programs run, and the folder of that cluster.
 fn owner() -> (Child, PathBuf) {
     let mut owner = Command::new(env!("CARGO_BIN_EXE_cluster"))
         .arg("own-control-plane")
@@ -29,7 +32,23 @@ fn owner() -> (Child, PathBuf) {
     let mut line = String::new();
     BufReader::new(owner.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let kubeconfig = line.trim().strip_prefix("KUBECONFIG=").unwrap().split(' ').next().unwrap();
-    (owner, Path::new(kubeconfig).parent().unwrap().to_owned())
+    let folder = Path::new(kubeconfig).parent().unwrap().to_owned();
+    wait_until("all programs run", &folder, || num_programs(&folder) == NUM_PROGRAMS);
+    (owner, folder)
+}
+
+/// Number of programs of the cluster in `folder`. A program that has just been started is not counted yet:
+/// first its process is `nsenter`, and while a process begins another program it has no command line.
+fn num_programs(folder: &Path) -> usize {
+    processes_of(folder).iter().filter(|line| !line.starts_with("nsenter\0")).count()
+}
+
+fn wait_until(what: &str, folder: &Path, is_met: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is_met() {
+        assert!(started.elapsed() < PATIENCE, "not in time: {what}; processes: {:?}", processes_of(folder));
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Processes of the machine, zombies left out, whose command line names a file in `folder`.
@@ -55,14 +74,9 @@ fn nothing_is_left_when_the_owner_is_killed() {
         return;
     }
     let (mut owner, folder) = owner();
-    assert!(processes_of(&folder).len() >= 4, "{:?}", processes_of(&folder));
     owner.kill().unwrap();
     owner.wait().unwrap();
-    let killed = Instant::now();
-    while !is_gone(&folder) {
-        assert!(killed.elapsed() < PATIENCE, "left: {:?}", processes_of(&folder));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("nothing is left", &folder, || is_gone(&folder));
 }
 
 #[test]
@@ -78,11 +92,10 @@ fn leftovers_of_a_killed_janitor_are_removed_by_the_next_start() {
         assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
     }
     owner.wait().unwrap();
-    let killed = Instant::now();
-    while !is_gone(&folder) {
-        assert!(killed.elapsed() < PATIENCE, "left: {:?}", processes_of(&folder));
+    wait_until("nothing is left", &folder, || {
         rlt_cluster::sweep().unwrap();
-    }
+        is_gone(&folder)
+    });
 }
 
 fn command_line(pid: u32) -> String {
