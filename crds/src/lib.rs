@@ -43,7 +43,7 @@ pub use validate::{
 };
 pub use variables::is_secret_name;
 pub use warnings::Warning;
-pub use yaml::read_yaml;
+pub use yaml::{read_yaml, read_yaml_documents};
 
 /// Whether only the operator may set a variable of workers.
 pub fn is_reserved_variable(name: &str) -> bool {

@@ -10,8 +10,19 @@ use serde::de::DeserializeOwned;
 /// # Errors
 /// When the text is not YAML, more than one document, or not of this type.
 pub fn read_yaml<T: DeserializeOwned>(text: &str) -> Result<T, serde_saphyr::Error> {
-    let options = serde_saphyr::options! { emit_comments: false };
-    serde_saphyr::from_str_with_options(&without_empty_documents(text), options)
+    serde_saphyr::from_str_with_options(&without_empty_documents(text), options())
+}
+
+/// Reads all documents, with as many comments as they have. Documents without content are left out.
+///
+/// # Errors
+/// When the text is not YAML, or a document is not of this type.
+pub fn read_yaml_documents<T: DeserializeOwned>(text: &str) -> Result<Vec<T>, serde_saphyr::Error> {
+    serde_saphyr::from_multiple_with_options(text, options())
+}
+
+fn options() -> serde_saphyr::Options {
+    serde_saphyr::options! { emit_comments: false }
 }
 
 /// Line that begins a document; no text of YAML contains such a line otherwise.
@@ -56,7 +67,7 @@ fn has_no_content(line: &str) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::read_yaml;
+    use super::{read_yaml, read_yaml_documents};
 
     #[test]
     fn documents_without_content_do_not_count() {
@@ -73,6 +84,21 @@ mod tests {
         }
         assert_eq!(read_yaml::<Value>("a: |+\n  b\n---\n").unwrap(), json!({"a": "b\n"}));
         assert_eq!(read_yaml::<Value>("---\n").unwrap(), Value::Null);
+    }
+
+    #[test]
+    fn all_documents_with_content_are_read_however_many_comments_they_have() {
+        let comments = "# a\n".repeat(40);
+        for text in [
+            "a: 1\n---\nb: 2\n",
+            "---\n# first\n---\na: 1\n---\n---\nb: 2\n---\n",
+            "a: 1\n---\nnull\n--- {b: 2}\n",
+        ] {
+            let read: Vec<Value> = read_yaml_documents(&format!("{comments}{text}")).unwrap();
+            assert_eq!(read, [json!({"a": 1}), json!({"b": 2})], "{text:?}");
+        }
+        assert_eq!(read_yaml_documents::<Value>("").unwrap(), [Value::Null; 0]);
+        assert!(read_yaml_documents::<Value>("a: 1\n---\nb: [\n").is_err());
     }
 
     #[test]

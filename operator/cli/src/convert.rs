@@ -10,7 +10,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, bail};
 use rlt_api::ExitCode;
-use rlt_convert::{ClusterJob, Conversion, Launch, Project};
+use rlt_convert::{ClusterJob, Conversion, Launch, Manifest, Project};
 use rlt_objects::pod_template;
 
 use crate::args::{ConvertArgs, SourceProject};
@@ -59,25 +59,26 @@ fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String
     let extension = file.extension().and_then(|extension| extension.to_str());
     // Standard input has no extension.
     let may_be_manifest = matches!(extension, None | Some("yaml" | "yml" | "json"));
-    let is_manifest = may_be_manifest && rlt_convert::is_manifest(&text);
-    if is_manifest && (args.from.is_some() || args.trainer.is_some()) {
+    let manifest = if may_be_manifest { Manifest::read(&text)? } else { None };
+    if manifest.is_some() && (args.from.is_some() || args.trainer.is_some()) {
         bail!("--from, --trainer: expected none for a manifest of Kubernetes, whose command says both");
     }
-    if !is_manifest && matches!(extension, Some("yaml" | "yml")) {
+    if manifest.is_none() && matches!(extension, Some("yaml" | "yml")) {
         let launch = named(args, &args.settings)?;
         let further = texts(&launch, file.parent().unwrap_or(Path::new("")))?;
         return Ok((launch, [vec![text], further].concat(), Vec::new()));
     }
     let mut environment: BTreeMap<_, _> = args.variables.iter().cloned().collect();
     // The home of a pod is another one.
-    if let Some(home) = env::var("HOME").ok().filter(|_| !is_manifest) {
+    if let Some(home) = env::var("HOME").ok().filter(|_| manifest.is_none()) {
         environment.entry("HOME".to_owned()).or_insert(home);
     }
-    let (launches, mut notes) = match extension {
-        _ if is_manifest => rlt_convert::launches_of_manifest(&text, &environment, &args.settings)?,
-        Some("md" | "mdx") => rlt_convert::launches_of_markdown(&text, &environment, &args.settings)?,
-        Some("py") => rlt_convert::launches_of_python(&text, &args.settings)?,
-        _ => rlt_convert::launches(&text, &environment, &args.settings)?,
+    let settings = &args.settings;
+    let (launches, mut notes) = match (&manifest, extension) {
+        (Some(manifest), _) => rlt_convert::launches_of_manifest(manifest, &environment, settings)?,
+        (None, Some("md" | "mdx")) => rlt_convert::launches_of_markdown(&text, &environment, settings)?,
+        (None, Some("py")) => rlt_convert::launches_of_python(&text, settings)?,
+        (None, _) => rlt_convert::launches(&text, &environment, settings)?,
     };
     let num_launches = launches.len();
     let index = args.launch.wrapping_sub(1);

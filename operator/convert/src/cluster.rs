@@ -24,8 +24,7 @@ use crate::draft::Draft;
 use crate::launch::Launch;
 use crate::outcome::Outcome;
 use crate::shell::limits::Budget;
-use document::Documents;
-pub(crate) use document::is_manifest;
+pub use document::Manifest;
 use fields::Target;
 use job::{ClusterJob, Kind};
 
@@ -38,17 +37,16 @@ const RAY_PRIORITY_LABEL: &str = "ray.io/priority-class-name";
 /// Value of `managedBy` of a job that MultiKueue runs in another cluster.
 const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
 
-/// Returns the launches of all jobs of a file.
+/// Returns the launches of all jobs of a manifest.
 pub(crate) fn launches(
-    text: &str,
+    manifest: &Manifest,
     environment: &BTreeMap<String, String>,
     arguments: &[String],
 ) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
-    let Documents { jobs, files } = document::read(text)?;
     let (mut all, mut notes, mut first_error) = (Vec::new(), Vec::new(), None);
     let mut budget = Budget::default();
-    for job in jobs {
-        match command::launches(&mut budget, &job, &files, environment) {
+    for job in &manifest.jobs {
+        match command::launches(&mut budget, job, &manifest.files, environment) {
             Ok((launches, more)) => {
                 all.extend(launches);
                 notes.extend(more);

@@ -31,6 +31,7 @@ mod verl;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+pub use cluster::Manifest;
 pub use cluster::job::ClusterJob;
 pub use error::ConvertError;
 use key::Table;
@@ -138,24 +139,17 @@ pub fn launches_of_python(
     Ok((vec![launch], notes))
 }
 
-/// Whether a text is a manifest of Kubernetes rather than settings: its first document names a kind.
-pub fn is_manifest(text: &str) -> bool {
-    text.len() <= MAX_BYTES && cluster::is_manifest(text)
-}
-
-/// Returns the launches of the jobs of other operators that a file has, KubeRay's RayJob and Kubeflow
-/// Trainer's TrainJob, with further settings. Other objects of the file are not read, but for the files that
-/// its ConfigMaps hold.
+/// Returns the launches of the jobs of a manifest, KubeRay's RayJob and Kubeflow Trainer's TrainJob, with
+/// further settings.
 ///
 /// # Errors
-/// When the file has no such job, or the commands of none launch a known trainer.
+/// When the commands of no job launch a known trainer.
 pub fn launches_of_manifest(
-    text: &str,
+    manifest: &Manifest,
     environment: &BTreeMap<String, String>,
     arguments: &[String],
 ) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
-    bounded(text)?;
-    cluster::launches(&with_line_feeds(text), environment, arguments)
+    cluster::launches(manifest, environment, arguments)
 }
 
 /// Converts one launch to the manifest of a job with this name.

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use rlt_convert::{ClusterJob, Conversion, Fate, Launch, convert, is_manifest, launches_of_manifest};
+use rlt_convert::{ClusterJob, Conversion, Fate, Launch, Manifest, convert, launches_of_manifest};
 use serde_json::{Value, json};
 
 use super::{fixture, problems};
 
 fn launches(text: &str) -> Result<Vec<Launch>, String> {
-    assert!(is_manifest(text), "{text}");
-    let found = launches_of_manifest(text, &BTreeMap::new(), &[]);
+    let manifest = Manifest::read(text).map_err(|error| error.to_string())?;
+    let manifest = manifest.unwrap_or_else(|| panic!("no manifest: {text}"));
+    let found = launches_of_manifest(&manifest, &BTreeMap::new(), &[]);
     found.map(|(launches, _)| launches).map_err(|error| error.to_string())
 }
 
@@ -252,7 +253,16 @@ fn other_kinds_are_refused_with_their_name_and_those_that_are_read() {
         error.contains("spec.entrypoint of the RayJob: a command that starts a trainer is expected"),
         "{error}"
     );
-    assert!(!is_manifest("beta: 0.1\n") && !is_manifest("apiVersion=1; kind=2\n") && !is_manifest("[1]"));
+}
+
+#[test]
+fn a_manifest_that_is_not_yaml_is_refused_and_settings_and_scripts_are_none() {
+    let error = launches("# one\n---\napiVersion: ray.io/v1\nkind: RayJob\nspec: {\n").unwrap_err();
+    assert!(error.starts_with("the manifest is not YAML: "), "{error}");
+    let script = "kubectl apply -f - <<EOF\napiVersion: v1\nkind: ConfigMap\nEOF\n";
+    for text in ["beta: 0.1\n", "apiVersion=1; kind=2\n", "[1]", "apiVersion: 1\n", script] {
+        assert!(Manifest::read(text).unwrap().is_none(), "{text}");
+    }
 }
 
 /// The blocks of the page of this conversion: a manifest of another operator, and what becomes of it.

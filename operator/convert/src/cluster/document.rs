@@ -1,4 +1,4 @@
-//! Documents of a file: the jobs of other operators, and the ConfigMaps beside them.
+//! Manifests: the jobs of other operators, and the ConfigMaps beside them.
 
 use std::collections::BTreeMap;
 
@@ -8,52 +8,59 @@ use super::job::{ClusterJob, Kind};
 use crate::ConvertError;
 use crate::settings::yaml_message;
 
-/// Jobs of a file, and the files that its ConfigMaps hold.
-#[derive(Debug, Default)]
-pub(super) struct Documents {
+/// Beginnings of the first line of a manifest. No script begins so.
+const BEGINNINGS: [&str; 2] = ["apiVersion:", "kind:"];
+
+/// Objects of Kubernetes in a file: jobs of other operators, and the ConfigMaps beside them.
+#[derive(Debug)]
+pub struct Manifest {
     pub(super) jobs: Vec<ClusterJob>,
     /// Texts of the ConfigMaps by their keys, which are names of files in a pod.
     pub(super) files: BTreeMap<String, String>,
 }
 
-/// Whether a text is a manifest of Kubernetes rather than settings: its first document names a kind.
-pub(crate) fn is_manifest(text: &str) -> bool {
-    text.contains("apiVersion")
-        && documents(text).is_ok_and(|documents| {
-            let first = documents.iter().find(|document| !document.is_null());
-            first.is_some_and(|first| first["apiVersion"].is_string() && first["kind"].is_string())
-        })
-}
-
-fn documents(text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
-    let options = serde_saphyr::options! { emit_comments: false };
-    serde_saphyr::from_multiple_with_options(text, options)
-}
-
-/// Reads the documents of a file.
-///
-/// # Errors
-/// When the file is not YAML, or has no job of a kind that is read.
-pub(super) fn read(text: &str) -> Result<Documents, ConvertError> {
-    let documents = documents(text).map_err(|error| ConvertError::Manifest(yaml_message(error)))?;
-    let mut found = Documents::default();
-    let mut other = None;
-    for document in documents {
-        let (version, kind) = (word(&document, "apiVersion"), word(&document, "kind"));
-        match Kind::of(&version, &kind) {
-            Some(kind) => found.jobs.push(job(kind, &document)),
-            None if kind == "ConfigMap" => found.files.extend(files(&document)),
-            None if document.is_null() => {}
-            None => {
-                other.get_or_insert(ConvertError::Kind { hint: hint(&version, &kind), kind, version });
-            }
+impl Manifest {
+    /// Reads a text, and returns `None` if it is another one than a manifest, such as settings: the first
+    /// document of a manifest names a kind.
+    ///
+    /// # Errors
+    /// When the text is too large, or a manifest that is not YAML, or has no job of a kind that is read.
+    pub fn read(text: &str) -> Result<Option<Self>, ConvertError> {
+        crate::bounded(text)?;
+        if !text.contains("apiVersion") {
+            return Ok(None);
+        }
+        match rlt_api::read_yaml_documents::<Value>(&crate::with_line_feeds(text)) {
+            Ok(documents) if documents.first().is_some_and(is_object) => Self::of(&documents).map(Some),
+            Err(error) if begins_as_object(text) => Err(ConvertError::Manifest(yaml_message(error))),
+            _ => Ok(None),
         }
     }
-    match other {
-        Some(error) if found.jobs.is_empty() => Err(error),
-        None if found.jobs.is_empty() => Err(ConvertError::NoJob),
-        _ => Ok(found),
+
+    fn of(documents: &[Value]) -> Result<Self, ConvertError> {
+        let (mut found, mut other) = (Self { jobs: Vec::new(), files: BTreeMap::new() }, None);
+        for document in documents {
+            let (version, kind) = (word(document, "apiVersion"), word(document, "kind"));
+            match Kind::of(&version, &kind) {
+                Some(kind) => found.jobs.push(job(kind, document)),
+                None if kind == "ConfigMap" => found.files.extend(files(document)),
+                None => {
+                    other.get_or_insert(ConvertError::Kind { hint: hint(&version, &kind), kind, version });
+                }
+            }
+        }
+        if found.jobs.is_empty() { Err(other.unwrap_or(ConvertError::NoJob)) } else { Ok(found) }
     }
+}
+
+fn is_object(document: &Value) -> bool {
+    document["apiVersion"].is_string() && document["kind"].is_string()
+}
+
+/// Whether the first line with content is one of a manifest.
+fn begins_as_object(text: &str) -> bool {
+    let first = text.lines().find(|line| !(line.trim().is_empty() || line.starts_with(['#', '-'])));
+    first.is_some_and(|line| BEGINNINGS.iter().any(|beginning| line.starts_with(beginning)))
 }
 
 fn word(document: &Value, field: &str) -> String {
