@@ -14,6 +14,7 @@ pub mod degrees;
 mod documents;
 pub mod failure;
 mod presets;
+pub mod queue;
 mod reason;
 pub mod resolved;
 mod rules;

@@ -17,6 +17,7 @@ mod volumes;
 
 use std::collections::BTreeMap;
 
+use rlt_api::queue::{MULTIKUEUE, PRIORITY_LABEL, QUEUE_LABEL};
 use serde_json::{Map, Value};
 
 use crate::ConvertError;
@@ -28,14 +29,8 @@ pub use document::Manifest;
 use fields::Target;
 use job::{ClusterJob, Kind};
 
-/// Label with which a job requests a queue of Kueue.
-const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
-/// Label with which a job names its priority in the queue.
-const QUEUE_PRIORITY_LABEL: &str = "kueue.x-k8s.io/priority-class";
 /// Label with which a RayJob names the PriorityClass of its pods.
 const RAY_PRIORITY_LABEL: &str = "ray.io/priority-class-name";
-/// Value of `managedBy` of a job that MultiKueue runs in another cluster.
-const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
 
 /// Returns the launches of all jobs of a manifest.
 pub(crate) fn launches(
@@ -101,7 +96,7 @@ fn metadata(job: &ClusterJob, target: &mut Target<'_>) {
         let entries = job.metadata.get(kind).and_then(Value::as_object).unwrap_or(&empty);
         let mut kept = pod::of_users(entries);
         for (name, value) in entries.iter().filter(|(name, _)| name.starts_with("kueue.x-k8s.io/")) {
-            if [QUEUE_LABEL, QUEUE_PRIORITY_LABEL].contains(&name.as_str()) {
+            if [QUEUE_LABEL, PRIORITY_LABEL].contains(&name.as_str()) {
                 kept.insert(name.clone(), value.clone());
             } else {
                 let key = format!("{}.metadata.{kind}.{name}", job.kind_name());

@@ -10,21 +10,16 @@ mod workload;
 
 use std::sync::Arc;
 
+pub use rlt_api::queue::{MULTIKUEUE, PRIORITY_LABEL, QUEUE_LABEL};
 pub use workload::{Assignment, PodSetUpdate, Workload};
 
 use crate::job::Job;
 
-/// Label with which a job requests a queue.
-pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
-/// Label with which a job names its priority in the queue.
-pub const PRIORITY_LABEL: &str = "kueue.x-k8s.io/priority-class";
 /// Annotation, and before Kueue 0.18 label, of a job whose Workload another client created, with the name of
 /// the Workload.
 pub const PREBUILT: &str = "kueue.x-k8s.io/prebuilt-workload-name";
 /// Label of a job that MultiKueue created as the copy of one in its manager cluster.
 pub const ORIGIN_LABEL: &str = "kueue.x-k8s.io/multikueue-origin";
-/// Value of `spec.managedBy` of a job that MultiKueue runs in another cluster.
-pub const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
 
 /// Queue that a job requests, and the state of its Workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
