@@ -27,7 +27,7 @@ use crate::outcome::Outcome;
 use crate::shell::limits::Budget;
 pub use document::Manifest;
 use fields::Target;
-use job::{ClusterJob, Kind};
+use job::ClusterJob;
 
 /// Label with which a RayJob names the PriorityClass of its pods.
 const RAY_PRIORITY_LABEL: &str = "ray.io/priority-class-name";
@@ -71,11 +71,8 @@ pub(crate) fn convert(
     metadata(job, &mut target);
     suspension(job, &mut target);
     controller(job, &mut target);
-    match job.kind {
-        Kind::RayJob => ray::convert(job, &mut target)?,
-        Kind::TrainJob => train::convert(job, launch, &mut target)?,
-    }
-    shape::compare(job.kind, command::shape_of(job), target.draft);
+    job.kind.convert(job, launch, &mut target)?;
+    shape::compare(job, target.draft);
     if !target.draft.has("workers.storage") {
         target.draft.remark(
             "workers",

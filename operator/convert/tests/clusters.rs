@@ -12,7 +12,7 @@ use super::{fixture, problems};
 
 fn launches(text: &str) -> Result<Vec<Launch>, String> {
     let manifest = Manifest::read(text).map_err(|error| error.to_string())?;
-    let manifest = manifest.unwrap_or_else(|| panic!("no manifest: {text}"));
+    let manifest = manifest.ok_or_else(|| format!("no manifest: {text}"))?;
     let found = launches_of_manifest(&manifest, &BTreeMap::new(), &[]);
     found.map(|(launches, _)| launches).map_err(|error| error.to_string())
 }

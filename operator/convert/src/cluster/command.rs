@@ -2,11 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
-
-use super::job::{ClusterJob, Kind};
-use super::shape::{self, Shape};
-use super::{ray, train};
+use super::job::{ClusterJob, JobCommand};
+use super::shape;
 use crate::ConvertError;
 use crate::launch::Launch;
 use crate::python;
@@ -27,79 +24,49 @@ pub(super) fn launches(
     files: &BTreeMap<String, String>,
     environment: &BTreeMap<String, String>,
 ) -> Result<Launches, ConvertError> {
-    let mut variables = environment_of(job);
+    let mut variables = job.kind.environment(job);
     variables.extend(environment.iter().map(|(name, value)| (name.clone(), value.clone())));
-    let texts = texts(job);
-    let script = script(job, &texts, &variables)?;
-    let machines = (job.kind == Kind::TrainJob).then(|| shape_of(job).num_pods).flatten();
+    let (script, texts) = script(job, &variables)?;
+    let machines = job.kind.runs_in_all_pods().then(|| job.kind.shape(job).num_pods).flatten();
     let context = Context { files, variables: &variables, texts: &texts, machines };
     let (mut launches, notes) = context.launches(budget, &script, &[])?;
     if launches.is_empty() {
-        let command = script.split_whitespace().collect::<Vec<_>>().join(" ");
-        let command: String = command.chars().take(MAX_CHARS).collect();
-        return Err(ConvertError::NoLaunchOfJob { kind: job.kind_name(), field: field(job.kind), command });
+        return Err(no_launch(job, &script));
     }
     for launch in &mut launches {
         let found = |path: &String| Some((path.clone(), files.get(base_name(path))?.clone()));
         let texts: Vec<_> = launch.files.iter().filter_map(found).collect();
         launch.texts.extend(texts);
-        if job.kind == Kind::TrainJob {
-            train::name_loaded(job, launch);
-        }
-        shape::complete(launch, job.kind, shape_of(job));
+        job.kind.translate(job, launch);
+        shape::complete(launch, job);
         launch.cluster = Some(job.clone());
     }
     Ok((launches, notes))
 }
 
-/// Returns the number of pods of a job that train, and of GPUs or processes of each.
-pub(super) fn shape_of(job: &ClusterJob) -> Shape {
-    match job.kind {
-        Kind::RayJob => ray::shape(job),
-        Kind::TrainJob => train::shape(job),
-    }
+fn no_launch(job: &ClusterJob, script: &str) -> ConvertError {
+    let command = script.split_whitespace().collect::<Vec<_>>().join(" ");
+    let command = command.chars().take(MAX_CHARS).collect();
+    ConvertError::NoLaunchOfJob { kind: job.kind_name(), field: job.kind.field(), command }
 }
 
-fn environment_of(job: &ClusterJob) -> BTreeMap<String, String> {
-    match job.kind {
-        Kind::RayJob => ray::environment(job),
-        Kind::TrainJob => train::environment(job),
-    }
-}
-
-fn field(kind: Kind) -> &'static str {
-    match kind {
-        Kind::RayJob => "spec.entrypoint",
-        Kind::TrainJob => "spec.trainer.command",
-    }
-}
-
-/// Returns the texts of a job's command: a script, or words.
-fn texts(job: &ClusterJob) -> Vec<String> {
-    let entrypoint = || job.spec.get("entrypoint").and_then(Value::as_str).unwrap_or_default().to_owned();
-    match job.kind {
-        Kind::RayJob => vec![entrypoint()],
-        Kind::TrainJob => train::words(job),
-    }
-}
-
-/// Returns the command of a job as the text of a script.
+/// Returns the command of a job as the text of a script, and the texts of which it consists.
 fn script(
     job: &ClusterJob,
-    texts: &[String],
     variables: &BTreeMap<String, String>,
-) -> Result<String, ConvertError> {
-    let (script, hint) = match job.kind {
-        Kind::RayJob => (texts.concat(), "convert the script that is submitted to its Ray cluster"),
-        Kind::TrainJob => {
-            let words: Vec<_> = texts.iter().map(|word| quoted(&expanded(word, variables))).collect();
-            (words.join(" "), "convert the script that its runtime starts")
+) -> Result<(String, Vec<String>), ConvertError> {
+    let (script, texts) = match job.kind.command(job) {
+        JobCommand::Script(text) => (text.clone(), vec![text]),
+        JobCommand::Words(words) => {
+            let quoted: Vec<_> = words.iter().map(|word| quoted(&expanded(word, variables))).collect();
+            (quoted.join(" "), words)
         }
     };
     if script.trim().is_empty() {
-        return Err(ConvertError::NoCommand { kind: job.kind_name(), field: field(job.kind), hint });
+        let (field, hint) = (job.kind.field(), job.kind.hint());
+        return Err(ConvertError::NoCommand { kind: job.kind_name(), field, hint });
     }
-    Ok(script)
+    Ok((script, texts))
 }
 
 /// Quotes a word for a shell.

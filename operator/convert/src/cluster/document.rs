@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::job::{ClusterJob, Kind};
+use super::job::ClusterJob;
 use crate::ConvertError;
 use crate::settings::yaml_message;
 
@@ -41,8 +41,8 @@ impl Manifest {
         let (mut found, mut other) = (Self { jobs: Vec::new(), files: BTreeMap::new() }, None);
         for document in documents {
             let (version, kind) = (word(document, "apiVersion"), word(document, "kind"));
-            match Kind::of(&version, &kind) {
-                Some(kind) => found.jobs.push(job(kind, document)),
+            match ClusterJob::of(document) {
+                Some(job) => found.jobs.push(job),
                 None if kind == "ConfigMap" => found.files.extend(files(document)),
                 None => {
                     other.get_or_insert(ConvertError::Kind { hint: hint(&version, &kind), kind, version });
@@ -65,11 +65,6 @@ fn begins_as_object(text: &str) -> bool {
 
 fn word(document: &Value, field: &str) -> String {
     document[field].as_str().unwrap_or_default().to_owned()
-}
-
-fn job(kind: Kind, document: &Value) -> ClusterJob {
-    let map = |field: &str| document[field].as_object().cloned().unwrap_or_default();
-    ClusterJob { kind, metadata: map("metadata"), spec: map("spec") }
 }
 
 fn files(document: &Value) -> Vec<(String, String)> {

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::fields::Target;
-use super::job::ClusterJob;
+use super::job::{ClusterJob, JobCommand, JobKind};
 use super::resources::{count, num_gpus};
 use super::shape::Shape;
 use super::{pod, variables};
 use crate::ConvertError;
+use crate::launch::Launch;
 
 /// Fields of a RayJob that code reads.
 const OF_JOB: [&str; 7] = [
@@ -23,6 +24,53 @@ const OF_JOB: [&str; 7] = [
 ];
 /// Fields of a group of pods that code reads.
 const OF_GROUP: [&str; 3] = ["replicas", "numOfHosts", "template"];
+
+/// Kind of the jobs of KubeRay, whose command runs in one pod of a Ray cluster.
+#[derive(Debug)]
+pub(super) struct RayJob;
+
+impl JobKind for RayJob {
+    fn name(&self) -> &'static str {
+        "RayJob"
+    }
+
+    fn field(&self) -> &'static str {
+        "spec.entrypoint"
+    }
+
+    fn hint(&self) -> &'static str {
+        "convert the script that is submitted to its Ray cluster"
+    }
+
+    fn runs_in_all_pods(&self) -> bool {
+        false
+    }
+
+    fn command(&self, job: &ClusterJob) -> JobCommand {
+        let text = job.spec.get("entrypoint").and_then(Value::as_str);
+        JobCommand::Script(text.unwrap_or_default().to_owned())
+    }
+
+    fn environment(&self, job: &ClusterJob) -> BTreeMap<String, String> {
+        environment(job)
+    }
+
+    fn shape(&self, job: &ClusterJob) -> Shape {
+        shape(job)
+    }
+
+    fn translate(&self, _: &ClusterJob, _: &mut Launch) {}
+
+    fn convert(&self, job: &ClusterJob, _: &Launch, target: &mut Target<'_>) -> Result<(), ConvertError> {
+        target.apply("ray_job", self.name(), &job.spec, &OF_JOB)?;
+        retries(job, target);
+        deletion(job, target);
+        if let Some(cluster) = job.spec.get("rayClusterSpec") {
+            pods(cluster, target)?;
+        }
+        runtime(job, target)
+    }
+}
 
 /// Pods of a Ray cluster that are alike: the head, or a group of workers.
 struct Group<'a> {
@@ -74,7 +122,7 @@ fn training_group(groups: &[Group<'_>]) -> Option<usize> {
 }
 
 /// Returns the number of pods with GPUs, and of GPUs of each.
-pub(super) fn shape(job: &ClusterJob) -> Shape {
+fn shape(job: &ClusterJob) -> Shape {
     let cluster = job.spec.get("rayClusterSpec").unwrap_or(&Value::Null);
     let groups = groups(cluster);
     let Some(training) = training_group(&groups).map(|index| &groups[index]) else { return Shape::default() };
@@ -85,7 +133,7 @@ pub(super) fn shape(job: &ClusterJob) -> Shape {
 }
 
 /// Returns the variables of the command: those of the head's container and of the runtime environment.
-pub(super) fn environment(job: &ClusterJob) -> BTreeMap<String, String> {
+fn environment(job: &ClusterJob) -> BTreeMap<String, String> {
     let cluster = job.spec.get("rayClusterSpec").unwrap_or(&Value::Null);
     let mut environment = variables::values(&ray_container(&cluster["headGroupSpec"])["env"]);
     let runtime = runtime_environment(job).unwrap_or_default();
@@ -100,14 +148,8 @@ fn runtime_environment(job: &ClusterJob) -> Option<Map<String, Value>> {
     rlt_api::read_yaml::<Value>(text).ok()?.as_object().cloned()
 }
 
-/// Converts the fields of a RayJob but for its command.
-pub(super) fn convert(job: &ClusterJob, target: &mut Target<'_>) -> Result<(), ConvertError> {
-    target.apply("ray_job", "RayJob", &job.spec, &OF_JOB)?;
-    retries(job, target);
-    deletion(job, target);
-    if let Some(cluster) = job.spec.get("rayClusterSpec") {
-        pods(cluster, target)?;
-    }
+/// Converts the runtime environment.
+fn runtime(job: &ClusterJob, target: &mut Target<'_>) -> Result<(), ConvertError> {
     let key = "RayJob.runtimeEnvYAML";
     match (runtime_environment(job), job.spec.get("runtimeEnvYAML")) {
         (Some(runtime), _) => {

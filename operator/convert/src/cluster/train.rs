@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::fields::Target;
-use super::job::ClusterJob;
+use super::job::{ClusterJob, JobCommand, JobKind};
 use super::resources::{self, count, num_gpus};
 use super::shape::Shape;
 use super::{pod, variables};
@@ -33,18 +33,68 @@ const HUB: &str = "hf://";
 const LOADED: [(&str, &str, &str); 2] =
     [("model", "/workspace/model", "model.hub"), ("dataset", "/workspace/dataset", "data.datasets")];
 
+/// Kind of the jobs of Kubeflow Trainer, whose pods all run the command.
+#[derive(Debug)]
+pub(super) struct TrainJob;
+
+impl JobKind for TrainJob {
+    fn name(&self) -> &'static str {
+        "TrainJob"
+    }
+
+    fn field(&self) -> &'static str {
+        "spec.trainer.command"
+    }
+
+    fn hint(&self) -> &'static str {
+        "convert the script that its runtime starts"
+    }
+
+    fn runs_in_all_pods(&self) -> bool {
+        true
+    }
+
+    fn command(&self, job: &ClusterJob) -> JobCommand {
+        let lists = ["command", "args"].iter().filter_map(|field| trainer(job)[*field].as_array());
+        JobCommand::Words(lists.flatten().filter_map(|word| word.as_str().map(str::to_owned)).collect())
+    }
+
+    fn environment(&self, job: &ClusterJob) -> BTreeMap<String, String> {
+        environment(job)
+    }
+
+    fn shape(&self, job: &ClusterJob) -> Shape {
+        shape(job)
+    }
+
+    fn translate(&self, job: &ClusterJob, launch: &mut Launch) {
+        name_loaded(job, launch);
+    }
+
+    fn convert(
+        &self,
+        job: &ClusterJob,
+        launch: &Launch,
+        target: &mut Target<'_>,
+    ) -> Result<(), ConvertError> {
+        target.apply("train_job", self.name(), &job.spec, &OF_JOB)?;
+        let trainer = trainer(job);
+        let fields = trainer.as_object().cloned().unwrap_or_default();
+        target.apply("trainer", "TrainJob.trainer", &fields, &OF_TRAINER)?;
+        resources::convert(&trainer["resourcesPerNode"], "TrainJob.trainer.resourcesPerNode", target);
+        patches(job, target)?;
+        variables::convert(&trainer["env"], "TrainJob.trainer.env", target);
+        initializers(job, launch, target);
+        Ok(())
+    }
+}
+
 fn trainer(job: &ClusterJob) -> &Value {
     job.spec.get("trainer").unwrap_or(&Value::Null)
 }
 
-/// Returns the words of the trainer's command.
-pub(super) fn words(job: &ClusterJob) -> Vec<String> {
-    let words = ["command", "args"].iter().filter_map(|field| trainer(job)[*field].as_array()).flatten();
-    words.filter_map(|word| word.as_str().map(str::to_owned)).collect()
-}
-
 /// Returns the number of nodes and of processes of each, which are as many as GPUs if it is not given.
-pub(super) fn shape(job: &ClusterJob) -> Shape {
+fn shape(job: &ClusterJob) -> Shape {
     let trainer = trainer(job);
     let given = |number: u64| Some(number).filter(|number| *number > 0);
     let of_node = given(count(&trainer["numProcPerNode"]));
@@ -55,7 +105,7 @@ pub(super) fn shape(job: &ClusterJob) -> Shape {
 }
 
 /// Returns the variables of the command, with those that Trainer sets for torchrun.
-pub(super) fn environment(job: &ClusterJob) -> BTreeMap<String, String> {
+fn environment(job: &ClusterJob) -> BTreeMap<String, String> {
     let mut environment = variables::values(&trainer(job)["env"]);
     let shape = shape(job);
     let mut set = |name: &str, value: Option<u64>| {
@@ -80,7 +130,7 @@ fn hub_name(job: &ClusterJob, kind: &str) -> Option<String> {
 }
 
 /// Replaces the folders of initializers in the arguments of a launch by names of the hub.
-pub(super) fn name_loaded(job: &ClusterJob, launch: &mut Launch) {
+fn name_loaded(job: &ClusterJob, launch: &mut Launch) {
     for (kind, folder, _) in LOADED {
         let Some(name) = hub_name(job, kind) else { continue };
         for argument in &mut launch.arguments {
@@ -90,23 +140,6 @@ pub(super) fn name_loaded(job: &ClusterJob, launch: &mut Launch) {
             }
         }
     }
-}
-
-/// Converts the fields of a TrainJob but for its command.
-pub(super) fn convert(
-    job: &ClusterJob,
-    launch: &Launch,
-    target: &mut Target<'_>,
-) -> Result<(), ConvertError> {
-    target.apply("train_job", "TrainJob", &job.spec, &OF_JOB)?;
-    let trainer = trainer(job);
-    let fields = trainer.as_object().cloned().unwrap_or_default();
-    target.apply("trainer", "TrainJob.trainer", &fields, &OF_TRAINER)?;
-    resources::convert(&trainer["resourcesPerNode"], "TrainJob.trainer.resourcesPerNode", target);
-    patches(job, target)?;
-    variables::convert(&trainer["env"], "TrainJob.trainer.env", target);
-    initializers(job, launch, target);
-    Ok(())
 }
 
 /// Converts what initializers load.
