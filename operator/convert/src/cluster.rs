@@ -9,6 +9,7 @@ mod fields;
 pub(crate) mod job;
 mod pod;
 mod ray;
+mod references;
 mod resources;
 mod shape;
 mod train;

@@ -212,6 +212,25 @@ fn torchrun_has_the_numbers_of_a_train_job() {
 }
 
 #[test]
+fn words_and_values_of_a_train_job_refer_to_variables_as_in_a_pod() {
+    let env = json!([
+        {"name": "OWNER", "value": "org"},
+        {"name": "MODEL", "value": "$(OWNER)/base"},
+        {"name": "TAG", "value": "$$(OWNER)"},
+    ]);
+    let flags = ["--model_name_or_path", "$(MODEL)", "--dataset_name", "org/data", "--run_name", "$(TAG)"];
+    let job = json!({
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": "one"},
+        "spec": {"trainer": {"command": ["trl", "dpo"], "args": flags, "env": env}},
+    });
+    let launch = launches(&job.to_string()).unwrap().remove(0);
+    let has = |argument: &str| launch.arguments.iter().any(|given| given == argument);
+    assert!(has("org/base") && has("$(OWNER)"), "{:?}", launch.arguments);
+}
+
+#[test]
 fn overrides_of_earlier_releases_of_trainer_are_patches_of_its_pods() {
     for field in ["podTemplateOverrides", "podSpecOverrides"] {
         let tolerations =

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::job::{ClusterJob, JobCommand};
+use super::references::expanded;
 use super::shape;
 use crate::ConvertError;
 use crate::launch::Launch;
@@ -72,11 +73,6 @@ fn script(
 /// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
-}
-
-/// Replaces references to variables, `$(NAME)`, as the kubelet does; others stay.
-fn expanded(word: &str, variables: &BTreeMap<String, String>) -> String {
-    variables.iter().fold(word.to_owned(), |word, (name, value)| word.replace(&format!("$({name})"), value))
 }
 
 fn base_name(path: &str) -> &str {

@@ -11,6 +11,7 @@ use super::shape::Shape;
 use super::{pod, variables};
 use crate::ConvertError;
 use crate::launch::Launch;
+use crate::settings::text_of;
 
 /// Fields of a RayJob that code reads.
 const OF_JOB: [&str; 7] = [
@@ -137,8 +138,8 @@ fn environment(job: &ClusterJob) -> BTreeMap<String, String> {
     let cluster = job.spec.get("rayClusterSpec").unwrap_or(&Value::Null);
     let mut environment = variables::values(&ray_container(&cluster["headGroupSpec"])["env"]);
     let runtime = runtime_environment(job).unwrap_or_default();
-    let own = runtime.get("env_vars").and_then(Value::as_object).map(variables::list);
-    environment.extend(own.iter().flat_map(variables::values));
+    let own = runtime.get("env_vars").and_then(Value::as_object).into_iter().flatten();
+    environment.extend(own.map(|(name, value)| (name.clone(), text_of(value))));
     environment
 }
 

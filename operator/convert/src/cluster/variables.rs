@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::fields::Target;
+use super::references::expanded;
 use crate::settings::text_of;
 
 /// Beginnings of the names of variables that only programs read that no worker has.
@@ -15,12 +16,16 @@ const OF_RANKS: [&str; 6] =
 /// Field of the variables of all workers.
 const FIELD: &str = "workers.env";
 
-/// Returns the variables of a container that have a value.
+/// Returns the variables of a container that have a value. A value may refer to variables before it.
 pub(super) fn values(env: &Value) -> BTreeMap<String, String> {
-    let variables = env.as_array().into_iter().flatten();
-    let value =
-        |variable: &Value| Some((variable["name"].as_str()?.to_owned(), variable.get("value").map(text_of)?));
-    variables.filter_map(value).collect()
+    let mut values = BTreeMap::new();
+    for variable in env.as_array().into_iter().flatten() {
+        if let (Some(name), Some(value)) = (variable["name"].as_str(), variable.get("value")) {
+            let value = expanded(&text_of(value), &values);
+            values.insert(name.to_owned(), value);
+        }
+    }
+    values
 }
 
 /// Returns a list of variables, as a container has it, from a map of names and values.
