@@ -194,6 +194,9 @@ pub async fn delete_unchanged(client: &Client, job: &Job, resource_version: &str
     match api.delete(job.name(), &params).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_conflict() => {
+            Err(ApplyError::Outdated { name: job.name().to_owned() })
+        }
         Err(source) => Err(ApplyError::Call { act: "delete job", name: job.name().to_owned(), source }),
     }
 }

@@ -58,7 +58,7 @@ async fn a_job_whose_time_is_over_is_deleted_only_if_nobody_has_changed_it_since
     spec["runPolicy"] = json!({"ttlSecondsAfterFinished": 60});
     job.spec = spec.to_string();
     let done = reconcile(Arc::new(job), context(&server).into()).await;
-    assert!(done.unwrap_err().is_conflict(), "it is decided about again");
+    assert!(done.unwrap_err().is_outdated(), "it is decided about again");
     let calls = server.calls.lock().unwrap();
     let deletion = calls.iter().find(|(method, ..)| *method == Method::DELETE).unwrap();
     assert_eq!(deletion.2["preconditions"], json!({"uid": "u", "resourceVersion": "5"}));
