@@ -1,4 +1,4 @@
-//! The chunked head's memory, in a process of its own: the peak counts everything that runs beside it.
+//! The chunked head's memory, in a process of its own: the peak counts everything that the process allocates.
 
 use tch::{Device, Kind, Tensor};
 
@@ -10,8 +10,8 @@ fn peak_of(num_tokens: i64, weight: &Tensor) -> Result<u64, rlt_torch::Error> {
     let hidden = Tensor::randn([num_tokens, weight.size()[1]], (Kind::Float, Device::Cpu));
     let targets: Vec<i64> = (0..num_tokens).map(|t| t % VOCABULARY).collect();
     let mut grad_weight = weight.zeros_like();
-    let before = rlt_torch::rss_bytes()?;
     rlt_torch::reset_peak_rss()?;
+    let before = rlt_torch::peak_own_bytes()?;
     let mut per_chunk = |tokens: std::ops::Range<usize>, _: &[f32], _: &[f32]| {
         (vec![1.0; tokens.len()], vec![0.1; tokens.len()])
     };
@@ -19,7 +19,7 @@ fn peak_of(num_tokens: i64, weight: &Tensor) -> Result<u64, rlt_torch::Error> {
     let grad_hidden =
         rlt_torch::head_forward_backward(&hidden, weight, &targets, 1.0, 64, grad, &mut per_chunk)?;
     assert_eq!(grad_hidden.size(), hidden.size());
-    Ok(rlt_torch::peak_rss_bytes()?.saturating_sub(before))
+    Ok(rlt_torch::peak_own_bytes()?.saturating_sub(before))
 }
 
 #[test]

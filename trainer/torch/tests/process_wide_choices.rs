@@ -82,6 +82,20 @@ fn deterministic_algorithms_are_chosen_and_give_the_same_bits_twice() {
     assert!(one == free && one_grad == free_grad, "a CPU always is deterministic");
 }
 
+#[test]
+fn the_peak_covers_all_used_memory() {
+    let _alone = alone();
+    rlt_torch::reuse_large_buffers();
+    rlt_torch::reset_peak_rss().unwrap();
+    let before = rlt_torch::peak_own_bytes().unwrap();
+    let big = Tensor::ones([32 << 20], (Kind::Float, tch::Device::Cpu));
+    drop(big);
+    let peak = rlt_torch::peak_own_bytes().unwrap();
+    assert!(peak >= before + (100 << 20), "{peak} after {before}");
+    assert!(rlt_torch::peak_rss_bytes().unwrap() >= peak);
+    rlt_torch::release_free_memory();
+}
+
 /// A mapped file stands for a library, and unmapping it for the kernel's reclaim of its pages.
 #[test]
 fn reclaimed_file_pages_do_not_count_as_own_memory() {

@@ -31,6 +31,25 @@ fn values_of_tensors_are_read_in_one_call() {
     assert!(found.is_empty(), "use `rlt_torch::to_vec` instead of reads of single values: {found:?}");
 }
 
+/// Calls of libtorch that use its generator of random numbers, of which a process has one.
+const DRAWS: &str = r"\bmanual_seed\(|\brandn?_like\(|\bTensor::randn?\(|\.(?:uniform|normal|bernoulli)_\(";
+
+/// Unit tests of a package with libtorch run on several threads of one process.
+#[test]
+fn unit_tests_draw_from_generators_of_their_own() {
+    let draws = Regex::new(DRAWS).unwrap();
+    assert!(draws.is_match("tch::manual_seed(3)") && draws.is_match("matrix.randn_like()"));
+    let sources = rust_sources().unwrap();
+    let units =
+        sources.iter().filter(|file| file.path.starts_with("trainer/") && file.path.contains("/src/"));
+    let tests = units.filter_map(|file| {
+        let first = file.production_code().map_or(0, str::len);
+        Some((&file.path, file.text.get(first..)?))
+    });
+    let found: Vec<_> = tests.filter(|(_, code)| draws.is_match(code)).map(|(path, _)| path).collect();
+    assert!(found.is_empty(), "libtorch's generator is one for all threads: {found:?}");
+}
+
 #[test]
 fn a_read_of_single_values_is_found_and_one_of_a_scalar_is_none() {
     for (code, expected) in [

@@ -25,11 +25,18 @@ fn decoder(param_dtype: Kind) -> Decoder {
 fn adapted(param_dtype: Kind) -> Decoder {
     let mut decoder = decoder(param_dtype);
     decoder.attach_lora(&LoraConfig::from_spec(&LoraSpec { rank: 4, ..LoraSpec::default() }), 1).unwrap();
-    tch::manual_seed(3);
-    for (_, matrix) in decoder.trainable_parameters() {
-        tch::no_grad(|| matrix.shallow_clone().copy_(&(matrix.randn_like() * 0.1)));
-    }
+    fill_adapter(&decoder);
     decoder
+}
+
+/// Fills the matrices of an adapter with values that follow from their sizes alone. libtorch's generator is
+/// one for all threads, which other tests use meanwhile.
+pub(super) fn fill_adapter(decoder: &Decoder) {
+    for (index, (_, matrix)) in decoder.trainable_parameters().into_iter().enumerate() {
+        let numbers = Tensor::arange(matrix.numel() as i64, (Kind::Double, Device::Cpu)) + index as f64;
+        let values = (numbers * 12.9898).sin().reshape(matrix.size()) * 0.1;
+        tch::no_grad(|| matrix.shallow_clone().copy_(&values));
+    }
 }
 
 fn bits(tensor: &Tensor) -> Vec<f32> {

@@ -190,10 +190,7 @@ fn an_adapter_learns_bitwise_the_same_as_on_the_dequantized_model() {
         let mut dense = dense(&quantized);
         for decoder in [&mut quantized, &mut dense] {
             decoder.attach_lora(&LoraConfig::from_spec(&LoraSpec::default()), 1).unwrap();
-            tch::manual_seed(3);
-            for (_, matrix) in decoder.trainable_parameters() {
-                no_grad(|| matrix.shallow_clone().copy_(&(matrix.randn_like() * 0.1)));
-            }
+            super::frozen_tests::fill_adapter(decoder);
         }
         assert_eq!(learned(&quantized), learned(&dense), "{name}");
     }
