@@ -83,10 +83,17 @@ impl Collector {
         Ok(collector)
     }
 
-    /// The environment of a process that sends its spans here.
+    /// The environment of a process that sends its spans here, and takes its time for the last ones on a busy
+    /// machine.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         let address = format!("http://127.0.0.1:{}", self.port);
-        vec![("OTEL_EXPORTER_OTLP_ENDPOINT", address), ("NO_PROXY", "127.0.0.1".into())]
+        let patience = PATIENCE.as_millis().to_string();
+        vec![
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", address),
+            ("NO_PROXY", "127.0.0.1".into()),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", patience.clone()),
+            ("OTEL_BSP_EXPORT_TIMEOUT", patience),
+        ]
     }
 
     /// The spans received so far.

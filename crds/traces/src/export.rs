@@ -29,8 +29,8 @@ use crate::{SCOPE, TARGET};
 
 /// Timeout of a call to the collector, unless the environment sets one.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Longest wait for the export of the last spans when a process ends. There is no wait if the collector
-/// refused the previous batch.
+/// Longest wait for the export of the last spans when a process ends, unless the environment sets one. There
+/// is no wait if the collector refused the previous batch.
 const LAST_SPANS: Duration = Duration::from_secs(2);
 
 /// Reason why spans cannot be exported.
@@ -71,6 +71,8 @@ where
 pub struct Traces {
     provider: SdkTracerProvider,
     sent: Arc<Sent>,
+    /// Longest wait for the export of the last spans.
+    patience: Duration,
 }
 
 impl Traces {
@@ -101,7 +103,7 @@ impl Traces {
             .with_batch_exporter(exporter)
             .build();
         global::set_tracer_provider(provider.clone());
-        Ok(Some(Self { provider, sent }))
+        Ok(Some(Self { provider, sent, patience: patience(variable) }))
     }
 
     /// Returns the layer that receives spans of [`TARGET`].
@@ -121,7 +123,8 @@ impl Traces {
 
     /// Exports the last spans, within a bounded time.
     pub fn finish(self) {
-        let patience = if self.sent.is_refused.load(Ordering::Relaxed) { Duration::ZERO } else { LAST_SPANS };
+        let is_refused = self.sent.is_refused.load(Ordering::Relaxed);
+        let patience = if is_refused { Duration::ZERO } else { self.patience };
         let ended = self.provider.shutdown_with_timeout(patience);
         let num_lost = self.sent.num_lost.load(Ordering::Relaxed);
         if num_lost > 0 {
@@ -133,14 +136,23 @@ impl Traces {
     }
 }
 
+/// Returns the longest wait for the export of the last spans, which is the time that the environment allows
+/// for the export of a batch.
+fn patience(variable: impl Fn(&str) -> Option<String>) -> Duration {
+    milliseconds(variable, "OTEL_BSP_EXPORT_TIMEOUT").unwrap_or(LAST_SPANS)
+}
+
+fn milliseconds(variable: impl Fn(&str) -> Option<String>, name: &str) -> Option<Duration> {
+    variable(name)?.parse().ok().map(Duration::from_millis)
+}
+
 /// Returns a constructor of the HTTP client for the collector at `address`, with the environment's timeout.
 fn client(
     address: &str,
     variable: impl Fn(&str) -> Option<String>,
 ) -> impl FnOnce() -> reqwest::Result<Client> + Send + 'static {
-    let milliseconds = |name| variable(name)?.parse().ok().map(Duration::from_millis);
-    let limit = milliseconds("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT");
-    let limit = limit.or_else(|| milliseconds("OTEL_EXPORTER_OTLP_TIMEOUT")).unwrap_or(ANSWER);
+    let limit = milliseconds(&variable, "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT");
+    let limit = limit.or_else(|| milliseconds(&variable, "OTEL_EXPORTER_OTLP_TIMEOUT")).unwrap_or(ANSWER);
     // Headers of the environment, such as a key, are for this collector alone.
     let builder = Client::builder().redirect(Policy::none()).timeout(limit);
     // Certificate authorities are loaded only for https; an image need not have any.
@@ -251,5 +263,14 @@ mod tests {
         assert_eq!(answered.status().as_u16(), 307);
         answer.join().unwrap();
         assert!(elsewhere.accept().is_err(), "nothing was sent there");
+    }
+
+    #[test]
+    fn a_process_waits_for_its_last_spans_as_long_as_the_environment_says() {
+        let waits = |text: &'static str| {
+            patience(move |name| (name == "OTEL_BSP_EXPORT_TIMEOUT").then(|| text.to_owned()))
+        };
+        assert_eq!(waits("30000"), Duration::from_secs(30));
+        assert_eq!([waits("soon"), patience(|_| None)], [LAST_SPANS; 2]);
     }
 }

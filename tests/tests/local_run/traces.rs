@@ -75,7 +75,8 @@ fn a_collector_that_never_answers_costs_a_run_two_seconds_at_its_end_and_nothing
     let (quiet, silent) = (Place::new(), Place::new());
     quiet.train(&tiny()).expect(0, &[]);
     let mut followed = command(&silent, &tiny(), &Collector::silent().unwrap());
-    followed.env("OTEL_EXPORTER_OTLP_TIMEOUT", "1800000").stdout(Stdio::piped()).stderr(Stdio::piped());
+    followed.env("OTEL_EXPORTER_OTLP_TIMEOUT", "1800000").env_remove("OTEL_BSP_EXPORT_TIMEOUT");
+    followed.stdout(Stdio::piped()).stderr(Stdio::piped());
     end_of(followed.spawn().unwrap()).expect(0, &["traces are lost"]);
     assert_eq!(quiet.weights(), silent.weights());
 }
