@@ -4,8 +4,9 @@
 //! A heartbeat is a counter; a rank is alive while the counter changes, so no clocks are compared.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,11 @@ use super::store::{Store, StoreError};
 
 /// Interval between two heartbeats.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Longest observation: a rank that is alive is seen after one period, or later where its thread has to wait
-/// for a core.
-const OBSERVATION: Duration = PERIOD.saturating_mul(10);
+/// Length of an observation in heartbeats of this rank: a rank that is alive is seen after one, or later
+/// where its thread has to wait for a core. A machine that stalls holds up the count as well.
+const OBSERVED_BEATS: u64 = 10;
+/// Longest observation, for a rank whose own heartbeat has ended or waits for the store.
+const OBSERVATION: Duration = PERIOD.saturating_mul(60);
 /// Interval between two reads of a heartbeat that has not changed yet.
 const POLL: Duration = Duration::from_millis(100);
 
@@ -26,7 +29,9 @@ type Started = BTreeMap<String, u64>;
 /// The heartbeat thread of this rank, stopped on drop.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
-    started: std::sync::Arc<Mutex<Started>>,
+    started: Arc<Mutex<Started>>,
+    /// Number of heartbeats that this rank has sent.
+    num_beats: Arc<AtomicU64>,
     observer: Mutex<Store>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -36,13 +41,12 @@ impl Heartbeat {
     /// Starts the heartbeat of `rank`.
     pub(super) fn start(store: &Store, rank: usize) -> Result<Self, StoreError> {
         let (publisher, observer) = (store.try_clone()?, store.try_clone()?);
-        let started = std::sync::Arc::new(Mutex::new(Started::new()));
+        let (started, num_beats) = (Arc::new(Mutex::new(Started::new())), Arc::new(AtomicU64::new(0)));
         let (stop, stopped) = channel();
-        let shared = std::sync::Arc::clone(&started);
+        let (shared, count) = (Arc::clone(&started), Arc::clone(&num_beats));
         let thread = std::thread::spawn(move || {
-            let mut beat = 0u64;
             loop {
-                beat += 1;
+                let beat = count.fetch_add(1, Ordering::Relaxed) + 1;
                 let text = encode(beat, &shared.lock().unwrap_or_else(PoisonError::into_inner));
                 if publisher.set(&name(rank), &text).is_err() {
                     return;
@@ -52,7 +56,8 @@ impl Heartbeat {
                 }
             }
         });
-        Ok(Self { started, observer: Mutex::new(observer), stop: Some(stop), thread: Some(thread) })
+        let observer = Mutex::new(observer);
+        Ok(Self { started, num_beats, observer, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Records that `group` has started its operation `sequence`.
@@ -64,13 +69,14 @@ impl Heartbeat {
         }
     }
 
-    /// Determines for which ranks operation `sequence` of `group` waits; takes up to [`OBSERVATION`] if one
-    /// of them is not alive.
+    /// Determines for which ranks operation `sequence` of `group` waits; takes [`OBSERVED_BEATS`] if one of
+    /// them is not alive.
     pub(super) fn diagnose(&self, group: &str, sequence: u64, members: &[usize]) -> Diagnosis {
         let store = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
-        let started = Instant::now();
+        let (started, first) = (Instant::now(), self.num_beats.load(Ordering::Relaxed));
         let waits = || {
-            let is_early = started.elapsed() < OBSERVATION;
+            let num_beats = self.num_beats.load(Ordering::Relaxed) - first;
+            let is_early = num_beats < OBSERVED_BEATS && started.elapsed() < OBSERVATION;
             if is_early {
                 sleep(POLL);
             }
