@@ -183,9 +183,9 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
     const auto trees = trees_of(segments);
     a.parts = parts_wanted(a, trees);
     const auto items = attention_items(a, trees, a.parts, pieces_wanted(a, trees, a.parts));
+    const Kernels& table = kernels();
     share_out(int64_t(items.size()), [&](int64_t i) {
-      kernels().attention_forward(a, items[i],
-                                  scratch_of(kernels().attention_scratch(a, items[i].longest, false)));
+      table.attention_forward(a, items[i], scratch_of(table.attention_scratch(a, items[i].longest, false)));
     });
     ctx->save_for_backward({q, k, v, out, lse, sinks});
     ctx->saved_data["cu_seqlens"] = segments.cu_seqlens.vec();
@@ -215,9 +215,9 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
     a.out = saved[3].data_ptr(), a.lse = saved[4].data_ptr<float>(), a.grad_out = grad.data_ptr();
     a.g_t = grad.stride(0), a.g_h = grad.stride(1);
     a.grad_q = dq.data_ptr(), a.grad_k = dk.data_ptr(), a.grad_v = dv.data_ptr();
+    const Kernels& table = kernels();
     share_out(int64_t(items.size()), [&](int64_t i) {
-      kernels().attention_backward(a, items[i],
-                                   scratch_of(kernels().attention_scratch(a, items[i].longest, true)));
+      table.attention_backward(a, items[i], scratch_of(table.attention_scratch(a, items[i].longest, true)));
     });
     if (split) dk = dk.sum(0).to(k.scalar_type()), dv = dv.sum(0).to(k.scalar_type());
     return {dq, dk, dv, grad_sinks(saved[5], saved[4], saved[3], grad), Tensor(), Tensor(), Tensor(), Tensor()};
@@ -365,9 +365,10 @@ Tensor paged_attention(const Tensor& q_any, const Tensor& k_cache, const Tensor&
   Tensor out = at::empty(q.sizes(), q.options());
   a.q = q.data_ptr(), a.q_b = q.stride(0), a.q_h = q.stride(1), a.out = out.data_ptr();
   a.k_cache = k_cache.data_ptr(), a.v_cache = v_cache.data_ptr();
+  const Kernels& table = kernels();
   share_out(num_queries * a.kv_heads, [&](int64_t i) {
     const int64_t b = i / a.kv_heads;
-    kernels().paged_attention(a, b, i % a.kv_heads, scratch_of(kernels().paged_scratch(a, context_lens[b])));
+    table.paged_attention(a, b, i % a.kv_heads, scratch_of(table.paged_scratch(a, context_lens[b])));
   });
   return out;
 }

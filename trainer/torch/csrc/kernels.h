@@ -226,6 +226,7 @@ struct Kernels {
 };
 
 // The best table this CPU runs, or the one chosen by select_kernels.
+// An operation asks once: tests of other threads select tables.
 const Kernels& kernels();
 // Those of the table in use, or else the best of this CPU, for weights that were packed for them; null: it has none.
 const Bf16Kernels* bf16_kernels();

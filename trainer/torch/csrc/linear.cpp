@@ -32,8 +32,9 @@ Tensor linear_of_panels(const Tensor& x_any, const Tensor& panels, int64_t out, 
   a.bias = bias ? bias->data_ptr<float>() : nullptr;
   const int64_t item_cost =
       std::max<int64_t>(1, LinearPanels::PANEL * a.in * std::min<int64_t>(a.num_rows, 64));
-  at::parallel_for(0, kernels().linear_items(a), std::max<int64_t>(1, PARALLEL_COST / item_cost),
-                   [&](int64_t b, int64_t e) { kernels().linear_panels(a, b, e); });
+  const Kernels& table = kernels();
+  at::parallel_for(0, table.linear_items(a), std::max<int64_t>(1, PARALLEL_COST / item_cost),
+                   [&](int64_t b, int64_t e) { table.linear_panels(a, b, e); });
   return y;
 }
 

@@ -141,8 +141,8 @@ constexpr int64_t QUANTIZED_PARALLEL_COST = 1 << 17;
 uint16_t* bits_of(const Tensor& t) { return static_cast<uint16_t*>(t.data_ptr()); }
 
 // In bfloat16, where the CPU has instructions for it.
-Tensor product_in_bf16(const Tensor& x, const Quantized& q, int64_t num_outputs, const float* bias) {
-  const Bf16Kernels& bf16 = *kernels().bf16;
+Tensor product_in_bf16(const Bf16Kernels& bf16, const Tensor& x, const Quantized& q, int64_t num_outputs,
+                       const float* bias) {
   QuantizedBf16Linear a{};
   a.weight = q, a.num_rows = x.size(0), a.in = x.size(1), a.out = num_outputs;
   Tensor y = at::empty({a.num_rows, a.out}, x.options()), inputs = at::empty({bf16.quantized_inputs(a)}, x.options());
@@ -168,21 +168,22 @@ Tensor quantized_product(const Tensor& x_any, const QuantizedWeight& w, const Te
   const Tensor x = x_any.contiguous();
   const Tensor wide_bias = bias ? bias->to(at::kFloat).contiguous() : Tensor();
   const float* biases = bias ? wide_bias.data_ptr<float>() : nullptr;
-  const Bf16Kernels* bf16 = kernels().bf16;
+  const Kernels& table = kernels();
+  const Bf16Kernels* bf16 = table.bf16;
   if (compute == at::kBFloat16 && bf16 && bf16->fits_quantized(q, w.parts.num_inputs))
-    return product_in_bf16(x, q, w.parts.num_outputs, biases);
+    return product_in_bf16(*bf16, x, q, w.parts.num_outputs, biases);
   QuantizedLinear a{};
   a.weight = q, a.in = w.parts.num_inputs, a.out = w.parts.num_outputs, a.num_rows = x.size(0);
-  a.x_row = kernels().spread_len(a.in);
+  a.x_row = table.spread_len(a.in);
   const auto numbers = at::TensorOptions().dtype(at::kFloat);
   Tensor spread = at::empty({a.num_rows, a.x_row}, numbers), y = at::empty({a.num_rows, a.out}, numbers);
-  kernels().spread_rows(q, x.data_ptr(), dtype_of(x), a.in, spread.data_ptr<float>(), 0, a.num_rows);
+  table.spread_rows(q, x.data_ptr(), dtype_of(x), a.in, spread.data_ptr<float>(), 0, a.num_rows);
   a.x = spread.data_ptr<float>(), a.y = y.data_ptr<float>(), a.bias = biases;
   const int64_t item_cost = std::max<int64_t>(1, 4 * a.in * std::min<int64_t>(a.num_rows, 64));
-  at::parallel_for(0, kernels().quantized_items(a), std::max<int64_t>(1, QUANTIZED_PARALLEL_COST / item_cost),
+  at::parallel_for(0, table.quantized_items(a), std::max<int64_t>(1, QUANTIZED_PARALLEL_COST / item_cost),
                    [&](int64_t b, int64_t e) {
-                     std::vector<float> scratch(a.num_rows > 1 ? kernels().quantized_scratch(a) : 0);
-                     kernels().quantized_linear(a, scratch.data(), b, e);
+                     std::vector<float> scratch(a.num_rows > 1 ? table.quantized_scratch(a) : 0);
+                     table.quantized_linear(a, scratch.data(), b, e);
                    });
   return y.to(compute);
 }

@@ -172,7 +172,7 @@ fn a_rank_that_misses_a_collective_is_named_within_the_timeout() {
     thread::scope(|scope| {
         let join = |rank| {
             let timeouts =
-                Membership { operation_timeout: Duration::from_secs(5), ..membership(port, rank, 3) };
+                Membership { operation_timeout: Duration::from_secs(15), ..membership(port, rank, 3) };
             Rendezvous::join(timeouts).unwrap()
         };
         let (done, is_done) = std::sync::mpsc::channel::<()>();
