@@ -149,6 +149,9 @@ for candidate in docker podman buildah; do
 done
 [ -n "$tool" ] || fail "none of docker, podman and buildah works here"
 mkdir -p "$folder"
+# Builds of several checkouts share the names of images, so one runs at a time.
+exec 9>"${XDG_RUNTIME_DIR:-/tmp}/rlt-images-$(id -u).lock"
+if command -v flock >/dev/null; then flock 9; fi
 for name; do
     archive=$folder/$name.tar
     context=$folder/context-$name

@@ -10,8 +10,12 @@ use rlt_tests::workspace_root;
 use serde_json::Value;
 use tempfile::TempDir;
 
-const IMAGE: &str = "rlt.local/rlt-trainer:test-reproducible";
 const LIBRARIES: [&str; 3] = ["libtorch_cpu.so", "libc10.so", "libgomp.so.1"];
+
+/// Tag of the image, which no other run of the tests has.
+fn tag() -> String {
+    format!("test-reproducible-{}", std::process::id())
+}
 
 /// Reason why nothing can be built here, or not reproducibly.
 fn missing() -> Option<&'static str> {
@@ -49,7 +53,7 @@ impl Inputs {
         let script = workspace_root().join("charts/images.sh");
         let mut command = Command::new("sh");
         command.args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"]).arg(script);
-        command.args(["dev", "test-reproducible"]).arg(self.path("images")).arg("rlt-trainer");
+        command.args(["dev", &tag()]).arg(self.path("images")).arg("rlt-trainer");
         command.env("CARGO_TARGET_DIR", self.path("target")).env("LIBTORCH", self.path("torch"));
         let output = command.output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
@@ -73,7 +77,7 @@ struct Removed;
 impl Drop for Removed {
     fn drop(&mut self) {
         for tool in ["podman", "buildah"] {
-            let _ = Command::new(tool).args(["rmi", IMAGE]).output();
+            let _ = Command::new(tool).args(["rmi", &format!("rlt.local/rlt-trainer:{}", tag())]).output();
         }
     }
 }
