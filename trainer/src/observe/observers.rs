@@ -3,6 +3,7 @@
 //! The training loop reports events to this interface and does not depend on the observers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rlt_api::spec::{MlflowSpec, TrackingSpec, TrackioSpec, WandbSpec};
 use rlt_core::metrics::Metrics;
@@ -21,6 +22,9 @@ use crate::observe::tracking::{
     self, CompletionRecord, RunEnd, Stage, StepMetrics, Trackers, TrackersOptions,
 };
 use crate::observe::warnings::Warnings;
+
+/// Maximum time that a checkpoint waits for the logs.
+const LOG_SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Trackers, progress and status channel of one run.
 pub struct Observers {
@@ -163,10 +167,13 @@ impl Observers {
         self.progress.message(text);
     }
 
-    /// Waits briefly until the logs would survive a power loss, before a checkpoint is committed.
+    /// Waits until the logs would survive a power loss, before a checkpoint is committed. A disk that takes
+    /// the checkpoint takes the logs within the minute of the limit.
     pub fn sync(&self) {
-        if let Some(trackers) = &self.trackers {
-            trackers.sync(std::time::Duration::from_secs(2));
+        if let Some(trackers) = &self.trackers
+            && !trackers.sync(LOG_SYNC_TIMEOUT)
+        {
+            tracing::warn!("the logs may lack steps of the checkpoint after a power loss");
         }
     }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{Secrets, TrackingError, http};
 
 /// Timeout of a request, which is then sent again later.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of characters of an answer that an error quotes.
 const MAX_QUOTED: usize = 300;

@@ -20,7 +20,7 @@ use crate::{
 
 /// Maximum time that the end of a complete run waits for slow trackers: two requests that time out, and what
 /// is queued behind them.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
+const FINISH_TIMEOUT: Duration = Duration::from_secs(90);
 /// Maximum time that the end of another run waits for slow trackers. A stopped run has a grace period, and
 /// the next attempt of a failed one sends what is missing.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -175,7 +175,7 @@ impl Trackers {
         lane::ask_all(&files, timeout, Item::Sync).iter().all(|answer| *answer == Answer::Done)
     }
 
-    /// Waits until the trackers have written their records and the end of the run, at most 30 s after a
+    /// Waits until the trackers have written their records and the end of the run, at most 90 s after a
     /// complete run and 5 s after another, then drops them. Returns those that lost something, failed or
     /// were still busy.
     pub fn finish(self, end: RunEnd) -> Vec<TrackerReport> {

@@ -18,8 +18,9 @@ use super::{Stage, StepMetrics};
 
 /// Capacity of the queue of updates for a slow terminal.
 const QUEUE_LEN: usize = 256;
-/// Maximum time that the end of a run waits for the last lines to be drawn.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum time that the end of a run waits for the last lines to be drawn. Only a blocked terminal takes
+/// that long, or a machine that stalls.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A phase of a step that takes long enough to be displayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +81,8 @@ impl Progress for Silent {
 /// A [`Progress`] that draws to the standard error stream.
 pub struct Console {
     updates: Option<SyncSender<Update>>,
+    /// Whether the screen shows the phases of a step.
+    shows_phases: bool,
     /// Signals that the drawing thread has ended. Only `drop` receives; the lock makes the console `Sync`.
     drawn: Mutex<Receiver<()>>,
 }
@@ -96,6 +99,10 @@ enum Update {
 
 /// A way to draw updates: as bars or as lines.
 trait Screen: Send {
+    /// Whether the screen shows the phases of a step. Their updates, one for each sampled token, would fill
+    /// the queue of a screen that does not.
+    fn shows_phases(&self) -> bool;
+
     fn draw(&mut self, update: Update);
 }
 
@@ -114,12 +121,13 @@ impl Console {
     fn draw_on(mut screen: Box<dyn Screen>) -> std::io::Result<Self> {
         let (updates, received) = sync_channel(QUEUE_LEN);
         let (ended, drawn) = sync_channel(1);
+        let shows_phases = screen.shows_phases();
         std::thread::Builder::new().name("draw progress".into()).spawn(move || {
             received.into_iter().for_each(|update| screen.draw(update));
             drop(screen);
             let _ = ended.send(());
         })?;
-        Ok(Self { updates: Some(updates), drawn: Mutex::new(drawn) })
+        Ok(Self { updates: Some(updates), shows_phases, drawn: Mutex::new(drawn) })
     }
 
     fn send(&self, update: Update) {
@@ -144,11 +152,15 @@ impl Progress for Console {
     }
 
     fn begin_phase(&self, phase: Phase, total: u64) {
-        self.send(Update::Phase { phase, total });
+        if self.shows_phases {
+            self.send(Update::Phase { phase, total });
+        }
     }
 
     fn advance(&self, num_done: u64, num_tokens: u64) {
-        self.send(Update::Advance { num_done, num_tokens });
+        if self.shows_phases {
+            self.send(Update::Advance { num_done, num_tokens });
+        }
     }
 
     fn end_step(&self, metrics: &StepMetrics) {

@@ -86,6 +86,10 @@ impl Bars {
 }
 
 impl Screen for Bars {
+    fn shows_phases(&self) -> bool {
+        true
+    }
+
     fn draw(&mut self, update: Update) {
         match update {
             Update::Stage { stage, num_done, num_steps } => self.begin_stage(stage, num_done, num_steps),

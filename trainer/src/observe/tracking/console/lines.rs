@@ -44,6 +44,10 @@ impl<W: Write> Lines<W> {
 }
 
 impl<W: Write + Send> Screen for Lines<W> {
+    fn shows_phases(&self) -> bool {
+        false
+    }
+
     fn draw(&mut self, update: Update) {
         let now = (self.clock)();
         match update {

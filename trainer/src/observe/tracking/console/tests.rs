@@ -168,6 +168,29 @@ fn a_blocked_terminal_delays_nothing() {
 }
 
 #[test]
+fn phases_that_lines_do_not_show_leave_the_queue_to_messages() {
+    /// Writes once the sender is gone.
+    struct Held(Receiver<()>, Page);
+    impl Write for Held {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            let _ = self.0.recv();
+            self.1.write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let ((release, held), page) = (sync_channel::<()>(0), Page::default());
+    let console = Console::draw_on(Box::new(lines::Lines::new(Held(held, page.clone())))).unwrap();
+    console.message("first");
+    console.begin_phase(Phase::Rollout, 1000);
+    (0..1000).for_each(|num_done| console.advance(num_done, num_done));
+    console.message("last");
+    drop(release);
+    page.wait_for("last\n");
+}
+
+#[test]
 fn bars_show_stage_phase_and_rate() {
     let page = Page::default();
     let mut bars = bars::Bars::on(ProgressDrawTarget::term_like(Box::new(page.clone())));
