@@ -127,7 +127,8 @@ fn a_signal_ends_a_setup_that_never_would() {
     }
 }
 
-/// Signals of one kind that arrive together count as one, so they are sent until the end.
+/// A launcher reads its signals one after the other, so those of one kind that arrive together count as one:
+/// they are sent until the end.
 #[test]
 fn a_second_signal_ends_all_ranks_at_once() {
     for count in [1, 2] {
@@ -135,7 +136,8 @@ fn a_second_signal_ends_all_ranks_at_once() {
         let mut child = start_blocked(&place, &hub, count);
         // The setup blocks from here on.
         let connection = hub.accept().unwrap();
-        signal(&child, "TERM");
+        // Both are pending before a thread runs that would end the setup because of the first.
+        ["STOP", "TERM", "INT", "CONT"].map(|name| signal(&child, name));
         wait_until("the end", || {
             let is_ended = child.try_wait().unwrap().is_some();
             if !is_ended {

@@ -202,7 +202,7 @@ fn a_rank_that_hangs_is_named_after_the_timeout() {
         2,
         &json!({
             // Ranks that start on a busy machine need less than that to find each other.
-            "training": { "steps": ENDLESS }, "workers": { "peerTimeoutSeconds": 15 },
+            "training": { "steps": ENDLESS }, "workers": { "peerTimeoutSeconds": 30 },
             "runPolicy": never_again()["runPolicy"]
         }),
     ));

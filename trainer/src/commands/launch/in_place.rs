@@ -24,8 +24,8 @@ use super::{
 };
 use crate::commands::worker::WorkerArgs;
 
-/// Maximum time for killed process groups to end.
-const GROUP_PATIENCE: Duration = Duration::from_secs(2);
+/// Maximum time for killed process groups to end. Only a machine that stalls takes seconds.
+const GROUP_PATIENCE: Duration = Duration::from_secs(20);
 /// Interval of checks whether a process group has ended.
 const POLL: Duration = Duration::from_millis(5);
 

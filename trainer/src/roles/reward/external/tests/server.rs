@@ -69,7 +69,7 @@ fn serve(
     seen: &Mutex<Vec<String>>,
     behaviour: &(dyn Fn(Request, &mut TcpStream) + Send + Sync),
 ) {
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(200))).unwrap();
     let Some((head, body)) = read(&mut stream) else { return };
     let number = {
         let mut seen = seen.lock().unwrap();
