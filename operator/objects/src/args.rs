@@ -63,7 +63,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Returns the signals because of which a node is avoided.
+    /// Returns the conditions and taints that mark a node as impaired, and the action on its workers.
     pub fn node_signals(&self) -> NodeSignals {
         let taints = self.termination_taints.split(',').map(str::trim).filter(|key| !key.is_empty());
         NodeSignals {

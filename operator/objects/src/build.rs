@@ -39,8 +39,8 @@ pub use workload::{PriorityClass, queue_priority_class, workload, workload_diges
 pub use crate::pod_settings::PodSettings;
 use crate::queue;
 
-/// Every object of an attempt as it is sent, in the order of creation; a cluster with a gang scheduler gets a
-/// PodGroup besides.
+/// Returns all objects of an attempt as JSON, pods last, without the fields that queues and gang schedulers
+/// add to pods. The PodGroup that a cluster with a gang scheduler gets is not among them.
 ///
 /// # Errors
 /// [`ObjectError`], which would be a bug.

@@ -1,5 +1,5 @@
-//! Custom resource as the operator caches it: small, and readable with any specification; only
-//! `rlt_api::validate` parses that.
+//! The custom resource as the operator caches it. The specification stays JSON text, which saves memory and
+//! accepts an invalid specification; `rlt_api::validate` parses it later.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
@@ -20,8 +20,8 @@ const TRACKING: [&str; 4] = [
     "helm.toolkit.fluxcd.io/name",
 ];
 
-/// Fields of a status with values that only a later release may know, such as a cause. Decisions can be made
-/// without such a value, and not without any other field.
+/// Fields of a status whose values may be known only to a later release, such as a failure cause. The
+/// operator can decide without such a value. Any other field must be readable.
 const OPEN_FIELDS: [&str; 7] =
     ["phase", "conditions", "failuresByCause", "retriesUsed", "restartsInPlace", "evacuation", "lastFailure"];
 
@@ -60,7 +60,7 @@ fn read_status<'de, D: Deserializer<'de>>(
     })
 }
 
-/// Parses a status, after a rollback without the entries that only the later release knows.
+/// Parses a status. After a rollback, entries that only the later release knows are dropped.
 fn parse_status(mut status: Value) -> Result<RLTrainingJobStatus, String> {
     RLTrainingJobStatus::deserialize(&status).or_else(|error| {
         remove_unreadable(&mut status);
@@ -68,8 +68,8 @@ fn parse_status(mut status: Value) -> Result<RLTrainingJobStatus, String> {
     })
 }
 
-/// Removes the entries of [`OPEN_FIELDS`] that cannot be read. A failure keeps its worker and message, under
-/// the cause of errors without a class.
+/// Removes the entries of [`OPEN_FIELDS`] that cannot be read. A last failure with an unknown cause keeps its
+/// other fields, with the cause `TrainerFailed`.
 fn remove_unreadable(status: &mut Value) {
     let Some(status) = status.as_object_mut() else { return };
     if let Some(cause) = status.get_mut("lastFailure").and_then(|failure| failure.get_mut("cause"))
@@ -146,14 +146,15 @@ impl Job {
         self.manifest_of(if self.spec.is_empty() { "{}" } else { &self.spec })
     }
 
-    /// Whether the specification names no other controller, as far as it can be parsed.
+    /// Whether this operator manages the job, because `spec.managedBy` names no other controller. An
+    /// unreadable specification names none.
     pub fn is_managed_here(&self) -> bool {
         let spec: Value = serde_json::from_str(&self.spec).unwrap_or_default();
         let controller = spec.get("managedBy").and_then(Value::as_str);
         controller.is_none_or(|controller| controller == labels::CONTROLLER)
     }
 
-    /// Whether the specification suspends the job, as far as it can be parsed.
+    /// Whether the specification suspends the job; `false` if it cannot be parsed.
     pub fn is_suspended(&self) -> bool {
         let spec: Value = serde_json::from_str(&self.spec).unwrap_or_default();
         spec.pointer("/runPolicy/suspend").and_then(Value::as_bool).unwrap_or(false)

@@ -1,5 +1,5 @@
-//! Taints and conditions of a node because of which workers leave or avoid it: its termination was announced,
-//! or its hardware is broken. The operator's settings name them.
+//! Taints and conditions that mark a node as impaired: its termination was announced, or its hardware is
+//! broken. Workers leave or avoid an impaired node. The operator's settings list the taints and conditions.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub const DEFAULT_CONDITIONS: &str = "AcceleratedHardwareReady=False,GPUMissing,
 pub const DEFAULT_TERMINATION_TAINTS: &str = "aws-node-termination-handler/*,cloud.google.com/impending-node-termination,\
                                               karpenter.sh/disrupted,ToBeDeletedByClusterAutoscaler";
 
-/// Signals because of which a node is avoided.
+/// Taints and conditions that mark a node as impaired, and the action on its workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSignals {
     /// Conditions that report a problem.
@@ -53,16 +53,16 @@ pub enum OnNodeProblem {
     Ignore,
 }
 
-/// Problem of a node because of which workers should leave or avoid it.
+/// Impairment of a node: a reason for workers to leave or avoid it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Impairment {
-    /// Failure cause of the attempts that it ends.
+    /// Failure cause of attempts that the impairment ends.
     pub cause: FailureCause,
     /// Taint or condition, for messages.
     pub message: String,
-    /// Time at which it began; `None` where the node does not say.
+    /// Time at which the impairment began; `None` if the node does not report it.
     pub since: Option<Timestamp>,
-    /// Whether running workers are stopped because of it.
+    /// Whether the impairment stops running workers.
     pub stops_workers: bool,
 }
 

@@ -23,8 +23,8 @@ pub struct NamespaceDefaults {
 }
 
 impl NamespaceDefaults {
-    /// Reads a ConfigMap. Without the key it has no defaults; other keys are problems, because they are
-    /// probably typos.
+    /// Reads a ConfigMap. A ConfigMap without [`KEY`] has no defaults. Any other key is a problem, because it
+    /// is probably a typo.
     pub fn read(map: &ConfigMap) -> Self {
         let data = map.data.as_ref();
         let others = data.into_iter().flatten().map(|(key, _)| key).filter(|key| *key != KEY);
@@ -60,7 +60,7 @@ impl PodDefaults {
         }
     }
 
-    /// Replaces the defaults of one namespace, or of all, after a new list.
+    /// Replaces the defaults of `namespace`, or of all namespaces, by those of a new list.
     pub fn replace(&self, namespace: Option<&str>, listed: Vec<(String, NamespaceDefaults)>) {
         let mut all = self.lock();
         all.retain(|known, _| namespace.is_some_and(|namespace| namespace != known));

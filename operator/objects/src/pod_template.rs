@@ -1,5 +1,5 @@
-//! `spec.workers.podTemplate`: which fields it may have, and its strategic merge over the operator's pod.
-//! What a cluster's settings have to allow is in [`crate::privileges`]. Pure.
+//! `spec.workers.podTemplate`: the fields that it may have, and its strategic merge over the operator's pod.
+//! [`crate::privileges`] checks the fields that a cluster's settings have to allow.
 
 use std::sync::LazyLock;
 
@@ -13,10 +13,11 @@ use crate::worker::TRAINER_CONTAINER;
 /// The path of the template in a manifest.
 pub const PATH: &str = "spec.workers.podTemplate";
 
-/// Longest template as JSON: a hundred times a long one, and a tenth of what the API server stores of a job.
+/// Maximum size of a template as JSON, in bytes: a hundred times a long template, and about a tenth of the
+/// largest job that the API server stores.
 pub const MAX_BYTES: usize = 128 * 1024;
 
-/// Problems that are listed of one template.
+/// Maximum number of problems that are reported for a template that matches the schema.
 const MAX_PROBLEMS: usize = 100;
 
 /// The schema of a template, as Kubernetes' types declare it.
@@ -69,19 +70,20 @@ const OF_TRAINER: [(&str, Owner); 9] = [
     ("resources", Field("spec.workers.resources")),
 ];
 
-/// Volumes of the operator; those of `spec.workers.pod.volumes` begin with `volume-`.
+/// Names of the operator's volumes. Names of volumes from `spec.workers.pod.volumes` begin with `volume-`.
 const OWN_VOLUMES: [&str; 4] = ["job", "storage", "tmp", "shared-memory"];
-/// Beginnings of labels and annotations of the operator and of queues.
+/// Prefixes of the labels and annotations of the operator and of Kueue.
 const OWN_PREFIXES: [&str; 2] = ["rltraining.dev/", "kueue.x-k8s.io/"];
 /// Other labels of the operator.
 const OWN_LABELS: [&str; 2] = ["app.kubernetes.io/managed-by", "app.kubernetes.io/name"];
 
-/// The problems of a job's template, if it has one.
+/// Returns the problems of a job's template; none without a template.
 pub fn problems_of(job: &ValidatedJob) -> Vec<Problem> {
     job.spec().workers.pod_template.as_ref().map(problems).unwrap_or_default()
 }
 
-/// The problems of a template: fields that a pod does not have, and fields that it may not set.
+/// Returns the problems of a template: fields that a pod does not have, and fields that a template may not
+/// set.
 pub fn problems(template: &Value) -> Vec<Problem> {
     let num_bytes = template.to_string().len();
     if num_bytes > MAX_BYTES {
@@ -145,7 +147,7 @@ fn of_containers(spec: &PodSpec) -> Vec<Problem> {
     found
 }
 
-/// Variables and folders by which the operator identifies the trainer.
+/// Returns a problem for each reserved variable and each reserved mount path of the trainer's container.
 fn of_trainer(container: &Container, path: &str) -> Vec<Problem> {
     let names = container.env.iter().flatten().map(|variable| &variable.name);
     let reserved = names.filter(|name| rlt_api::is_reserved_variable(name));
@@ -156,7 +158,7 @@ fn of_trainer(container: &Container, path: &str) -> Vec<Problem> {
     variables.chain(folders).collect()
 }
 
-/// Whether a folder is reserved however it is written.
+/// Whether a folder is reserved after empty segments and `.` are removed. A path with `..` always is.
 fn is_reserved(folder: &str) -> bool {
     let parts: Vec<&str> = folder.split('/').filter(|part| !["", "."].contains(part)).collect();
     parts.contains(&"..") || rlt_api::is_reserved_folder(&format!("/{}", parts.join("/")))
@@ -168,7 +170,7 @@ fn of_volumes(spec: &PodSpec) -> Vec<Problem> {
     own.map(|name| refusal(&format!("{PATH}.spec.volumes[{name}]"), Operator)).collect()
 }
 
-/// The fields of an object that a template may not have.
+/// Returns a problem for each of `fields` that the object sets.
 fn owned(object: &Value, fields: &[(&str, Owner)], path: &str) -> Vec<Problem> {
     let given = fields.iter().filter(|(name, _)| object.get(name).is_some_and(|value| !value.is_null()));
     given.map(|(name, owner)| refusal(&format!("{path}.{name}"), *owner)).collect()
@@ -185,10 +187,11 @@ fn problem(path: &str, message: String) -> Problem {
     Problem { path: path.to_owned(), message, ..Problem::default() }
 }
 
-/// A pod with a template merged over it. Names and labels that identify pods stay the operator's.
+/// Merges a template over a pod. [`problems`] refuses templates that set names or labels by which the
+/// operator identifies pods.
 ///
 /// # Errors
-/// When both together are no pod, which [`problems`] rules out.
+/// When the result is not a pod, which [`problems`] rules out.
 pub fn lay_over(pod: Pod, template: &Value) -> Result<Pod, serde_json::Error> {
     let mut template = template.clone();
     harden(&mut template);
@@ -197,8 +200,8 @@ pub fn lay_over(pod: Pod, template: &Value) -> Result<Pod, serde_json::Error> {
     serde_json::from_value(merged)
 }
 
-/// Containers that the template adds are as restricted as the trainer's, unless it says otherwise: without
-/// this Kubernetes' own defaults would hold, which are wider.
+/// Restricts the containers that a template adds like the trainer's container, unless the template sets these
+/// fields. Kubernetes' defaults would grant more privileges.
 fn harden(template: &mut Value) {
     for list in ["containers", "initContainers"] {
         let containers = template.pointer_mut(&format!("/spec/{list}")).and_then(Value::as_array_mut);

@@ -1,4 +1,4 @@
-//! Preparation of a resource: a validated job and its plan, once for every generation of its specification.
+//! Validation and planning of a job, with a cache of the result for its latest generation.
 
 mod accepted;
 
@@ -22,11 +22,11 @@ use crate::worker_id::WorkerId;
 pub struct Prepared {
     /// The specification with every default filled in.
     pub job: ValidatedJob,
-    /// Worker groups, batches, memory.
+    /// Plan of the job's worker groups, batches and memory.
     pub plan: Plan,
-    /// Digests of the specification, by which another operator finds it again.
+    /// Digests by which a later operator process recognizes the specification.
     pub accepted: AcceptedStatus,
-    /// The digest of the manifest that workers read, once it was made.
+    /// Digest of the job's ConfigMap, once that was built.
     pub manifest_digest: OnceLock<String>,
 }
 
@@ -45,7 +45,7 @@ pub enum Invalid {
 }
 
 impl Invalid {
-    /// The reason in the condition.
+    /// Returns the reason for the job's condition.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Problems(_) | Self::Model(_) => Reason::InvalidSpec,
@@ -56,7 +56,8 @@ impl Invalid {
 }
 
 impl Prepared {
-    /// Validates and plans a job without defaults of a cluster or limits to its pods.
+    /// Validates and plans a job without the defaults of its namespace and cluster, whatever privileges it
+    /// requests.
     ///
     /// # Errors
     /// The problems of its specification.
@@ -115,23 +116,23 @@ impl Prepared {
         Ok(Self { job, plan, accepted, manifest_digest: OnceLock::new() })
     }
 
-    /// GPUs that each worker of the first group asks the cluster for.
+    /// Returns the number of GPUs that each worker of the first group requests.
     pub fn gpus_per_worker(&self) -> u32 {
         self.plan.worker_groups.first().map_or(0, WorkerGroup::gpus_per_worker)
     }
 
-    /// A group of workers by its name.
+    /// Returns the group of workers with this name.
     pub fn group(&self, name: &str) -> Option<&WorkerGroup> {
         self.plan.worker_groups.iter().find(|group| group.name == name)
     }
 
-    /// Peak bytes of the node's memory that all ranks of a worker need together.
+    /// Returns the peak host memory of all ranks of a worker in the first group, in bytes.
     fn peak_memory_bytes(&self) -> Option<u64> {
         let ranks = self.plan.worker_groups.first().map_or(1, |group| group.ranks_per_worker);
         self.plan.memory.as_ref().map(|memory| memory.peak_host_bytes * u64::from(ranks))
     }
 
-    /// The numbers of the plan that a status shows.
+    /// Returns the numbers of the plan for the job's status.
     pub fn resolved_numbers(&self) -> ResolvedNumbers {
         let batch = &self.plan.batch;
         ResolvedNumbers {
@@ -145,7 +146,7 @@ impl Prepared {
     }
 }
 
-/// The outcome of preparing each job's latest generation.
+/// Cache of the outcome of preparing each job's latest generation.
 #[derive(Debug, Default)]
 pub struct PreparedJobs {
     by_uid: Mutex<HashMap<String, Entry>>,
@@ -154,16 +155,17 @@ pub struct PreparedJobs {
 #[derive(Debug)]
 struct Entry {
     generation: i64,
-    /// The version of the defaults of the namespace.
+    /// Resource version of the namespace's defaults; `None` without defaults.
     defaults: Option<String>,
     outcome: Result<Arc<Prepared>, Invalid>,
-    /// The specification that the job began with, where it continues under that one instead.
+    /// Specification that the job began with, if the job continues under it instead of `outcome`.
     began_with: Option<Arc<Prepared>>,
 }
 
 impl PreparedJobs {
-    /// The prepared job, from memory where its generation and the defaults of its namespace are known. A
-    /// prepared job keeps its preparation while the defaults cannot be parsed.
+    /// Returns the prepared job, from the cache if neither its generation nor the defaults of its namespace
+    /// have changed. While the defaults cannot be parsed, a job that was prepared before keeps that
+    /// preparation.
     ///
     /// # Errors
     /// The problems of its specification, or of the defaults.
@@ -209,8 +211,8 @@ impl PreparedJobs {
         }
     }
 
-    /// The ranks that a worker of a job runs; none where its latest generation is not known or invalid, or
-    /// has no such group.
+    /// Returns the ranks that a worker of a job runs; `None` if the job is not cached, its specification is
+    /// invalid, or it has no such group.
     pub fn ranks_of(&self, uid: &str, worker: &WorkerId) -> Option<Range<u32>> {
         let entries = self.lock();
         let entry = entries.get(uid)?;
@@ -220,7 +222,7 @@ impl PreparedJobs {
         Some(first_rank..first_rank.saturating_add(group.ranks_per_worker))
     }
 
-    /// Forgets all jobs, because something changed that their objects contain.
+    /// Drops all jobs, after a change of a value that their objects contain.
     pub fn clear(&self) {
         self.lock().clear();
     }
@@ -230,7 +232,7 @@ impl PreparedJobs {
         self.lock().remove(uid);
     }
 
-    /// Forgets the jobs whose UID is none of those that are there.
+    /// Drops the jobs whose UID does not satisfy `is_there`.
     pub fn retain(&self, is_there: impl Fn(&str) -> bool) {
         self.lock().retain(|uid, _| is_there(uid));
     }

@@ -25,8 +25,8 @@ const ANY: &str = "*";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Privileges {
-    /// Namespaces whose jobs may have the privileges below; all if empty. Service accounts do not depend on
-    /// it.
+    /// Namespaces whose jobs may have the privileges below; all if empty. The permission for a service
+    /// account holds in every namespace.
     pub namespaces: Vec<String>,
     /// Privileges that pods may have.
     pub allow: Vec<Privilege>,
@@ -121,15 +121,16 @@ impl What {
 }
 
 impl Privileges {
-    /// Returns the privileges that a job requests without permission: the field, and the setting that refuses
-    /// it.
+    /// Returns a message for each privilege that a job requests without permission, with the field and the
+    /// setting that refuses it.
     pub fn refused(&self, namespace: &str, workers: &WorkersSpec) -> Vec<String> {
         let asked = asked(workers).into_iter();
         asked.filter_map(|one| self.refusal(namespace, &one)).collect()
     }
 
-    /// Whether the chart's NetworkPolicy closes the status channel to these workers. In their nodes' networks
-    /// they have the nodes' addresses, which the chart admits only where some job may use such a network.
+    /// Whether the chart's NetworkPolicy keeps these workers from the status channel. Workers on the node's
+    /// network have the node's address, and the policy admits such addresses only if the settings allow
+    /// `HostNetwork`.
     pub fn close_channel_to(&self, workers: &WorkersSpec) -> bool {
         let node_network = What::Privilege(Privilege::HostNetwork);
         let uses_it = asked(workers).iter().any(|asked| asked.what == node_network);

@@ -15,8 +15,7 @@ pub use workload::{Assignment, PodSetUpdate, Workload};
 
 use crate::job::Job;
 
-/// Annotation, and before Kueue 0.18 label, of a job whose Workload another client created, with the name of
-/// the Workload.
+/// Annotation with the name of the Workload that another client created for a job; a label before Kueue 0.18.
 pub const PREBUILT: &str = "kueue.x-k8s.io/prebuilt-workload-name";
 /// Label of a job that MultiKueue created as the copy of one in its manager cluster.
 pub const ORIGIN_LABEL: &str = "kueue.x-k8s.io/multikueue-origin";
@@ -42,7 +41,7 @@ pub struct Queueing {
 pub const NO_QUEUE: Queueing =
     Queueing { queue: None, requested: None, prebuilt: None, is_served: false, workload: None, wanted: None };
 
-/// Change of a Workload that gives the job's place back.
+/// Change of a Workload that releases the job's quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GiveBack {
     /// Delete the Workload.
@@ -56,7 +55,7 @@ pub enum GiveBack {
 pub enum WorkloadAction {
     /// Create the Workload, or adopt the prebuilt one.
     Create,
-    /// Give the job's place back.
+    /// Release the job's quota.
     GiveBack(GiveBack),
     /// Set the condition `PodsReady`.
     SetPodsReady(Arc<Workload>, bool),
@@ -69,14 +68,14 @@ pub fn asked_for(job: &Job) -> Option<&str> {
     label(job, QUEUE_LABEL)
 }
 
-/// Whether MultiKueue created the job as the copy of one in its manager cluster. It deletes the copy once it
-/// has copied the last status, and would run the job again if the copy were gone before.
+/// Whether MultiKueue created the job as the copy of one in its manager cluster. MultiKueue deletes the copy
+/// once it has copied the last status. If the copy were gone before, MultiKueue would run the job again.
 pub fn is_copy(job: &Job) -> bool {
     label(job, ORIGIN_LABEL).is_some()
 }
 
-/// Returns the queue in which a job is: the requested one, or while its Workload has quota, that of the
-/// Workload. Kueue's own integrations refuse a change of the label in the meantime.
+/// Returns the queue that a job is in. While the Workload holds quota this is the Workload's queue, otherwise
+/// the requested one. Kueue's own integrations refuse to change the label of a job that holds quota.
 pub fn queue_of(requested: Option<&str>, workload: Option<&Workload>) -> Option<String> {
     let holding = workload.filter(|workload| workload.holds_place() && !workload.queue.is_empty());
     holding.map(|workload| workload.queue.as_str()).or(requested).map(str::to_owned)

@@ -1,9 +1,9 @@
-//! Metadata of the release that installed the operator, on objects of the chart that the operator creates
-//! again: its Lease and the Secret of the status channel.
+//! Helm metadata for objects of the chart that the operator recreates: its Lease and the Secret of the status
+//! channel.
 //!
-//! They have the labels and annotations that the chart gave them. Without these, Helm would neither install
-//! over such an object nor uninstall it. The operator owns none of these fields: a release with other values
-//! would conflict with it.
+//! A recreated object gets the labels and annotations that the chart gave the original. Without these, Helm
+//! would neither install over the object nor uninstall it. The operator does not own these fields, because a
+//! release with other values would conflict with it.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +23,8 @@ const LABELS: [&str; 5] = [
 /// Annotations by which Helm recognises the objects of its release.
 const ANNOTATIONS: [&str; 2] = ["meta.helm.sh/release-name", "meta.helm.sh/release-namespace"];
 
-/// Returns the metadata of the object `name`, with the release of `sibling`, an object that the operator
-/// never creates.
+/// Returns metadata for the object `name`, with the release's labels and annotations of `sibling`, an object
+/// of the chart that the operator never creates.
 pub fn copy_from(sibling: &ObjectMeta, name: &str) -> ObjectMeta {
     let labels = of_release(sibling.labels.as_ref(), &LABELS);
     let annotations = of_release(sibling.annotations.as_ref(), &ANNOTATIONS);
@@ -37,8 +37,8 @@ fn of_release(entries: Option<&BTreeMap<String, String>>, keys: &[&str]) -> Opti
     Some(kept).filter(|kept| !kept.is_empty())
 }
 
-/// Removes labels and annotations from the fields that the operator owns. Returns whether it owned any; the
-/// object must then be replaced.
+/// Removes the metadata from the fields that the operator owns. Returns whether it owned any; if so, the
+/// object must be replaced.
 pub fn disown(metadata: &mut ObjectMeta) -> bool {
     let mut owned_any = false;
     for entry in metadata.managed_fields.iter_mut().flatten() {

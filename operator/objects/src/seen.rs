@@ -1,5 +1,5 @@
-//! Objects of the API server, reduced to the fields that are read: a pod's `managedFields` alone are longer
-//! than all of these. Other modules interpret them.
+//! Objects of the API server, reduced to the fields that the operator reads. A pod's `managedFields` alone
+//! are longer than all of these fields.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -49,7 +49,7 @@ pub struct SeenContainer {
     pub image: Option<String>,
 }
 
-/// Metadata of a `K`; nothing else is requested.
+/// Metadata of a `K`, the only part that is requested from the API server.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(bound = "")]
 pub struct SeenMetadata<K> {

@@ -18,7 +18,7 @@ pub struct Worker {
     pub name: Arc<str>,
     /// The pod's UID.
     pub uid: Arc<str>,
-    /// Resource version of the pod, 0 where it cannot be compared.
+    /// Resource version of the pod; 0 if it is absent or not a number.
     pub resource_version: u64,
     /// Name of the worker's group.
     pub group: GroupName,
@@ -40,7 +40,7 @@ pub struct Worker {
     pub leaves_by: Option<Timestamp>,
     /// Name of the pod's node, once it is scheduled.
     pub node: Option<Arc<str>>,
-    /// The IP of a group's worker 0, which serves the rendezvous; others' are not kept.
+    /// IP address of a group's worker 0, which serves the rendezvous; `None` for all other workers.
     pub address: Option<Arc<str>>,
     /// Exit of the container `trainer`, once it has exited. Boxed like the fields below: few of thousands of
     /// pods have them.
@@ -51,8 +51,8 @@ pub struct Worker {
     pub waiting: Option<Box<Waiting>>,
     /// Reason and message of the pod's status.
     pub explanation: Option<Box<Explanation>>,
-    /// Last report of the pod's launcher, if that follows attempts. It is not read from the pod; `observe`
-    /// adds it.
+    /// Last report of the pod's launcher, if the launcher polls for further attempts. It is not read from the
+    /// pod; `observe` adds it.
     pub launcher: Option<Box<Launcher>>,
 }
 
@@ -84,20 +84,20 @@ pub enum WorkerPhase {
     Failed,
 }
 
-/// How a container exited.
+/// Exit of a container, or of the processes of a launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exit {
     /// Exit code of the container, or 128 and the signal.
     pub code: i32,
     /// Reason of the exit as Kubernetes names it, such as `OOMKilled`.
     pub reason: String,
-    /// The process's own last message.
+    /// Termination message, in which the process describes its last error.
     pub message: String,
     /// Time of the exit, where it is known.
     pub finished_at: Option<Timestamp>,
 }
 
-/// Reason and message.
+/// Reason and message of a state, as Kubernetes reports them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The reason in one word, for programs.
@@ -115,7 +115,8 @@ pub enum Waiting {
     Container(Explanation),
 }
 
-/// The job that an object names as its owner, in the object's own namespace: owners are never in another one.
+/// Key of the job that owns an object. Its namespace is that of the object, because Kubernetes allows no
+/// owners in other namespaces.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JobKey {
     /// UID of the job.
@@ -127,7 +128,7 @@ pub struct JobKey {
 }
 
 impl Worker {
-    /// Reads a pod. `None` where it is no worker of ours.
+    /// Reads a worker and the key of its job from a pod. `None` if the pod is not a worker of a job.
     pub fn read(pod: &SeenPod) -> Option<(JobKey, Self)> {
         let metadata = &pod.metadata;
         let owner = owner(metadata)?;
@@ -179,7 +180,8 @@ impl Worker {
         *self.group == *SPARE_GROUP
     }
 
-    /// Exit of the processes of the worker's attempt, if the pod stays for another attempt.
+    /// Returns the exit of the processes of the worker's attempt, if the pod keeps running for another
+    /// attempt.
     fn ended_within_pod(&self) -> Option<&Exit> {
         let launcher = self.launcher.as_ref().filter(|launcher| launcher.attempt == self.attempt)?;
         launcher.ended.as_ref().filter(|_| !self.is_finished())
@@ -191,12 +193,13 @@ impl Worker {
         self.is_finished() || self.ended_within_pod().is_some()
     }
 
-    /// Whether the worker's processes failed, with or without the pod.
+    /// Whether the worker's container failed, or its processes ended while the pod keeps running.
     pub fn has_failed(&self) -> bool {
         self.phase == WorkerPhase::Failed || self.ended_within_pod().is_some()
     }
 
-    /// Exit of the worker's container, or of its processes if the pod stays for another attempt.
+    /// Returns the exit of the worker's container, or of its processes if the pod keeps running for another
+    /// attempt.
     pub fn last_exit(&self) -> Option<&Exit> {
         self.exit.as_deref().or_else(|| self.ended_within_pod())
     }
@@ -231,8 +234,8 @@ fn group_of(api_version: &str) -> &str {
     api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
-/// The job that controls an object. Objects of a job that an operator of another API version made have that
-/// version in their owner reference, and are its objects all the same.
+/// Returns the job that owns an object, in any version of the API: objects that another release of the
+/// operator created may have another version in their owner reference.
 pub fn owner(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Option<JobKey> {
     let mut owners = metadata.owner_references.iter().flatten();
     let owner = owners.find(|owner| {
@@ -245,8 +248,8 @@ pub fn owner(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMe
     })
 }
 
-/// The pod's phase counts only until the container exits: sidecars start before it, fail without it and
-/// outlive it.
+/// Returns the phase of a worker. The pod's phase counts only until the container `trainer` exits, because
+/// sidecars start before it, fail independently and outlive it.
 fn phase(status: &PodStatus, trainer: Option<&ContainerStatus>) -> WorkerPhase {
     let state = trainer.and_then(|trainer| trainer.state.as_ref());
     let exit_code = state.and_then(|state| Some(state.terminated.as_ref()?.exit_code));

@@ -13,8 +13,8 @@ use k8s_openapi::api::core::v1::{
 const WEIGHT: u32 = 50;
 const MAX_WEIGHT: u32 = 100;
 
-/// Adds a preferred affinity against each of these nodes to the pod; its weight grows with the node's
-/// failures.
+/// Adds a preferred node affinity against each node of `failures_by_node` to the pod. Its weight grows with
+/// the number of failures.
 pub fn avoid(mut pod: Pod, failures_by_node: &BTreeMap<String, u32>) -> Pod {
     let wishes = failures_by_node.iter().map(|(node, failures)| wish_against(node, *failures));
     let wishes: Vec<_> = wishes.collect();
@@ -26,7 +26,7 @@ pub fn avoid(mut pod: Pod, failures_by_node: &BTreeMap<String, u32>) -> Pod {
     pod
 }
 
-/// Adds to an affinity that a pod is on none of these nodes.
+/// Adds the requirement to `affinity` that a pod runs on none of `nodes`.
 pub(super) fn exclude(mut affinity: Option<Affinity>, nodes: &[String]) -> Option<Affinity> {
     if nodes.is_empty() {
         return affinity;
@@ -35,7 +35,7 @@ pub(super) fn exclude(mut affinity: Option<Affinity>, nodes: &[String]) -> Optio
     let required = of_nodes
         .required_during_scheduling_ignored_during_execution
         .get_or_insert_with(|| NodeSelector { node_selector_terms: vec![NodeSelectorTerm::default()] });
-    // One of the terms must match, so each of them gets all nodes.
+    // A node needs to match only one term of a selector, so each term must exclude all nodes.
     for term in &mut required.node_selector_terms {
         term.match_fields.get_or_insert_default().extend(nodes.iter().map(|node| other_than(node)));
     }
@@ -49,7 +49,7 @@ fn wish_against(node: &str, failures: u32) -> PreferredSchedulingTerm {
     }
 }
 
-/// Requirement that a node has another name. Kubernetes allows one name in each.
+/// Returns the requirement that a node has another name. Kubernetes allows only one name per requirement.
 fn other_than(node: &str) -> NodeSelectorRequirement {
     NodeSelectorRequirement {
         key: "metadata.name".into(),

@@ -10,8 +10,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use super::{BuildInput, claim_name, digest};
 use crate::labels;
 
-/// The claim of a job that requests a new one. Unless it is deleted with the job, a later job of the same
-/// name uses it again. It carries a digest of what the job wants of it.
+/// Returns the claim of a job that requests a new one. A claim that is retained after its job is used again
+/// by a later job of the same name. Its annotation has a digest of size, class, access mode and retention.
 pub fn storage_claim(input: &BuildInput<'_>) -> Option<PersistentVolumeClaim> {
     let storage = input.prepared.job.spec().workers.storage.as_ref()?;
     let size = storage.size.clone()?;

@@ -59,8 +59,8 @@ fn pull_policy(input: &BuildInput<'_>) -> Option<String> {
     workers.pod.image_pull_policy.map(ImagePullPolicy::name).or_else(of_settings).map(str::to_owned)
 }
 
-/// Command of the trainer, which reads the variables that all workers share from a file: Kubernetes processes
-/// the variables of a pod again with every change of the pod.
+/// Returns the command of the trainer. It reads the variables that all workers share from a file, because
+/// Kubernetes processes the variables of a pod again with every change of the pod.
 fn command(input: &BuildInput<'_>, group: &WorkerGroup) -> Vec<String> {
     let (variables, manifest) = (job_file(&environment::key(input, group)), job_file(MANIFEST_KEY));
     let output = format!("{STORAGE_FOLDER}/runs/{}", input.name());
@@ -69,7 +69,7 @@ fn command(input: &BuildInput<'_>, group: &WorkerGroup) -> Vec<String> {
         .into()
 }
 
-/// Returns the job's variables, and those that identify this worker.
+/// Returns the job's own variables, and the rank, attempt and trace of this worker.
 fn variables(input: &BuildInput<'_>, attempt: u32, first_rank: Option<u32>) -> Vec<EnvVar> {
     let own = input.prepared.job.spec().workers.env.iter().map(own_variable);
     let parent = (!input.settings.traces.is_empty()).then(|| {
@@ -121,7 +121,7 @@ fn resources(input: &BuildInput<'_>, group: &WorkerGroup) -> ResourceRequirement
     ResourceRequirements { limits: filled(limits), requests: filled(requests), claims: claims_of(claims) }
 }
 
-/// Gives the trainer all devices of the pod's claims.
+/// Returns the trainer's references to all resource claims of the pod.
 fn claims_of(claims: &[ResourceClaimSpec]) -> Option<Vec<ResourceClaim>> {
     let claim = |claim: &ResourceClaimSpec| ResourceClaim {
         name: claim.name.clone(),
@@ -130,8 +130,8 @@ fn claims_of(claims: &[ResourceClaimSpec]) -> Option<Vec<ResourceClaim>> {
     (!claims.is_empty()).then(|| claims.iter().map(claim).collect())
 }
 
-/// Ports that a pod on its node's network occupies there. The scheduler then keeps two jobs that listen on
-/// one port on different nodes. Only the first worker listens.
+/// Returns the host ports of a pod that uses its node's network. Because of them, the scheduler places two
+/// jobs that use the same port on different nodes. Only the first worker of a group listens.
 fn host_ports(input: &BuildInput<'_>, group: &WorkerGroup, worker_idx: u32) -> Option<Vec<ContainerPort>> {
     let spec = input.prepared.job.spec();
     let has_ranks = !group.is_spare();
@@ -151,7 +151,7 @@ fn host_ports(input: &BuildInput<'_>, group: &WorkerGroup, worker_idx: u32) -> O
     (spec.workers.pod.host_network == Some(true) && !ports.is_empty()).then_some(ports)
 }
 
-/// Security settings that only a container has, not a pod.
+/// Returns the security settings that can only be set on a container, not on a pod.
 fn unprivileged(capabilities: &[String]) -> SecurityContext {
     let add = (!capabilities.is_empty()).then(|| capabilities.to_vec());
     SecurityContext {

@@ -33,7 +33,7 @@ pub(super) fn shared(input: &BuildInput<'_>, group: &WorkerGroup) -> BTreeMap<St
     variables
 }
 
-/// Variables that a job may override.
+/// Returns the defaults of variables that a job may override.
 fn defaults() -> [(String, String); 3] {
     [
         ("GOMP_SPINCOUNT".into(), "1000".into()),
@@ -42,14 +42,14 @@ fn defaults() -> [(String, String); 3] {
     ]
 }
 
-/// Variables that torchrun sets for a rank, except the rank itself.
+/// Returns the variables that torchrun would set for a rank, except the rank itself.
 fn of_ranks(group: &WorkerGroup) -> impl Iterator<Item = (String, String)> + use<> {
     let variables = group.environment(0).unwrap_or_default();
     let shared = variables.into_iter().filter(|variable| variable.name != channel::RANK);
     shared.map(|variable| (variable.name.to_owned(), variable.value))
 }
 
-/// Whether the launcher polls for another attempt, which it does in jobs with spares.
+/// Returns the variable that makes the launcher poll for another attempt; `None` in a job without spares.
 fn of_launcher(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<(String, String)> {
     let follows = if group.is_spare() { channel::FOLLOWS_SPARE } else { channel::FOLLOWS_RANKS };
     input.prepared.group(SPARE_GROUP)?;

@@ -41,11 +41,11 @@ impl Settings {
 pub struct ChannelAccess {
     /// `https://host:port` of the operator.
     pub address: String,
-    /// The authority behind the operator's certificate.
+    /// Certificate authority by which pods verify the operator's certificate.
     pub authority: Authority,
 }
 
-/// The input of a job's objects.
+/// Input from which the objects of a job are built.
 #[derive(Clone, Copy, Debug)]
 pub struct BuildInput<'a> {
     /// The RLTrainingJob that owns the objects.
@@ -61,8 +61,8 @@ impl BuildInput<'_> {
         self.job.name()
     }
 
-    /// Whether a group of workers is the first one, whose objects are named and labelled as if there were no
-    /// other.
+    /// Whether `group` is the first group of the job. Its objects have the names and labels of a job with a
+    /// single group.
     pub(super) fn is_first(&self, group: &WorkerGroup) -> bool {
         self.first_group() == Some(group)
     }
@@ -71,7 +71,7 @@ impl BuildInput<'_> {
         self.prepared.plan.worker_groups.first()
     }
 
-    /// Returns [`Self::metadata`] for an object of a group of workers.
+    /// Returns [`Self::metadata`] with the label of a group of workers, unless it is the first group.
     pub(super) fn metadata_of(&self, group: &WorkerGroup, name: String) -> ObjectMeta {
         let mut metadata = self.metadata(name);
         if !self.is_first(group) {

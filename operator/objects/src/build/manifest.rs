@@ -9,10 +9,10 @@ use kube::Resource;
 use super::{BuildInput, ObjectError, config_map_name, digest, environment};
 use crate::labels;
 
-/// The key of the manifest, and its file's name.
+/// Key of the manifest in the ConfigMap, and name of its file in workers.
 pub const MANIFEST_KEY: &str = "manifest.yaml";
 
-/// The ConfigMap of a job.
+/// Returns the ConfigMap of a job, with a digest of its data.
 ///
 /// # Errors
 /// [`ObjectError`], which would be a bug.
@@ -31,7 +31,7 @@ pub fn config_map(input: &BuildInput<'_>) -> Result<ConfigMap, ObjectError> {
     Ok(ConfigMap { metadata, data: Some(data), ..ConfigMap::default() })
 }
 
-/// The digest that an object carries.
+/// Returns the content digest from an object's annotation.
 pub fn content_digest<K: Resource>(object: &K) -> Option<&str> {
     object.meta().annotations.as_ref()?.get(labels::CONTENT_DIGEST).map(String::as_str)
 }

@@ -11,9 +11,9 @@ use crate::worker::Worker;
 /// Name of the Service's only port.
 const PORT_NAME: &str = "rendezvous";
 
-/// The headless Service behind the name of a group's first worker. It has no selector: the operator knows the
-/// one address that matters. With a selector the endpoint controller would write it a second time and scan
-/// every pod of the namespace. `None` where there is only one worker.
+/// Returns the headless Service that gives a group's first worker its DNS name; `None` for a single worker
+/// and for spares. It has no selector, because the operator writes the only address itself. With a selector,
+/// the endpoint controller would scan every pod of the namespace and write the address a second time.
 pub fn service(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<Service> {
     gang(group)?;
     let port =
@@ -29,8 +29,8 @@ pub fn service(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<Service> {
     })
 }
 
-/// Returns the EndpointSlice with the address of the first worker, or with none, so that the name of a gang
-/// never resolves to a worker that is gone. `None` where there is only one worker.
+/// Returns the EndpointSlice with the address of the first worker. Without a first worker it is empty, so
+/// that the DNS name never resolves to a worker that is gone. `None` for a single worker and for spares.
 pub fn endpoint(
     input: &BuildInput<'_>,
     group: &WorkerGroup,
@@ -62,7 +62,7 @@ pub fn endpoint(
     })
 }
 
-/// Digest of an endpoint's content; the same for all endpoints without an address.
+/// Returns the digest of an EndpointSlice, which is the same for all groups without a first worker.
 pub fn endpoint_digest(first: Option<&Worker>) -> String {
     digest(first.into_iter().flat_map(|worker| [&*worker.uid, worker.address.as_deref().unwrap_or("")]))
 }
@@ -74,7 +74,7 @@ fn gang(group: &WorkerGroup) -> Option<&WorkerGroup> {
 fn reached(input: &BuildInput<'_>, group: &WorkerGroup, worker: &Worker, address: &str) -> Endpoint {
     Endpoint {
         addresses: vec![address.to_owned()],
-        // The other workers resolve the name before the first one is ready.
+        // Ready from the start: the other workers resolve the name before the first one is ready.
         conditions: Some(EndpointConditions { ready: Some(true), ..EndpointConditions::default() }),
         hostname: Some(group.worker_name(0)),
         node_name: worker.node.as_deref().map(str::to_owned),

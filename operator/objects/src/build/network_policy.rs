@@ -56,7 +56,7 @@ fn port(number: u16, protocol: &str) -> NetworkPolicyPort {
 fn ingress(input: &BuildInput<'_>) -> Vec<NetworkPolicyIngressRule> {
     let ranks = NetworkPolicyIngressRule { from: Some(each_other(input)), ports: None };
     let metrics = input.prepared.job.spec().tracking.prometheus.as_ref().map(|endpoint| endpoint.port);
-    // A port that is chosen at random at each start cannot be named here.
+    // Port 0 stands for a random port at each start, which no rule can name.
     let metrics = metrics
         .filter(|port| *port != 0)
         .map(|number| NetworkPolicyIngressRule { from: None, ports: Some(vec![port(number, "TCP")]) });

@@ -168,7 +168,8 @@ impl Placement {
         Ok(pod)
     }
 
-    /// Serializes a pod. The field of Kubernetes' own PodGroup is newer than the types here.
+    /// Serializes a pod. The field that names Kubernetes' own PodGroup is added to the JSON, because the Rust
+    /// types of pods do not have it yet.
     ///
     /// # Errors
     /// When a pod has no JSON form, which would be a bug.
@@ -180,8 +181,8 @@ impl Placement {
     }
 }
 
-/// Returns the gang, of those that the cluster serves, in which an existing pod belongs to the PodGroup
-/// `name`.
+/// Returns the PodGroup API by which an existing pod belongs to the PodGroup `name`; `None` if it does not,
+/// or if the cluster does not serve that API.
 pub fn gang_of(pod: &DynamicObject, name: &str, served: Served) -> Option<Gang> {
     let is_named = |entries: Option<&BTreeMap<String, String>>, key: &str| {
         entries.and_then(|entries| entries.get(key)).is_some_and(|group| group == name)
@@ -193,7 +194,7 @@ pub fn gang_of(pod: &DynamicObject, name: &str, served: Served) -> Option<Gang> 
     native.or(volcano.then_some(Gang::Volcano)).or(coscheduling.then_some(Gang::Coscheduling))
 }
 
-/// Appends affinities to those of the pod's template.
+/// Appends the pod affinity of `more` to the affinity that the pod has from its template.
 fn add_affinity(own: &mut Affinity, more: &Affinity) {
     let Some(more) = more.pod_affinity.clone() else { return };
     let own = own.pod_affinity.get_or_insert_default();
@@ -205,7 +206,7 @@ fn add_affinity(own: &mut Affinity, more: &Affinity) {
     }
 }
 
-/// Labels that all workers of a group have in an attempt, and no other pod.
+/// Returns labels that select all workers of a group in an attempt, and no other pod.
 fn workers_of(input: &BuildInput<'_>, group: &WorkerGroup, attempt: u32) -> BTreeMap<String, String> {
     let job = (labels::JOB_UID.to_owned(), input.job.uid().to_owned());
     let has_others = input.prepared.plan.worker_groups.len() > 1;
@@ -224,7 +225,7 @@ fn slice(input: &BuildInput<'_>, group: &WorkerGroup, attempt: u32) -> Option<Sl
 }
 
 impl Slice {
-    /// Affinity to the workers in the same slice as the worker `idx`.
+    /// Returns the affinity of the worker `idx` to all workers of its slice.
     fn neighbours(&self, idx: u32) -> PodAffinityTerm {
         let first = idx - idx % self.size;
         let indices = (first..first + self.size).map(|idx| idx.to_string()).collect();
@@ -250,7 +251,7 @@ fn require(affinity: &mut Affinity, term: PodAffinityTerm) {
     near.required_during_scheduling_ignored_during_execution.get_or_insert_default().push(term);
 }
 
-/// Affinity of the workers of one attempt to each other, where the job requests it.
+/// Returns the affinity of the workers of one attempt to each other; `None` unless the job requests it.
 fn affinity(input: &BuildInput<'_>, group: &WorkerGroup, attempt: u32) -> Option<Affinity> {
     let topology = input.prepared.job.spec().workers.topology.as_ref()?;
     if topology.required.is_none() && topology.preferred.is_none() {

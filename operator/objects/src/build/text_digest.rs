@@ -9,8 +9,8 @@ const MAX_LABEL_BYTES: usize = 63;
 /// Bytes of a digest that replaces the beginning of a long name.
 const DIGEST_BYTES: usize = 8;
 
-/// Returns `name` if it fits into a label, else a digest of it followed by its end. Names of jobs that only
-/// differ at their beginning, and of workers and attempts, stay different.
+/// Returns `name` if it fits into a label, else a digest of it followed by its end. The digest keeps names
+/// distinct that differ only at their beginning; the end still shows the worker or attempt.
 pub(super) fn within_label(name: &str) -> String {
     if name.len() <= MAX_LABEL_BYTES {
         return name.to_owned();
@@ -19,7 +19,7 @@ pub(super) fn within_label(name: &str) -> String {
     format!("{}-{}", &digest([name])[..DIGEST_BYTES], name[start..].trim_start_matches('-'))
 }
 
-/// The digest of an object's content, for its annotation.
+/// Returns a digest of `texts` in hexadecimal: the first 128 bits of SHA-256 over each length and text.
 pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hasher = Sha256::new();
     for text in texts {

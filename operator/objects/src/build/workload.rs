@@ -1,5 +1,6 @@
 //! Workload with which Kueue admits a job: how many pods of which size, for which queue. Fields that do not
-//! concern a queue, such as an image, are left out, so that an upgraded operator does not replace it.
+//! concern a queue, such as an image, are left out, so that an upgrade of the operator does not replace the
+//! Workload.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use crate::served;
 /// Label with which Kueue finds the Workload of an object.
 const JOB_UID_LABEL: &str = "kueue.x-k8s.io/job-uid";
 
-/// Reference to the class of a job's priority in its queue.
+/// Reference to the priority class of a job in its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PriorityClass {
     /// API group of the class.
@@ -39,7 +40,7 @@ pub fn queue_priority_class(input: &BuildInput<'_>) -> Option<PriorityClass> {
     Some(PriorityClass { group: "scheduling.k8s.io", kind: "PriorityClass", name })
 }
 
-/// Digest of a job's request to its queue, without the value of its priority class.
+/// Returns the digest of a Workload's specification, without the value of its priority class.
 pub fn workload_digest(input: &BuildInput<'_>, queue: &str, excluded_nodes: &[String]) -> String {
     digest([spec(input, queue, excluded_nodes).to_string().as_str()])
 }
@@ -116,8 +117,8 @@ fn topology_request(topology: &TopologySpec) -> Value {
     request
 }
 
-/// Returns the fields of a pod that decide where it fits. As for pods, limits count as requests where
-/// requests are absent.
+/// Returns the fields of a group's pods that determine where they fit. A limit without a request counts as
+/// the request, as Kubernetes does for pods.
 fn template(input: &BuildInput<'_>, group: &WorkerGroup, excluded_nodes: &[String]) -> PodTemplateSpec {
     let pod = super::pod(input, 1, group, 0).spec.unwrap_or_default();
     let container = |container: Container| {
@@ -132,7 +133,8 @@ fn template(input: &BuildInput<'_>, group: &WorkerGroup, excluded_nodes: &[Strin
         Container {
             name: container.name,
             resources: Some(resources),
-            // A sidecar, an init container that keeps running, takes its resources all the time.
+            // A sidecar is an init container with a restart policy. Kueue counts its resources for the whole
+            // life of the pod.
             restart_policy: container.restart_policy,
             ..Container::default()
         }

@@ -45,15 +45,17 @@ fn training_of(job: &ValidatedJob) -> ResolvedSpec {
 }
 
 impl Prepared {
-    /// Prepares the job under the specification that it began with, from the manifest in its ConfigMap;
-    /// `None` where that is another one or cannot be read. Users can write ConfigMaps: a manifest is used
-    /// only if its digest is the `recorded` one of the job's status, as it is or as this release writes it,
-    /// and where only its training counts, if the training has the recorded digest. A job that an earlier
-    /// release began has no record: its manifest is used if it would be accepted as a new one, or if only the
-    /// training breaks rules and is that of the job itself, which the API server has accepted.
+    /// Prepares the job with the specification that it began with, from the manifest in its ConfigMap.
+    /// Returns `None` if the manifest cannot be read or is not the one that the job began with.
     ///
-    /// `spec.runPolicy.suspend` is that of the present specification. Where the present specification is
-    /// valid, so are `spec.workers` and `spec.runPolicy`.
+    /// Users can edit ConfigMaps, so a manifest is used only if its digest is the one `recorded` in the job's
+    /// status, either as it is or as this release writes it. If `present` supplies workers and run policy, it
+    /// is enough that the training has the recorded digest. A job that an earlier release began has no
+    /// record. Its manifest is used if a new job with it would be accepted, or if only its training breaks
+    /// rules and is that of the job itself, which the API server has accepted.
+    ///
+    /// `spec.runPolicy.suspend` is always taken from the job's present specification. If that is valid, all
+    /// of `spec.workers` and `spec.runPolicy` are.
     pub fn began_with(
         job: &Job,
         manifest: &str,
@@ -63,7 +65,7 @@ impl Prepared {
     ) -> Option<Self> {
         let began = match recorded {
             Some(recorded) => {
-                // After a rollback a later release has written it.
+                // After a rollback, the manifest may come from a later release and have unknown fields.
                 let read = rlt_api::read_accepted(manifest);
                 let read = read.or_else(|_| rlt_api::read_known_fields(manifest)).ok()?;
                 let is_recorded = is_recorded(manifest, &read, recorded)
@@ -84,7 +86,7 @@ impl Prepared {
             }
         };
         let digest = spec_digest(job);
-        // A job that was edited keeps the record of what it began with.
+        // An edited job keeps the record of the specification that it began with.
         let edited = recorded.filter(|recorded| !recorded.is_of(job.generation(), &digest));
         let (generation, digest) = match edited {
             Some(recorded) => (recorded.generation, recorded.spec_digest.clone()),
@@ -93,9 +95,9 @@ impl Prepared {
         Self::planned(began, generation, digest).ok()
     }
 
-    /// Returns the manifest that a job began with from the job itself, for a ConfigMap that was deleted: its
-    /// specification over the present defaults, whatever privileges are allowed now. `None` if that has
-    /// another digest than the `recorded` one, because the job was edited or defaults have changed.
+    /// Rebuilds the manifest that a job began with from the job itself, for a ConfigMap that was deleted. The
+    /// specification is merged over the present defaults; privileges are not checked again. `None` if the
+    /// result does not have the `recorded` digest, because the job was edited or defaults have changed.
     pub fn recorded_manifest(
         job: &Job,
         recorded: &AcceptedStatus,
@@ -103,7 +105,7 @@ impl Prepared {
         namespace: Option<&NamespaceDefaults>,
     ) -> Option<String> {
         let job = Self::over_defaults(job, pods, namespace).ok()?.job;
-        // A specification is recorded when pods are made, so not while the job is suspended.
+        // A specification is recorded when pods are created, so never of a suspended job.
         let run_policy = RunPolicySpec { suspend: false, ..job.spec().run_policy.clone() };
         let manifest = job.with_run_policy(run_policy).to_yaml().ok()?;
         (digest([manifest.as_str()]) == recorded.manifest_digest).then_some(manifest)
@@ -115,21 +117,22 @@ impl Prepared {
     }
 }
 
-/// Whether a manifest is the recorded one. It has the form of another release where this release has recorded
-/// it in its own form, and ended before it wrote the ConfigMap.
+/// Whether a manifest is the recorded one, as it is or as this release writes it. Its text is that of another
+/// release if an operator of this release recorded the digest of its own text and ended before it wrote the
+/// ConfigMap.
 fn is_recorded(manifest: &str, read: &ValidatedJob, recorded: &AcceptedStatus) -> bool {
     let is_it = |text: &str| digest([text]) == recorded.manifest_digest;
     is_it(manifest) || read.to_yaml().is_ok_and(|text| is_it(&text))
 }
 
-/// Whether a manifest has the training of the record. It has other workers or another run policy where an
-/// operator has ended between its writes of the ConfigMap and of the status, or could not make the first.
+/// Whether a manifest has the recorded training. Its workers or run policy may differ if an operator ended
+/// between its writes of the ConfigMap and of the status, or if the write of the ConfigMap failed.
 fn has_recorded_training(read: &ValidatedJob, recorded: &AcceptedStatus) -> bool {
     training_digest(read) == recorded.training_digest
 }
 
-/// Reads the manifest of a job without a record; `None` if it breaks rules of pods, is not allowed, or breaks
-/// other rules and is not that of the job itself.
+/// Reads the manifest of a job without a record; `None` if its pods break a rule or request forbidden
+/// privileges, or if its training breaks a rule and is not that of the job itself.
 fn unrecorded(job: &Job, manifest: &str, pods: &PodSettings) -> Option<ValidatedJob> {
     let began = match rlt_api::validate_with(manifest, pod_template::problems_of) {
         Ok(valid) => valid,
@@ -140,7 +143,7 @@ fn unrecorded(job: &Job, manifest: &str, pods: &PodSettings) -> Option<Validated
     is_allowed.then_some(began)
 }
 
-/// Whether a problem is one of what the training computes, and not of its pods or of the whole manifest.
+/// Whether a problem concerns the training, not the workers, the run policy or the manifest as a whole.
 fn is_of_training(problem: &Problem) -> bool {
     let section = problem.path.strip_prefix("spec.").and_then(|path| path.split(['.', '[']).next());
     section.is_some_and(|section| !["workers", "runPolicy"].contains(&section))
@@ -151,7 +154,8 @@ fn is_of_training(problem: &Problem) -> bool {
 fn began_as_it_is(job: &Job, manifest: &str) -> Option<ValidatedJob> {
     let began =
         rlt_api::read_accepted(manifest).ok().filter(|began| pod_template::problems_of(began).is_empty())?;
-    // Some defaults of the training depend on the workers, which have those of the cluster.
+    // Some defaults of the training depend on the workers, whose fields in the manifest include the cluster's
+    // defaults.
     let mut spec: Value = serde_json::from_str(&job.spec).ok()?;
     spec.as_object_mut()?.insert("workers".into(), serde_json::to_value(&began.spec().workers).ok()?);
     let own = Job { spec: spec.to_string(), ..job.clone() };

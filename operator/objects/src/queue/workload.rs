@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::labels;
 use crate::worker::{Explanation, JobKey, owner};
 
-/// Label of nodes with their host name, the lowest level of a topology that names single nodes.
+/// Label with the host name of a node. A topology with this label as its lowest level assigns single nodes.
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 
 /// Workload of a job.
@@ -121,13 +121,13 @@ struct Check {
 }
 
 impl Workload {
-    /// Whether the Workload keeps the job in its queue: it has quota, or may have.
+    /// Whether the Workload holds quota, or may hold it because its status cannot be read.
     pub fn holds_place(&self) -> bool {
         let may_have_quota = self.has_quota || self.unreadable.is_some();
         may_have_quota && !self.is_finished && !self.is_deleting
     }
 
-    /// Reads the key of the owning job and the Workload. `None` where it belongs to no job of this operator.
+    /// Reads a Workload and the key of the job that owns it. `None` if it belongs to no job of this operator.
     pub fn read(object: &DynamicObject) -> Option<(JobKey, Self)> {
         let metadata = &object.metadata;
         let key = owner(metadata)?;
