@@ -39,7 +39,7 @@ use queue::QueueRequest;
 
 /// Maximum number of impaired nodes that the affinity of a pod names.
 const MAX_IMPAIRED_NODES: usize = 16;
-/// Number of failures that an impaired node counts as: with two, a pod avoids a node most strongly.
+/// Number of failures that an impaired node counts as. Two give the largest weight of a preference.
 const FAILURES_OF_IMPAIRED_NODE: u32 = 2;
 
 /// The clients and settings with which decisions are applied.
@@ -62,13 +62,13 @@ pub struct ClusterState<'a> {
     pub queueing: &'a Queueing,
 }
 
-/// Deletes, assigns and creates what a decision says, and leaves the job itself: first objects that pods need
-/// at their start, then pods with the volumes that they mount, and last the children of their network. The
-/// NetworkPolicy of an isolated job is made before its pods, which are not made without it. Changes of the
-/// claim are applied whether the job runs or not.
+/// Applies a decision to the children of a job, but neither deletes the job nor writes its status. Pods are
+/// deleted and assigned first. Then come the Workload, objects that pods need at their start, pods with the
+/// volumes that they mount, and network objects. The NetworkPolicy of an isolated job is created before its
+/// pods, which are not created without it. Changes of the claim are applied whether the job runs or not.
 ///
 /// # Errors
-/// The most important error of the calls that failed. Calls that do not depend on it were made.
+/// The most important error of the failed calls. Calls that do not depend on a failed one were still made.
 pub async fn apply(
     access: Access<'_>,
     input: &BuildInput<'_>,
@@ -79,7 +79,7 @@ pub async fn apply(
     pods::delete(client, index, input.job, &decision.delete).await?;
     pods::assign(client, index, input.job, &decision.assign).await?;
     let queued = match Box::pin(change_queue(access, input, cluster, decision)).await {
-        // The queue is only told whether the workers run, and they need nothing of it.
+        // `SetPodsReady` only informs the queue, so its failure does not hold up the workers.
         Err(error) if !matches!(decision.queue, Some(WorkloadAction::SetPodsReady(..))) => return Err(error),
         queued => queued,
     };
@@ -95,7 +95,7 @@ pub async fn apply(
     }
     let starts_ranks = !decision.start.is_empty() || !decision.assign.is_empty();
     if let Err(refused) = objects.apply_prerequisites(starts_ranks).await {
-        // Workers that are there find each other all the same.
+        // Existing workers still need the network objects to reach each other.
         let network = if workers.is_empty() { Ok(()) } else { objects.apply_network().await };
         return ApplyError::first_of([queued, Err(refused), network]);
     }
@@ -145,7 +145,7 @@ pub async fn change_workload(
     queue::apply(access.client, access.index, input, request, action).await
 }
 
-/// Gives back the place of a job that is refused, and changes nothing else.
+/// Releases the quota of a job that is refused, and changes nothing else.
 ///
 /// # Errors
 /// When the API server refuses the change or does not answer.
@@ -153,7 +153,7 @@ pub async fn give_place_back(access: Access<'_>, job: &Job, change: &GiveBack) -
     queue::give_back(access.client, access.index, job, change).await
 }
 
-/// Returns each group of workers with its first worker, or `None` until other pods can reach that.
+/// Returns each group of workers with its first worker; `None` until other pods can reach that worker.
 fn reachable_firsts<'a>(
     input: &BuildInput<'a>,
     workers: &'a [Arc<Worker>],
@@ -182,7 +182,7 @@ fn avoided_nodes(index: &Index, decision: &Decision) -> BTreeMap<String, u32> {
     avoided
 }
 
-/// Deletes a job if it still has this resource version: an edit in the same moment may keep it.
+/// Deletes a job if it still has this resource version: a concurrent edit may extend its time to live.
 ///
 /// # Errors
 /// When the job has changed, or the API server refuses the call or does not answer.

@@ -31,7 +31,7 @@ pub(super) struct JobChildren<'a> {
     input: &'a BuildInput<'a>,
     job: &'a Job,
     known: Children,
-    /// Each group of workers with its first worker, `None` until other pods can reach that.
+    /// Each group of workers with its first worker; `None` until other pods can reach that worker.
     groups: Vec<(&'a WorkerGroup, Option<&'a Worker>)>,
 }
 
@@ -46,10 +46,10 @@ impl<'a> JobChildren<'a> {
         Self { client, index, input, job, known: index.children(&job.key()), groups }
     }
 
-    /// Applies the children that must exist before pods: without their ServiceAccount pods are refused, pods
-    /// of an isolated job must not run without its NetworkPolicy, pods must not find the manifest or the
-    /// address of an earlier attempt, and they would wait for ever for a claim that they cannot mount.
-    /// `starts_ranks` says whether ranks are about to start.
+    /// Applies the children that must be up to date before pods are created. The API server refuses pods
+    /// without their ServiceAccount. Pods of an isolated job must not run without its NetworkPolicy. Pods
+    /// must not find the manifest or the address of an earlier attempt, and would wait for ever for a claim
+    /// that they cannot mount. `starts_ranks` says whether ranks are about to start.
     pub(super) async fn apply_prerequisites(&self, starts_ranks: bool) -> Result<(), ApplyError> {
         match self.is_isolated() {
             true if starts_ranks && self.is_known(Child::NetworkPolicy) => {
@@ -75,7 +75,7 @@ impl<'a> JobChildren<'a> {
         Ok(())
     }
 
-    /// Children that pods mount: the ConfigMap and the claim.
+    /// Creates the missing children that pods mount: the ConfigMap and the claim.
     pub(super) async fn apply_volumes(&self) -> Result<(), ApplyError> {
         let manifest = async {
             match self.is_known(Child::ConfigMap) {
@@ -94,7 +94,7 @@ impl<'a> JobChildren<'a> {
         ApplyError::first_of([manifest, claim])
     }
 
-    /// Children of the pods' network: Service, EndpointSlice, NetworkPolicy.
+    /// Applies the children of the pods' network: Service, EndpointSlice, NetworkPolicy.
     pub(super) async fn apply_network(&self) -> Result<(), ApplyError> {
         let names = join_all(self.groups.iter().map(|(group, first)| self.apply_name(group, *first)));
         let policy = async {
@@ -127,15 +127,15 @@ impl<'a> JobChildren<'a> {
     async fn make_claim(&self) -> Result<(), ApplyError> {
         let Some(claim) = build::storage_claim(self.input) else { return Ok(()) };
         let is_found = Box::pin(self.create(&claim)).await? == Created::Found;
-        // The watch shows a claim that is not the wanted one yet.
+        // A claim that could not be changed yet is left to the watch, which enters it with its old digest.
         if !is_found || claim::change(self.client, self.job.namespace(), &claim).await? {
             self.enter_claim(&claim);
         }
         Ok(())
     }
 
-    /// Updates the existing claim to what the job asks for. If the claim cannot become that, this is an error
-    /// only with `must_fit`.
+    /// Updates the existing claim to the one that the job requests. An impossible change is an error only
+    /// with `must_fit`.
     pub(super) async fn change_claim(&self, must_fit: bool) -> Result<(), ApplyError> {
         let Some(claim) = self.outdated_claim() else { return Ok(()) };
         match Box::pin(claim::change(self.client, self.job.namespace(), &claim)).await {
@@ -147,9 +147,10 @@ impl<'a> JobChildren<'a> {
         Ok(())
     }
 
-    /// Lets the claim be retained or deleted as the job says, before the job is deleted. A claim that is to
-    /// be retained keeps the job until it is released. One that is to be deleted with the job, and may not be
-    /// changed, is left as it is: nothing is lost if it stays.
+    /// Changes the claim so that it outlives the job or is deleted with it, as the job requests. Called
+    /// before the job is deleted. If a claim that is to be retained cannot be released, the error keeps the
+    /// job. If a claim that is to be deleted may not be changed, this is only logged: nothing is lost if the
+    /// claim stays.
     pub(super) async fn settle_claim(&self) -> Result<(), ApplyError> {
         let Some(claim) = self.outdated_claim() else { return Ok(()) };
         let namespace = self.job.namespace();
@@ -169,8 +170,8 @@ impl<'a> JobChildren<'a> {
         }
     }
 
-    /// Returns the claim that the job asks for, if the existing one was made for another specification. One
-    /// that is being deleted is not changed any more: the next one is created as the job asks for it.
+    /// Returns the claim that the job requests, if the existing one was made for another specification.
+    /// `None` for a claim that is being deleted: the next one is created as the job requests.
     fn outdated_claim(&self) -> Option<PersistentVolumeClaim> {
         let known = self.known.get(&Child::Claim.into())?;
         let claim = build::storage_claim(self.input)?;
@@ -188,7 +189,8 @@ impl<'a> JobChildren<'a> {
     }
 
     async fn apply_config_map(&self) -> Result<(), ApplyError> {
-        // Built only where the digest is not known: reconciles are frequent, and manifests are long.
+        // The ConfigMap is built only if its cached digest does not match: reconciles are frequent, and
+        // manifests are long.
         let made = &self.input.prepared.manifest_digest;
         if made
             .get()
@@ -201,8 +203,8 @@ impl<'a> JobChildren<'a> {
         self.ensure(Child::ConfigMap.into(), Some(digest), || Some(config_map)).await
     }
 
-    /// Writes the ConfigMap again if it does not have the data of the job, before ranks read it. An edit of
-    /// the data leaves the digest in its annotation as it is, so the watch does not show it.
+    /// Writes the ConfigMap again if it does not have the data of the job, before ranks read it. The watch
+    /// only caches the digest in the annotation, which an edit of the data does not change.
     async fn restore_config_map(&self) -> Result<(), ApplyError> {
         let wanted = self.config_map()?;
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), self.job.namespace());
@@ -232,7 +234,7 @@ impl<'a> JobChildren<'a> {
             .map_err(|source| ApplyError::Manifest { name: self.job.name().to_owned(), source })
     }
 
-    /// Returns the digest of the ConfigMap, which is then known without building that again.
+    /// Returns the digest of the ConfigMap, and caches it so that the ConfigMap need not be built again.
     fn manifest_digest(&self, config_map: &ConfigMap) -> String {
         let digest = || build::content_digest(config_map).unwrap_or_default().to_owned();
         self.input.prepared.manifest_digest.get_or_init(digest).clone()
@@ -251,8 +253,8 @@ impl<'a> JobChildren<'a> {
         Ok(())
     }
 
-    /// Removes the address from the EndpointSlice of a group. Its address family stays: it can never change,
-    /// and nothing says of which family the next address is.
+    /// Removes the address from the EndpointSlice of a group. The address family stays: it is immutable, and
+    /// the family of the next address is not known yet.
     async fn clear_endpoint(&self, group: &WorkerGroup) -> Result<(), ApplyError> {
         let (id, digest) = (id(Child::Endpoint, group), build::endpoint_digest(None));
         if self.known.get(&id) == Some(&Some(digest.clone())) {
@@ -263,7 +265,7 @@ impl<'a> JobChildren<'a> {
         let patch = json!({"metadata": {"annotations": {labels::CONTENT_DIGEST: digest}}, "endpoints": []});
         match Box::pin(api.patch_metadata(&name, &merge_patch(), &Patch::Merge(patch))).await {
             Ok(_) => {}
-            // It is made with the next address.
+            // The EndpointSlice is created with the next address.
             Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
             Err(source) => return Err(ApplyError::Call { act: "change", name, source }),
         }
@@ -277,8 +279,8 @@ impl<'a> JobChildren<'a> {
         self.ensure(Child::NetworkPolicy.into(), digest, || Some(policy)).await
     }
 
-    /// Writes the NetworkPolicy again, before ranks start that it isolates. An edit of its rules leaves the
-    /// digest in its annotation as it is.
+    /// Writes the NetworkPolicy again before the ranks that it isolates start. The watch does not show an
+    /// edit of its rules, which does not change the digest in the annotation.
     async fn restore_network_policy(&self) -> Result<(), ApplyError> {
         let Some(policy) = build::network_policy(self.input) else { return Ok(()) };
         self.take_over_and_change(&policy).await?;
@@ -287,8 +289,8 @@ impl<'a> JobChildren<'a> {
         Ok(())
     }
 
-    /// Deletes a NetworkPolicy that is no longer desired: it would still block traffic.
-    /// An object of another owner, which has taken its name since, stays.
+    /// Deletes a NetworkPolicy that is no longer desired: it would still block traffic. An object of the same
+    /// name that has another owner stays.
     async fn remove_policy(&self) -> Result<(), ApplyError> {
         if !self.is_known(Child::NetworkPolicy) {
             return Ok(());
@@ -335,7 +337,7 @@ impl<'a> JobChildren<'a> {
         let Some(wanted) = wanted() else { return Ok(()) };
         // Boxed, as every call here: the future is large, and most reconciles make no call.
         match known {
-            // All that an EndpointSlice has is sent each time.
+            // Every apply sends all fields that an EndpointSlice may have, so none is left to remove.
             Some(_) if id.child == Child::Endpoint => Box::pin(self.change(&wanted)).await?,
             Some(_) => Box::pin(self.take_over_and_change(&wanted)).await?,
             None => Box::pin(self.make(&wanted)).await?,
@@ -358,7 +360,8 @@ impl<'a> JobChildren<'a> {
         }
     }
 
-    /// Changes an object so that it has no field any more that is not sent.
+    /// Changes an object by server-side apply, and removes fields that the operator set before and no longer
+    /// sends.
     async fn take_over_and_change<K>(&self, wanted: &K) -> Result<(), ApplyError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -372,7 +375,8 @@ impl<'a> JobChildren<'a> {
         self.change(wanted).await
     }
 
-    /// Creates an object, unless one of its name exists that is the job's or may become it.
+    /// Creates an object, unless an object of the same name exists that belongs to the job or that the job
+    /// may adopt.
     async fn create<K>(&self, wanted: &K) -> Result<Created, ApplyError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -441,7 +445,7 @@ fn holds(found: &ConfigMap, wanted: &ConfigMap) -> bool {
         && wanted.data.iter().flatten().all(|(key, text)| has(key, text))
 }
 
-/// Whether the operator made the object and no existing job owns it.
+/// Whether the operator created the object, and it has no owner.
 fn is_free(metadata: &ObjectMeta) -> bool {
     let label = metadata.labels.as_ref().and_then(|labels| labels.get(labels::MANAGED_BY));
     label.is_some_and(|by| by == labels::OPERATOR)

@@ -1,5 +1,5 @@
-//! Changes of an existing claim: its owner and a larger size are applied; what the API server would refuse is
-//! refused here, with the field to change.
+//! Changes of an existing claim. A change of the owner and a larger size are applied. A change that the API
+//! server would refuse is refused here, with a message that names the field to change.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -12,8 +12,9 @@ use super::{ApplyError, error, merge_patch};
 /// Access mode of a claim that workers on several nodes mount.
 const SEVERAL_WORKERS: &str = "ReadWriteMany";
 
-/// Changes the existing claim to the `wanted` one. Returns whether it exists and was changed. One without a
-/// volume cannot grow yet, and may get a volume only when a pod mounts it: it is changed once it has one.
+/// Changes the existing claim to the `wanted` one. Returns whether the claim exists and was changed. A claim
+/// without a volume cannot grow yet, and may get its volume only when a pod mounts it. It is changed once it
+/// has one.
 pub(super) async fn change(
     client: &Client,
     namespace: &str,
@@ -21,7 +22,7 @@ pub(super) async fn change(
 ) -> Result<bool, ApplyError> {
     let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
     let name = wanted.metadata.name.clone().unwrap_or_default();
-    // The watch reports its deletion, and it is created again.
+    // The claim was deleted. The watch reports this, and the claim is created again.
     let Some(found) = read(&api, &name).await? else { return Ok(false) };
     if let Some(why) = misfit(&found, wanted) {
         release(&api, &found, wanted).await?;
@@ -34,7 +35,7 @@ pub(super) async fn change(
     match api.patch(&name, &merge_patch(), &Patch::Merge(patch(&found, wanted))).await {
         Ok(_) => Ok(true),
         Err(source) => {
-            // For example because volumes of its class cannot grow.
+            // A claim that is to be retained must be released even if, for example, its volume cannot grow.
             if error::refusal(&source).is_some() {
                 release(&api, &found, wanted).await?;
             }
@@ -77,8 +78,8 @@ async fn read(
     found.map_err(|source| ApplyError::Call { act: "read", name: name.to_owned(), source })
 }
 
-/// Makes a claim the job's whose size cannot be changed yet. It keeps its digest, by which it is changed
-/// later.
+/// Makes the job the owner of a claim whose size cannot be changed yet. The claim keeps its old digest, so
+/// that a later reconcile changes the size.
 async fn adopt(
     api: &Api<PersistentVolumeClaim>,
     found: &PersistentVolumeClaim,
@@ -101,7 +102,8 @@ async fn adopt(
     }
 }
 
-/// Removes the job from the owners of a claim that is to be retained, whatever else of it cannot be changed.
+/// Removes the job from the owners of a claim that is to be retained, even if its other fields cannot be
+/// changed.
 async fn release(
     api: &Api<PersistentVolumeClaim>,
     found: &PersistentVolumeClaim,
@@ -118,7 +120,7 @@ async fn release(
     }
 }
 
-/// Returns why a claim cannot become the wanted one, if it cannot.
+/// Returns the reason why a claim cannot be changed to the wanted one; `None` if it can.
 fn misfit(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> Option<String> {
     let spec = |claim: &PersistentVolumeClaim| claim.spec.clone().unwrap_or_default();
     let (found, wanted) = (spec(found), spec(wanted));
@@ -161,7 +163,8 @@ fn grows(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> bool 
     value(wanted).zip(value(found)).is_some_and(|(wants, has)| wants > has)
 }
 
-/// Returns the merge patch of what can be changed: labels, annotations, the job as an owner, and the size.
+/// Returns the merge patch of the fields that can be changed: labels, annotations, the job as an owner, and
+/// the size.
 fn patch(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> Value {
     let size = wanted.spec.as_ref().and_then(size);
     json!({
@@ -175,8 +178,8 @@ fn patch(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> Value
     })
 }
 
-/// Returns the owners of a claim once it is the wanted one: those of others, and the job unless the claim is
-/// to be retained.
+/// Returns the owner references of the wanted claim: the existing ones to objects of other kinds, and the job
+/// unless the claim is to be retained.
 fn owners(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> Vec<OwnerReference> {
     let is_of_job = |owner: &&OwnerReference| owner.kind == rlt_api::KIND;
     let others = found.metadata.owner_references.iter().flatten().filter(|owner| !is_of_job(owner)).cloned();

@@ -40,7 +40,7 @@ pub(super) async fn replace(
     }
     match api.create(&creation(), wanted).await {
         Ok(_) => Ok(()),
-        // A finalizer still holds the earlier one.
+        // A finalizer still holds the deleted EndpointSlice.
         Err(error) if error::exists(&error) => Err(refused),
         Err(error) => Err(failed("create endpoint slice")(error)),
     }

@@ -9,7 +9,7 @@ use rlt_objects::labels;
 use crate::client::Closed;
 use crate::decide::ApplyFailure;
 
-/// Consecutive failures from which a transient one is reported: about three seconds of retries.
+/// Number of consecutive failures from which a transient failure is reported: about three seconds of retries.
 const REPORTED_FROM: u32 = 5;
 
 /// An error while a decision is applied.
@@ -40,7 +40,7 @@ pub enum ApplyError {
 }
 
 impl ApplyError {
-    /// Whether the job changed in between: it is reconciled again at once.
+    /// Whether another client changed an object in the meantime, so that the job is reconciled again soon.
     pub fn is_conflict(&self) -> bool {
         match self {
             Self::Outdated { .. } => true,
@@ -54,15 +54,15 @@ impl ApplyError {
         matches!(self, Self::Call { source: kube::Error::Api(status), .. } if status.code == 422)
     }
 
-    /// Whether nothing was changed, because an outdated version of the job was decided from.
+    /// Whether nothing was changed because the decision was based on an outdated version of the job.
     pub fn is_outdated(&self) -> bool {
         matches!(self, Self::Outdated { .. })
     }
 
-    /// An object with the name of a child, but of another owner.
+    /// Returns the error for an object that has the name of a child, but another owner.
     pub(super) fn occupied(job: &Job, found: &ObjectMeta) -> Self {
         let owner = found.owner_references.iter().flatten().next();
-        // Its owner was an earlier job of this name; garbage collection will delete it.
+        // The object belongs to an earlier job of this name, and garbage collection will delete it.
         let is_of_earlier_job = owner.is_some_and(|owner| {
             owner.kind == rlt_api::KIND && owner.name == job.name() && owner.uid != job.uid()
         });
@@ -77,7 +77,8 @@ impl ApplyError {
         Self::Occupied { name: found.name.clone().unwrap_or_default(), owner, is_going }
     }
 
-    /// Returns what the status says after `num_in_a_row` failures, `None` for a first transient one.
+    /// Returns the failure for the status after `num_in_a_row` consecutive failures; `None` for one that is
+    /// expected to pass.
     pub fn failure(&self, num_in_a_row: u32) -> Option<ApplyFailure> {
         let (reason, needs_action) = match self {
             Self::Closed(_) | Self::Outdated { .. } => return None,
@@ -132,8 +133,8 @@ pub(super) fn exists(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_already_exists())
 }
 
-/// Returns the API server's message if it refuses the call for good, such as a forbidden, invalid or too
-/// large one.
+/// Returns the API server's message if it refuses the call permanently, because it is forbidden, invalid or
+/// too large.
 pub(super) fn refusal(error: &kube::Error) -> Option<&str> {
     match error {
         kube::Error::Api(status) if matches!(status.code, 400 | 403 | 405 | 413 | 415 | 422) => {

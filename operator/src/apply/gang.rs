@@ -56,9 +56,9 @@ pub(super) async fn prepare(
     Ok(groups().map(|group| (group.name.as_str().into(), placement(group))).collect())
 }
 
-/// Returns the gang that new workers of a group join: that of the attempt's existing pods, if there are any,
-/// else that of their scheduler. A PodGroup waits for all workers, so one that became possible after the
-/// first pods were created would hold the others back for ever.
+/// Returns the PodGroup API for new workers of a group: that of the attempt's existing pods if there are any,
+/// else that of the scheduler. A PodGroup waits for all workers, so if its API were installed after the first
+/// pods were created, the other workers would wait in it for ever.
 async fn gang_of_attempt(
     client: &Client,
     index: &Index,
@@ -73,16 +73,17 @@ async fn gang_of_attempt(
     let is_created = index.children(&job).get(&id) == Some(&Some(created_for(gang, attempt)));
     let has_earlier = workers.iter().any(|worker| worker.attempt < attempt && !worker.is_spare());
     if is_created && has_earlier {
-        // The names of earlier pods become free one by one, and each would cost some calls.
+        // Pods of an earlier attempt terminate one by one, and reading a pod after each would cost calls.
         return Ok(Some(gang));
     }
-    // The field of Kubernetes' own PodGroup is newer than the types here.
+    // The pod is read untyped, because the Rust types of pods lack the field of Kubernetes' own PodGroup.
     let kind = ApiResource::erase::<SeenPod>(&());
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), input.job.namespace(), &kind);
     for worker in workers.iter().filter(|worker| worker.attempt == attempt && *worker.group == *group.name) {
         let failed = |source| ApplyError::Call { act: "read pod", name: worker.name.to_string(), source };
         if let Some(pod) = api.get_opt(&worker.name).await.map_err(failed)? {
-            // Its PodGroup is not watched, and may have been deleted since: it is created again then.
+            // PodGroups are not watched. The cached entry is dropped, so that a deleted PodGroup is created
+            // again.
             index.remove(&job, &ChildEntry::written(id, None));
             return Ok(build::gang_of(&pod, &build::pod_group_name(group, attempt), served));
         }
@@ -144,8 +145,9 @@ fn has_workers(workers: &[Arc<Worker>], group: &WorkerGroup, attempt: u32) -> bo
     workers.iter().any(|worker| worker.attempt == attempt && *worker.group == *group.name)
 }
 
-/// Checks that an existing PodGroup belongs to the job. Another owner's has other counts, and may be deleted
-/// with the job's pods. One of the job that is being deleted stays as long as pods that have joined it.
+/// Checks that an existing PodGroup belongs to the job. A PodGroup of another owner has another count, and
+/// may be deleted at any time. A PodGroup of the job that is being deleted is accepted only if pods have
+/// joined it, because it stays as long as they do.
 async fn check_owner(
     api: &Api<DynamicObject>,
     job: &Job,

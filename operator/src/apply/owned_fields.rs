@@ -1,6 +1,7 @@
-//! Ownership of the fields of objects that were created by POST. The API server counts these as updated, so
-//! that a later server-side apply would not remove what it no longer sends. They are counted as applied
-//! before the first apply, as client-go's `csaupgrade` does.
+//! Field ownership of objects that the operator created by POST. The API server records their fields under
+//! the operation `Update`, so a later server-side apply would not remove fields that it no longer sends.
+//! Before the first apply, the operator moves its fields to the operation `Apply`, as client-go's
+//! `csaupgrade` does.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry};
 use kube::Api;
@@ -11,8 +12,8 @@ use serde_json::{Value, json};
 
 use super::{ApplyError, merge_patch};
 
-/// Marks the fields of an object that the operator created as applied by it. Does nothing if the object is
-/// gone.
+/// Moves the operator's fields of an object from the operation `Update` to `Apply`. Does nothing if the
+/// object is gone.
 pub(super) async fn take_over<K>(api: &Api<K>, name: &str) -> Result<(), ApplyError>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
@@ -30,8 +31,8 @@ where
     Ok(())
 }
 
-/// Returns the entries with the operator's updates moved into its applied fields; `None` if there are no such
-/// updates.
+/// Returns the entries with the operator's entries of `Update` merged into its entry of `Apply`; `None` if
+/// the operator has no entry of `Update`.
 fn as_applied(entries: &[ManagedFieldsEntry]) -> Option<Vec<ManagedFieldsEntry>> {
     let is_ours = |entry: &ManagedFieldsEntry, operation: &str| {
         entry.manager.as_deref() == Some(labels::OPERATOR)
@@ -60,7 +61,7 @@ fn as_applied(entries: &[ManagedFieldsEntry]) -> Option<Vec<ManagedFieldsEntry>>
     Some(kept)
 }
 
-/// Adds the fields of one set to another.
+/// Adds the field set `more` to `fields`.
 fn union(fields: &mut Value, more: Value) {
     match (fields, more) {
         (Value::Object(fields), Value::Object(more)) => {

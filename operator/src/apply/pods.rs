@@ -83,7 +83,7 @@ pub(super) async fn assign(
                 }
                 Ok(())
             }
-            // The watch reports its deletion, and the job is reconciled again.
+            // The pod was deleted. The watch reports this, and the job is reconciled again.
             Err(error) if error::is_done(&error) => Ok(()),
             Err(source) => Err(ApplyError::Call { act: "assign pod", name: name.to_string(), source }),
         }
@@ -102,12 +102,12 @@ pub(super) struct AttemptPods<'a> {
     pub(super) failures_by_node: &'a BTreeMap<String, u32>,
     /// The attempt, from 1.
     pub(super) attempt: u32,
-    /// Number of restarts in place that a pod may make; `None` if it may make none.
+    /// Retries that a pod may use for restarts in place; `None` if it may not restart in place.
     pub(super) retries_left: Option<&'a RetriesSpec>,
 }
 
-/// Creates the pods of these workers: a few first, and the others once these were accepted, so that an
-/// exhausted quota costs few calls.
+/// Creates the pods of `workers`: the first [`FIRST_PODS`], and the others once the API server has accepted
+/// these, so that an exhausted quota costs few calls.
 pub(super) async fn start(
     access: Access<'_>,
     pods: &AttemptPods<'_>,
@@ -125,9 +125,9 @@ pub(super) async fn start(
 /// Images of groups, by the name of the group.
 type Images = BTreeMap<GroupName, String>;
 
-/// Returns the images of groups whose pods of the attempt have another one than new pods would have, after an
-/// upgrade while they start. Ranks of two releases refuse each other. A pod that cannot start does not
-/// count.
+/// Returns the image of each group whose pods in the attempt have another image than new pods would get,
+/// because the operator was upgraded while they started. New pods get the image of the existing ones, because
+/// ranks of two releases refuse each other. A pod whose container cannot start does not count.
 async fn images_of_attempt(access: Access<'_>, pods: &AttemptPods<'_>) -> Result<Images, ApplyError> {
     let AttemptPods { input, attempt, .. } = *pods;
     let api: Api<SeenPod> = Api::namespaced(access.client.clone(), input.job.namespace());

@@ -65,7 +65,7 @@ pub(super) async fn apply(
     }
 }
 
-/// Gives the place of a job back.
+/// Releases the quota of a job: deletes its Workload, or removes the reservation from it.
 ///
 /// # Errors
 /// When the API server refuses a call.
@@ -91,7 +91,7 @@ async fn create(
     let name = wanted.metadata.name.clone().unwrap_or_default();
     let made = match api.create(&creation(), wanted).await {
         Ok(made) => made,
-        // The watch has not shown it yet, or it is being deleted.
+        // The existing Workload was not shown by the watch yet, or is being deleted.
         Err(error) if error::exists(&error) => {
             api.get(&name).await.map_err(|source| ApplyError::Call { act: "read workload", name, source })?
         }
@@ -216,7 +216,8 @@ fn enter(index: &Index, object: &DynamicObject) -> Result<(), ApplyError> {
     Ok(())
 }
 
-/// Returns a merge patch of the status without quota and admission; `None` where there is none to release.
+/// Returns a merge patch that removes quota and admission from a status; `None` unless the Workload holds
+/// quota and is evicted.
 fn released(status: &Value) -> Option<Value> {
     let mut conditions = status["conditions"].as_array()?.clone();
     let find = |conditions: &[Value], type_: &str| conditions.iter().position(|one| one["type"] == type_);

@@ -20,15 +20,15 @@ use crate::written::{Current, Written};
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Minimum interval between two writes of pod counts alone.
 const COUNTS_INTERVAL: Duration = Duration::from_secs(5);
-/// Longest that changed pod counts wait for further changes, to save writes.
+/// Maximum time that changed pod counts wait for further changes, to save writes.
 const COUNTS_WAIT: Duration = Duration::from_secs(2);
-/// Longest that the first status waits for all workers to run, once their pods are made: one write then says
-/// both.
+/// Maximum time that a job's first status waits, once the pods are created, until all workers run: one write
+/// then covers both changes.
 const FIRST_STATUS_WAIT: Duration = Duration::from_millis(500);
 /// Jobs per step of back-pressure: each further `CROWD` pending first statuses add one base delay. A status
 /// costs the API server as much as a pod, and pods take precedence.
 const CROWD: u32 = 5;
-/// Longest that a first status waits in a crowd.
+/// Maximum time that a first status waits while many others are pending.
 const CROWD_WAIT: Duration = Duration::from_secs(20);
 
 /// The outcome of a status write.
@@ -45,10 +45,10 @@ pub enum StatusWritten {
     Deferred(Duration),
 }
 
-/// Writes a status, under the resource version that it was decided from.
+/// Writes a status if the job still has the resource version on which the decision was based.
 ///
 /// # Errors
-/// When the API server refuses it, such as after a change of the job in between.
+/// When the API server refuses the write, for example because the job was changed in the meantime.
 pub async fn write_status(
     client: &Client,
     written: &Written,
@@ -81,9 +81,9 @@ pub async fn write_status(
     Ok(StatusWritten::Yes)
 }
 
-/// Confirms that no newer version of a job exists than the one that is decided from, by a dry run of writing
-/// its unchanged status under its resource version. One call for each job and process is enough, and one
-/// after each write whose outcome is not known. A job whose first attempt has not begun has no earlier
+/// Confirms that the cached version of a job is the newest one, by a dry run that writes its unchanged status
+/// under its resource version. One call for each job and process is enough, and one after each write whose
+/// outcome is not known. A job whose first attempt has not begun is not checked, because it has no earlier
 /// status.
 ///
 /// # Errors
@@ -144,8 +144,8 @@ async fn write(
     Ok(taken.metadata.resource_version.unwrap_or_default())
 }
 
-/// Whether a job's first status only says that its workers are being started. Pods of a job without a status
-/// belong to its first attempt.
+/// Whether a job's first status only says that its workers are being started. Such a status can be delayed,
+/// because pods of a job without a status count as those of its first attempt.
 fn only_begins(before: &Current, status: &RLTrainingJobStatus) -> bool {
     let starts_workers = status.conditions.iter().any(|condition| {
         condition.type_ == ConditionType::Reconciling && condition.reason == Reason::WorkersStarting.name()
