@@ -7,8 +7,8 @@
 //!
 //! Objects that the operator itself created are entered at once, without waiting for the watch.
 //!
-//! Why no reflector stores: a pod takes 0.4 KiB here, and 5.0 KiB in a store, even as the metadata and status
-//! that `SeenPod` reads. A store would also need an index by job beside it.
+//! Reflector stores would take too much memory: a pod takes 0.4 KiB here, and 5.0 KiB in a store, even with
+//! only the metadata and status that `SeenPod` reads. A store would also need a separate index by job.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,8 @@ use tokio::sync::watch;
 use crate::namespaces::{Namespaces, changes};
 use crate::nodes::Nodes;
 
-/// UIDs of deleted pods that are kept, so that a late answer to their creation does not enter them again.
+/// Maximum number of UIDs of deleted pods that are kept, so that a late answer to the creation of a pod does
+/// not enter it again.
 const MAX_GONE: usize = 4096;
 
 /// A kind of child that a job has besides its pods.
@@ -66,12 +67,12 @@ impl From<Child> for ChildId {
 /// The children of a job besides its pods, each with the digest of its content, if it has one.
 pub type Children = BTreeMap<ChildId, Option<String>>;
 
-/// A child of a job besides its pods: which one, and its digest.
+/// Cached fields of a child of a job that is not a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChildEntry {
-    /// Name of the child among those of its job.
+    /// Identifier of the child among the children of its job.
     pub id: ChildId,
-    /// The digest of its content, if it has one.
+    /// Digest of the child's content, if it has one.
     pub digest: Option<String>,
     /// Whether the child has a deletion timestamp.
     pub is_deleting: bool,
@@ -86,13 +87,13 @@ impl ChildEntry {
 
 /// An object that the index holds for its job.
 pub trait Entry: Sized {
-    /// Kind of objects among those of one type; a list replaces all objects of its kind.
+    /// Kind of the object, where one type has several kinds; a list replaces all objects of its kind.
     type Kind: Copy + Send + Sync;
-    /// Whether the operator enters such an object when it has created it, perhaps during a list that lacks
-    /// the object.
+    /// Whether the operator enters an object of this type as soon as it has created the object, perhaps
+    /// during a list that lacks it.
     const ENTERED_EARLY: bool = false;
 
-    /// Whether this version of the object can change a decision; that the object is gone always can.
+    /// Whether this version of the object can change a decision. A deletion always can.
     fn changes_decisions(&self) -> bool {
         true
     }
@@ -106,7 +107,8 @@ pub trait Entry: Sized {
     /// Removes all objects of a kind.
     fn clear(kind: Self::Kind, objects: &mut Objects);
 
-    /// UID by which the index refuses a deleted object; `None` for objects that nothing enters late.
+    /// UID by which the index refuses a deleted object; `None` for types whose objects are never entered
+    /// late.
     fn uid(&self) -> Option<&Arc<str>> {
         None
     }
@@ -186,8 +188,8 @@ impl Entry for ChildEntry {
     }
 
     fn enter(self, objects: &mut Objects) {
-        // A deletion cannot be taken back, and the answer to a write of the operator may be older than what
-        // the watch has shown.
+        // A deletion cannot be taken back, so the mark stays: the answer to a write of the operator may be
+        // older than the version that the watch has shown.
         if self.is_deleting {
             objects.deleting.insert(self.id.clone());
         }
@@ -208,11 +210,11 @@ impl Entry for ChildEntry {
 /// The cache of all watched objects, by job.
 #[derive(Debug, Default)]
 pub struct Index {
-    /// The nodes that pods are on.
+    /// Cache of the states of all nodes.
     pub nodes: Nodes,
     /// Defaults for the pods of jobs, by namespace.
     pub defaults: PodDefaults,
-    /// The watched namespaces, and whether all their objects are known.
+    /// The watched namespaces, and whether all their objects have been listed.
     pub namespaces: Namespaces,
     /// Notified when every job is to be requeued.
     all_changed: watch::Sender<()>,
@@ -228,8 +230,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// Adds to a namespace's list the objects that were entered since it began and are newer than all of the
-    /// list.
+    /// Adds to a namespace's list the objects that were entered since the list began and are newer than every
+    /// listed object.
     fn with_newer<T: Entry>(
         &mut self,
         namespace: Option<&str>,
@@ -269,13 +271,13 @@ impl Index {
         Self { nodes: Nodes::new(signals), ..Self::default() }
     }
 
-    /// The pods of a job, by name.
+    /// Returns the pods of a job, sorted by name.
     pub fn workers(&self, job: &JobKey) -> Vec<Arc<Worker>> {
         let seen = self.lock();
         seen.jobs.get(job).map(|objects| objects.workers.values().cloned().collect()).unwrap_or_default()
     }
 
-    /// The other children of a job.
+    /// Returns the children of a job besides its pods.
     pub fn children(&self, job: &JobKey) -> Children {
         self.lock().jobs.get(job).map(|objects| objects.children.clone()).unwrap_or_default()
     }
@@ -285,7 +287,7 @@ impl Index {
         self.lock().jobs.get(job).is_some_and(|objects| objects.deleting.contains(&child.into()))
     }
 
-    /// The Workload of a job.
+    /// Returns the Workload of a job.
     pub fn workload(&self, job: &JobKey) -> Option<Arc<Workload>> {
         self.lock().jobs.get(job).and_then(|objects| objects.workload.clone())
     }
@@ -312,7 +314,7 @@ impl Index {
         self.lock().jobs.get_mut(job)?.changed_at.take().map(|at| at.elapsed())
     }
 
-    /// Enters an object of a job, unless a newer version of it is known or it was deleted.
+    /// Enters an object of a job, unless a newer version is cached or the object was deleted.
     pub fn enter<T: Entry>(&self, key: &JobKey, object: T) {
         let mut seen = self.lock();
         if object.uid().is_some_and(|uid| seen.gone.contains(uid)) {
@@ -343,14 +345,14 @@ impl Index {
         }
     }
 
-    /// Notes that a list of pods begins, in a namespace or in all. Pods that are entered from now on may be
-    /// missing in it.
+    /// Records that a list of pods begins in `namespace`, or in all namespaces. The list may lack pods that
+    /// are entered from now on.
     pub fn begin_list(&self, namespace: Option<&str>) {
         self.lock().since_list.insert(namespace.map(str::to_owned), HashSet::new());
     }
 
-    /// Replaces all objects of a kind, in a namespace or in all, by those of a list. Pods that were created
-    /// while the list was read, and are newer than all that it has, stay.
+    /// Replaces all objects of a kind in `namespace`, or in all namespaces, by those of a list. Pods that
+    /// were created while the list was read stay if they are newer than every listed object.
     pub fn replace<T: Entry>(&self, namespace: Option<&str>, kind: T::Kind, listed: Vec<(JobKey, T)>) {
         let mut seen = self.lock();
         let listed = seen.with_newer(namespace, listed);
@@ -363,13 +365,13 @@ impl Index {
         seen.jobs.retain(|_, objects| !objects.is_empty());
     }
 
-    /// Every job that has objects.
+    /// Returns every job that has cached objects.
     pub fn jobs(&self) -> Vec<JobKey> {
         self.lock().jobs.keys().cloned().collect()
     }
 
-    /// The jobs that have a pod on one of these nodes. Reads every pod, which happens only when a node
-    /// changes.
+    /// Returns the jobs that have a pod on one of `nodes`. Looks at every cached pod, but is only called when
+    /// a node changes.
     pub fn jobs_on(&self, nodes: &[Arc<str>]) -> Vec<JobKey> {
         let is_on = |worker: &Arc<Worker>| worker.node.as_ref().is_some_and(|node| nodes.contains(node));
         let seen = self.lock();

@@ -8,7 +8,7 @@ use futures::{Stream, stream};
 use kube::runtime::watcher;
 use tokio::sync::watch;
 
-/// The watched namespaces; a single one without a name where all are watched together.
+/// The watched namespaces; a single entry without a name if all namespaces are watched together.
 #[derive(Clone, Debug, Default)]
 pub struct Namespaces {
     states: Arc<Mutex<BTreeMap<Option<String>, State>>>,
@@ -17,29 +17,30 @@ pub struct Namespaces {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// Watches that have not listed their objects yet.
+    /// Number of watches that have not listed their objects yet.
     num_unlisted: usize,
-    /// Whether the API server has refused one of them.
+    /// Whether the API server has refused one of the namespace's watches.
     is_refused: bool,
 }
 
 impl Namespaces {
-    /// Registers one more watch in a namespace, or in all, whose first list is awaited.
+    /// Registers one more watch of `namespace`, or of all namespaces, and returns the handle that reports its
+    /// first list.
     pub fn expect(&self, namespace: Option<&str>) -> FirstList {
         let namespace = namespace.map(str::to_owned);
         self.lock().entry(namespace.clone()).or_default().num_unlisted += 1;
         FirstList(Some((self.clone(), namespace)))
     }
 
-    /// Whether every watch of a namespace has listed its objects. Before, a job would look like one without
-    /// pods.
+    /// Whether every watch of a namespace has listed its objects. Before that, a job would look as if it had
+    /// no pods.
     pub fn can_see(&self, namespace: &str) -> bool {
         let states = self.lock();
         let state = states.get(&Some(namespace.to_owned())).or_else(|| states.get(&None));
         state.is_none_or(|state| state.num_unlisted == 0)
     }
 
-    /// Waits until every namespace can be seen, or is refused.
+    /// Waits until every watch of every namespace has listed its objects, or the namespace is refused.
     pub async fn wait_until_known(&self) {
         let mut changed = self.changed.subscribe();
         while !self.lock().values().all(State::is_known) {
@@ -77,8 +78,8 @@ impl Namespaces {
         self.changed.send_replace(());
     }
 
-    /// Marks a namespace as refused, if it is watched by name: an operator of all namespaces would have
-    /// nothing else to do.
+    /// Marks a namespace as refused, if it is watched by name. An operator that watches all namespaces
+    /// together waits instead, because it would have nothing else to do.
     fn refuse(&self, namespace: &Option<String>, what: &str, error: &watcher::Error) {
         let Some(name) = namespace else { return };
         let was_refused = {
@@ -115,7 +116,7 @@ impl State {
     }
 }
 
-/// The first complete list of a watch, reported once. Nothing waits for the default value.
+/// Handle by which a watch reports its first complete list. The default handle reports to nothing.
 #[derive(Debug, Default)]
 pub struct FirstList(Option<(Namespaces, Option<String>)>);
 
@@ -135,8 +136,8 @@ impl FirstList {
     }
 }
 
-/// Whether the API server refuses a list, as it does for a deleted namespace, with which the operator's roles
-/// in it are gone.
+/// Whether the API server refuses a list. It does so for a deleted namespace, because the operator's roles
+/// there were deleted too.
 pub fn is_forbidden(error: &watcher::Error) -> bool {
     matches!(
         error,

@@ -47,11 +47,10 @@ impl NodeState {
 /// Labels of nodes, by name.
 pub type NodeLabels = BTreeMap<Arc<str>, BTreeMap<String, String>>;
 
-/// States of all nodes of the cluster, once they were listed. It stays empty if the operator may not read
-/// nodes.
+/// Cache of the states of all nodes of the cluster. It stays empty if the operator may not read nodes.
 #[derive(Debug, Default)]
 pub struct Nodes {
-    /// Signals because of which a node is impaired.
+    /// Taints and conditions that mark a node as impaired.
     pub signals: NodeSignals,
     known: Mutex<Option<HashMap<Arc<str>, NodeState>>>,
 }
@@ -78,8 +77,8 @@ impl Nodes {
         impaired.map(|(name, _)| name.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Returns the nodes of these pods that are not in the cache: they are gone, or the watch has not shown
-    /// them yet, which only the API server knows. Empty until nodes were listed.
+    /// Returns the nodes of unfinished or terminating pods that are not in the cache. Such a node is gone, or
+    /// the watch has not shown it yet; only the API server knows which. Empty until nodes were listed.
     pub fn uncached(&self, workers: &[Arc<Worker>]) -> BTreeSet<Arc<str>> {
         let known = self.lock();
         let Some(known) = known.as_ref() else { return BTreeSet::new() };

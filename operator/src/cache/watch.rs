@@ -24,10 +24,10 @@ use crate::index::{Child, ChildEntry, ChildId, Entry, Index};
 use crate::namespaces::FirstList;
 use crate::nodes::NodeState;
 
-/// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s
-/// on.
+/// Timeout of a watch in seconds. It is below the idle limits of load balancers in front of API servers,
+/// which drop silent connections from 240 s on.
 const WATCH_SECONDS: u32 = 200;
-/// Objects of one page of a list: a decoded page is the peak of the operator's memory.
+/// Number of objects on one page of a list: a decoded page is the peak of the operator's memory.
 const PAGE_SIZE: u32 = 200;
 
 /// The configuration of every watch.
@@ -53,8 +53,8 @@ impl Sink {
     }
 }
 
-/// Watches one kind of a job's objects in a namespace, or in all, for ever. `read` returns an object's job
-/// and its cached fields. `first` hears of the first complete list.
+/// Watches one kind of the jobs' objects in `namespace`, or in all namespaces, for ever. `read` returns an
+/// object's job and its cached fields. The first complete list is reported to `first`.
 pub async fn objects<K, T>(
     api: Api<K>,
     namespace: Option<String>,
@@ -94,7 +94,7 @@ pub async fn objects<K, T>(
     .await;
 }
 
-/// Watches all nodes, and requeues the jobs on those whose state changes.
+/// Watches all nodes, and requeues the jobs that have a pod on a node whose state changes.
 pub async fn nodes(api: Api<Node>, sink: Sink) {
     let events = watcher(api, config()).default_backoff();
     // Nothing waits for nodes: an operator that may not read them reconciles all the same.
@@ -123,8 +123,8 @@ pub async fn nodes(api: Api<Node>, sink: Sink) {
     .await;
 }
 
-/// Follows the ConfigMaps with defaults for the pods of a namespace's jobs, for ever; `changed` hears of
-/// every change.
+/// Follows the ConfigMaps with defaults for the pods of a namespace's jobs, for ever. Every change is
+/// reported to `changed`.
 pub async fn pod_defaults(
     api: Api<ConfigMap>,
     namespace: Option<String>,
@@ -157,7 +157,7 @@ fn read_node(node: &Node, signals: &NodeSignals) -> Option<(Arc<str>, NodeState)
     Some((node.metadata.name.as_deref()?.into(), NodeState::read(node, signals)))
 }
 
-/// Reads a child by its metadata. Its job is its owner, or, for a child that outlives the job, in its labels.
+/// Reads a child from its metadata. Its job is the owner; labels name the job of a child that outlives it.
 pub fn read_child(child: Child, metadata: &ObjectMeta) -> Option<(JobKey, ChildEntry)> {
     let digest = metadata.annotations.as_ref().and_then(|all| all.get(labels::CONTENT_DIGEST)).cloned();
     let by_labels = || {
@@ -187,8 +187,8 @@ enum Change<T> {
     Listed(Vec<T>),
 }
 
-/// Reduces every object as it is received, so that a long list never takes more memory than the cached
-/// fields.
+/// Passes the changes of a watch to `take`. Every object is reduced by `read` as it is received, so that a
+/// long list never takes more memory than the cached fields.
 async fn follow<K: Send, T: Send>(
     events: impl Stream<Item = Result<Event<K>, watcher::Error>> + Send,
     what: &'static str,

@@ -1,5 +1,5 @@
-//! The statuses that were written last, until the watch shows them: before that the reflector store holds an
-//! older one.
+//! Cache of the statuses that this process wrote last. Until the watch returns them, the reflector store
+//! holds older ones.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -47,8 +47,8 @@ impl Current {
         }
     }
 
-    /// Returns the last status about which Events were published: that of the reflector store while this one
-    /// waits to be written.
+    /// Returns the last status about which Events were published. While this status waits to be written, that
+    /// is the status of the reflector store.
     pub fn published<'a>(&'a self, job: &'a Job) -> &'a RLTrainingJobStatus {
         match (self.deferred_since, &job.status) {
             (Some(_), Ok(stored)) => stored,
@@ -85,7 +85,7 @@ impl Written {
     }
 
     /// Whether this process knows the newest status of a job. The watch of a process that becomes the leader
-    /// may be behind the writes of the one before.
+    /// may be behind the writes of its predecessor.
     pub fn is_confirmed(&self, uid: &str) -> bool {
         self.lock().get(uid).is_some_and(|entry| entry.is_confirmed)
     }
@@ -95,7 +95,7 @@ impl Written {
         self.lock().entry(uid.to_owned()).or_default().is_confirmed = true;
     }
 
-    /// Records that a status was perhaps written.
+    /// Records that the outcome of a status write is not known.
     pub fn doubt(&self, uid: &str) {
         if let Some(entry) = self.lock().get_mut(uid) {
             entry.is_confirmed = false;
@@ -122,8 +122,8 @@ impl Written {
         }
     }
 
-    /// Time until the next write is due: `interval` after the last write, and `held` after a change first
-    /// waited. `None` if a write is due now.
+    /// Returns the time until the next write is due: `interval` after the last write, and at least `held`
+    /// after the first change that waits. `None` if a write is due now.
     pub fn wait(&self, uid: &str, interval: Duration, held: Duration) -> Option<Duration> {
         let mut entries = self.lock();
         let entry = entries.get_mut(uid)?;
