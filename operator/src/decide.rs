@@ -6,8 +6,8 @@
 //!           -> create missing pods
 //! ```
 //! A new attempt, a suspension, and the end of a job are written to the status first; pods follow in the next
-//! reconcile. An operator that crashes in between never leaves pods of two attempts running, and takes no pod
-//! that it deleted itself for one that was lost.
+//! reconcile. An operator that crashes in between never leaves pods of two attempts running, and never
+//! mistakes a pod that it deleted itself for a lost one.
 
 mod attempt;
 mod attempt_end;
@@ -43,7 +43,7 @@ pub use status::events::JobEvent;
 use success::Completion;
 pub use topology::{nodes_to_read, topology_labels};
 
-/// Decides about a job.
+/// Decides the next action for a job from its observed state.
 pub fn decide(input: &ReconcileInput<'_>) -> Decision {
     let reconcile = Reconcile::begin(input);
     let policy = &input.prepared.job.spec().run_policy;

@@ -2,7 +2,7 @@
 
 use super::{Decision, JobState, Reconcile, claim, clock, deadlines, deletion, evacuation, queue, spares};
 
-/// Deletes the pods of earlier attempts and creates those that are missing.
+/// Deletes the pods of earlier attempts, and creates the missing pods of the current one.
 pub(super) fn run(mut reconcile: Reconcile<'_>) -> Decision {
     let grace = deletion::survivors_grace(&reconcile.status, reconcile.attempt().saturating_sub(1));
     let earlier = spares::surplus_of_earlier(&reconcile);
@@ -46,9 +46,9 @@ pub(super) fn run(mut reconcile: Reconcile<'_>) -> Decision {
     decision
 }
 
-/// Whether this release writes the training that the job began with in another form than the release that
-/// recorded it. The status then gets the new record before the ConfigMap gets the new form, in which the
-/// training could not be told by the old record.
+/// Whether this release serializes the training that the job began with differently than the release that
+/// recorded its digest. The status then gets the new digest before the ConfigMap gets the new text, whose
+/// training would not match the old digest.
 fn is_rewritten(reconcile: &Reconcile<'_>) -> bool {
     let accepted = &reconcile.input.prepared.accepted;
     let recorded = reconcile.input.status.accepted.as_ref();

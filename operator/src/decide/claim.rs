@@ -44,8 +44,8 @@ pub(super) fn wait(reconcile: &Reconcile<'_>) -> Option<JobState> {
     )))
 }
 
-/// Whether a spare has to be deleted, so that it does not keep the claim: one that cannot start, and each one
-/// while workers wait.
+/// Whether a spare has to be deleted so that it does not keep a claim that is being deleted: a spare that
+/// cannot start, and any spare while workers wait for the claim.
 pub(super) fn must_release(reconcile: &Reconcile<'_>, spare: &Worker) -> bool {
     let cannot_start = spare.phase == WorkerPhase::Pending;
     reconcile.input.deleting_claim.is_some() && (cannot_start || awaited(reconcile).is_some())

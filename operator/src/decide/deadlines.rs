@@ -17,7 +17,7 @@ const HELD_UP_AFTER_SECONDS: u64 = 10;
 const APPLY_FAILURES: [Reason; 4] =
     [Reason::WorkersRefused, Reason::ObjectRefused, Reason::NameConflict, Reason::ApplyFailed];
 
-/// Time until the next deadline.
+/// Returns the time until the next deadline or check.
 pub(super) fn next(reconcile: &Reconcile<'_>) -> Option<Duration> {
     let policy = &reconcile.input.prepared.job.spec().run_policy;
     let active = policy.active_deadline_seconds.map(|limit| limit.saturating_sub(reconcile.active_seconds()));
@@ -63,8 +63,8 @@ pub(super) fn restart_delay(status: &RLTrainingJobStatus) -> Duration {
     rlt_api::failure::restart_delay(status.short_attempts.unwrap_or(0))
 }
 
-/// Seconds since the attempt began; `None` once all of its pods have run. They may have started while no
-/// operator ran, and the next one writes into the status that they run only after this.
+/// Returns the seconds since the attempt began; `None` once all of its pods run. The pods are looked at
+/// because they may have started while no operator ran, and the status says so only later in the reconcile.
 fn seconds_starting(reconcile: &Reconcile<'_>) -> Option<u64> {
     let runs = || reconcile.pods.state(&reconcile.status) == JobState::Running;
     let is_starting = reconcile.status.attempt_running_time.is_none() && !runs();
@@ -78,8 +78,8 @@ fn startup_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
     seconds.map(|seconds| limit.saturating_sub(seconds))
 }
 
-/// Lets an attempt with a deadline of its start begin now, if its pods are about to be created. The operator
-/// may have died after it wrote the attempt, and the time until it came back is not that of the start.
+/// Sets the start time of an attempt with a startup deadline to now, if its pods are about to be created. The
+/// operator may have died after it wrote the attempt to the status, and its downtime must not count.
 pub(super) fn begin_start(reconcile: &mut Reconcile<'_>) {
     let has_deadline = reconcile.input.prepared.job.spec().run_policy.startup_deadline_seconds.is_some();
     if has_deadline && has_no_pod_yet(reconcile) {
@@ -87,8 +87,8 @@ pub(super) fn begin_start(reconcile: &mut Reconcile<'_>) {
     }
 }
 
-/// Whether no operator has tried to create the attempt's pods, and this one may, now or once a deleted claim
-/// is gone. Pods that the API server refused were tried.
+/// Whether the attempt's pods may be created, now or once a deleted claim is gone, and no operator has tried
+/// it yet. Pods that the API server refused count as tried.
 fn has_no_pod_yet(reconcile: &Reconcile<'_>) -> bool {
     let is_refused = |condition: &Condition| {
         condition.type_ == ConditionType::Reconciling
@@ -101,8 +101,9 @@ fn has_no_pod_yet(reconcile: &Reconcile<'_>) -> bool {
         && !reconcile.input.status.conditions.iter().any(is_refused)
 }
 
-/// Seconds until the next step must be finished; `None` without such a limit, and for a trainer that is not
-/// heard, which may train. Times that a rank or an earlier operator wrote are those of other clocks.
+/// Returns the seconds until the next step must be finished; `None` without such a limit, and without a
+/// report of the trainer, which may still train. The time without a step is measured by the clock of this
+/// operator, because clocks of ranks and of earlier operators may differ.
 fn stall_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
     let limit = reconcile.input.prepared.job.spec().run_policy.stall_deadline_seconds?;
     let ran_at = reconcile.time(reconcile.status.attempt_running_time.as_deref())?;
@@ -111,7 +112,8 @@ fn stall_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
     Some(limit.saturating_sub(report.without_step?.as_secs().min(running)))
 }
 
-/// Seconds until a stall is looked for again. No other event need follow once a trainer is heard again.
+/// Returns the seconds until the next check for a stall. The check is also due without a report, because the
+/// trainer's next report may be the last event.
 fn stall_check_seconds(reconcile: &Reconcile<'_>) -> Option<u64> {
     reconcile.status.attempt_running_time.as_ref()?;
     let limit = reconcile.input.prepared.job.spec().run_policy.stall_deadline_seconds?;

@@ -15,9 +15,9 @@ pub struct Decision {
     pub delete: Vec<Deletion>,
     /// The change of the Workload.
     pub queue: Option<WorkloadAction>,
-    /// Whether the job's other children have to exist.
+    /// Whether the job's children other than pods have to exist.
     pub needs_children: bool,
-    /// Pods that exist and become workers of the attempt.
+    /// Existing pods that become workers of the attempt.
     pub assign: Vec<Assignment>,
     /// The workers to start.
     pub start: Vec<WorkerId>,
@@ -36,13 +36,13 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Whether objects besides the job's children and its status are changed.
+    /// Whether the decision changes pods, the Workload or the existence of the job.
     pub fn changes_objects(&self) -> bool {
         let changes_pods = !self.delete.is_empty() || !self.assign.is_empty() || !self.start.is_empty();
         changes_pods || self.queue.is_some() || self.delete_job
     }
 
-    /// Returns the time after which the job is reconciled again: `wait`, or less if the decision says so.
+    /// Returns the time until the next reconcile: the shorter one of `wait` and `requeue_after`.
     pub fn sooner(&self, wait: Duration) -> Duration {
         self.requeue_after.map_or(wait, |own| own.min(wait))
     }
@@ -57,7 +57,7 @@ pub struct Deletion {
     pub uid: Arc<str>,
     /// The grace period in seconds; by default the pod's own.
     pub grace_seconds: Option<u32>,
-    /// Node of the pod, if that is lost: the pod is force-deleted once the API server confirms it.
+    /// Node of the pod, if the node is lost: the pod is force-deleted once the API server confirms the loss.
     pub lost_node: Option<Arc<str>>,
 }
 
@@ -79,7 +79,7 @@ pub struct Assignment {
 pub enum JobState {
     /// Pods of the first attempt, or of the first after a suspension, are being started.
     Starting,
-    /// All pods run and are ready.
+    /// All pods are ready or have succeeded.
     Running,
     /// An attempt is over; the next one begins.
     Restarting,
@@ -87,9 +87,11 @@ pub enum JobState {
     WaitingToRestart(Duration),
     /// A pod does not start, for this cause and with this message.
     StartDelayed(FailureCause, String),
-    /// Workers cannot start before the claim that they mount is gone, which is being deleted.
+    /// The claim that workers mount is being deleted, and they cannot start before it is gone; with a
+    /// message.
     WaitingForClaim(String),
-    /// A pod is being deleted from outside, and all pods save a checkpoint.
+    /// A pod is being deleted or has to leave its node, and all pods save a checkpoint; with cause and
+    /// message.
     Stopping(FailureCause, String),
     /// A pod is deleted but may still run, because its node does not answer.
     Stuck(String),
@@ -108,7 +110,7 @@ pub enum JobState {
 }
 
 impl JobState {
-    /// The state of a job that has ended, as its status says.
+    /// Returns the state of a job that has ended, from its status.
     pub(super) fn of_finished(status: &RLTrainingJobStatus) -> Self {
         match &status.last_failure {
             _ if status.is(ConditionType::Complete) => Self::Complete,

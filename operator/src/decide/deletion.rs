@@ -49,13 +49,14 @@ pub(super) fn node_state<'a>(reconcile: &Reconcile<'a>, worker: &Worker) -> Opti
     reconcile.input.nodes.get(node)
 }
 
-/// Remaining grace period of a deleted pod; `None` once it is over.
+/// Returns the remaining grace period of a deleted pod; `None` once it is over.
 pub(super) fn time_left(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Duration> {
     clock::until(worker.leaves_by, reconcile.input.now)
 }
 
-/// Grace period of the remaining pods of `attempt`, if it has failed. `None`, their own grace period, after a
-/// suspension and a deletion by others: they may still be saving a checkpoint.
+/// Returns the grace period for the remaining pods of `attempt`, if the attempt has failed. `None` stands for
+/// their own grace period, after a suspension or after a pod was stopped by a signal: they may still be
+/// saving a checkpoint.
 pub(super) fn survivors_grace(status: &RLTrainingJobStatus, attempt: u32) -> Option<u32> {
     let failure = status.last_failure.as_ref().filter(|failure| failure.attempt == attempt)?;
     let stopped = i32::from(ExitCode::Preempted.code());
@@ -75,7 +76,7 @@ pub(super) fn stuck(reconcile: &Reconcile<'_>) -> Option<JobState> {
     )))
 }
 
-/// Time until the grace period of a pod on a silent node is over.
+/// Returns the time until the grace period of a pod on a silent node is over.
 pub(super) fn next(reconcile: &Reconcile<'_>) -> Option<Duration> {
     let silent = reconcile.pods.all().filter(|worker| is_leaving_silently(reconcile, worker));
     silent.filter_map(|worker| time_left(reconcile, worker)).min()

@@ -30,7 +30,7 @@ fn end(reconcile: &mut Reconcile<'_>) {
     }
 }
 
-/// Seconds that a job which ended at `ended` is kept; `None` without a time to live.
+/// Returns the remaining time to live, in seconds, of a job that ended at `ended`; `None` if it has none.
 pub(super) fn seconds_left(policy: &RunPolicySpec, ended: Timestamp, now: Timestamp) -> Option<u64> {
     let age = clock::seconds_between(ended, now);
     policy.ttl_seconds_after_finished.map(|ttl| ttl.saturating_sub(age))

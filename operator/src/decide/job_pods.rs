@@ -74,7 +74,7 @@ impl<'a> JobPods<'a> {
         self.groups.iter().map(|group| group.current.len()).sum()
     }
 
-    /// Returns the workers without a pod in any attempt, since only their names are free.
+    /// Returns the workers that have no pod in any attempt. The pod names of all others are still taken.
     pub(super) fn missing(&self) -> Vec<WorkerId> {
         let is_taken = |id: &WorkerId| self.previous.iter().any(|worker| worker.id() == *id);
         let missing = self.places().filter(|(_, place)| place.is_none()).map(|(id, _)| id);

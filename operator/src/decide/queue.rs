@@ -48,20 +48,20 @@ pub(super) fn hold(reconcile: &Reconcile<'_>) -> Option<JobState> {
     }
 }
 
-/// Whether a job that runs no attempt gives its place back, because it excludes a node of it. An attempt in
-/// pods that are there keeps the place.
+/// Whether a job that runs no attempt gives its quota back, because Kueue may have assigned an excluded node
+/// to it. An attempt in place keeps the quota.
 pub(super) fn leaves_place(reconcile: &Reconcile<'_>) -> bool {
     reconcile.status.active_since.is_none() && !exclusion::nodes_of_place(reconcile).is_empty()
 }
 
-/// Whether pods may be created: not while the Workload's status, which decides about their nodes, cannot be
-/// read.
+/// Whether pods may be created. They may not while the Workload's status, which determines their nodes,
+/// cannot be read.
 pub(super) fn may_create_pods(queueing: &Queueing) -> bool {
     let workload = queueing.workload.as_ref().filter(|_| queueing.queue.is_some());
     workload.is_none_or(|workload| workload.unreadable.is_none())
 }
 
-/// Returns the change of the Workload.
+/// Returns the change of the Workload that the state of the job requires, if any.
 pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<WorkloadAction> {
     let queueing = reconcile.input.queueing;
     let is_empty = reconcile.pods.all().next().is_none();
@@ -75,7 +75,7 @@ pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<Work
     }
     let workload = workload.clone();
     match state {
-        // `Finished` is set once the status has the end.
+        // `Finished` is set once the end of the job is in its status.
         JobState::Complete | JobState::Failed(_) => {
             let stands = reconcile.input.status.completion_time.is_some() && !workload.is_finished;
             let has_succeeded = *state == JobState::Complete;
@@ -87,7 +87,7 @@ pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<Work
         }
         JobState::Suspended => Some(delete(workload)),
         JobState::Invalid(..) => None,
-        // Its status is not known, so nothing can be changed.
+        // The Workload's status is not known, so nothing can be changed.
         _ if workload.unreadable.is_some() => None,
         _ if queueing.queue.is_none() => Some(delete(workload)),
         JobState::Queued(..) if !is_empty => None,
@@ -112,9 +112,9 @@ fn release(workload: Arc<Workload>) -> WorkloadAction {
     WorkloadAction::GiveBack(GiveBack::Release(workload))
 }
 
-/// Returns the change of the Workload of a job that is refused and has no pod: it gives back a place that it
-/// cannot use. A job that still waits keeps its turn. A Workload that another client created is only
-/// released.
+/// Returns the change that gives back the quota of a refused job without pods, which cannot use it. A job
+/// that still waits for quota keeps its Workload and its turn. A Workload that another client created is
+/// never deleted; its quota is released after an eviction.
 pub fn unused_place(queueing: &Queueing) -> Option<GiveBack> {
     let workload = queueing.workload.as_ref().filter(|_| queueing.is_served)?;
     let is_reserved = workload.has_quota && !workload.is_deleting && !workload.is_finished;

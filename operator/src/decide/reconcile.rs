@@ -41,7 +41,7 @@ pub struct ReconcileInput<'a> {
     /// The trainer's last report.
     pub report: Option<&'a Report>,
     /// Time that launchers of pods have left to report to this operator for the first time; `None` once it is
-    /// over. A new leader has heard none.
+    /// over. A new leader has received no report of any launcher.
     pub launchers_due: Option<Duration>,
     /// Name of the claim that the pods mount, while that is being deleted; `None` otherwise.
     pub deleting_claim: Option<&'a str>,
@@ -72,8 +72,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns all complete checkpoints, oldest first: those of the report, and those without room in it as
-    /// far as an earlier list has them. `None` where they are not known.
+    /// Returns all complete checkpoints, oldest first: those of the report, and those of the `earlier` list
+    /// for which the report had no room. `None` if the report does not know the checkpoints.
     pub fn checkpoints_with(&self, earlier: &[CheckpointStatus]) -> Option<Vec<CheckpointStatus>> {
         let mut all = self.checkpoints.clone()?;
         let is_listed = |step| self.checkpoints.iter().flatten().any(|listed| listed.step == step);
@@ -124,7 +124,7 @@ impl<'a> Reconcile<'a> {
         self.status.attempt.unwrap_or(1)
     }
 
-    /// Seconds that the job has been active.
+    /// Returns the seconds for which the job has been active.
     pub(super) fn active_seconds(&self) -> u64 {
         let now = self.input.now;
         let since = self.time(self.status.active_since.as_deref()).unwrap_or(now);

@@ -1,4 +1,4 @@
-//! Hot spares: pods that wait, and take the ranks of a lost worker. The other workers restart their processes
+//! Hot spares: idle pods that take over the ranks of a lost worker. The other workers restart their processes
 //! in their pods, so that the next attempt needs no new pod.
 //!
 //! ```text
@@ -7,11 +7,11 @@
 //! ```
 //! The assignment of ranks to pods is in the status before any pod is changed. A spare takes the ranks of a
 //! worker only once no process of that worker can run. An attempt in place creates no worker's pod, so that
-//! no partial gang waits. If a pod is lost before it has joined, the attempt fails, and the next one is
-//! decided again.
+//! no partial gang waits. If a pod is lost before it has joined, the attempt fails, and the next attempt is
+//! planned anew.
 //!
 //! All pods of an attempt run one image, because ranks of two releases refuse each other. After an upgrade of
-//! the chart, new spares have another image than the workers, and take no ranks of theirs.
+//! the chart, new spares have another image than the workers, and do not take over their ranks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -84,8 +84,8 @@ fn own_name(reconcile: &Reconcile<'_>, idx: u32) -> Option<String> {
     reconcile.input.prepared.group(TRAINER_GROUP).map(|group| group.worker_name(idx))
 }
 
-/// Whether a worker's pod can run the next attempt: its launcher answers, its node is healthy, and another
-/// node would not do better.
+/// Whether a worker's pod can run the next attempt: its launcher reports, its node is healthy, and its node
+/// is not suspected of the failure.
 fn may_stay(reconcile: &Reconcile<'_>, worker: &Worker, failure: &Failure) -> bool {
     let is_cause = failure.pod.as_deref() == Some(&*worker.name);
     is_usable(reconcile, worker) && !(is_cause && failure.cause.may_be_the_nodes())
@@ -103,8 +103,8 @@ fn is_well(reconcile: &Reconcile<'_>, worker: &Worker) -> bool {
     worker.phase == WorkerPhase::Running && !worker.is_deleting && !is_impaired
 }
 
-/// Returns how long the answer to a failed attempt waits for launchers that have not reported to this
-/// operator: their pods would not be used for the next attempt.
+/// Returns how long the reaction to a failed attempt waits for launchers that have not reported to this
+/// operator. Without their reports, their pods could not be used for the next attempt.
 pub(super) fn reports_due(reconcile: &Reconcile<'_>) -> Option<Duration> {
     group(reconcile)?;
     let is_unheard = |worker: &Worker| is_well(reconcile, worker) && worker.launcher.is_none();
@@ -153,7 +153,8 @@ fn is_alive(pod: &Worker) -> bool {
     !pod.is_deleting && !pod.is_finished()
 }
 
-/// Returns the workers of an attempt in place that have no pod yet, each with the pod that it will get.
+/// Returns the workers of an attempt in place that have no pod yet, each with the existing pod that it will
+/// get, if that is still there.
 fn candidates<'a>(reconcile: &Reconcile<'a>) -> Vec<(WorkerId, Option<&'a Worker>)> {
     if !reconcile.status.attempt_in_place {
         return Vec::new();
@@ -190,9 +191,9 @@ pub(super) fn surplus_of_earlier<'a>(reconcile: &Reconcile<'a>) -> Vec<&'a Worke
     previous.filter(|worker| !stays.contains(&worker.uid)).collect()
 }
 
-/// Returns the spares to delete: those that ended, those beyond the job's number, those of an older image
-/// than the workers, those that keep a claim for which workers wait, and, while workers wait for nodes, those
-/// without a node, so that no spare gets a node that a worker needs.
+/// Returns the spares to delete: those that ended, those beyond the number that the job requests, those with
+/// an older image than the workers, those that keep a claim for which workers wait, and, while workers wait
+/// for nodes, those without a node, so that no spare gets a node that a worker needs.
 pub(super) fn deletions(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<Deletion> {
     let has_room = *state == JobState::Running;
     let num_wanted = group(reconcile).map_or(0, |group| group.num_workers as usize);
@@ -208,7 +209,7 @@ pub(super) fn deletions(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<Dele
     deletion::deletions(reconcile, ended.iter().copied().chain(beyond), None)
 }
 
-/// Whether a spare is older than the workers and runs another image, so that it can take no ranks of theirs.
+/// Whether a spare is older than the workers and runs another image, so that it cannot take over their ranks.
 fn is_outdated(reconcile: &Reconcile<'_>, spare: &Worker) -> bool {
     let is_older = !reconcile.status.attempt_in_place && spare.attempt < reconcile.attempt();
     let is_trainer = |worker: &&Worker| worker.group == GroupName::default();
@@ -216,7 +217,8 @@ fn is_outdated(reconcile: &Reconcile<'_>, spare: &Worker) -> bool {
     is_older && workers.any(|worker| worker.image != spare.image)
 }
 
-/// Returns the spares to create, once all workers run. A name is free if no pod has it.
+/// Returns the spares to create, once all workers run. A name is free if neither a pod nor a promoted spare
+/// has it.
 pub(super) fn missing(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<WorkerId> {
     let Some(group) = group(reconcile).filter(|_| *state == JobState::Running) else { return Vec::new() };
     let is_taken = |idx: &u32| {

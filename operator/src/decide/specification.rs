@@ -1,5 +1,5 @@
-//! Choice of the specification that a job runs under, where the present one is refused or would compute
-//! something else than the one that the job began with.
+//! Choice of the specification that a job runs under. The present one may be refused, or may train something
+//! else than the one that the job began with.
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::Reason;
@@ -8,7 +8,8 @@ use rlt_objects::prepare::Invalid;
 
 use super::{Decision, JobState, conditions};
 
-/// Note for a job in its nodes' networks to whose pods the chart has closed the status channel.
+/// Note for a job on the network of its nodes, whose pods the chart's NetworkPolicy keeps from the status
+/// channel.
 const CHANNEL_IS_CLOSED: &str = "its pods have the addresses of their nodes, which the chart's NetworkPolicy admits no \
                                  longer: where policies are enforced, its reports do not arrive and new attempts of \
                                  several pods do not start, unless networkPolicy.admitNodes is set; ";
@@ -16,18 +17,21 @@ const CHANNEL_IS_CLOSED: &str = "its pods have the addresses of their nodes, whi
 /// The specification that a job runs under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Specification {
-    /// The present one.
+    /// The present specification of the job.
     Present,
-    /// The one that the job began with; where that cannot be read, the present one if it is valid.
+    /// The specification that the job began with. If that cannot be read, the present one is used if it is
+    /// valid.
     BeganWith,
-    /// None: the present one is refused, and the job has not begun or was edited while it was suspended.
+    /// No specification: the present one is refused, and the job has not begun or was edited while it was
+    /// suspended.
     Refused,
 }
 
-/// Chooses the specification that a job runs under. What has begun continues under the specification that it
-/// began with: `present` may be refused by a stricter setting, by broken defaults or by a rule of a later
-/// release, and a later release may have other defaults. `is_unedited` says whether the job still has the
-/// specification that the status records; `has_pods` stands for a first status that was never written.
+/// Chooses the specification that a job runs under. A job that has begun continues under the specification
+/// that it began with, if `present` is refused or would train something else. `present` may be refused by a
+/// stricter setting, by broken defaults or by a rule of a later release, and a later release may have other
+/// defaults. `is_unedited` says whether the job still has the specification that the status records;
+/// `has_pods` shows that a job has begun whose first status was never written.
 pub fn specification(
     status: &RLTrainingJobStatus,
     has_pods: bool,
@@ -54,7 +58,7 @@ pub fn specification(
     }
 }
 
-/// A job whose specification is refused, and that has none that it began with.
+/// A job whose specification is refused, and that cannot continue under the one that it began with.
 #[derive(Clone, Copy, Debug)]
 pub struct RefusedJob<'a> {
     /// The status as last written.
@@ -67,9 +71,9 @@ pub struct RefusedJob<'a> {
     pub has_pods: bool,
 }
 
-/// The decision about a refused job: no pod is created or deleted. A job that has ended stays as it ended.
-/// One that has begun is `Stalled` and not `Reconciling`; other conditions stay as they are, unless its last
-/// pod is gone since.
+/// Returns the decision about a refused job: no pod is created or deleted. A job that has ended keeps its
+/// conditions. A job that has begun is `Stalled` and not `Reconciling`; its other conditions stay as they
+/// are, unless its last pod has terminated in the meantime.
 pub fn refuse(job: &RefusedJob<'_>, invalid: &Invalid, now: Timestamp) -> Decision {
     let mut status = job.status.clone();
     status.observed_generation = Some(job.generation);
@@ -100,13 +104,13 @@ pub fn refuse(job: &RefusedJob<'_>, invalid: &Invalid, now: Timestamp) -> Decisi
     }
 }
 
-/// Whether the last pod of a paused attempt is gone, and the status does not say so yet.
+/// Whether the last pod of a paused attempt is gone, but the status is not `Suspended` yet.
 fn has_just_paused(job: &RefusedJob<'_>) -> bool {
     let is_paused = job.status.active_since.is_none() && !job.has_pods;
     is_paused && !job.status.is(ConditionType::Suspended)
 }
 
-/// The state in which a job without pods is paused; `None` if it was resumed.
+/// Returns the state in which a job without pods is paused; `None` if the job was resumed.
 fn paused(job: &RefusedJob<'_>) -> Option<JobState> {
     if job.is_suspended {
         return Some(JobState::Suspended);
@@ -117,8 +121,8 @@ fn paused(job: &RefusedJob<'_>) -> Option<JobState> {
 
 impl Decision {
     /// Returns the decision with a note in `Stalled` that the present specification is refused, and that the
-    /// job continues under the one that it began with. `channel_is_closed` says whether the chart keeps out
-    /// the reports of its pods.
+    /// job continues under the one that it began with. `channel_is_closed` says whether the chart's
+    /// NetworkPolicy blocks the reports of its pods.
     #[must_use]
     pub fn despite(mut self, refused: &Invalid, channel_is_closed: bool) -> Self {
         if self.status.completion_time.is_none() {

@@ -66,8 +66,8 @@ impl<'a> Reconcile<'a> {
         }
     }
 
-    /// Takes progress, checkpoints and restarts from the trainer's report. Of a report of an earlier attempt
-    /// only the checkpoints count, which are still there.
+    /// Takes progress, checkpoints and restarts from the trainer's report. From the report of an earlier
+    /// attempt only checkpoints and commits are taken, which are still valid.
     pub(super) fn take_report(&mut self) {
         self.take_progress();
         restarts::count(self);

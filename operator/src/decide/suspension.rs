@@ -9,13 +9,14 @@ use super::{Decision, JobState, Reconcile, attempt, clock, deletion, evacuation,
 /// Requeue delay of a job that requests a queue in a cluster without Kueue.
 pub(super) const REQUEUE_WITHOUT_KUEUE: Duration = Duration::from_secs(30);
 
-/// Deletes all pods because of `spec.runPolicy.suspend`. A user who resumes the job allows all nodes again.
+/// Deletes all pods because of `spec.runPolicy.suspend`, and clears the excluded nodes: a user who suspends
+/// and resumes a job allows all nodes again.
 pub(super) fn suspend(mut reconcile: Reconcile<'_>) -> Decision {
     reconcile.status.excluded_nodes.clear();
     pause(reconcile, JobState::Suspended, None)
 }
 
-/// Ends an attempt that has failed on a node that the next one shall not have. The job gives its place back
+/// Ends an attempt that has failed on a node that the next attempt must not use. The job gives its quota back
 /// once no pod is left, and begins the next attempt when it is admitted again.
 pub(super) fn leave_place(mut reconcile: Reconcile<'_>) -> Decision {
     deactivate(&mut reconcile);
@@ -37,8 +38,8 @@ pub(super) fn wait_for_queue(mut reconcile: Reconcile<'_>, hold: JobState) -> De
     decision
 }
 
-/// Deletes the pods of a job that gives its place back. Those of a failed attempt have lost their peer and
-/// cannot save a checkpoint.
+/// Deletes the pods of a job that gives its quota back. Pods of a failed attempt get a short grace period,
+/// because they have lost their peer and cannot save a checkpoint.
 fn give_place_back(reconcile: Reconcile<'_>, held: JobState) -> Decision {
     let grace_seconds = deletion::survivors_grace(&reconcile.status, reconcile.attempt());
     pause(reconcile, held, grace_seconds)
@@ -96,8 +97,8 @@ pub(super) fn begin(mut reconcile: Reconcile<'_>) -> Decision {
         None => {
             reconcile.status.attempt = Some(1);
             reconcile.status.start_time = Some(now);
-            // An earlier operator created them and ended before it wrote the status. They may have exited
-            // since.
+            // An earlier operator created the pods and ended before it wrote the status. The pods may have
+            // exited since.
             if reconcile.pods.all().next().is_some() {
                 return reconcile.write_first(JobState::Starting);
             }

@@ -14,7 +14,7 @@ use crate::nodes::NodeLabels;
 /// Largest number of domains in a status.
 const MAX_DOMAINS: usize = 64;
 
-/// Labels of the job's topology, the widest domain first.
+/// Returns the labels of the job's topology, the widest domain first.
 pub fn topology_labels(prepared: &Prepared) -> Vec<&str> {
     let Some(topology) = &prepared.job.spec().workers.topology else { return Vec::new() };
     let slice = topology.slice.as_ref().map(|slice| &slice.required);
@@ -42,7 +42,7 @@ fn is_known(status: &RLTrainingJobStatus) -> bool {
     status.attempt_running_time.is_some() && groups.any(|group| !group.topology.is_empty())
 }
 
-/// Returns the topology of each group of workers; the status's if no labels were read.
+/// Returns the topology of each group of workers. If no labels were read, it is taken from the status.
 pub(super) fn topologies(reconcile: &Reconcile<'_>) -> Vec<Vec<TopologyStatus>> {
     let Some(nodes) = reconcile.input.node_labels else {
         let known = reconcile.status.worker_groups.iter().map(|group| group.topology.clone());

@@ -1,8 +1,8 @@
 //! Cause of an attempt's end. The first pod that fails determines the cause: the others fail because they
 //! lost it.
 //!
-//! A pod that is being deleted keeps its grace period: all pods save a checkpoint in it, and the attempt ends
-//! with them.
+//! A pod that is being deleted keeps its grace period: within it all pods save a checkpoint and exit, which
+//! ends the attempt.
 
 use std::time::Duration;
 
@@ -69,8 +69,7 @@ pub(in crate::decide) fn attempt_state(reconcile: &Reconcile<'_>) -> AttemptStat
     failure.map_or(AttemptState::Healthy, AttemptState::Failed)
 }
 
-/// Attributes an exit after a stop signal to the pod that was deleted or preempted, because of which all pods
-/// stop.
+/// Attributes an exit after a stop signal to the pod whose deletion or preemption made all pods stop.
 fn by_whom_it_began(reconcile: &Reconcile<'_>, failure: &Failure) -> Failure {
     if failure.exit_code != Some(i32::from(ExitCode::Preempted.code())) {
         return failure.clone();
@@ -124,9 +123,9 @@ fn classify(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
     }
 }
 
-/// Returns the state for a pod of a running gang that others have deleted. (While a gang starts, the pod is
-/// created again instead.) The pod keeps its grace period if all other pods run and can save a checkpoint
-/// with it.
+/// Returns the state of a running attempt of which a pod was deleted or is being deleted. (While an attempt
+/// starts, the pod is created again instead.) The pod keeps its grace period if no other pod has failed, so
+/// that all can save a checkpoint with it.
 fn deleted(reconcile: &Reconcile<'_>, are_all_there: bool) -> Option<AttemptState> {
     reconcile.status.attempt_running_time.as_ref()?;
     let is_leaving = |worker: &&Worker| worker.is_deleting && worker.phase != WorkerPhase::Succeeded;

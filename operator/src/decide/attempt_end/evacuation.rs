@@ -43,8 +43,8 @@ pub(in crate::decide) fn deletions(reconcile: &Reconcile<'_>) -> Vec<Deletion> {
     deletion::deletions(reconcile, reconcile.pods.present().filter(is_it), None)
 }
 
-/// Returns the signal of a worker's node for which the worker is stopped. A worker whose node had the signal
-/// already when the attempt began stays: no better node was available, and a move would not help.
+/// Returns the impairment of a worker's node for which the worker must be stopped. A worker whose node was
+/// impaired already when the attempt began stays: no better node was available, and a move would not help.
 fn reason_to_leave<'a>(reconcile: &Reconcile<'a>, worker: &Worker) -> Option<&'a Impairment> {
     let NodeState::Impaired(why) = deletion::node_state(reconcile, worker)? else { return None };
     let node = worker.node.as_deref()?;
@@ -62,13 +62,13 @@ fn has_chosen_nodes(reconcile: &Reconcile<'_>) -> bool {
     workload.is_some_and(|workload| workload.assignments.iter().any(|one| one.has_topology))
 }
 
-/// Whether a node has become worse since the attempt began.
+/// Whether an impairment began after the attempt did, or either time is unknown.
 fn is_new(reconcile: &Reconcile<'_>, why: &Impairment) -> bool {
     let began = reconcile.time(reconcile.status.attempt_start_time.as_deref());
     why.since.zip(began).is_none_or(|(since, began)| since >= began)
 }
 
-/// Returns the failure of a worker that its node's signal explains, if any.
+/// Returns the failure of a worker that the impairment of its node explains, if any.
 pub(in crate::decide) fn cause(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Failure> {
     let NodeState::Impaired(why) = deletion::node_state(reconcile, worker)? else { return None };
     let node = worker.node.as_deref().unwrap_or_default();

@@ -15,8 +15,8 @@ use super::failure_policy::MatchedRule;
 const MAX_MESSAGE_BYTES: usize = 4096;
 /// Largest number of nodes whose failures are counted.
 const MAX_NODES: usize = 16;
-/// Failures on one node after which a GPU that fails there again uses up retries. Most such failures are the
-/// hardware's, but a kernel that the driver ended may be the program's.
+/// Number of failures on one node from which another GPU failure there uses up retries. Most such failures
+/// are faults of the hardware, but a kernel that the driver ended may be a fault of the program.
 const MAX_FREE_FAILURES: u32 = 16;
 
 /// Counts a failure, and makes it the last one of the status.
@@ -95,21 +95,22 @@ fn shortened(message: &str) -> String {
     message[..message.floor_char_boundary(MAX_MESSAGE_BYTES)].to_owned()
 }
 
-/// Number of retries beyond the budget of an attempt that may have saved a checkpoint of which no operator
-/// heard: 1 if its processes ended some time after its start, and it has reported nothing to this operator.
-/// The next attempt reports all checkpoints at its start. If there is no new one, its failure ends the job.
+/// Returns the number of retries beyond the budget, for an attempt that may have saved a checkpoint that it
+/// could not report. It is 1 if the attempt was not short, its process exited, and this operator received no
+/// report of it; otherwise 0. The next attempt reports all checkpoints at its start. If none of them is new,
+/// its failure ends the job.
 pub(super) fn unheard_retries(reconcile: &Reconcile<'_>) -> u32 {
     let status = &reconcile.status;
     let is_heard = reconcile.input.report.is_some_and(|report| report.attempt == reconcile.attempt());
     let has_exited = status.last_failure.as_ref().is_some_and(|failure| failure.exit_code.is_some());
     let began = reconcile.time(status.attempt_start_time.as_deref()).unwrap_or(reconcile.input.now);
     let is_short = clock::seconds_between(began, reconcile.input.now) < SHORT_ATTEMPT.as_secs();
-    // A job of which nothing was ever heard cannot report.
+    // A job without any progress report so far may be unable to report.
     u32::from(status.progress.is_some() && !is_heard && has_exited && !is_short)
 }
 
 /// Returns the reason why the cause has no retry left; `None` if it has one. The failure is already counted.
-/// A new checkpoint refills a budget, so `unheard` retries are added to one that is not 0.
+/// A new checkpoint would refill the budget, so `unheard` retries are added to a limit that is not 0.
 pub(super) fn used_up(reconcile: &Reconcile<'_>, cause: FailureCause, unheard: u32) -> Option<String> {
     let retries = &reconcile.input.prepared.job.spec().run_policy.retries;
     match cause.budget(retries) {

@@ -23,8 +23,8 @@ pub fn retries_left(prepared: &Prepared, status: &RLTrainingJobStatus) -> Option
 }
 
 /// Counts the restarts in place that are not counted yet: from the attempt's report, and from the termination
-/// message of its pod, which has those that no report could deliver. A reconcile that begins an attempt still
-/// has the pods of the last one, whose restarts are counted already.
+/// message of its pod, which includes restarts that no report could deliver. A reconcile that begins an
+/// attempt still sees the pods of the previous one, whose restarts are counted already.
 pub(in crate::decide) fn count(reconcile: &mut Reconcile<'_>) {
     let attempt = reconcile.attempt();
     let report = reconcile.input.report.filter(|report| report.attempt == attempt);

@@ -61,7 +61,8 @@ fn begin_next(reconcile: &mut Reconcile<'_>) {
 }
 
 /// Counts the ended attempt if it was short, as launchers count theirs. After a short attempt with a new
-/// checkpoint the count is 0, and not absent: an evacuation reads from it that the attempt was short.
+/// checkpoint the count is 0 instead of absent, because the decision to evacuate a node depends on whether
+/// the last attempt was short.
 fn count_short_attempt(reconcile: &mut Reconcile<'_>) {
     let (now, status) = (reconcile.input.now, &reconcile.status);
     let began = reconcile.time(status.attempt_start_time.as_deref()).unwrap_or(now);

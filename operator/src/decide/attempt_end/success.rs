@@ -20,7 +20,8 @@ pub(in crate::decide) enum Completion {
     Incomplete,
 }
 
-/// Decides by the exit of the first pod; the exits of the others do not matter then.
+/// Returns whether a job is complete, by the exit of its first pod. If that succeeded, the exits of other
+/// pods do not matter.
 pub(in crate::decide) fn completion(reconcile: &Reconcile<'_>) -> Completion {
     let Some(first) = reconcile.pods.first().filter(|first| first.phase == WorkerPhase::Succeeded) else {
         return Completion::Incomplete;

@@ -1,6 +1,6 @@
-//! Exclusion of nodes from the place of a job whose nodes Kueue chooses (topology-aware scheduling). Kueue
-//! keeps the nodes of an admitted Workload, and reads no preference of pods, so another attempt would begin
-//! on the node where the last one failed.
+//! Exclusion of nodes from the assignment of a job whose nodes Kueue chooses (topology-aware scheduling).
+//! Kueue keeps the nodes of an admitted Workload and ignores preferences of pods, so another attempt would
+//! begin on the node where the last one failed.
 //!
 //! ```text
 //! failure at a node -> status: the node is excluded, the attempt is over -> pods are gone
@@ -15,18 +15,18 @@ use rlt_api::status::{ConditionStatus, ConditionType};
 use super::super::failure::Failure;
 use super::super::{Reconcile, clock};
 
-/// Largest number of excluded nodes; the one that is excluded longest is allowed again.
+/// Maximum number of excluded nodes. Beyond it, the node that was excluded first is allowed again.
 const MAX_NODES: usize = 16;
-/// Failures of one cause, without a new checkpoint in between, after which a node that may be at fault is
-/// excluded. An error of the program fails on every node, and a place in a queue is not given back for it at
-/// once.
+/// Number of failures of one cause, without a new checkpoint in between, from which a node that may be at
+/// fault is excluded. An error of the program occurs on every node, so a single failure is no reason to give
+/// quota back.
 const MIN_FAILURES: u32 = 2;
-/// Longest time that a job waits for a place without the excluded nodes.
+/// Maximum time that a job waits for quota without the excluded nodes.
 const LONGEST_WAIT: Duration = Duration::from_secs(15 * 60);
 
 /// Whether a node can be excluded: Kueue has assigned single nodes, and the Workload is the operator's own.
-/// MultiKueue deletes a job whose Workload is not as that of the manager cluster, so a prebuilt Workload is
-/// neither changed nor replaced.
+/// MultiKueue deletes a job whose Workload differs from that of the manager cluster, so a prebuilt Workload
+/// is neither changed nor replaced.
 pub(in crate::decide) fn is_possible(reconcile: &Reconcile<'_>) -> bool {
     let queueing = reconcile.input.queueing;
     queueing.queue.is_some() && queueing.prebuilt.is_none() && has_hostnames(reconcile)
@@ -39,8 +39,8 @@ fn has_hostnames(reconcile: &Reconcile<'_>) -> bool {
 }
 
 /// Excludes the node of a failure that is counted already. `is_asked` says whether a rule of the job wants
-/// the node to be avoided. Returns why the next attempt may begin on a node at fault, if MultiKueue keeps the
-/// job's place there.
+/// the node to be avoided. Returns an explanation if the next attempt may begin on the node at fault, because
+/// MultiKueue keeps the job's assigned nodes.
 pub(in crate::decide) fn exclude_node(
     reconcile: &mut Reconcile<'_>,
     failure: &Failure,
@@ -67,7 +67,7 @@ pub(in crate::decide) fn exclude_node(
     None
 }
 
-/// Whether a cause that may be the node's has occurred repeatedly, at this node too.
+/// Whether failures have occurred repeatedly both of a cause that may be a node's fault and on this node.
 fn fails_again(reconcile: &Reconcile<'_>, cause: FailureCause, node: &str) -> bool {
     let status = &reconcile.status;
     let count = |failures: Option<&u32>| failures.copied().unwrap_or(0);
@@ -76,7 +76,8 @@ fn fails_again(reconcile: &Reconcile<'_>, cause: FailureCause, node: &str) -> bo
         && count(status.failures_by_node.get(node)) >= MIN_FAILURES
 }
 
-/// Returns the excluded nodes that the job's place may have, because its Workload was created before.
+/// Returns the excluded nodes that Kueue may have assigned to the job, because its Workload was created
+/// before they were excluded.
 pub(in crate::decide) fn nodes_of_place<'a>(reconcile: &'a Reconcile<'_>) -> Vec<&'a str> {
     let workload = reconcile.input.queueing.workload.as_ref().filter(|_| is_possible(reconcile));
     let Some(workload) = workload else { return Vec::new() };
@@ -84,8 +85,8 @@ pub(in crate::decide) fn nodes_of_place<'a>(reconcile: &'a Reconcile<'_>) -> Vec
     nodes.filter(|node| !workload.excluded_nodes.contains(*node)).map(String::as_str).collect()
 }
 
-/// Allows all nodes again once the job has waited long for a place without those that its Workload excludes.
-/// Returns the time until then.
+/// Allows all nodes again once the job has waited for [`LONGEST_WAIT`] without quota, since its Workload
+/// excludes nodes. Returns the time until then.
 pub(in crate::decide) fn expire(reconcile: &mut Reconcile<'_>) -> Option<Duration> {
     let workload = reconcile.input.queueing.workload.as_ref()?;
     if workload.has_quota || workload.excluded_nodes.is_empty() || reconcile.status.excluded_nodes.is_empty()

@@ -7,13 +7,13 @@ use rlt_objects::queue::Queueing;
 
 use super::super::{ApplyFailure, Decision, JobState, clock};
 
-/// Longest message of a condition: the schema takes so many characters.
+/// Maximum length of a condition's message in bytes. The schema allows as many characters.
 const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 
 use ConditionStatus::{False, True, Unknown};
 
 impl Decision {
-    /// Adds to the status that the label of an admitted job names another queue since.
+    /// Adds a note to the status if the label of an admitted job names another queue.
     #[must_use]
     pub fn noting_request(mut self, queueing: &Queueing) -> Self {
         note_request(&mut self.status, queueing);
@@ -43,8 +43,8 @@ pub(in crate::decide) fn write(
     status.phase = Some(Phase::of(&status.conditions));
 }
 
-/// Sets `Stalled`, which says that the job's specification is refused, and `Reconciling`, because nothing is
-/// done until it is corrected, and keeps every other condition.
+/// Sets `Stalled` and `Reconciling` for a job whose specification is refused: nothing is done until it is
+/// corrected. Every other condition is kept.
 pub(in crate::decide) fn hold(status: &mut RLTrainingJobStatus, state: &JobState, now: Timestamp) {
     let generation = status.observed_generation;
     let entries = [ConditionType::Stalled, ConditionType::Reconciling]
@@ -81,7 +81,7 @@ pub(in crate::decide) fn note_refused(
     }
 }
 
-/// Adds to a true `Admitted` that the job's label names another queue than the one which has admitted it.
+/// Adds a note to the condition `Admitted` of an admitted job if the job's label names another queue.
 pub(in crate::decide) fn note_request(status: &mut RLTrainingJobStatus, queueing: &Queueing) {
     let (Some(queue), requested) = (&queueing.queue, &queueing.requested) else { return };
     if requested.as_ref() == Some(queue) {
@@ -104,7 +104,8 @@ fn cut(mut message: String) -> String {
     message
 }
 
-/// Every condition of a status, in their order; a condition whose status stays keeps its time.
+/// Returns every condition in the order of [`ConditionType::ALL`]. A condition whose status does not change
+/// keeps its transition time.
 fn conditions(
     state: &JobState,
     failure: Option<&ApplyFailure>,
@@ -129,7 +130,7 @@ fn conditions(
     ConditionType::ALL.into_iter().map(condition).collect()
 }
 
-/// The conditions that an apply failure changes.
+/// Returns the entry of a condition that an apply failure changes; `None` for any other condition.
 fn entry_of_failure(
     type_: ConditionType,
     state: &JobState,
@@ -235,7 +236,8 @@ fn progressing(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     }
 }
 
-/// A complete job has saved its last checkpoint, whatever failed before.
+/// Returns the entry of `CheckpointHealthy`. A complete job has saved its last checkpoint, so earlier
+/// failures to save one do not count.
 fn checkpoint_healthy(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     let is_unsaved = warning_reasons(status).contains(&Reason::CheckpointNotSaved);
     if is_unsaved && *state != JobState::Complete {
@@ -248,12 +250,13 @@ fn checkpoint_healthy(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     }
 }
 
-/// The reasons of the trainer's warning, the most important first.
+/// Returns the reasons of the trainer's warning, the most important first.
 fn warning_reasons(status: &RLTrainingJobStatus) -> Vec<Reason> {
     reasons_of(&warning_names(status))
 }
 
-/// The reasons with these names, each once. All names that this release does not know are one reason.
+/// Returns the reasons with these names, without duplicates. All names that this release does not know become
+/// one reason.
 pub(in crate::decide) fn reasons_of(names: &[String]) -> Vec<Reason> {
     let mut reasons = Vec::new();
     for reason in names.iter().map(|name| Reason::of_warning(name)) {
@@ -264,8 +267,9 @@ pub(in crate::decide) fn reasons_of(names: &[String]) -> Vec<Reason> {
     reasons
 }
 
-/// The names of the reasons of the trainer's warning, the most important first, with those of later releases.
-/// A trainer of an earlier release names none: it warned of the CPU before it knew symptoms.
+/// Returns the names of the reasons of the trainer's warning, the most important first, including those that
+/// only a later release knows. A trainer of an earlier release names no reason: its only warning was that it
+/// runs on a CPU.
 pub(in crate::decide) fn warning_names(status: &RLTrainingJobStatus) -> Vec<String> {
     match status.progress.as_ref().filter(|progress| progress.warning.is_some()) {
         None => Vec::new(),
@@ -308,7 +312,7 @@ fn reconciling(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     }
 }
 
-/// The promoted spares of an attempt in place.
+/// Describes the promoted spares of an attempt in place; empty for any other attempt.
 pub(in crate::decide) fn in_pods_that_stay(status: &RLTrainingJobStatus) -> String {
     if !status.attempt_in_place {
         return String::new();
@@ -319,7 +323,7 @@ pub(in crate::decide) fn in_pods_that_stay(status: &RLTrainingJobStatus) -> Stri
     format!(" in the pods that are there{spares}")
 }
 
-/// The rule of the job by which the last attempt is followed by this one.
+/// Describes the rule of the failure policy by which this attempt follows the last one; empty without a rule.
 fn deciding_rule(status: &RLTrainingJobStatus) -> String {
     let last = status.last_failure.as_ref().filter(|last| Some(last.attempt + 1) == status.attempt);
     let rule = last.and_then(|last| last.rule.as_ref());
@@ -344,7 +348,7 @@ fn stalled(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     }
 }
 
-/// The failed pod, the error, and what to change.
+/// Describes the last failure: the failed pod, the error, and what to change.
 fn failure_in_words(status: &RLTrainingJobStatus) -> String {
     let Some(failure) = &status.last_failure else { return "the job failed".into() };
     let pod = failure.pod.as_deref().map(|pod| format!("{pod}: ")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The Events of a job: each is about a change of the status that was written.
+//! The Events of a job. Each reports a change of the status that was written.
 
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_api::{FailureCause, Reason, Warning};
@@ -67,8 +67,8 @@ fn between(
     events
 }
 
-/// Returns one Event for each new reason of the trainer's warning. New reasons that this release does not
-/// know have one Event together, also if there were others before.
+/// Returns one Event for each new reason of the trainer's warning. All new reasons that this release does not
+/// know share one Event, even if other unknown ones were reported before.
 fn symptoms(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Vec<JobEvent> {
     let known = conditions::warning_names(before);
     let mut new = conditions::warning_names(after);
@@ -134,7 +134,8 @@ fn of_refusal(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Opti
     is_new.then(|| JobEvent { is_warning: true, reason, message: message.to_owned() })
 }
 
-/// Reason and message of `Stalled` where it is false, and says that the specification would be refused.
+/// Returns the reason and message of a false `Stalled` that notes that the present specification would be
+/// refused.
 fn refused(status: &RLTrainingJobStatus) -> Option<(Reason, &str)> {
     use rlt_api::status::{ConditionStatus, ConditionType};
     let mut conditions = status.conditions.iter();
@@ -148,7 +149,7 @@ fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> 
     let event = |reason, message: &str| JobEvent { is_warning: false, reason, message: message.to_owned() };
     let attempt = status.attempt.unwrap_or(1);
     Some(match state {
-        // The next Event says that they run, or why they do not.
+        // The next Event says that the workers run, or why they do not.
         JobState::Starting => return None,
         JobState::Restarting => {
             event(Reason::Restarting, &format!("attempt {attempt} begins{}", in_pods_that_stay(status)))
