@@ -10,8 +10,9 @@
 //! Launchers of pods that may be assigned to another attempt poll the same server for their assignment
 //! (`launchers.rs`), and those of jobs with several pods for the key of their rendezvous (`keys.rs`).
 //!
-//! Only the leader serves: it announces itself in the EndpointSlice of the channel's Service. A standby would
-//! have to forward reports. Every report contains the full state, so a change of leader costs one report.
+//! Only the leader serves: it announces itself in the EndpointSlice of the channel's Service. Otherwise
+//! standbys would have to forward reports. Every report contains the full state, so the new leader needs only
+//! one report of each rank.
 //!
 //! The names of variables, files and the audience are in [`rlt_channel`]. Other modules write the status.
 

@@ -6,8 +6,9 @@ use rlt_api::FailureCause;
 use rlt_channel::limits::{self, MAX_EXIT_CODE, MAX_RESTARTS, MAX_SECONDS, MAX_WHOLE, TIMES_MS};
 use rlt_channel::{Checkpoint, Ending, ModelCommit, Progress, ReportRequest, TimeSpent};
 
-/// Removes what only a trainer of a later release sends, so that the rest of its report counts: restarts for
-/// causes that this release does not know, surplus reasons of a warning, and metrics out of bounds.
+/// Removes the parts of a report that only a trainer of a later release sends, so that the rest is accepted:
+/// restarts for causes that this release does not know, surplus reasons of a warning, and metrics out of
+/// bounds.
 pub(super) fn drop_unknown(report: &mut ReportRequest) {
     report.restarts.retain(|name, _| FailureCause::from_name(name).is_some());
     if let Some(progress) = &mut report.progress {
@@ -24,7 +25,7 @@ pub(super) fn drop_unknown(report: &mut ReportRequest) {
     }
 }
 
-/// Refuses reports that no trainer of ours sends.
+/// Checks that a report is within the bounds, which every trainer of this release keeps.
 ///
 /// # Errors
 /// The field, the expected and the actual value.
@@ -58,7 +59,7 @@ pub(super) fn check(report: &ReportRequest) -> Result<(), String> {
     report.ending.as_ref().map_or(Ok(()), check_ending)
 }
 
-/// Refuses the end of a process that no trainer of ours has.
+/// Checks that the end of a process is within the bounds.
 ///
 /// # Errors
 /// As [`check`].

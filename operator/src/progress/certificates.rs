@@ -69,7 +69,7 @@ impl Certificates {
         (&self.server.certificate, &self.server.key)
     }
 
-    /// Time after which the certificate should be renewed.
+    /// Returns the time after which the certificate should be renewed.
     pub fn renew_after(&self) -> Timestamp {
         self.server.renew_after
     }
@@ -111,8 +111,8 @@ impl Certificates {
         entries.map(|(key, value)| (key.to_owned(), value)).into()
     }
 
-    /// Parses the entries of a Secret; returns `None`, upon which new ones are created, if an entry is
-    /// missing or damaged.
+    /// Parses the entries of a Secret. Returns `None` if an entry is missing or damaged; new certificates are
+    /// created then.
     pub fn from_data(data: &BTreeMap<String, String>) -> Option<Self> {
         let text = |key: &str| data.get(key).cloned();
         let signed = |certificate, key, renewal| {

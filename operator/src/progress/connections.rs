@@ -20,7 +20,7 @@ pub(crate) struct Connections {
     open: Arc<Mutex<Shares<Arc<Closing>>>>,
 }
 
-/// Whether a connection was closed for another one.
+/// Flag that closes a connection to make room for another one.
 #[derive(Debug, Default)]
 struct Closing {
     is_closed: AtomicBool,
@@ -51,7 +51,7 @@ pub(crate) struct Peer {
 }
 
 impl Connections {
-    /// Creates the count of a server with these limits.
+    /// Returns the connections of a server with these limits.
     pub(crate) fn within(limits: Limits) -> Self {
         Self { open: Arc::new(Mutex::new(Shares::new(limits))) }
     }
@@ -79,7 +79,7 @@ impl Closing {
         self.reader.wake();
     }
 
-    /// Whether the connection was closed; otherwise the reader is woken when it is.
+    /// Whether the connection was closed. If not, the reader is registered to be woken when it is closed.
     fn is_closed(&self, context: &Context<'_>) -> bool {
         self.reader.register(context.waker());
         self.is_closed.load(Ordering::Acquire)
@@ -92,8 +92,8 @@ impl Peer {
         self.address
     }
 
-    /// Counts the connection to the share of `namespace`, in which its authenticated pod is. Returns false if
-    /// that has its share; the connection is then closed.
+    /// Counts the connection to the share of `namespace`, that of its authenticated pod. Returns false and
+    /// closes the connection if the namespace has used up its share.
     pub(super) fn authenticate(&self, namespace: &str) -> bool {
         let authenticated = self.connections.lock().authenticate(self.number, namespace);
         let (stays, closed) = match authenticated {

@@ -27,8 +27,8 @@ pub struct EndpointError {
     source: kube::Error,
 }
 
-/// Keeps the port of an address the only endpoint of the Service `service`. Never ends: a Service that is
-/// installed again takes its EndpointSlice with it, and a call may fail.
+/// Keeps `ip` and `port` the only endpoint of the Service `service`. Never returns: when the Service is
+/// installed again, its EndpointSlice is deleted with the old one, and a call may fail.
 pub async fn keep_announced(client: &Client, namespace: &str, service: &str, ip: IpAddr, port: u16) {
     loop {
         let wait = match announce(client, namespace, service, ip, port).await {
@@ -45,7 +45,7 @@ pub async fn keep_announced(client: &Client, namespace: &str, service: &str, ip:
     }
 }
 
-/// Makes the port of an address the only endpoint of the Service `service`.
+/// Makes `ip` and `port` the only endpoint of the Service `service`.
 ///
 /// # Errors
 /// [`EndpointError`].
@@ -65,8 +65,8 @@ pub async fn announce(
     applied.map(drop).map_err(|source| EndpointError { namespace: namespace.into(), name, source })
 }
 
-/// Returns the owner reference to the Service, because no controller deletes the slice of a deleted Service.
-/// Failures to read the Service are logged, and do not prevent the announcement.
+/// Returns an owner reference to the Service, by which the EndpointSlice is deleted with it. No controller
+/// would do that. Failures to read the Service are logged, and do not prevent the announcement.
 async fn owner(client: &Client, namespace: &str, service: &str) -> Option<OwnerReference> {
     let found = Api::<Service>::namespaced(client.clone(), namespace).get_metadata(service).await;
     let uid =

@@ -104,12 +104,12 @@ pub struct Authenticator<R> {
 }
 
 impl<R: Reviewer> Authenticator<R> {
-    /// Returns an empty cache.
+    /// Returns an authenticator with an empty cache.
     pub fn new(reviewer: R) -> Self {
         Self { reviewer, cache: Mutex::default(), reviews: Semaphore::new(MAX_REVIEWS) }
     }
 
-    /// Returns the pod behind a token, if there is one.
+    /// Returns the pod behind a token, from the cache or by a review; `None` if the token is not accepted.
     ///
     /// # Errors
     /// [`ReviewError`] where the call failed.

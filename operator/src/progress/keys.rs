@@ -1,7 +1,7 @@
 //! Keys of the rendezvous of attempts, which only the pods of an attempt are given.
 //!
-//! Every key is derived from the private key of the channel's authority, the job's UID and the attempt. So
-//! all replicas hand out the same keys, also after a restart, and none is stored. A Secret for each attempt
+//! Every key is derived from the private key of the channel's authority, the job's UID and the attempt. Thus
+//! all replicas hand out the same keys, also after a restart, and no key is stored. A Secret for each attempt
 //! would be one more object to write before its pods start.
 
 use std::fmt;
@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::certificates::Certificates;
 
-/// Prefix of what the secret is derived from, so that it serves no other purpose.
+/// Prefix of the text that is hashed to the secret. It separates this use of the private key from any other.
 const LABEL: &str = "rltraining.dev rendezvous keys, version 1\n";
 /// Number of bytes of the secret.
 const SECRET_BYTES: usize = 32;
@@ -24,7 +24,7 @@ pub struct RendezvousKeys {
 }
 
 impl RendezvousKeys {
-    /// Replaces the secret by that of an authority.
+    /// Replaces the secret by the one that is derived from the authority's private key.
     pub fn replace(&self, certificates: &Certificates) {
         let digest = Sha256::digest([LABEL, certificates.authority_key()].concat());
         *self.secret.lock().unwrap_or_else(PoisonError::into_inner) = Some(digest.into());

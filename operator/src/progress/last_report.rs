@@ -10,7 +10,8 @@ use rlt_objects::worker::Worker;
 
 use super::bounds;
 
-/// Pods whose refused messages are remembered. After more of them an earlier one is logged again.
+/// Maximum number of pods whose refused messages are remembered. Beyond it, the oldest one may be logged
+/// again.
 const MAX_REFUSED: usize = 1024;
 
 /// A last report within the bounds.
@@ -22,7 +23,8 @@ pub(super) struct LastReport {
     pub(super) left_out: Vec<u64>,
 }
 
-/// The pods whose termination messages were refused: a finished job is reconciled often, and its pods stay.
+/// Pods whose termination messages were refused, so that each is logged once: a finished job is reconciled
+/// often, and its pods stay.
 #[derive(Debug, Default)]
 pub(super) struct RefusedMessages {
     pod_uids: Mutex<VecDeque<Arc<str>>>,

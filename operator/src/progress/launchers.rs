@@ -63,7 +63,7 @@ impl Launchers {
         known.map(|(uid, (launcher, _))| (Arc::clone(uid), launcher.clone())).collect()
     }
 
-    /// Tells the launchers of a job that no attempt follows.
+    /// Marks a job as ended, which its launchers learn from the answer to their next report.
     pub(super) fn end(&self, job: &JobKey) {
         if let Some(of_job) = self.lock().get_mut(job) {
             of_job.is_over = true;
@@ -80,8 +80,8 @@ impl Launchers {
         let _ = self.led_since.set(now);
     }
 
-    /// Returns the time that launchers have left to report to this process, which may have begun to lead
-    /// just now; `None` once it is over, and where none can report.
+    /// Returns the time that launchers have left to report to this process after it begins to lead; `None`
+    /// once it is over, or if no launcher can report.
     pub(super) fn due(&self, now: Instant) -> Option<Duration> {
         if !self.are_expected.load(Ordering::Relaxed) {
             return None;

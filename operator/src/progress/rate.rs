@@ -5,7 +5,7 @@ use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Reports per second that the ranks of all jobs together are asked not to exceed.
+/// Maximum number of reports per second that the ranks of all jobs together are asked to send.
 pub(super) const REPORTS_PER_SECOND: usize = 200;
 /// Shortest reporting interval of a rank in seconds.
 const REPORT_EVERY_SECONDS: usize = 5;
@@ -55,7 +55,7 @@ impl Bucket {
 }
 
 impl<K: Eq + Hash> Rate<K> {
-    /// Starts with full buckets.
+    /// Returns a rate limit with full buckets.
     pub(super) fn new(allowance: Allowance) -> Self {
         Self { allowance, buckets: Mutex::default() }
     }

@@ -106,13 +106,13 @@ impl Reports {
         self.shared.lock().get(job)?.released.as_ref().map(|(report, _)| Arc::clone(report))
     }
 
-    /// Time of the last report of any of the job's ranks, with or without changes.
+    /// Returns the time of the last report of any of the job's ranks, with or without changes.
     pub fn heard_at(&self, job: &JobKey) -> Option<Instant> {
         Some(self.shared.lock().get(job)?.heard_at)
     }
 
-    /// Time, by this operator's clock, since the training of the newest attempt was heard to advance; `None`
-    /// while its rank 0 is silent.
+    /// Returns the time, by this operator's clock, since the newest attempt last reported that its training
+    /// advanced; `None` while its rank 0 is silent.
     pub fn without_step(&self, job: &JobKey) -> Option<Duration> {
         let silent_after = self.shared.silent_after();
         self.shared.lock().get(job)?.steps.as_ref()?.without_step(Instant::now(), silent_after)
@@ -123,7 +123,7 @@ impl Reports {
         self.shared.launchers.of(job, Instant::now())
     }
 
-    /// The termination messages that were refused.
+    /// Returns the record of termination messages that were refused.
     pub(super) fn refused_messages(&self) -> &RefusedMessages {
         &self.shared.refused_messages
     }
@@ -149,7 +149,8 @@ impl Reports {
         self.shared.launchers.end(job);
     }
 
-    /// Stores the report of an authenticated pod's launcher; the job is requeued if it has changed.
+    /// Stores the report of an authenticated pod's launcher, and requeues the job if it differs from the last
+    /// report.
     pub(super) fn take_launcher(&self, source: &Source, pod_uid: &str, launcher: Launcher) -> Taken {
         let taken = self.shared.launchers.take(&job(source), pod_uid, launcher, Instant::now());
         if taken.is_news {
@@ -165,7 +166,7 @@ impl Reports {
         self.shared.launchers.forget(job);
     }
 
-    /// Number of jobs with reports.
+    /// Returns the number of jobs with reports.
     pub fn len(&self) -> usize {
         self.shared.lock().len()
     }
@@ -274,7 +275,7 @@ impl Entry {
         }
     }
 
-    /// Number of ranks that are still reporting.
+    /// Returns the number of ranks that are still reporting.
     fn num_ranks(&self) -> usize {
         self.sequences.len().saturating_sub(self.newest.endings.len())
     }

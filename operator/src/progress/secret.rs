@@ -33,9 +33,9 @@ pub enum SecretError {
     Certificates(#[from] CertificateError),
 }
 
-/// Certificates that this process has read from the Secret. It restores a lost Secret with them: pods go on
-/// trusting the authority, and all pods of an attempt get one key. Clones share them; the debug output does
-/// not show them.
+/// Certificates that this process has read from the Secret. A deleted Secret is restored with them, so that
+/// pods keep trusting the authority, and all pods of an attempt get the same rendezvous key. Clones share
+/// them; the debug output does not show them.
 #[derive(Clone, Default)]
 pub struct CachedCertificates(Arc<Mutex<Option<Certificates>>>);
 
@@ -85,7 +85,7 @@ pub async fn certificates(
             return Ok(current);
         }
         match write(&api, name, secret, &current).await {
-            // The next turn reads what is stored, and gives up the metadata of a Secret that was created.
+            // The next turn reads the stored Secret, and gives up the ownership of metadata of a created one.
             Ok(()) => was_disowned |= is_owner,
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {}
             Err(error) if stored.as_ref() == Some(&current) => {

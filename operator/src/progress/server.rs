@@ -22,7 +22,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest size of a request's headers in bytes: the token and little else.
 const MAX_HEADER_BYTES: u32 = 2 * MAX_TOKEN_BYTES as u32;
-/// Concurrent requests on one connection; a rank sends one.
+/// Maximum number of concurrent requests on one connection; a rank sends one at a time.
 const STREAMS_PER_CONNECTION: u32 = 4;
 /// Idle time before a keep-alive ping.
 const KEEPALIVE: Duration = Duration::from_secs(30);
@@ -43,7 +43,7 @@ pub enum ServeError {
     Serve(#[from] tonic::transport::Error),
 }
 
-/// Serves until `stop` completes. Returns the address, and the task, which ends with `stop`.
+/// Starts the server. Returns its address and its task, which ends when `stop` completes.
 ///
 /// # Errors
 /// [`ServeError::Listen`].

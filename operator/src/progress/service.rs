@@ -24,7 +24,7 @@ use crate::metrics::Metrics;
 /// Shortest polling intervals in seconds, of a launcher whose processes run, and of one that waits for ranks.
 const ASK_EVERY_SECONDS: [usize; 2] = [5, 1];
 
-/// Worker as the operator knows it.
+/// Worker that may report, with its attempt and ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportingWorker {
     /// Attempt to which the pod belongs.
@@ -136,7 +136,8 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         let rendezvous_key =
             if attempt == 0 { String::new() } else { self.keys.of(&source.job_uid, attempt) };
         if only_key {
-            // The pod cannot run another attempt, so its launcher does not count as one that follows.
+            // The pod cannot run another attempt, so its launcher is not stored as one that polls for an
+            // assignment.
             return Ok(FollowResponse {
                 attempt,
                 ask_again_seconds: 1,

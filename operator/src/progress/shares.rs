@@ -1,7 +1,8 @@
 //! Shares of the open connections: of peers that are not authenticated yet, and of each namespace.
 //!
-//! Peers that never authenticate replace each other, and take no place of a pod. A namespace may have as many
-//! connections as there are free; when there are none, it gives way to those that have fewer.
+//! Peers that never authenticate replace only each other, never the connection of a pod. A namespace may use
+//! all free connections. When none is free, the namespace with the most connections loses one to a namespace
+//! with fewer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -23,13 +24,13 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Limits of the status channel.
+    /// Returns the limits of the status channel.
     pub(super) fn of_channel() -> Self {
         Self { strangers: MAX_STRANGERS, of_pods: MAX_OF_PODS, from_address: MAX_FROM_ADDRESS }
     }
 
-    /// Limits of a server at which nobody authenticates. Of one address there may be as many connections as
-    /// there are: a further one replaces the oldest of the address that has most, so that it is admitted.
+    /// Returns the limits of a server without authentication. One address may use all connections. When none
+    /// is free, a new connection replaces the oldest one of the address with the most connections.
     pub(crate) fn of_strangers(strangers: usize) -> Self {
         Self { strangers, of_pods: 0, from_address: usize::MAX }
     }
@@ -58,7 +59,8 @@ struct PodConnection<T> {
 pub(super) enum Authenticated<T> {
     /// The connection stays; another one must be closed for it, if there is a handle.
     Stays(Option<T>),
-    /// The connection must be closed: its namespace has its share. Without a handle it is closed already.
+    /// The connection must be closed, because its namespace has used up its share. Without a handle it is
+    /// closed already.
     Closes(Option<T>),
 }
 
@@ -130,8 +132,8 @@ impl<T> Shares<T> {
         self.remove_stranger(number)
     }
 
-    /// Removes the oldest connection of the namespace that has most of them; `None` if that has no more than
-    /// `namespace`.
+    /// Removes the oldest connection of the namespace with the most connections; `None` if that namespace has
+    /// no more of them than `namespace`.
     fn evict_for(&mut self, namespace: &str) -> Option<T> {
         let own = self.by_namespace.get(namespace).copied().unwrap_or(0);
         let (largest, count) = self.by_namespace.iter().max_by_key(|(_, count)| **count)?;

@@ -1,8 +1,8 @@
 //! Time that a trainer has spent without finishing a step, on this operator's monotonic clock.
 //!
-//! Only what this operator has heard counts. Times in reports and in the status are those of other clocks, an
-//! outage of the channel or of the operator is no hang, and a process that was restarted begins anew. A rank
-//! that is not heard is not judged: it may train.
+//! Only reports that this operator received count. Times in reports and in the status come from other clocks,
+//! an outage of the channel or of the operator is no hang, and a process that was restarted begins anew. A
+//! silent rank never counts as stalled, because it may still train.
 
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,14 @@ use super::rate;
 /// Longest pause of a rank after a report that was not delivered.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(15);
 
-/// Returns the silence after which a rank is not judged, where `num_ranks` ranks report: several of its
-/// reports are missing.
+/// Returns the time without a report after which a rank counts as silent, if `num_ranks` ranks report:
+/// several of its reports are missing then.
 pub(super) fn silent_after(num_ranks: usize) -> Duration {
     3 * rate::report_every(num_ranks) + LONGEST_BACKOFF
 }
 
-/// The reports of rank 0 in one attempt, as far as they tell whether it advances.
+/// Fields of the last report of rank 0 in one attempt that show whether it advances, and the time since it
+/// did.
 #[derive(Clone, Debug)]
 pub(super) struct StepWatch {
     stage: i32,
@@ -36,7 +37,7 @@ pub(super) struct StepWatch {
 }
 
 impl StepWatch {
-    /// Begins with a report.
+    /// Returns the state after the first report of an attempt.
     pub(super) fn new(progress: &Progress, num_restarts: u32, now: Instant) -> Self {
         Self {
             stage: progress.stage,

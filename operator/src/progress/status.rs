@@ -59,7 +59,7 @@ impl observe::Reports for Reports {
     }
 }
 
-/// The workers that the operator follows.
+/// Lookup of workers in the operator's caches.
 #[derive(Clone, Debug)]
 pub struct KnownWorkers {
     /// The cache of the watches.
@@ -129,8 +129,8 @@ fn job_report(attempt: u32, request: channel::ReportRequest) -> JobReport {
     }
 }
 
-/// Progress of the training for the status. `None` before the number of steps is known, and in the cold
-/// start, which counts other steps.
+/// Converts reported progress for the status. `None` before the training: the number of steps is not known
+/// yet, or the cold start counts steps of its own.
 fn progress(reported: &channel::Progress) -> Option<Progress> {
     if reported.stage() != Stage::Training {
         return None;
@@ -155,14 +155,14 @@ fn progress(reported: &channel::Progress) -> Option<Progress> {
     })
 }
 
-/// Whether all steps are finished, and none of them by this process.
+/// Whether all steps were finished before this process started.
 fn is_found(reported: &channel::Progress) -> bool {
     let has_stepped = reported.time_spent.as_ref().is_none_or(|spent| spent.step_seconds > 0.0);
     reported.num_steps > 0 && reported.step == reported.num_steps && !has_stepped
 }
 
-/// The reasons of a warning, each once. Those of a later release keep their names, so that a further one is
-/// noticed. A name that no release gives becomes `OtherWarning`.
+/// Returns the reasons of a warning without duplicates. Reasons of a later release keep their names, so that
+/// a further one is noticed. A malformed name becomes `OtherWarning`.
 fn warning_reasons(reported: &channel::Progress) -> Vec<String> {
     let is_word = |name: &str| {
         (1..=MAX_REASON_BYTES).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
@@ -187,8 +187,8 @@ fn phase(reported: &channel::Progress) -> &'static str {
     }
 }
 
-/// The share of the process's time that went into steps, to the percent: finer, every report would change the
-/// status.
+/// Returns the share of the process's time that went into steps, rounded to the percent. With more digits,
+/// every report would change the status.
 fn goodput(spent: &TimeSpent) -> Option<f64> {
     let share = spent.step_seconds / spent.process_seconds;
     (share.is_finite() && spent.process_seconds > 0.0)
@@ -216,7 +216,7 @@ fn time(milliseconds: i64) -> Option<String> {
     Timestamp::from_second(milliseconds.div_euclid(1000)).ok().map(|time| time.to_string())
 }
 
-/// JSON has no NaN or infinity, and the API server refuses `null`.
+/// Returns a finite value or `None`: JSON has no NaN or infinity, and the API server refuses `null`.
 fn finite(value: Option<f64>) -> Option<f64> {
     value.filter(|value| value.is_finite())
 }
