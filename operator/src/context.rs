@@ -69,8 +69,8 @@ impl Context {
         self.reports.forget(&job.key());
     }
 
-    /// Drops the state of all jobs but these. A reconcile that is under way while its job is deleted leaves
-    /// some behind, and so does a job that is made again while the watch is interrupted.
+    /// Drops the state of all jobs except `jobs`. State is left behind by a reconcile that is under way while
+    /// its job is deleted, and by a job that is deleted and created again while the watch is interrupted.
     pub fn retain(&self, jobs: &[Arc<Job>]) {
         let uids: HashSet<&str> = jobs.iter().map(|job| job.uid()).collect();
         let is_there = |uid: &str| uids.contains(uid);
@@ -110,7 +110,7 @@ impl Failures {
         self.by_uid.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }
 
-    /// Drops the counts of jobs whose UID is none of those that are there.
+    /// Drops the counts of jobs whose UID does not satisfy `is_there`.
     fn retain(&self, is_there: impl Fn(&str) -> bool) {
         self.by_uid.lock().unwrap_or_else(PoisonError::into_inner).retain(|uid, _| is_there(uid));
     }

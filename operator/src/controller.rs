@@ -132,8 +132,8 @@ fn queues_appear(discovery: Arc<Discovery>) -> impl Stream<Item = ()> + Send {
     stream::once(async move { discovery.kueue().await }).filter(move |()| future::ready(is_new))
 }
 
-/// Watches Workloads as soon as Kueue is installed; jobs wait for the first complete lists if it is installed
-/// now.
+/// Watches Workloads as soon as Kueue is installed; if it is installed now, jobs wait for the first complete
+/// lists.
 fn follow_queues(context: &Arc<Context>, namespaces: &[String], sink: &Sink, watches: &mut JoinSet<()>) {
     let client = &context.client;
     let resource = served::workloads();
@@ -155,8 +155,8 @@ fn follow_queues(context: &Arc<Context>, namespaces: &[String], sink: &Sink, wat
     }
 }
 
-/// Jobs that are new or changed by their users, or that MultiKueue says have ended; the operator's own status
-/// writes requeue nothing.
+/// Returns a stream of jobs that are new, that users changed, or that another controller such as MultiKueue
+/// has marked as ended. The operator's own status writes requeue nothing.
 fn jobs(
     context: &Arc<Context>,
     namespaces: &[String],
@@ -209,7 +209,7 @@ fn jobs(
         )
 }
 
-/// Returns a hash of the time at which a job ended that another controller runs; `None` for all others.
+/// Returns a hash of the completion time of a job that another controller runs; `None` for any other job.
 fn end_elsewhere(job: &Job) -> Option<u64> {
     let ended = job.status.as_ref().ok()?.completion_time.as_ref()?;
     let mut hasher = DefaultHasher::new();
@@ -250,7 +250,7 @@ fn follow_objects(client: &Client, namespaces: &[String], sink: &Sink, watches: 
     follow!(NetworkPolicy, Child::NetworkPolicy);
 }
 
-/// One API for each namespace, or one for all.
+/// Returns one API for each namespace, or one for all if `namespaces` is empty.
 fn apis<K>(client: &Client, namespaces: &[String]) -> Vec<(Api<K>, Option<String>)>
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,

@@ -64,8 +64,8 @@ impl Discovery {
         self.served.subscribe()
     }
 
-    /// Calls the API server until it responds. No job may be reconciled before: an unknown Kueue would look
-    /// like a missing one, and its jobs would be suspended.
+    /// Calls the API server until it responds. No job may be reconciled before that: Kueue would seem to be
+    /// missing, and jobs with a queue would be suspended.
     pub async fn wait_until_known(&self, client: &Client) {
         loop {
             self.refresh(client).await;

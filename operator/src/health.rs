@@ -50,7 +50,7 @@ pub struct ListenError {
     source: std::io::Error,
 }
 
-/// Serves until the process ends. Returns the address.
+/// Starts the server, which runs until the process ends, and returns its address.
 ///
 /// # Errors
 /// [`ListenError`].
@@ -75,8 +75,8 @@ pub async fn serve(health: Health, address: SocketAddr) -> Result<SocketAddr, Li
     Ok(address)
 }
 
-/// Listener that bounds the open connections. Any pod of the cluster may reach it, and could otherwise open
-/// so many that this process has no file left for its own.
+/// Listener that bounds the open connections. Any pod of the cluster may connect, and could otherwise use up
+/// the file descriptors of this process.
 struct CountingListener {
     listener: TcpListener,
     connections: Connections,

@@ -91,7 +91,7 @@ impl Election {
         Self { leadership, release: Some(release), task }
     }
 
-    /// Whether this process leads, now and in the future. Check it right before each write.
+    /// Returns a receiver of whether this process leads. Check its value right before each write.
     pub fn leadership(&self) -> watch::Receiver<bool> {
         self.leadership.clone()
     }

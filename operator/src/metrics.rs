@@ -183,14 +183,14 @@ impl Metrics {
         }
     }
 
-    /// Notes the start of a call, which for a watch is its first request.
+    /// Records the request of a watch before it is sent; other calls are ignored.
     pub fn asks(&self, call: &Call) {
         if call.verb == Verb::Watch {
             self.watches.asked(call);
         }
     }
 
-    /// Age of each watch since its last start, or since its first request if it never started.
+    /// Returns the age of each watch since its last start, or since its first request if it never started.
     pub fn watch_ages(&self) -> Vec<(String, Duration)> {
         self.watches.ages()
     }
@@ -201,7 +201,7 @@ impl Metrics {
         self.milestones.get_or_create(&label).observe(after.as_secs_f64());
     }
 
-    /// Counts an attempt that failed, by its cause.
+    /// Counts an attempt that failed, or a restart in place, by its cause.
     pub fn attempt_ended(&self, cause: &str) {
         self.attempts_ended.get_or_create(&[("cause", cause.to_owned())]).inc();
     }
@@ -228,7 +228,7 @@ impl Metrics {
         }
     }
 
-    /// Sets the sums over reporting jobs.
+    /// Sets the number of reporting jobs, and the share of their time that went into steps.
     pub fn set_reporting(&self, num_jobs: usize, time_spent: &TimeSpent) {
         self.jobs_reporting.set(i64::try_from(num_jobs).unwrap_or(i64::MAX));
         let all = time_spent.process_seconds;

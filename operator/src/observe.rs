@@ -30,7 +30,7 @@ pub struct Observed {
     pub report: Option<Report>,
     /// Time that launchers have left to report to this operator; `None` once it is over.
     pub launchers_due: Option<Duration>,
-    /// Whether the claim that the operator has created for the job is being deleted.
+    /// Whether the claim that the operator created for the job is being deleted.
     pub claim_is_deleting: bool,
     /// State of the job in its queue.
     pub queueing: Queueing,
@@ -80,7 +80,7 @@ impl Reports for NoReports {
 }
 
 /// Collects the observed state of a job. `None` if the job must not be touched: it is being deleted, its
-/// status has an unknown version, not all of its objects are known, or another operator leads.
+/// status cannot be read, not all of its objects have been listed, or another operator leads.
 pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
     let is_seen = context.index.namespaces.can_see(job.namespace());
     if job.metadata.deletion_timestamp.is_some() || !context.is_leader() || !is_seen {
@@ -122,7 +122,7 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
 }
 
 /// Returns the last report of a job's trainer: the one that its first worker left when it finished all steps,
-/// else the one that was received last. The operator may not run, or not answer, when the worker ends.
+/// else the one that was received last. The operator may be down, or unable to answer, when the worker ends.
 fn last_report(reports: &dyn Reports, job: &JobKey, workers: &[Arc<Worker>]) -> Option<Report> {
     let received = reports.latest(job);
     let is_first = |worker: &&Arc<Worker>| {
@@ -135,7 +135,7 @@ fn last_report(reports: &dyn Reports, job: &JobKey, workers: &[Arc<Worker>]) -> 
         return Some(received);
     }
     let newest = |report: &Report| Some(report.checkpoints.as_ref()?.last()?.step);
-    // The worker's last report has room for the newest checkpoints alone.
+    // The worker's termination message has room only for the newest checkpoints.
     let is_heard = newest(&left).is_some() && newest(&left) == newest(&received);
     let checkpoints = match received.checkpoints {
         received if is_heard => received,

@@ -49,11 +49,11 @@ const fn permission(
 }
 
 /// Verbs for a child that is created once for each job, watched, and restored when it differs. An existing
-/// object of its name is read to find its owner.
+/// object of the same name is read to find its owner.
 const CHILD: &[&str] = &["create", "get", "list", "patch", "watch"];
 
 /// Verbs for an object that is created before the pods of an attempt, and replaced in the next one. An
-/// existing object of its name is read to find its owner.
+/// existing object of the same name is read to find its owner.
 const GROUP: &[&str] = &["create", "deletecollection", "get"];
 const GROUP_REASON: &str =
     "have all workers of an attempt placed, or none, where the cluster has such a scheduler";

@@ -46,11 +46,11 @@ pub enum ProcessError {
 pub struct Channel {
     /// `https://host:port`.
     pub address: String,
-    /// The authority behind the certificate.
+    /// Certificate authority by which ranks verify the operator's certificate.
     pub authority: Authority,
     /// Keys of the rendezvous of attempts, derived from the authority.
     keys: RendezvousKeys,
-    /// Certificates of the Secret, for the case that it is lost.
+    /// Certificates that were read from the Secret, by which a deleted Secret is restored.
     cached: CachedCertificates,
     /// Notified when the authority was replaced.
     renewed: watch::Sender<()>,
@@ -75,9 +75,9 @@ pub struct Process {
     pub synced: watch::Sender<bool>,
     election: Option<Election>,
     leadership: watch::Receiver<bool>,
-    // Held for as long as a process leads that believes it is alone.
+    // Keeps `leadership` true in a process without a leader election.
     _alone: watch::Sender<bool>,
-    // After the election, which ends with it.
+    // Declared after `election`, which runs on this thread and is dropped first.
     _thread: Option<ElectorThread>,
 }
 
@@ -150,7 +150,7 @@ impl Process {
         }
     }
 
-    /// Serves the channel whenever this process leads, for as long as it lives.
+    /// Serves the channel in the background, whenever this process leads.
     pub fn serve_channel(&self, args: &ProcessArgs, workers: impl Workers) {
         let Some(channel) = self.channel.clone() else { return };
         let reviewer = TokenReviewer(self.client.clone());
@@ -175,8 +175,8 @@ impl Process {
     }
 }
 
-/// A runtime with one thread for the leader election. The Lease is renewed on time however long a task of the
-/// other threads computes, such as the validation of a long manifest.
+/// A runtime with one thread for the leader election. The Lease is renewed on time, however long a task on
+/// another thread computes, such as the validation of a long manifest.
 struct ElectorThread(Option<Runtime>);
 
 impl ElectorThread {
@@ -198,7 +198,7 @@ impl ElectorThread {
 impl Drop for ElectorThread {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
-            // Waiting for it would block the thread that drops it.
+            // Waiting for the runtime would block the thread that drops it.
             runtime.shutdown_background();
         }
     }
@@ -246,8 +246,8 @@ impl Channel {
         progress::certificates(client, namespace, &self.secret, names, &self.cached).await
     }
 
-    /// Stores the certificates again if their Secret was deleted, before a replica starts that has never read
-    /// it and would make another authority. Never ends.
+    /// Stores the certificates again if their Secret was deleted, and checks this every minute. A replica
+    /// that starts without the Secret, and has never read it, would create another authority. Never returns.
     async fn keep_stored(&self, client: &Client, namespace: &str) {
         loop {
             tokio::time::sleep(LOOK_FOR_SECRET_EVERY).await;
@@ -260,7 +260,7 @@ impl Channel {
         }
     }
 
-    /// Serves until leading is over or the certificate is to be renewed.
+    /// Serves the channel until this process no longer leads or the certificate is to be renewed.
     async fn serve<S: rlt_channel::channel_server::Channel>(
         &self,
         client: &Client,
@@ -293,7 +293,7 @@ impl Channel {
                 None => std::future::pending().await,
             }
         };
-        // The task has the port: this ends with it, and not with a failed announcement.
+        // The task owns the port, so serving ends with the task, and not with a failed announcement.
         tokio::select! {
             served = task => served.unwrap_or(Ok(()))?,
             () = announced => {}

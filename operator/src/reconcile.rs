@@ -34,7 +34,7 @@ const MAX_NOTE_BYTES: usize = 1024;
 /// Observes, validates, plans, decides, applies, reports.
 ///
 /// # Errors
-/// The first call that failed in a way that may pass; the job is requeued.
+/// The error of a failed call that may succeed later; the job is requeued.
 pub async fn reconcile(job: Arc<Job>, context: Arc<Context>) -> Result<Action, ApplyError> {
     let started = Instant::now();
     if let Some(waited) = context.index.since_change(&job.key()) {
@@ -52,7 +52,7 @@ async fn reconcile_traced(job: Arc<Job>, context: &Context) -> Result<Action, Ap
     }
     let Some(observed) = observe::observe(context, &job) else { return Ok(Action::await_change()) };
     let span = follow::reconcile_span(&job, &observed.current.status);
-    // Boxed: a future is otherwise held again in each of its callers' futures.
+    // Boxed, because the future would otherwise be stored again in the future of each of its callers.
     let reconciled = Box::pin(reconcile_observed(&job, context, observed)).instrument(span.clone()).await;
     reconciled.inspect_err(|error| follow::note_error(&span, error))
 }
@@ -64,7 +64,7 @@ async fn reconcile_observed(
 ) -> Result<Action, ApplyError> {
     let nodes_read = read_uncached_nodes(context, &mut observed).await;
     let (decision, applied) = match Box::pin(specification::of(context, job, &observed)).await? {
-        // The controller that manages it may have other defaults and allow more.
+        // The controller that manages the job may have other defaults and allow more.
         JobSpecification::Refused(_) if !job.is_managed_here() => return Ok(Action::await_change()),
         JobSpecification::Refused(invalid) => Box::pin(refuse(context, job, &observed, &invalid)).await,
         JobSpecification::Accepted { prepared, refused } => match controller_of(&prepared) {
@@ -95,7 +95,7 @@ async fn reconcile_observed(
     requeue(context, job, &decision, applied, wait)
 }
 
-/// Refuses a job, which gives its place in a queue to others while it has no pod.
+/// Refuses a job. While the job has no pod, its quota is given back.
 async fn refuse(
     context: &Context,
     job: &Job,
@@ -121,7 +121,7 @@ async fn refuse(
     (decision, applied)
 }
 
-/// Decides and calls the API server; the status is left to be written.
+/// Decides about a job and applies the decision, except for the status, which the caller writes.
 async fn decide_and_apply(
     job: &Job,
     context: &Context,
@@ -145,7 +145,8 @@ async fn decide_and_apply(
     follow::note(&decision);
     let sends_traces = !context.settings.traces.is_empty();
     follow::name_trace(job, sends_traces, &observed.current.status, &mut decision.status);
-    // An end that is yet to be written may be taken back: its status can conflict with an edit.
+    // Launchers end only once the end of the job is in its status: the write of the status may conflict with
+    // an edit that allows another attempt.
     if observed.current.status.completion_time.is_some() {
         context.reports.end_launchers(&job.key());
     }
@@ -158,7 +159,7 @@ async fn decide_and_apply(
     (decision.noting_request(&observed.queueing), applied)
 }
 
-/// Confirms that a job was decided about in its newest version, before pods or its place in a queue are
+/// Confirms that a decision is based on the newest version of the job, before pods or the Workload are
 /// changed.
 async fn confirm(
     context: &Context,
@@ -184,14 +185,15 @@ async fn read_uncached_nodes(context: &Context, observed: &mut Observed) -> Resu
     Ok(())
 }
 
-/// Returns the name of the claim that the pods of a job mount, while that is being deleted. A claim that the
-/// user names is not watched.
+/// Returns the name of the claim that the pods of a job mount, if that claim is being deleted. A claim that
+/// the user names is not watched.
 fn deleting_claim(input: &BuildInput<'_>, observed: &Observed) -> Option<String> {
     let claim = observed.claim_is_deleting.then(|| build::storage_claim(input)).flatten();
     claim?.metadata.name
 }
 
-/// Reads where the workers of an attempt are, once. A status without it costs a job nothing.
+/// Reads the topology labels of an attempt's nodes, once. A failure is only logged, because the job does not
+/// depend on the topology in its status.
 async fn read_node_labels(context: &Context, input: &ReconcileInput<'_>) -> Option<NodeLabels> {
     let nodes = decide::nodes_to_read(input);
     if nodes.is_empty() {
@@ -202,7 +204,7 @@ async fn read_node_labels(context: &Context, input: &ReconcileInput<'_>) -> Opti
     read.inspect_err(|error| tracing::debug!(%error, "the topology of an attempt is not known")).ok()
 }
 
-/// The decision, and the apply error that its status reports.
+/// Returns the decision with the apply error in its status, if the error is to be reported.
 fn with_failure(
     context: &Context,
     job: &Job,
@@ -218,7 +220,8 @@ fn with_failure(
     }
 }
 
-/// Returns when to reconcile next. A transient error is returned, and so retried with back-off.
+/// Returns the time of the next reconcile. A transient error is returned instead, so that it is retried with
+/// backoff.
 fn requeue(
     context: &Context,
     job: &Job,
@@ -258,8 +261,8 @@ fn controller_of(prepared: &Prepared) -> Controller {
     }
 }
 
-/// Keeps the Workload of a job that MultiKueue runs in another cluster, and deletes the job after its time to
-/// live. Its status is MultiKueue's.
+/// Updates the Workload of a job that MultiKueue runs in another cluster, and deletes the job after its time
+/// to live. MultiKueue writes the status of the job.
 async fn dispatch(
     context: &Context,
     job: &Job,
@@ -332,7 +335,7 @@ async fn apply_decision(
     Ok(())
 }
 
-/// Writes the status, then publishes Events. Returns when to reconcile next at the latest.
+/// Writes the status, then publishes Events. Returns the maximum time until the next reconcile.
 async fn report(
     context: &Context,
     job: &Job,
@@ -361,11 +364,11 @@ async fn report(
     })
 }
 
-/// Publishes Events in the background. One that is lost costs nothing: the status has the same information.
-/// An operator that is asked to stop awaits them before it ends.
+/// Publishes Events in the background. A lost Event does no harm: the status has the same information. An
+/// operator that is asked to stop waits for its Events before it ends.
 ///
-/// Each has a recorder of its own. A recorder counts an Event of the same reason within six minutes as a
-/// repetition of the first one, whose message it keeps, and so would hide what another failure says.
+/// Each Event has a recorder of its own. A recorder counts an Event of the same reason within six minutes as
+/// a repetition and keeps the message of the first one, which would hide the message of another failure.
 fn publish(context: &Context, job: &Job, before: &RLTrainingJobStatus, decision: &Decision) {
     for job_event in decision.events(before) {
         let recorder = Recorder::new(context.client.clone(), context.reporter.clone());
@@ -389,7 +392,7 @@ fn event(job_event: &JobEvent) -> Event {
     }
 }
 
-/// Requeues a job that could not be reconciled, the later the more often it failed in a row.
+/// Requeues a job that could not be reconciled, after a wait that grows with each consecutive failure.
 pub fn retry(job: Arc<Job>, error: &ApplyError, context: Arc<Context>) -> Action {
     if error.is_stop() {
         return Action::await_change();

@@ -55,7 +55,8 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Writes the ConfigMap of every job again when the status channel has a new authority: pods read it there.
+/// Writes the ConfigMap of every job again when the status channel has a new authority, which pods read from
+/// there.
 pub(crate) async fn hand_out_authority(mut renewals: watch::Receiver<()>, context: Arc<Context>) {
     while renewals.changed().await.is_ok() {
         context.prepared.clear();

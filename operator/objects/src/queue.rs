@@ -33,7 +33,7 @@ pub struct Queueing {
     pub is_served: bool,
     /// Workload of the job, if it exists.
     pub workload: Option<Arc<Workload>>,
-    /// Digest of the pod sets that the job needs now.
+    /// Digest of the Workload that the job needs now; `None` without a queue.
     pub wanted: Option<String>,
 }
 

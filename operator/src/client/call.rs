@@ -59,7 +59,7 @@ pub enum Importance {
 }
 
 impl Importance {
-    /// Longest time by which more urgent calls may delay a call.
+    /// Returns the longest time by which more urgent calls may delay a call.
     pub fn patience(self) -> Duration {
         match self {
             Self::Vital | Self::Status => Duration::ZERO,
@@ -126,7 +126,7 @@ impl Call {
         !matches!(self.verb, Verb::Get | Verb::List | Verb::Watch) && self.resource != "leases"
     }
 
-    /// Connections that the call may use.
+    /// Returns the connections that the call may use.
     pub(super) fn lane(&self) -> Lane {
         match (self.verb, self.resource.as_str()) {
             (Verb::Watch, _) => Lane::Watches,
@@ -135,7 +135,7 @@ impl Call {
         }
     }
 
-    /// Priority of the call, unless the caller sets another one.
+    /// Returns the priority of the call, unless the caller sets another one.
     pub fn importance(&self) -> Importance {
         match (self.verb, self.resource.as_str()) {
             (Verb::Watch, _) | (_, "leases") => Importance::Vital,

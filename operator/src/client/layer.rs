@@ -115,7 +115,7 @@ where
     }
 }
 
-/// Returns a span in the reconcile for which the call is made; calls outside of a reconcile have none.
+/// Returns a child span of the reconcile that makes the call; an empty span outside of a reconcile.
 fn span(call: &Call) -> Span {
     let is_followed = Span::current().metadata().is_some_and(|span| span.target() == rlt_traces::TARGET);
     if !is_followed {

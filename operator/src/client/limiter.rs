@@ -1,5 +1,6 @@
 //! Limits the rate of calls and the number in flight. Waiting calls are ordered by deadline: the time of the
-//! request plus a delay by importance. So many important calls delay the others only for a bounded time.
+//! request plus a delay that depends on the call's importance. Thus a crowd of important calls delays other
+//! calls only for a bounded time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,8 +58,8 @@ struct WaitingCall {
 #[error("the operator was asked to stop, or is no longer the leader")]
 pub struct Closed;
 
-/// Slot of a call among those in flight, released on drop. A caller that needs it before it builds the call
-/// passes it in an `Arc`, as an extension of the request.
+/// Slot of a call among those in flight, released on drop. A caller that waits for its slot before it builds
+/// the request passes the slot in an `Arc`, as an extension of the request.
 #[derive(Debug)]
 #[must_use = "the place is given back at once"]
 pub struct Turn {

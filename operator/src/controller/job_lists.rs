@@ -1,5 +1,6 @@
-//! One stream of jobs from the watches of several namespaces, for one reflector store. A store replaces its
-//! whole content when a list ends, so interleaved lists of several watches would remove each other's jobs.
+//! Merges the watches of several namespaces into one stream of jobs for one reflector store. A store replaces
+//! its whole content when a list ends, so interleaved lists of several watches would remove each other's
+//! jobs.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,9 +11,9 @@ use rlt_objects::job::Job;
 
 /// The jobs that the watches have listed so far.
 pub(super) struct JobLists {
-    /// The namespace of each watch; none for all namespaces.
+    /// Namespace of each watch; `None` for all namespaces.
     namespaces: Vec<Option<String>>,
-    /// Jobs of the first lists; none once all of these are complete.
+    /// Jobs of the first lists; `None` once all of these lists are complete.
     first: Option<HashMap<ObjectRef<Job>, Job>>,
     /// Watches whose first list is not complete.
     incomplete: HashSet<usize>,

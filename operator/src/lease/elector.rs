@@ -25,9 +25,9 @@ use crate::backoff;
 enum Standing {
     /// No Lease was observed yet.
     Unknown { since: Instant },
-    /// There is no Lease. The holder of one that was deleted may lead until `not_before`.
+    /// There is no Lease. The holder of a deleted Lease may still lead until `not_before`.
     Absent { not_before: Instant },
-    /// Another process or none holds the Lease, which has not changed since it was observed.
+    /// Another process or none holds the Lease, which has not changed since `seen_at`.
     Standby { lease: Box<Lease>, seen_at: Instant },
     /// This candidate holds the Lease; the last renewal began at `renewed_at`.
     Leader { lease: Box<Lease>, renewed_at: Instant, due: Instant },
@@ -41,7 +41,7 @@ pub(super) struct Elector {
     standing: Standing,
     /// Number of consecutive failures to become the leader.
     num_failures: u32,
-    /// Time before which it does not try again.
+    /// Earliest time of the next try to become the leader.
     not_before: Instant,
 }
 
@@ -86,7 +86,7 @@ impl Elector {
             // The next renewal handles a deleted Lease.
             (Standing::Leader { .. }, None) => {}
             (Standing::Leader { .. }, Some(lease)) => {
-                // Writes before this candidate's acquisition may be received late.
+                // The watch may return writes late that came before this candidate's acquisition.
                 let is_newer = transitions(&lease) > self.own_transitions();
                 if is_newer && holder(&lease) != self.candidate.identity {
                     return Err(LeaseError::TakenOver { holder: holder(&lease).to_owned() });
@@ -100,8 +100,8 @@ impl Elector {
         Ok(())
     }
 
-    /// Returns the state without a Lease. The holder of one that was deleted notices it at its next renewal,
-    /// and until then counts as present, like that of a Lease that is not renewed.
+    /// Returns the state for a missing Lease. The holder of a deleted Lease notices the deletion only at its
+    /// next renewal. Until then it may lead, like the holder of a Lease that is not renewed.
     fn absent(&self) -> Standing {
         let not_before = match &self.standing {
             Standing::Absent { not_before } => *not_before,
@@ -117,7 +117,7 @@ impl Elector {
         self.standing = Standing::Standby { lease: Box::new(lease), seen_at: Instant::now() };
     }
 
-    /// Time of the next action, if nothing is observed before.
+    /// Returns the time of the next action, if no change of the Lease is observed before.
     fn due(&self) -> Instant {
         let due = match &self.standing {
             Standing::Unknown { since } => *since + self.candidate.timing.valid_for,
@@ -129,7 +129,8 @@ impl Elector {
         due.max(self.not_before)
     }
 
-    /// Time for which an unchanged Lease is respected: at least as long as its holder expects.
+    /// Returns the time for which an unchanged Lease is respected: the duration that its holder has set, up
+    /// to an hour, but at least this candidate's own.
     fn patience(&self, lease: &Lease) -> Duration {
         let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(0);
         let theirs = Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(3600));
@@ -149,7 +150,7 @@ impl Elector {
         Ok(())
     }
 
-    /// Reads the Lease by a call, where the watch has shown nothing or an old version.
+    /// Reads the Lease by a call, for the case that the watch has shown nothing or an old version.
     async fn read(&mut self) {
         match self.call(self.api.get_opt(&self.candidate.name)).await {
             Ok(Some(lease)) => self.see(lease),
@@ -174,8 +175,8 @@ impl Elector {
         }
     }
 
-    /// Returns the metadata of a new Lease. Without an answer about the Service the Lease belongs to no
-    /// release, which prevents no leadership.
+    /// Returns the metadata of a new Lease. If the Service cannot be read, the Lease belongs to no release,
+    /// but the process can still lead.
     async fn metadata(&self) -> ObjectMeta {
         let service = self.service().await.unwrap_or_default();
         release_metadata::copy_from(&service, &self.candidate.name)
@@ -245,7 +246,8 @@ impl Elector {
         Ok(())
     }
 
-    /// Time at which the leader must stop unless it renews the Lease; `None` for other candidates.
+    /// Returns the time at which the leader must stop unless it renews the Lease; `None` for other
+    /// candidates.
     fn term_ends_at(&self) -> Option<Instant> {
         match &self.standing {
             Standing::Leader { renewed_at, .. } => Some(*renewed_at + self.candidate.timing.renew_within),
@@ -280,8 +282,8 @@ impl Elector {
         released.map(drop).map_err(|source| LeaseError::NotRenewed { seconds: 0.0, source })
     }
 
-    /// Returns the Lease as held by this candidate, with labels and annotations that nobody owns if the
-    /// operator created it.
+    /// Returns the Lease as held by this candidate. The operator gives up the ownership of labels and
+    /// annotations, which it has if it created the Lease.
     fn with_holder(&self, mut lease: Lease, is_new: bool) -> Lease {
         release_metadata::disown(&mut lease.metadata);
         let now = MicroTime(Timestamp::now());
@@ -332,7 +334,8 @@ fn transitions(lease: &Lease) -> i32 {
     lease.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or(0)
 }
 
-/// Whether no process holds the Lease, or one that this process has replaced.
+/// Whether no process holds the Lease, or its holder has this candidate's identity and was replaced by this
+/// process.
 fn is_free(lease: &Lease, candidate: &Candidate) -> bool {
     holder(lease).is_empty() || holder(lease) == candidate.identity
 }

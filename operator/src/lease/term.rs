@@ -1,5 +1,5 @@
-//! Term of the leader, which ends when its Lease expires. Its writes are cancelled at the end, before the
-//! next leader begins.
+//! Term of the leader, which ends a fixed time after the last renewal of its Lease. Its writes are cancelled
+//! then, before another process may take over the Lease.
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};

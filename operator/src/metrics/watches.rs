@@ -48,7 +48,7 @@ impl Watches {
         }
     }
 
-    /// Age of each watch since its last start, or since its first request if it never started.
+    /// Returns the age of each watch since its last start, or since its first request if it never started.
     pub(super) fn ages(&self) -> Vec<(String, Duration)> {
         let age = |(key, state): (&Key, &State)| {
             let (resource, namespace) = key;
@@ -59,7 +59,7 @@ impl Watches {
         self.lock().iter().map(age).collect()
     }
 
-    /// Start of the oldest watch of each resource.
+    /// Returns the start of the oldest watch of each resource.
     pub(super) fn oldest(&self) -> BTreeMap<String, SystemTime> {
         let mut oldest = BTreeMap::new();
         for ((resource, _), state) in self.lock().iter() {

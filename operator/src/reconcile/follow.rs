@@ -53,7 +53,8 @@ pub(super) fn name_trace(
     }
 }
 
-/// Exports the span of an attempt that ended with the status `after`. It is lost if the operator ends before.
+/// Exports the span of an attempt that ended with the status `after`. The span is lost if the operator ends
+/// before the export.
 pub(super) fn end_attempt(job: &Job, before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) {
     let Some(ended) = Ended::between(before, after) else { return };
     let attributes = [

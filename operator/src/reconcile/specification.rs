@@ -25,7 +25,7 @@ pub(super) enum JobSpecification {
     },
 }
 
-/// Validates a job, and reads the specification that it began with where it runs under that one.
+/// Validates a job, and reads the specification that it began with if it runs under that one.
 pub(super) async fn of(
     context: &Context,
     job: &Job,
@@ -50,8 +50,8 @@ pub(super) async fn of(
     })
 }
 
-/// The specification that a job began with: from memory where it was read before, else from its ConfigMap,
-/// or from the job itself where the ConfigMap was deleted or has another manifest.
+/// Returns the specification that a job began with: from the cache, else from its ConfigMap, else from the
+/// job itself if the ConfigMap was deleted or has another manifest.
 async fn read(
     context: &Context,
     job: &Job,
