@@ -177,7 +177,7 @@ mod tests {
         let (client, num_calls) = server(vec![NO_ANSWER; 100]);
         let discovery = Discovery::default();
         let begin = Instant::now();
-        // As jobs do that would need a queue, all the time.
+        // Jobs that need a queue refresh the discovery with every reconcile.
         while begin.elapsed() < Duration::from_secs(60) {
             discovery.refresh(&client).await;
             tokio::time::sleep(Duration::from_millis(10)).await;

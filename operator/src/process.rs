@@ -330,7 +330,7 @@ mod tests {
 
     use super::*;
 
-    /// An API server with this Secret and nothing else.
+    /// Returns a client of an API server that stores this Secret and nothing else.
     fn server(secret: &Arc<Mutex<Option<Value>>>) -> Client {
         let secret = Arc::clone(secret);
         let server = tower::service_fn(move |request: Request<Body>| {
@@ -396,7 +396,7 @@ mod tests {
         };
         let campaign = || Ok(Election::start(Client::new(server, "a"), candidate, Term::default()));
         let (_thread, _election) = ElectorThread::start(campaign).unwrap();
-        // The one thread of this test's runtime is blocked here: only another one can call.
+        // The only thread of this test's runtime is blocked here, so the call comes from another thread.
         calls.recv_timeout(Duration::from_secs(60)).unwrap();
     }
 }

@@ -159,7 +159,7 @@ mod tests {
         assert_eq!([on(2), on(3), on(4)], [WATCHES_PER_CONNECTION, WATCHES_PER_CONNECTION, 1]);
         assert_eq!(send(&mut connections, Lane::Calls).await.body, 0);
         assert_eq!(send(&mut connections, Lane::Leases).await.body, 1);
-        // The place of a watch that has ended is the next one's.
+        // The next watch takes the slot of one that has ended.
         watches.remove(0);
         assert_eq!(send(&mut connections, Lane::Watches).await.body, 2);
     }

@@ -225,7 +225,7 @@ mod tests {
         let crowd = tokio::spawn({
             let limiter = limiter.clone();
             async move {
-                // Always some that wait, at twice the rate.
+                // Calls arrive at twice the rate, so that some always wait.
                 for _ in 0..200 {
                     let limiter = limiter.clone();
                     tokio::spawn(async move { drop(limiter.turn(Importance::Change).await.unwrap()) });

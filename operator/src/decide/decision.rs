@@ -143,7 +143,8 @@ mod tests {
     use super::super::fixtures::{input, prepared};
     use super::*;
 
-    /// The decision about a job that has failed under a later release, with this record of its failure.
+    /// Returns the decision about a job that failed under a later release, which recorded the failure in this
+    /// form.
     fn after_a_rollback(last_failure: Value) -> Decision {
         let failed = json!({
             "type": "Failed", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z",

@@ -14,7 +14,7 @@ use crate::nodes::NodeStates;
 
 pub(crate) use rlt_objects::fixtures::{job, prepared, with_samplers, with_spares};
 
-/// A worker that waits for a node.
+/// Returns a worker that waits for a node.
 pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
     Worker {
         name: format!("quickstart-trainer-{idx}").into(),
@@ -26,7 +26,7 @@ pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
     }
 }
 
-/// The queue's state of a job with this Workload.
+/// Returns the state in its queue of a job with this Workload.
 pub(crate) fn asked(workload: Option<Workload>) -> Queueing {
     Queueing {
         queue: Some("team".into()),
@@ -38,17 +38,17 @@ pub(crate) fn asked(workload: Option<Workload>) -> Queueing {
     }
 }
 
-/// A Workload that waits for quota.
+/// Returns a Workload that waits for quota.
 pub(crate) fn waiting() -> Workload {
     Workload { name: "w".into(), uid: "w".into(), digest: Some("d".into()), ..Workload::default() }
 }
 
-/// The indices of workers of the first group.
+/// Returns the indices of the workers of the first group.
 pub(crate) fn indices(ids: &[WorkerId]) -> Vec<u32> {
     ids.iter().filter(|id| id.group == GroupName::default()).map(|id| id.idx).collect()
 }
 
-/// How a process with this code ended.
+/// Returns the exit of a process with this code, at this time in seconds since 1970.
 pub(crate) fn exit(code: i32, seconds: i64) -> Box<Exit> {
     let finished_at = k8s_openapi::jiff::Timestamp::from_second(seconds).ok();
     Box::new(Exit {
@@ -59,15 +59,15 @@ pub(crate) fn exit(code: i32, seconds: i64) -> Box<Exit> {
     })
 }
 
-/// The time of a decision.
+/// Returns the time of all decisions in tests.
 pub(crate) fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
 }
 
-/// No node is known.
+/// States of nodes for decisions without any node.
 static NO_NODES: NodeStates = NodeStates::new();
 
-/// The default input of a decision in tests: a job without a queue and without reports.
+/// Returns the default input of a decision in tests: a job without a queue and without reports.
 pub(crate) fn input<'a>(
     prepared: &'a Prepared,
     status: &'a RLTrainingJobStatus,

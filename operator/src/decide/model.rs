@@ -1,8 +1,8 @@
 //! Model test: random histories of a job against an API server in memory, with an operator that crashes
-//! between any two calls, and restarts with settings that refuse the job. In all of them no rank has two live
-//! processes, attempts only grow, the end is final, nothing runs while the job is suspended, no pod is made
-//! on a claim that is being deleted, a job that has begun goes on although it would be refused, no status is
-//! written without a change, and every job ends.
+//! between any two calls, and restarts with settings that refuse the job. In every history, no rank has two
+//! live processes, the number of the attempt never decreases, the end is final, nothing runs while the job is
+//! suspended, no pod is created on a claim that is being deleted, a job that has begun continues although its
+//! specification is refused, no status is written without a change, and the job ends.
 
 mod event_effects;
 mod events;

@@ -192,7 +192,7 @@ mod tests {
         RLTrainingJobStatus { attempt_running_time: None, ..running() }
     }
 
-    /// The status of a job whose attempt has ended without a failure.
+    /// Returns the status of a job whose attempt was stopped without a failure.
     fn stopping() -> RLTrainingJobStatus {
         RLTrainingJobStatus { active_since: None, ..running() }
     }
@@ -290,7 +290,7 @@ mod tests {
         let decision = decided(&queueing, json!({}), &running(), vec![runs(0), runs(1)]);
         assert!(decision.delete.is_empty() && decision.queue.is_none());
         assert_eq!(condition(&decision, ConditionType::PodsReady).0, ConditionStatus::True);
-        // One pod of a starting gang exists: the other one waits for its topology assignment.
+        // One pod of a starting gang exists; the other pod waits for the topology assignment.
         let decision = decided(&queueing, json!({}), &starting(), vec![worker(0, 1)]);
         assert!(decision.delete.is_empty() && decision.start.is_empty());
         let decision = decided(&queueing, json!({}), &RLTrainingJobStatus::default(), vec![]);

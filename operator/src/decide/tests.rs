@@ -1,4 +1,4 @@
-//! Decisions, one table a theme.
+//! Tests of decisions, one module for each subject.
 
 mod claims;
 mod deletion;
@@ -28,7 +28,7 @@ fn ago(seconds: i64) -> String {
     (now() - SignedDuration::from_secs(seconds)).to_string()
 }
 
-/// The status of a job of which this attempt began so many seconds ago, and runs.
+/// Returns the status of a job whose attempt runs, and began this number of seconds ago.
 fn running(attempt: u32, seconds: i64) -> RLTrainingJobStatus {
     RLTrainingJobStatus {
         attempt: Some(attempt),
@@ -40,7 +40,7 @@ fn running(attempt: u32, seconds: i64) -> RLTrainingJobStatus {
     }
 }
 
-/// The status of a job that waits for its workers.
+/// Returns the status of a job whose first attempt began this number of seconds ago and does not run yet.
 fn starting(seconds: i64) -> RLTrainingJobStatus {
     RLTrainingJobStatus { attempt_running_time: None, ..running(1, seconds) }
 }
@@ -129,7 +129,7 @@ fn a_trainer_that_computes_on_the_cpu_beside_a_gpu_is_seen_in_status_and_events(
     assert_eq!(condition(&decision, ConditionType::Progressing), (ConditionStatus::True, "RunsOnCpu"));
     let events = decision.events(&before);
     assert!(events.iter().any(|note| note.is_warning && note.message == warning), "{events:?}");
-    // An operator that has forgotten the report still has it from the status, and says it once.
+    // An operator without the report has the warning from the status, and does not repeat the Event.
     let later = reported(json!({}), &decision.status, vec![runs(0), runs(1)], None);
     assert_eq!(condition(&later, ConditionType::Progressing), (ConditionStatus::True, "RunsOnCpu"));
     assert!(later.events(&decision.status).is_empty());
@@ -216,12 +216,12 @@ fn checkpoints_are_not_healthy_from_one_that_is_not_saved_to_the_next_that_is() 
         let saved = with_warning(warning, &unsaved.status);
         assert_eq!(healthy(&saved), (ConditionStatus::Unknown, "NoCheckpoint".to_owned()));
     }
-    // The last checkpoint of a complete job is saved, also where its last report was lost.
+    // The last checkpoint of a complete job is saved, even if its last report was lost.
     let complete = decided(json!({}), &unsaved.status, vec![succeeded(0), succeeded(1)]);
     assert_eq!(healthy(&complete).0, ConditionStatus::Unknown);
 }
 
-/// A warning under the reason of another one would lead its reader to the wrong setting.
+/// Two warnings with the same reason would lead the reader of one to the setting of the other.
 #[test]
 fn a_job_is_warned_once_as_it_begins_of_each_setting_under_a_reason_of_its_own() {
     let started = |changes: Value| {
@@ -263,7 +263,7 @@ fn a_job_is_warned_once_as_it_begins_of_each_setting_under_a_reason_of_its_own()
     }
 }
 
-/// Times in a status are whole seconds: one that is rounded up would have to be waited for.
+/// Times in a status are whole seconds. A start time that is rounded up would delay the start.
 #[test]
 fn a_job_starts_at_once_at_every_part_of_a_second() {
     for milliseconds in [1, 499, 500, 999] {

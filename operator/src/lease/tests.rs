@@ -20,7 +20,7 @@ const SLACK: Duration = Duration::from_millis(100);
 /// The API server's answer to a write; `None` for no answer.
 type Rule = fn(num_writes: usize) -> Option<u16>;
 
-/// An API server without a Lease at first, and how many writes it was sent.
+/// Returns a client of an API server without a Lease, and the number of writes that were sent to it.
 fn server(rule: Rule) -> (Client, Arc<AtomicUsize>) {
     let num_writes = Arc::new(AtomicUsize::new(0));
     let counter = num_writes.clone();
@@ -70,7 +70,7 @@ fn candidate(identity: &str) -> Candidate {
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_with_hanging_renewals_makes_no_call_after_its_term() {
-    // It is made, and renewed once.
+    // The Lease is created, and renewed once.
     let (client, _) = server(|num_writes| (num_writes <= 2).then_some(200));
     let election = Election::start(client, candidate("one"), Term::default());
     let mut leadership = election.leadership();
@@ -85,7 +85,7 @@ async fn a_leader_with_hanging_renewals_makes_no_call_after_its_term() {
 
 #[tokio::test(start_paused = true)]
 async fn a_candidate_that_is_refused_tries_again_less_and_less_often() {
-    // Beyond a hundred no call is answered, so that the test always ends.
+    // After a hundred writes no call is answered, so that the test always ends.
     let (client, num_writes) = server(|num_writes| (num_writes <= 100).then_some(403));
     let _election = Election::start(client, candidate("one"), Term::default());
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -113,7 +113,7 @@ async fn a_standby_leads_at_once_when_the_leader_hands_over() {
     let first = election(&server, "first", &faults);
     leads(&first).await;
     let second = election(&server, "second", &faults);
-    // Without renewals the Lease would expire in this time.
+    // Long enough for the Lease to expire if it were not renewed.
     tokio::time::sleep(Timing::default().valid_for * 3).await;
     assert!(is_leading(&first) && !is_leading(&second));
     let started = Instant::now();

@@ -136,7 +136,7 @@ mod tests {
         let announced = keep_announced(&client, "rl", "channel", [10, 0, 0, 7].into(), 9443);
         let three_and_a_half = RETRY_AFTER + ANNOUNCE_EVERY * 7 / 2;
         assert!(tokio::time::timeout(three_and_a_half, announced).await.is_err(), "it never ends");
-        // One that fails, one that follows, and three more.
+        // The first one fails, the second one follows after the retry delay, and three more each minute.
         assert_eq!(num_patches.load(Ordering::SeqCst), 5);
     }
 

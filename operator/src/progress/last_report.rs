@@ -80,8 +80,8 @@ mod tests {
 
     use super::*;
 
-    /// The first worker of a run of ten steps, which ended with this code and left a report of this step with
-    /// so many checkpoints.
+    /// Returns the first worker of a run of ten steps. It exited with `code`, and left a report of `step`
+    /// with `num_checkpoints` checkpoints.
     fn worker(step: u64, num_checkpoints: u64, code: i32) -> Worker {
         let progress = Progress { stage: Stage::Training.into(), step, num_steps: 10, ..Progress::default() };
         let saved = |step| Checkpoint { step, path: "p".repeat(200), ..Checkpoint::default() };
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(read(&worker).0, left_out, "a status has at most 100 checkpoints");
     }
 
-    /// Counts everything that is logged.
+    /// Subscriber that counts all log events.
     struct NumEvents(Arc<AtomicUsize>);
 
     impl Subscriber for NumEvents {
@@ -149,7 +149,8 @@ mod tests {
     fn a_termination_message_out_of_bounds_is_logged_once_for_each_pod() {
         let (num_events, refused) = (Arc::new(AtomicUsize::new(0)), RefusedMessages::default());
         let worker = |uid: usize| Worker { uid: uid.to_string().into(), ..worker(MAX_WHOLE + 1, 0, 0) };
-        // The place of the log is registered first; another test could do it while there is no subscriber.
+        // The callsite of the log is registered first, because another test could register it while there is
+        // no subscriber.
         RefusedMessages::default().read_unless_refused(&worker(0));
         tracing::subscriber::with_default(NumEvents(num_events.clone()), || {
             for uid in [0, 0, 1, 0, 1] {

@@ -177,7 +177,7 @@ mod tests {
         IpAddr::from((0x0a00_0000 + idx).to_be_bytes())
     }
 
-    /// Opens a connection whose handle is `idx`, from an address of its own, and authenticates it.
+    /// Opens a connection with the handle `idx` from a separate address, and authenticates it.
     fn enter_pod(shares: &mut Shares<u32>, idx: u32, namespace: &str) -> Authenticated<u32> {
         let (number, _) = shares.enter(address(idx), idx).unwrap();
         shares.authenticate(number, namespace)

@@ -75,10 +75,10 @@ mod tests {
     use super::*;
 
     const SILENT_AFTER: Duration = Duration::from_secs(30);
-    /// Longest time of a step, and the shortest limit that such a trainer keeps.
+    /// Duration of a step of the healthy trainer.
     const STEP_SECONDS: u64 = 20;
 
-    /// A trainer and the operator that hears it.
+    /// State of a trainer, and of the operator that receives its reports.
     struct World {
         now: Instant,
         step: u64,
@@ -133,7 +133,7 @@ mod tests {
         Trains(u64),
         /// The trainer trains for this number of seconds, but its reports do not arrive.
         Outage(u64),
-        /// The processes restart in place, this number of steps earlier.
+        /// The processes restart in place, and continue this number of steps earlier.
         RestartsInPlace(u64),
         /// Another operator becomes the leader, without having heard any report.
         OperatorRestarts,

@@ -33,7 +33,7 @@ use crate::discovery::Discovery;
 use crate::index::{Child, ChildEntry};
 use crate::metrics::Metrics;
 
-/// An answer of the API server to a call, or `None` where it takes everything.
+/// The API server's answer to a call; `None` accepts the call.
 type Rule = Box<dyn Fn(&Method, &str) -> Option<(u16, Value)> + Send + Sync>;
 
 /// An API server that records requests, with a client like the operator's.
@@ -94,7 +94,7 @@ impl Server {
         Self { client: Client::new(service, "default"), limiter, calls }
     }
 
-    /// The status that was written last.
+    /// Returns the status that was written last.
     fn status(&self) -> Option<RLTrainingJobStatus> {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let written = calls.iter().rev().find(|(method, path, _)| {
@@ -148,7 +148,7 @@ fn context(server: &Server) -> Context {
     }
 }
 
-/// A job of two workers with a claim of its own.
+/// Returns a job of two workers with a claim.
 fn job(status: &Value) -> Job {
     let example = include_str!("../../../examples/quickstart/job.yaml");
     let mut manifest: Value = serde_saphyr::from_str(example).unwrap();
@@ -160,7 +160,7 @@ fn job(status: &Value) -> Job {
     serde_json::from_value(manifest).unwrap()
 }
 
-/// A new job with these fields of its workers.
+/// Returns a new job with these fields in `spec.workers`.
 fn with_workers(workers: Value) -> Job {
     let mut job = job(&json!({"observedGeneration": -1}));
     let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
@@ -178,7 +178,7 @@ fn condition(status: &RLTrainingJobStatus, type_: ConditionType) -> &Condition {
     status.conditions.iter().find(|condition| condition.type_ == type_).unwrap()
 }
 
-/// One reconcile of a job against an API server with this rule.
+/// Runs one reconcile of a job against an API server with this rule.
 async fn once(rule: Rule, prepare: impl Fn(&Context)) -> (Server, Result<Action, ApplyError>) {
     let server = Server::new(rule);
     let context = context(&server);
@@ -191,12 +191,12 @@ async fn once(rule: Rule, prepare: impl Fn(&Context)) -> (Server, Result<Action,
     (server, done)
 }
 
-/// The status of a job whose first attempt has begun.
+/// Returns the status of a job whose first attempt has begun.
 fn begun() -> Value {
     json!({"attempt": 1, "activeSince": "2026-01-01T00:00:00Z", "attemptStartTime": "2026-01-01T00:00:00Z"})
 }
 
-/// Both workers run.
+/// Enters two running workers into the cache.
 fn runs(context: &Context) {
     for idx in 0..2 {
         let worker = Worker { phase: WorkerPhase::Running, is_ready: true, ..fixtures::worker(idx, 1) };
@@ -204,7 +204,7 @@ fn runs(context: &Context) {
     }
 }
 
-/// Both workers run, and others can reach them.
+/// Enters two running workers with addresses into the cache.
 fn reachable(context: &Context) {
     for idx in 0..2 {
         let runs = Worker { phase: WorkerPhase::Running, is_ready: true, ..fixtures::worker(idx, 1) };
@@ -323,7 +323,7 @@ async fn a_transient_fault_is_a_condition_only_while_it_persists() {
     assert_eq!(condition(&server.status().unwrap(), ConditionType::Reconciling).reason, "Settled");
 }
 
-/// The deletion arrives while the reconcile waits for an answer.
+/// The deletion of the job arrives while its reconcile waits for an answer.
 #[tokio::test]
 async fn state_that_a_reconcile_leaves_of_a_job_that_was_deleted_meanwhile_is_swept() {
     let server = Server::new(post("/services", 500, "InternalError", "a webhook does not answer"));

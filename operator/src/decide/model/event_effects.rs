@@ -1,4 +1,4 @@
-//! The changes that each event makes in the world.
+//! The effect of each event on the state of the model.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -117,7 +117,7 @@ impl World {
         });
     }
 
-    /// A kubelet that is back reports processes that ended meanwhile.
+    /// Lets a node answer again. Its kubelet then reports processes that have ended in the meantime.
     pub(super) fn find_node(&mut self, idx: u32) {
         if !self.answers(idx) {
             self.set_node(idx, NodeState::Answers);
@@ -164,7 +164,7 @@ impl World {
         }
     }
 
-    /// The restarts in place that an attempt has reported.
+    /// Returns the restarts in place that an attempt has reported.
     pub(super) fn restarts(&self, attempt: u32) -> BTreeMap<FailureCause, u32> {
         let report = self.report.as_ref().filter(|report| report.attempt == attempt);
         report.map(|report| report.restarts.clone()).unwrap_or_default()

@@ -12,10 +12,10 @@ use crate::decide::fixtures::prepared;
 /// Whether the ConfigMap holds the specification that the job began with.
 pub(super) type IsFound = bool;
 
-/// A pod event, an exit, or another event of a history.
+/// An event in a random history of a job.
 #[derive(Clone, Debug)]
 pub(super) enum ModelEvent {
-    /// A pod gets its node, and its process does not start yet.
+    /// A pod is bound to its node, and its process does not start yet.
     PodBound(u32),
     /// A pod's process starts.
     PodStarts(u32),
@@ -25,7 +25,7 @@ pub(super) enum ModelEvent {
     PodDeleted(u32),
     /// The node of a pod does not answer any more: the pod is evicted, and its process lives on.
     NodeSilent(u32),
-    /// The node of a rank is about to be taken away, or has a problem.
+    /// The node of a rank is about to be terminated, or has a problem.
     NodeImpaired(u32, bool),
     /// A silent node answers again, and its deleted pods end.
     NodeReturns(u32),
@@ -43,14 +43,14 @@ pub(super) enum ModelEvent {
     ClaimDeleted,
     /// `spec.runPolicy.suspend` is set or cleared.
     SetSuspend(bool),
-    /// Time passes, in seconds. The trainer trains, and the operator does not hear it.
+    /// Time passes, in seconds. The trainer runs on, but the operator receives no report.
     TimePasses(i64),
-    /// The operator crashes after so many further calls, and another one continues.
+    /// The operator crashes after this number of further calls, and another one continues.
     OperatorCrashes(usize),
-    /// The operator restarts as one that refuses the specification, and finds the one that the job began with
-    /// or does not; or as one that accepts it again.
+    /// The operator restarts with settings that refuse the specification, and finds the one that the job
+    /// began with or not; `None` is a restart with settings that accept the specification again.
     SpecificationRefused(Option<IsFound>),
-    /// The API server refuses all calls after so many, except writes of the status.
+    /// The API server refuses all calls after this number, except writes of the status.
     ApiServerRefuses(usize),
 }
 
@@ -83,10 +83,10 @@ pub(super) fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
 pub(super) const NUM_WORKERS: u32 = 3;
 /// `stallDeadlineSeconds` of a job; more may pass while the operator does not hear the trainer.
 const STALL_SECONDS: u64 = 60;
-/// A cause that nothing else in a history has.
+/// Cause of restarts in place, which no other event of a history has.
 pub(super) const IN_PLACE: FailureCause = FailureCause::OutOfMemory;
 
-/// A job as it is active, and as it is suspended.
+/// One job in two forms: active and suspended.
 pub(super) type ActiveAndSuspended = [LazyLock<Prepared>; 2];
 pub(super) static PLAIN: ActiveAndSuspended = [
     LazyLock::new(|| prepared(NUM_WORKERS, json!({"stallDeadlineSeconds": STALL_SECONDS}))),

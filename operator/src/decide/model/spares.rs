@@ -1,6 +1,6 @@
 //! Model test of jobs with hot spares: random histories against an API server in memory, with launchers whose
-//! reports are delayed and an operator that crashes between any two calls. In all of them no rank has two
-//! live processes, no pod is assigned ranks before the status says so, and every job ends.
+//! reports are delayed and an operator that crashes between any two calls. In every history, no rank has two
+//! live processes, no pod is assigned ranks before the status says so, and the job ends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -22,10 +22,10 @@ use crate::nodes::{NodeState, NodeStates};
 const NUM_WORKERS: u32 = 2;
 const NUM_SPARES: u32 = 2;
 
-/// An event of a history; pods are counted in the order of their names.
+/// An event of a history. A pod is given by its index in the order of names.
 #[derive(Clone, Debug)]
 enum ModelEvent {
-    /// A pod's launcher starts, with its ranks where it is no spare.
+    /// A pod's launcher starts, with its ranks unless the pod is a spare.
     Starts(usize),
     /// A launcher asks the operator, and follows the answer.
     Asks(usize),
@@ -45,7 +45,7 @@ enum ModelEvent {
     TimePasses(i64),
     /// `spec.runPolicy.suspend` is set or cleared.
     SetSuspend(bool),
-    /// The operator dies after so many further calls; the next one has heard no launcher.
+    /// The operator dies after this number of further calls, and the next one has no report of any launcher.
     OperatorCrashes(usize),
     /// The chart is upgraded: pods that are created from now on run another image.
     Upgraded,
@@ -71,7 +71,7 @@ fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
     prop::collection::vec(one, 0..80)
 }
 
-/// The job as it is active, and as it is suspended.
+/// One job in two forms: active and suspended.
 static JOB: [LazyLock<Prepared>; 2] = [
     LazyLock::new(|| with_spares(prepared(NUM_WORKERS, json!({})), NUM_SPARES)),
     LazyLock::new(|| with_spares(prepared(NUM_WORKERS, json!({"suspend": true})), NUM_SPARES)),
@@ -137,7 +137,7 @@ impl World {
         })
     }
 
-    /// Applies a decision until the operator dies, after `num_calls` calls. Returns how many it made.
+    /// Applies a decision until the operator dies, after `num_calls` calls. Returns the number of calls made.
     fn apply(&mut self, decision: Decision, num_calls: usize) -> usize {
         let mut left = num_calls;
         let mut may_call = || {
@@ -190,7 +190,8 @@ impl World {
         (pod.worker.group, pod.worker.idx, pod.worker.attempt) = (group, idx, assignment.attempt);
     }
 
-    /// Ranks of two images refuse each other.
+    /// Checks that an assigned pod has the image of its attempt, because ranks of two images refuse each
+    /// other.
     fn check_image(&self, assignment: &Assignment) {
         let image = self.pods[&*assignment.name].worker.image;
         let workers = self.pods.values().map(|pod| &pod.worker).filter(|worker| !worker.is_spare());
@@ -338,7 +339,7 @@ impl World {
         }
     }
 
-    /// Lets the launcher of a live pod report what it runs, and follow the answer.
+    /// Lets the launcher of a live pod report its state, and follow the operator's answer.
     fn ask(&mut self, name: &str) {
         let is_over = self.status.completion_time.is_some();
         let seconds = self.now.as_second();
@@ -347,7 +348,7 @@ impl World {
         let Worker { idx, attempt, .. } = pod.worker;
         let has_ranks_to_start = !pod.worker.is_spare() && attempt > pod.started;
         if pod.ranks.is_some() && has_ranks_to_start {
-            // Superseded: its ranks are ended, and the next question says so.
+            // The attempt is superseded: the launcher ends its ranks, and its next report says so.
             (pod.ranks, pod.ended) = (None, Some(*exit(80, seconds)));
         } else if is_over {
             self.happen_to(name, &ModelEvent::LauncherEnds(0, 76));

@@ -1,5 +1,5 @@
-//! An API server in memory with one job: what it holds, what a decision changes of it, and what must
-//! always hold.
+//! The state of the model: an API server in memory with one job, the effect of decisions on it, and the
+//! invariants.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,18 +20,18 @@ use crate::decide::{
 };
 use crate::nodes::{NodeState, NodeStates};
 
-/// An API server with one job in it.
+/// API server in memory with one job.
 pub(super) struct World {
     pub(super) job: &'static ActiveAndSuspended,
     pub(super) prepared: &'static Prepared,
     pub(super) generation: i64,
-    /// Whether the specification is refused, and the one that the job began with is found.
+    /// Refusal of the specification: whether the one that the job began with is found; `None` if accepted.
     pub(super) refusal: Option<IsFound>,
     pub(super) status: RLTrainingJobStatus,
     pub(super) pods: BTreeMap<String, Arc<Worker>>,
-    /// Every rank has a node of its own.
+    /// States of the nodes, one for each rank.
     pub(super) nodes: NodeStates,
-    /// The pod whose process lives, by its rank.
+    /// UID of the pod whose process lives, by rank.
     pub(super) processes: BTreeMap<u32, Arc<str>>,
     /// Whether the claim of the job is being deleted.
     pub(super) claim_is_deleting: bool,
@@ -101,8 +101,9 @@ impl World {
         }
     }
 
-    /// A job that is held changes nothing; once it has begun, its status says that it is stalled and that
-    /// nothing is done, and no more unless its last pod is gone, and once it has ended not even that.
+    /// Checks the decision about a held job, which changes no object. Once the job has begun, only `Stalled`
+    /// and `Reconciling` may change in its status, unless its last pod is gone. Once it has ended, only
+    /// `Reconciling` may.
     fn check_held(&self, decision: &Decision) {
         assert!(decision.delete.is_empty() && decision.start.is_empty() && !decision.delete_job);
         if self.status.conditions.is_empty() || self.status.attempt.is_none() {
@@ -125,7 +126,7 @@ impl World {
         assert!(has_ended || !is_reconciling, "nothing is done: {decision:#?}");
     }
 
-    /// Applies a decision until the operator dies, after `num_calls` calls. Returns how many it made.
+    /// Applies a decision until the operator dies, after `num_calls` calls. Returns the number of calls made.
     pub(super) fn apply(&mut self, decision: Decision, mut num_calls: usize) -> usize {
         let mut done = 0;
         let mut may_call = || {
@@ -229,7 +230,7 @@ impl World {
             }
             let is_to_go_on = changes_pods || decision.requeue_after == Some(Duration::ZERO);
             self.apply(decision, usize::MAX);
-            // Nothing requeues the job: then nothing may be left to do.
+            // If nothing requeues the job, nothing may be left to do.
             let next = self.decide();
             let is_done = next.delete.is_empty() && next.start.is_empty() && next.status == self.status;
             assert!(is_to_go_on || is_done, "forgotten: {next:#?}");
@@ -256,7 +257,7 @@ impl World {
     }
 }
 
-/// A failure that a rule decides about ends the job, or not, as the rule says.
+/// Checks that a failure ends the job exactly if its rule says so.
 pub(super) fn check_rule(status: &RLTrainingJobStatus) {
     let rule = status.last_failure.as_ref().and_then(|failure| failure.rule.as_deref());
     let has_ended = status.completion_time.is_some();
@@ -264,7 +265,7 @@ pub(super) fn check_rule(status: &RLTrainingJobStatus) {
         Some("ignored: Ignore") => assert!(!has_ended, "an ignored failure ended the job"),
         Some("counted: Restart") => {
             let used = status.policy_restarts_used.unwrap_or(0);
-            // An attempt that was not heard may have saved a checkpoint.
+            // One more restart is allowed, because an attempt without a report may have saved a checkpoint.
             assert!(has_ended || used <= 3, "{used} of 2 restarts are used");
             assert!(!has_ended || used > 2, "{used} of 2 restarts are used");
         }
@@ -287,12 +288,12 @@ pub(super) fn node_of(idx: u32) -> Arc<str> {
     format!("node-{idx}").into()
 }
 
-/// The fields that may never change once a job has ended.
+/// Returns the fields that may never change once a job has ended.
 pub(super) fn final_status(status: &RLTrainingJobStatus) -> Value {
     let conditions: Vec<_> = status
         .conditions
         .iter()
-        // Clean-up may fail.
+        // A failed clean-up may change this condition.
         .filter(|condition| condition.type_ != ConditionType::Reconciling)
         .map(|condition| (condition.type_, condition.status, &condition.reason))
         .collect();

@@ -5,12 +5,12 @@ use super::*;
 
 const CLAIM: &str = "quickstart-storage";
 
-/// A pod that has a node, and whose container has not started.
+/// Returns a pod that has a node, and whose container has not started.
 fn bound(idx: u32) -> Worker {
     Worker { node: Some("node".into()), ..worker(idx, 1) }
 }
 
-/// The decision about two workers while their claim is being deleted.
+/// Returns the decision about two workers while their claim is being deleted.
 fn without_claim(policy: Value, status: &RLTrainingJobStatus, workers: Vec<Worker>) -> Decision {
     let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
     let deleting_claim = Some(CLAIM);

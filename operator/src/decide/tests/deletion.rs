@@ -29,7 +29,7 @@ fn a_worker_that_is_stopped_has_its_time_to_save_a_checkpoint_with_all_others() 
     assert!(leaving.delete.is_empty() && leaving.start.is_empty());
     assert_eq!(condition(&leaving, ConditionType::Reconciling), (ConditionStatus::True, "Disrupted"));
 
-    // All end with 80; a peer may be the first.
+    // All pods exit with 80; a peer of the preempted one may exit first.
     let ended = vec![preempted(failed(0, 80, 1), 9), failed(1, 80, 2)];
     let ended = decided(json!({}), &leaving.status, ended);
     let failure = ended.status.last_failure.clone().unwrap();

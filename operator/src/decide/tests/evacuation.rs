@@ -20,7 +20,7 @@ fn with_node(state: NodeState, status: &RLTrainingJobStatus, workers: Vec<Worker
     on_nodes(json!({}), status, workers, None, &[("node".into(), state)].into())
 }
 
-/// Worker 1 is on another node, which is well.
+/// Moves the worker to another node, which is healthy.
 fn elsewhere(worker: Worker) -> Worker {
     Worker { node: Some("other".into()), ..worker }
 }
@@ -44,7 +44,8 @@ fn a_worker_on_a_terminating_node_is_stopped_with_its_grace_period_after_a_statu
     assert_eq!((saving.status.attempt, saving.requeue_after), (Some(1), Some(Duration::from_secs(20))));
     assert_eq!(condition(&saving, ConditionType::Reconciling).1, "NodeTerminating");
 
-    // The pod is gone with its node before the operator looks, and the other one ended with 80.
+    // The evacuated pod is gone with its node before the next decision. The other pod has exited with 80, or
+    // still runs.
     for left in [vec![elsewhere(failed(1, 80, 1))], vec![elsewhere(runs(1))]] {
         let ended = on_nodes(json!({}), &saving.status, left, None, &NodeStates::new());
         let failure = ended.status.last_failure.clone().unwrap();
@@ -66,7 +67,7 @@ fn a_problem_stops_workers_only_where_it_is_new_and_the_cluster_wants_it() {
     assert_eq!(stops(problem(9, false), &running(1, 90)), None, "the cluster lets them run on");
     let half = with_node(terminating(), &starting(9), vec![runs(0), worker(1, 1)]);
     assert_eq!(half.status.evacuation, None, "nothing is to be saved yet");
-    // An attempt that saved a checkpoint before it was evacuated counts 0.
+    // The count is 0 after a short attempt that saved a checkpoint before it was evacuated.
     for short_attempts in [0, 1] {
         let in_vain = RLTrainingJobStatus {
             short_attempts: Some(short_attempts),

@@ -25,7 +25,7 @@ fn each_restart_in_place_counts_once_against_the_budgets_of_attempts() {
     let again = reported(json!({}), &first.status, workers(), Some(&restarted(1, 2)));
     assert_eq!(again.status, first.status);
     assert!(again.events(&first.status).is_empty());
-    // One crash of three is left: the next uses it up, the one after it ends the job.
+    // One of three crashes is left: the next crash uses it up, and the crash after that ends the job.
     let next = decided(json!({}), &first.status, vec![failed(0, 139, 10), runs(1)]);
     assert_eq!((next.status.attempt, next.status.restarts_in_place.len()), (Some(2), 0));
     let end =

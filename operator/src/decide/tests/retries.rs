@@ -67,7 +67,7 @@ fn a_short_attempt_after_a_new_checkpoint_delays_no_start() {
     }
 }
 
-/// Delays after short attempts are those of the launcher of a local run.
+/// The launcher of a local run has the same delays after short attempts.
 #[test]
 fn short_attempts_after_one_with_a_new_checkpoint_are_counted_from_the_first() {
     let report =

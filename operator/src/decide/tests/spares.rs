@@ -8,19 +8,19 @@ use super::super::fixtures::with_spares;
 use super::*;
 use crate::nodes::NodeState;
 
-/// A worker whose launcher reports running processes.
+/// Returns the worker with a launcher that reports running processes.
 fn following(worker: Worker) -> Worker {
     let attempt = worker.attempt;
     Worker { launcher: Some(Box::new(Launcher { attempt, ..Launcher::default() })), ..worker }
 }
 
-/// A worker whose processes ended with this code while its pod waits for the next attempt.
+/// Returns a worker whose processes exited with this code, and whose pod waits for the next attempt.
 fn waiting(idx: u32, code: i32) -> Worker {
     let ended = Some(*exit(code, now().as_second() - 9));
     Worker { launcher: Some(Box::new(Launcher { attempt: 1, ended, is_loaded: false })), ..runs(idx) }
 }
 
-/// A spare that has loaded everything.
+/// Returns a spare that has loaded everything.
 fn spare(idx: u32) -> Worker {
     let name = format!("quickstart-spare-{idx}").into();
     let launcher = Launcher { is_loaded: true, ..Launcher::default() };
@@ -28,7 +28,7 @@ fn spare(idx: u32) -> Worker {
     Worker { name, uid, group: "spare".into(), launcher: Some(Box::new(launcher)), ..runs(idx) }
 }
 
-/// The decision about two workers and so many spares.
+/// Returns the decision about two workers in a job with `num_spares` spares.
 fn with(num_spares: u32, status: &RLTrainingJobStatus, workers: Vec<Worker>) -> Decision {
     on(num_spares, status, workers, &NodeStates::new())
 }
@@ -112,7 +112,7 @@ fn an_attempt_without_enough_spares_is_made_of_new_pods() {
     let applied = with(1, &next.status, workers());
     assert!(applied.assign.is_empty());
     assert_eq!(deleted(&applied), ["quickstart-trainer-0", "quickstart-trainer-1"], "the spare stays");
-    // A launcher that is not heard keeps no pod, nor does one on a node that is not well.
+    // A pod does not stay if its launcher has not reported, or if its node does not answer.
     let silent = with(1, &running(1, 60), vec![runs(0), failed(1, 137, 9), spare(0)]);
     assert!(!silent.status.attempt_in_place);
     let nodes = NodeStates::from([("node".into(), NodeState::Silent)]);
@@ -122,11 +122,11 @@ fn an_attempt_without_enough_spares_is_made_of_new_pods() {
 
 #[test]
 fn a_rank_that_fails_alone_restarts_in_its_pod_unless_its_node_may_be_at_fault() {
-    // They lost each other: both pods stay, no spare is used.
+    // The workers lost each other: both pods stay, and no spare is used.
     let lost = with(1, &running(1, 60), vec![waiting(0, 76), waiting(1, 76), spare(0)]);
     assert_eq!((lost.status.attempt_in_place, promoted(&lost)), (true, vec![]));
     assert_eq!(lost.status.last_failure.as_ref().unwrap().exit_code, Some(76));
-    // A device: another node may do better.
+    // A device failed: another node may be healthy, so a spare is used.
     let device = with(1, &running(1, 60), vec![waiting(0, 76), waiting(1, 81), spare(0)]);
     assert_eq!(device.status.last_failure.as_ref().unwrap().cause, FailureCause::DeviceFailed);
     assert_eq!(promoted(&device), [(1, "quickstart-spare-0")]);
@@ -164,14 +164,14 @@ fn a_pod_that_is_lost_before_it_took_part_ends_the_attempt() {
     let deleted = Worker { is_deleting: true, ..following(runs(0)) };
     let decision = with(1, &status, vec![deleted, spare(0)]);
     assert_eq!(decision.status.attempt, Some(3));
-    // With a spare left it continues in place, and the promoted one keeps its ranks.
+    // With another spare, the job continues in place, and the promoted spare keeps its ranks.
     let kept = Worker { group: "trainer".into(), idx: 1, attempt: 2, ..following(spare(0)) };
     let lost = Worker { attempt: 2, ..failed(0, 137, 9) };
     let again = with(1, &status, vec![lost, following(kept), spare(1)]);
     assert_eq!(promoted(&again), [(0, "quickstart-spare-1"), (1, "quickstart-spare-0")]);
 }
 
-/// A chart that is upgraded while a job runs makes new spares of a newer image.
+/// New spares have a newer image after an upgrade of the chart while a job runs.
 #[test]
 fn a_spare_takes_the_ranks_of_workers_of_its_own_image_only() {
     let old = |worker: Worker| Worker { image: 1, ..worker };

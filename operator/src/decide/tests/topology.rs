@@ -1,4 +1,4 @@
-//! The placement of workers in the status.
+//! The topology domains of workers in the status.
 
 use rlt_api::status::TopologyStatus;
 use rlt_objects::prepare::Prepared;
@@ -32,7 +32,7 @@ fn labels(racks: [&str; 4]) -> NodeLabels {
         .collect()
 }
 
-/// The decision, and how many nodes it requested.
+/// Returns the decision, and the number of nodes whose labels it requested.
 fn placed(
     prepared: &Prepared,
     status: &RLTrainingJobStatus,

@@ -16,7 +16,7 @@ use super::status;
 /// An API server in memory that stores one Lease. Clones share the Lease.
 #[derive(Clone)]
 pub(super) struct ApiServer {
-    /// Every version of the Lease, in order; the first one has the resource version 1. A deletion is null.
+    /// Every version of the Lease, in order. The first one has the resource version 1; `null` is a deletion.
     versions: watch::Sender<Vec<Value>>,
 }
 
@@ -25,7 +25,7 @@ impl ApiServer {
         Self { versions: watch::Sender::new(Vec::new()) }
     }
 
-    /// Deletes the Lease, which exists.
+    /// Deletes the existing Lease.
     pub(super) fn delete(&self) {
         self.versions.send_modify(|versions| versions.push(Value::Null));
     }
@@ -63,7 +63,7 @@ impl ApiServer {
     /// them, and the client opens another one.
     async fn events_after(&self, version: usize) -> Vec<u8> {
         let mut versions = self.versions.subscribe();
-        // Never taken: `self` has the sender.
+        // Never reached, because `self` owns the sender.
         let Ok(versions) = versions.wait_for(|versions| versions.len() > version).await else {
             return Vec::new();
         };

@@ -1,4 +1,4 @@
-//! Proves that no accepted report makes a status that the API server refuses.
+//! Proves that no accepted report leads to a status that the API server refuses.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -21,7 +21,7 @@ static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/status").unwrap().clone()
 });
 
-/// The API server's error for a value.
+/// Returns the API server's error for a value; `None` if the schema allows it.
 fn problem(schema: &Value, value: &Value, path: &str) -> Option<String> {
     let refuse = |why: &str| Some(format!("{path}: {why}: {value}"));
     let limit = |name: &str| schema[name].as_u64().unwrap_or(u64::MAX);
@@ -61,7 +61,8 @@ fn problem(schema: &Value, value: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// The problem of the status that follows from a report; `None` for a refused report.
+/// Returns the problem of the status that follows from a report; `None` without a problem, and for a refused
+/// report.
 fn problem_of(report: ReportRequest) -> Option<String> {
     check(&report).ok()?;
     let ReportRequest { progress, checkpoints, metrics, restarts, .. } = report;
@@ -173,7 +174,7 @@ fn report() -> impl Strategy<Value = ReportRequest> {
     )
 }
 
-/// A report whose lists and texts may be far beyond their bounds.
+/// Generates reports whose lists and texts may be far beyond their bounds.
 fn large_report() -> impl Strategy<Value = ReportRequest> {
     let num_bytes = prop::sample::select(vec![3, limits::MAX_TEXT_BYTES, limits::MAX_TEXT_BYTES + 1]);
     let saved = (integer(), num_bytes, time_ms()).prop_map(|(step, num_bytes, committed_ms)| Checkpoint {
@@ -209,7 +210,7 @@ fn large_report() -> impl Strategy<Value = ReportRequest> {
 proptest! {
     #![proptest_config(cases(1000))]
 
-    /// One field that is refused would keep all later reports of the process from the status.
+    /// A single refused field would keep all later reports of the process out of the status.
     #[test]
     fn no_state_of_a_trainer_makes_a_report_that_is_refused(report in large_report()) {
         let mut report = report;
@@ -285,7 +286,7 @@ fn metrics_out_of_bounds_are_dropped_and_the_rest_of_the_report_is_taken() {
     assert!(report.metrics.contains_key("metric/0000") && report.progress.unwrap().step == 3);
 }
 
-/// The operator was rolled back, and pods of the later release run on.
+/// The operator was rolled back, while pods of the later release keep running.
 #[test]
 fn a_report_of_a_later_release_counts_without_causes_and_reasons_that_only_that_release_knows() {
     let warning_reasons = (0..=limits::MAX_WARNING_REASONS).map(|idx| format!("Later{idx}")).collect();

@@ -31,8 +31,8 @@ async fn a_job_that_steps_ten_times_a_second_is_reconciled_once_in_ten_seconds()
     let reports = Reports::new();
     let mut changes = reports.take_changes().unwrap();
     let mut num_news = 0;
-    // The clock of the store is the machine's: the timers run on tokio's, which is paused and steps with
-    // `advance`.
+    // The store reads the clock of the machine. Its timers use the clock of tokio, which is paused and moved
+    // by `advance`.
     for sequence in 1..=300 {
         reports.take(&source(1, 0), step(sequence, sequence));
         while changes.next().now_or_never().is_some() {

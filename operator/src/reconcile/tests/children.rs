@@ -38,7 +38,8 @@ async fn the_policy_of_an_isolated_job_is_made_once_and_before_its_first_pod() {
     assert!(policies[0] < pods[0], "{made:?}");
 }
 
-/// Bodies of the deletions of a policy whose owner has the UID `owner_uid`, in a job that wants none.
+/// Returns the bodies of deletions of a NetworkPolicy whose owner has the UID `owner_uid`, for a job that
+/// wants none.
 async fn policy_deletions(owner_uid: &str) -> Vec<Value> {
     let owner = json!({
         "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "quickstart", "uid": owner_uid,
@@ -69,8 +70,8 @@ async fn a_policy_is_deleted_by_its_uid_and_one_of_another_job_stays() {
     assert!(policy_deletions("of a newer job").await.is_empty());
 }
 
-/// The group in the pod of a second worker, and whether it was to be created again, on a cluster with
-/// Kubernetes' own PodGroups. `of_first` is the group of the first worker.
+/// Returns the PodGroup in the pod of a second worker, and whether the PodGroup was created again, on a
+/// cluster with Kubernetes' own PodGroups. `of_first` is the PodGroup of the first worker.
 async fn second_worker(of_first: &Value) -> (Value, bool) {
     let metadata = json!({"name": "quickstart-trainer-0", "namespace": "default", "uid": "0-1"});
     let first = json!({
@@ -82,7 +83,7 @@ async fn second_worker(of_first: &Value) -> (Value, bool) {
     let served = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group, jobs]});
     let owner =
         json!({"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "quickstart", "uid": "u"});
-    // Somebody has deleted the PodGroup, and a finalizer holds it while it has pods.
+    // The PodGroup was deleted, and a finalizer holds it while it has pods.
     let metadata = json!({
         "name": "quickstart-trainer-1", "namespace": "default", "uid": "g",
         "deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [owner],
@@ -120,7 +121,8 @@ async fn a_worker_that_follows_others_joins_their_pod_group_and_none_that_became
     assert_eq!(second_worker(&Value::Null).await, (Value::Null, false));
 }
 
-/// Image of the pod of a second worker beside the first one, whose pod has the image `rlt-trainer:before`.
+/// Returns the image of a second worker's pod, if the pod of the `first` worker has the image
+/// `rlt-trainer:before`.
 async fn image_beside(first: Worker) -> Value {
     let container = json!({"name": worker::TRAINER_CONTAINER, "image": "rlt-trainer:before"});
     let found = json!({
@@ -260,7 +262,7 @@ async fn a_replaced_authority_of_the_channel_is_written_into_the_config_map_of_a
     assert!(authority.replace("second") && !authority.replace("second"));
     let (renewals, renewed) = watch::channel(());
     renewals.send_replace(());
-    // The receiver ends after the renewal.
+    // Without a sender, the task ends after this renewal.
     drop(renewals);
     hand_out_authority(renewed, context.clone()).await;
     assert_eq!(requeues.next().now_or_never(), Some(Some(())), "every job is reconciled");
@@ -271,7 +273,7 @@ async fn a_replaced_authority_of_the_channel_is_written_into_the_config_map_of_a
     assert_eq!(written, ["first", "second"]);
 }
 
-/// The ConfigMap of the job as the operator makes it.
+/// Returns the ConfigMap of the job as the operator creates it.
 async fn made_config_map() -> Value {
     let server = Server::new(Box::new(|_, _| None));
     reconcile(Arc::new(with_workers(json!({}))), context(&server).into()).await.unwrap();

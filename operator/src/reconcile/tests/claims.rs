@@ -1,4 +1,4 @@
-//! Proves how a claim that exists is changed, and what becomes of it when it or its job is deleted.
+//! Proves how an existing claim is changed, and what happens when the claim or its job is deleted.
 
 use rlt_api::FailureCause;
 use rlt_objects::build;
@@ -6,29 +6,30 @@ use rlt_objects::prepare::Prepared;
 
 use super::*;
 
-/// The claim of a job as the operator would make it.
+/// Returns the claim of a job as the operator would create it.
 fn claim_of(job: &Job, context: &Context) -> k8s_openapi::api::core::v1::PersistentVolumeClaim {
     let prepared = Prepared::new(job).unwrap();
     let input = BuildInput { job, prepared: &prepared, settings: &context.settings };
     build::storage_claim(&input).unwrap()
 }
 
-/// One reconcile of a job whose claim exists as an earlier specification wanted it.
+/// Runs one reconcile of a job with the workers `now`, whose claim was created for the workers `before`.
 async fn with_claim(before: &Value, status: &Value, now: Value) -> Server {
     let mut job = with_workers(now);
     job.status = Ok(serde_json::from_value(status.clone()).unwrap());
     over_claim(before, job, Box::new(|_, _| None)).await
 }
 
-/// One reconcile of a job whose claim exists as an earlier specification of its workers wanted it, against an
-/// API server with this rule.
+/// Runs one reconcile of a job whose claim was created for the workers `before`, against an API server with
+/// this rule.
 async fn over_claim(before: &Value, job: Job, rule: Rule) -> Server {
     let server = Server::new(Box::new(|_, _| None));
     let found = serde_json::to_value(claim_of(&with_workers(before.clone()), &context(&server))).unwrap();
     over_found(found, job, rule).await.0
 }
 
-/// One reconcile of a job over an existing claim. Returns whether the claim counts as one to be changed, too.
+/// Runs one reconcile of a job with the existing claim `found`. Returns also whether the cached claim keeps
+/// its digest, so that it is to be changed later.
 async fn over_found(found: Value, job: Job, rule: Rule) -> (Server, bool) {
     let digest = found["metadata"]["annotations"][labels::CONTENT_DIGEST].as_str().unwrap().to_owned();
     let server = Server::new(Box::new(move |method, path| {
@@ -43,7 +44,7 @@ async fn over_found(found: Value, job: Job, rule: Rule) -> (Server, bool) {
     (server, index.children(&key()).get(&Child::Claim.into()) == Some(&Some(digest)))
 }
 
-/// The patches of the claim.
+/// Returns the patches of the claim.
 fn claim_patches(server: &Server) -> Vec<Value> {
     let calls = server.calls.lock().unwrap();
     let patches = calls
@@ -52,7 +53,7 @@ fn claim_patches(server: &Server) -> Vec<Value> {
     patches.map(|(_, _, sent)| sent.clone()).collect()
 }
 
-/// A job of these workers that has ended, and whose time to live is over.
+/// Returns a job with these workers that has ended, and whose time to live is over.
 fn expired(workers: Value) -> Job {
     let mut job = with_workers(workers);
     let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
@@ -79,7 +80,7 @@ async fn a_claim_that_is_to_be_retained_is_released_at_once_also_while_the_job_i
 #[tokio::test]
 async fn a_claim_that_is_to_be_retained_is_released_though_another_change_of_it_is_refused() {
     let storage = |size: &str, retain: bool| json!({"count": 1, "storage": {"size": size, "retain": retain}});
-    // The operator refuses that it shrinks, and the API server that it grows.
+    // The operator refuses to shrink the claim, and the API server refuses to let it grow.
     for (size, num_patches) in [("1Mi", 1), ("2Gi", 2)] {
         let num_seen = std::sync::atomic::AtomicUsize::new(0);
         let rule: Rule = Box::new(move |method, path| {
@@ -100,7 +101,7 @@ async fn a_claim_that_is_to_be_retained_is_released_though_another_change_of_it_
     }
 }
 
-/// No operator ran when the job was edited and its time to live ended.
+/// No operator ran while the job was edited and its time to live ended.
 #[tokio::test]
 async fn a_claim_that_is_to_be_retained_is_released_before_its_job_is_deleted() {
     let storage = |retain: bool| json!({"count": 1, "storage": {"size": "1Gi", "retain": retain}});
@@ -133,7 +134,8 @@ async fn a_larger_claim_is_requested_and_what_a_claim_cannot_become_holds_the_jo
     }
 }
 
-/// The API server lets only claims with a volume grow, and some get one only when a pod mounts them.
+/// The API server lets only claims with a volume grow, and some claims get a volume only when a pod mounts
+/// them.
 #[tokio::test]
 async fn a_claim_without_a_volume_holds_no_pod_back_and_grows_once_it_has_one() {
     let workers = |size: &str, retain: bool| json!({"count": 1, "storage": {"size": size, "retain": retain}});

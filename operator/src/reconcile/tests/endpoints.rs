@@ -1,9 +1,9 @@
-//! Proves what becomes of the EndpointSlice of a job when its first worker is gone or has an address of
-//! another family.
+//! Proves how the EndpointSlice of a job changes when its first worker is gone or has an address of another
+//! family.
 
 use super::*;
 
-/// The API server refuses another address family of an EndpointSlice.
+/// The API server refuses to change the address family of an EndpointSlice.
 #[tokio::test]
 async fn an_endpoint_slice_without_an_address_keeps_its_address_family() {
     let server = Server::new(Box::new(|_, _| None));
@@ -25,8 +25,8 @@ async fn an_endpoint_slice_without_an_address_keeps_its_address_family() {
     assert!(emptied < place(Method::POST, "/pods"), "no worker finds the first one of the last attempt");
 }
 
-/// The calls about the EndpointSlice of a job whose first worker has an IPv6 address, and the status. The
-/// slice exists for addresses of this family, and the job with this UID owns it.
+/// Returns the calls about the EndpointSlice of a job whose first worker has an IPv6 address, and the job's
+/// status. The existing EndpointSlice has addresses of `family`, and its owner has the UID `owner_uid`.
 async fn over_endpoint(family: &str, owner_uid: &str) -> (Vec<(Method, Value)>, RLTrainingJobStatus) {
     let owner = json!({
         "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "quickstart", "uid": owner_uid,

@@ -1,4 +1,5 @@
-//! Proves that the end of a job counts for others only once its status says so.
+//! Proves that launchers learn the end of a job only once it is in the job's status, and that an expired job
+//! is deleted only in the version that was decided about.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
-/// The reasons of the Events that were published, after everything that runs in the background had its turn.
+/// Returns the reasons of the published Events, after the tasks in the background had time to run.
 pub(super) async fn reasons(server: &Server) -> Vec<String> {
     for _ in 0..1000 {
         tokio::task::yield_now().await;
@@ -58,7 +58,7 @@ async fn events_are_sent_although_the_operator_is_asked_to_stop_while_it_writes_
     assert_eq!(reasons_until_now(&server), ["WorkersRunning"]);
 }
 
-/// A store of a trainer that warns for one more reason of a later release each time that it is read.
+/// Store of reports in which the trainer's warning has one more reason, of a later release, at each read.
 #[derive(Debug, Default)]
 struct MoreWarnings(AtomicUsize);
 

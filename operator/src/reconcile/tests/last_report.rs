@@ -5,7 +5,7 @@ use rlt_channel::{Checkpoint, Progress as Reported, ReportRequest, Stage, termin
 
 use super::*;
 
-/// Last report of the first worker, which nobody hears.
+/// Returns the last report of the first worker, which no operator receives over the channel.
 fn last_report() -> ReportRequest {
     let progress = Reported {
         stage: Stage::Training.into(),
@@ -23,13 +23,13 @@ fn last_report() -> ReportRequest {
     }
 }
 
-/// The status of a job whose workers have succeeded, and whose first one left [`last_report`].
+/// Returns the status of a job whose workers have succeeded, and whose first worker left [`last_report`].
 async fn completed(reports: Arc<dyn observe::Reports>) -> RLTrainingJobStatus {
     completed_after(&last_report(), &[], reports).await
 }
 
-/// The status after one reconcile of a job whose workers have succeeded. Its first one left this report, and
-/// these checkpoints were in the status before.
+/// Returns the status after one reconcile of a job whose workers have succeeded. Its first worker left the
+/// report `last`, and the status had `checkpoints` before.
 async fn completed_after(
     last: &ReportRequest,
     checkpoints: &[CheckpointStatus],
@@ -62,7 +62,7 @@ async fn a_job_that_completes_while_no_operator_runs_has_its_last_step_reward_an
     assert_eq!(steps, [60]);
 }
 
-/// A checkpoint that was reported before the last report.
+/// Returns a checkpoint that was reported before the last report.
 fn saved(step: u64, latest: u64) -> CheckpointStatus {
     CheckpointStatus {
         step,
@@ -74,7 +74,7 @@ fn saved(step: u64, latest: u64) -> CheckpointStatus {
     }
 }
 
-/// A store that has received these checkpoints and not the last step.
+/// Store that has received these checkpoints, but not the report of the last step.
 #[derive(Debug)]
 struct EarlierReport(Vec<CheckpointStatus>);
 
@@ -97,8 +97,8 @@ async fn the_last_report_of_a_worker_says_how_a_training_ended_and_drops_no_chec
     assert_eq!((status.progress.unwrap().step, steps), (60, vec![40, 60]));
 }
 
-/// The checkpoints of steps 21 to 60 exist. Some were reported over the channel, to this operator or to the
-/// one before, when those of steps 11 to 20 were still there.
+/// The checkpoints of steps 21 to 60 exist. Some were reported over the channel, to this operator or to an
+/// earlier one, while the checkpoints of steps 11 to 20 still existed.
 #[tokio::test]
 async fn a_last_report_without_room_for_all_checkpoints_drops_none_that_was_reported() {
     let at =

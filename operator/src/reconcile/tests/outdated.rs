@@ -1,9 +1,9 @@
-//! Proves that an operator whose watch is behind the one that led before it changes no pod.
+//! Proves that an operator changes no pod while its watch is behind the writes of the previous leader.
 
 use super::*;
 
-/// Deleted pods, and writes of the status, of one reconcile of a job whose pods are of a later attempt than
-/// its status in the cache.
+/// Returns the number of deleted pods and of status writes of one reconcile of a job whose pods are of a
+/// later attempt than its cached status.
 async fn reconciled(is_outdated: bool) -> (usize, usize, Result<Action, ApplyError>) {
     let server = Server::new(Box::new(move |method, path| match *method {
         Method::DELETE => Some((200, json!({"kind": "Status", "metadata": {}}))),

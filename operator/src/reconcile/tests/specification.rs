@@ -10,7 +10,7 @@ use super::*;
 
 const ENDED: &str = "2026-01-01T01:00:00Z";
 
-/// A job that needs what the settings of these tests do not allow, with this status.
+/// Returns a job with this status that requests a privilege which the settings of these tests do not allow.
 fn not_allowed(suspend: bool, status: &Value) -> Job {
     let mut job = job(status);
     let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
@@ -20,7 +20,7 @@ fn not_allowed(suspend: bool, status: &Value) -> Job {
     job
 }
 
-/// Status of a job after its first attempt began, and its manifest at that time.
+/// Returns the status of a job after its first attempt began, and its manifest at that time.
 fn began(more: Value) -> (Value, String) {
     let began = Prepared::new(&not_allowed(false, &json!({}))).unwrap();
     let mut status = begun();
@@ -29,7 +29,7 @@ fn began(more: Value) -> (Value, String) {
     (status, began.job.to_yaml().unwrap())
 }
 
-/// An API server that has this answer for the ConfigMap of the job.
+/// Returns the rule of an API server that answers a read of the job's ConfigMap with this code and manifest.
 fn with_config_map(code: u16, manifest: &str) -> Rule {
     let owner = json!({
         "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "quickstart", "uid": "u",
@@ -53,7 +53,7 @@ fn with_config_map(code: u16, manifest: &str) -> Rule {
     })
 }
 
-/// One reconcile of a job with two running workers.
+/// Runs one reconcile of a job with two running workers.
 async fn reconciled(rule: Rule, job: Job) -> (Server, Result<Action, ApplyError>) {
     let server = Server::new(rule);
     let context = context(&server);
@@ -93,8 +93,8 @@ async fn a_running_job_that_would_be_refused_can_be_suspended() {
     }
 }
 
-/// A job of an earlier release with a mirror that this one refuses, and its manifest. Its status has no
-/// record of its specification.
+/// Returns a job of an earlier release, whose model has a mirror that this release refuses, and its manifest.
+/// Its status has no record of its specification.
 fn with_password(status: &Value) -> (Job, String) {
     let with_mirror = |address: &str| {
         let mut job = job(status);

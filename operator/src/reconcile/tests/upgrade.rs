@@ -9,14 +9,14 @@ use rlt_objects::prepare::Prepared;
 
 use super::*;
 
-/// Objects of the job that the API server has.
+/// Objects of the job that the API server stores.
 #[derive(Clone, Debug)]
 struct Stored {
     manifest: String,
     status: Value,
 }
 
-/// A job of an earlier release, whose defaults were 7 steps and 3 threads.
+/// Returns a job of an earlier release, whose defaults were 7 steps and 3 threads.
 fn of_earlier_release() -> Stored {
     let mut earlier = job(&json!({}));
     let mut spec: Value = serde_json::from_str(&earlier.spec).unwrap();
@@ -39,7 +39,7 @@ fn is_write(method: &Method, path: &str) -> bool {
     *method != Method::GET && !path.ends_with("/events")
 }
 
-/// An API server that has these objects, and takes no write after `num_writes`.
+/// Returns an API server with these objects, which accepts no write after `num_writes`.
 fn server_of(stored: &Stored, num_writes: usize) -> Server {
     let owner = json!({
         "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "quickstart", "uid": "u",
@@ -61,8 +61,8 @@ fn server_of(stored: &Stored, num_writes: usize) -> Server {
     }))
 }
 
-/// Runs an operator that ends after `num_writes` writes. Returns what is stored then, and whether it wanted
-/// no more.
+/// Runs an operator that ends after `num_writes` writes. Returns the stored objects, and whether it had no
+/// more writes to make.
 async fn run(stored: &Stored, num_writes: usize) -> (Stored, bool) {
     let server = server_of(stored, num_writes);
     let context = Arc::new(context(&server));

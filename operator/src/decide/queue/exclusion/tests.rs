@@ -1,4 +1,4 @@
-//! Jobs whose place in a queue has a node that fails.
+//! Jobs with a queue that fail on a node which Kueue has assigned to them.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::nodes::{NodeState, NodeStates};
 const DEVICE_FAILED: i32 = 81;
 const CRASHED: i32 = 139;
 
-/// A Workload whose nodes Kueue has chosen, and that excludes these.
+/// Returns an admitted Workload whose nodes Kueue has chosen, and which excludes `excluded_nodes`.
 fn admitted(excluded_nodes: &[&str]) -> Workload {
     let assignment = Assignment {
         name: "trainer".into(),
@@ -29,7 +29,7 @@ fn admitted(excluded_nodes: &[&str]) -> Workload {
     Workload { has_quota: true, is_admitted: true, assignments: vec![assignment], ..queued(excluded_nodes) }
 }
 
-/// A Workload that waits for quota.
+/// Returns a Workload that waits for quota, and excludes `excluded_nodes`.
 fn queued(excluded_nodes: &[&str]) -> Workload {
     let excluded_nodes = excluded_nodes.iter().map(|node| (*node).to_owned()).collect();
     Workload { excluded_nodes, ..waiting() }
