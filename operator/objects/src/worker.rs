@@ -307,7 +307,7 @@ mod tests {
 
     use super::*;
 
-    /// A worker whose pod has this phase and these containers, by their names.
+    /// Reads a worker whose pod has this phase and these containers, each with its name and state.
     fn read(phase: &str, containers: &[(&str, Value)]) -> Worker {
         let container = |(name, state): &(&str, Value)| {
             let is_ready = !state["running"].is_null();

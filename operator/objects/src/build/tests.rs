@@ -31,7 +31,7 @@ fn channel() -> ChannelAccess {
     ChannelAccess { address: "https://rlt-operator.rl:8443".into(), authority: "PEM".into() }
 }
 
-/// The quickstart with these workers.
+/// Returns the quickstart's job with `workers` as its section `spec.workers`.
 fn with_workers(workers: Value) -> Job {
     let mut job = job(&json!({}));
     let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
@@ -46,12 +46,12 @@ fn prepared(job: &Job, num_workers: u32) -> Prepared {
     prepared
 }
 
-/// The first group of a job's workers.
+/// Returns the first group of a job's workers.
 fn trainer<'a>(input: &BuildInput<'a>) -> &'a WorkerGroup {
     &input.prepared.plan.worker_groups[0]
 }
 
-/// The pod of a worker of that group.
+/// Returns the pod of a worker of the first group.
 fn pod(input: &BuildInput<'_>, attempt: u32, worker_idx: u32) -> Pod {
     super::pod(input, attempt, trainer(input), worker_idx)
 }

@@ -179,7 +179,7 @@ mod tests {
         Prepared::began_with(job, manifest, recorded, None, &PodSettings::default())
     }
 
-    /// The job with another section of its specification, one generation later.
+    /// Returns the job with one section of its specification replaced, one generation later.
     fn with(mut job: Job, section: &str, value: Value) -> Job {
         let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
         spec[section] = value;
@@ -249,7 +249,8 @@ mod tests {
         assert!(began_with(&job(&json!({})), &privileged, None).is_none());
     }
 
-    /// A job of an earlier release with a mirror that this one refuses, and its manifest.
+    /// Returns a job of an earlier release, whose model has a mirror that this release refuses, and its
+    /// manifest.
     fn with_password() -> (Job, String) {
         let mirror = |address: &str| json!({"hub": {"repo": "owner/name", "endpoint": address}});
         let plain = Prepared::new(&with(job(&json!({})), "model", mirror("https://mirror"))).unwrap();

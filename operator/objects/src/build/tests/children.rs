@@ -21,7 +21,7 @@ const ALL: Served = Served {
     has_coscheduling: true,
 };
 
-/// Calls `check` with the input of two workers.
+/// Calls `check` with the input of a job that has two workers.
 fn two<T>(job: &Job, check: impl FnOnce(&BuildInput<'_>) -> T) -> T {
     let (prepared, settings) = (prepared(job, 2), settings(Some(channel())));
     check(&BuildInput { job, prepared: &prepared, settings: &settings })
@@ -41,7 +41,7 @@ fn placement(
     Placement::new(input, trainer(input), attempt, gang, admission)
 }
 
-/// A pod as it is sent.
+/// Returns a pod with its placement, as it is sent to the API server.
 fn sent(placement: &Placement, pod: Pod) -> Value {
     let body = placement.body(&placement.place(pod).unwrap()).unwrap();
     serde_json::from_slice(&body).unwrap()

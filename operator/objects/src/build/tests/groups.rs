@@ -115,7 +115,8 @@ fn queues_and_schedulers_place_each_group_as_a_gang() {
     });
 }
 
-/// The host names of two workers and the PodGroup's name of an attempt, of a job with the longest name.
+/// Returns the host names of two workers and the name of an attempt's PodGroup, for a job with the longest
+/// name.
 fn long_names(first_letter: &str, workers: [u32; 2], attempt: u32) -> [String; 3] {
     let mut job = with_workers(json!({"count": 1024}));
     job.metadata.name = Some(first_letter.to_owned() + &"x".repeat(51));

@@ -8,7 +8,7 @@ use super::{BuildInput, channel, settings, trainer, with_workers};
 use crate::prepare::Prepared;
 use crate::served::Served;
 
-/// Calls `check` with two workers and two spares.
+/// Calls `check` with the input of a job that has two workers and two spares.
 fn spares<T>(check: impl FnOnce(&BuildInput<'_>) -> T) -> T {
     let workers = json!({
         "count": 2, "spares": 2, "resources": {"cpu": "2", "memory": "4Gi"},
