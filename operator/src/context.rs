@@ -123,8 +123,8 @@ pub struct EventTasks {
 }
 
 impl EventTasks {
-    /// Limit of [`Self::finish`]. The pod's grace period of 40 s has room for it besides the last call of a
-    /// reconcile (30 s), the release of the Lease (3 s) and the last spans of traces (2 s).
+    /// Time limit of [`Self::finish`]. It fits into the pod's grace period of 40 s together with the last
+    /// call of a reconcile (30 s), the release of the Lease (3 s) and the last spans of traces (2 s).
     const TIMEOUT: Duration = Duration::from_secs(3);
 
     /// Sends an Event in the background.

@@ -26,7 +26,7 @@ pub struct Worker {
     pub idx: u32,
     /// Number of the attempt that the pod belongs to, from 1.
     pub attempt: u32,
-    /// Digest of the image of its container `trainer`, by which pods are compared; 0 where it is unknown.
+    /// Digest of the image of the container `trainer`, by which pods are compared; 0 if the image is unknown.
     pub image: u64,
     /// Phase of the worker.
     pub phase: WorkerPhase,
@@ -45,7 +45,7 @@ pub struct Worker {
     /// Exit of the container `trainer`, once it has exited. Boxed like the fields below: few of thousands of
     /// pods have them.
     pub exit: Option<Box<Exit>>,
-    /// The pod's condition `DisruptionTarget`, where it is true.
+    /// Reason and message of the pod's condition `DisruptionTarget`, if it is true.
     pub disruption: Option<Box<Explanation>>,
     /// The reason why the pod does not start.
     pub waiting: Option<Box<Waiting>>,
@@ -93,7 +93,7 @@ pub struct Exit {
     pub reason: String,
     /// Termination message, in which the process describes its last error.
     pub message: String,
-    /// Time of the exit, where it is known.
+    /// Time of the exit, if it is known.
     pub finished_at: Option<Timestamp>,
 }
 

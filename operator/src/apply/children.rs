@@ -1,5 +1,4 @@
-//! The children of a job besides its pods: created where they are missing, updated where their digest
-//! differs.
+//! The children of a job other than pods: created if they are missing, updated if their digest differs.
 
 use std::fmt::Debug;
 

@@ -152,7 +152,7 @@ async fn images_of_attempt(access: Access<'_>, pods: &AttemptPods<'_>) -> Result
     Ok(images)
 }
 
-/// Creates a pod. It is built only once the rate limiter lets its call through, so waiting pods need no
+/// Creates a pod. The pod is built only once the rate limiter admits its call, so waiting pods need no
 /// memory.
 async fn create(
     access: Access<'_>,

@@ -11,7 +11,7 @@ use rlt_objects::worker::Worker;
 /// Taint with which an administrator or a controller states that nothing runs on a node any more.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// State of a node, as far as its workers depend on it.
+/// State of a node that its workers depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeState {
     /// The node answers.

@@ -17,7 +17,7 @@ pub struct Current {
     pub status: RLTrainingJobStatus,
     /// Resource version of the object.
     pub resource_version: String,
-    /// Time since which a first status of the job waits to be written; `None` where it does not.
+    /// Time since which the job's first status waits to be written; `None` if it does not wait.
     pub deferred_since: Option<Instant>,
 }
 
@@ -34,7 +34,7 @@ struct Entry {
     written_at: Option<Instant>,
     /// Time since which a change that is not urgent waits to be written.
     held_since: Option<Instant>,
-    /// Whether the API server has accepted a write under the newest resource version that is known.
+    /// Whether the API server has accepted a write under the resource version that this process knows.
     is_confirmed: bool,
 }
 

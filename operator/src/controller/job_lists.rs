@@ -28,8 +28,8 @@ impl JobLists {
     }
 
     /// Converts an event of the watch number `watch` to events for `store`. The first lists of all watches
-    /// reach the store as one list, once all are complete. A later list of a watch becomes changes of its own
-    /// jobs, with a deletion for each job that is gone.
+    /// reach the store as one list, once all are complete. A later list of a watch becomes one change for
+    /// each listed job, and a deletion for each job of the watch's namespace that is gone.
     pub(super) fn take(&mut self, watch: usize, event: Event<Job>, store: &Store<Job>) -> Vec<Event<Job>> {
         match event {
             Event::Init => {

@@ -46,7 +46,7 @@ pub(super) fn run(mut reconcile: Reconcile<'_>) -> Decision {
     decision
 }
 
-/// Whether this release serializes the training that the job began with differently than the release that
+/// Whether this release serializes the training that the job began with differently from the release that
 /// recorded its digest. The status then gets the new digest before the ConfigMap gets the new text, whose
 /// training would not match the old digest.
 fn is_rewritten(reconcile: &Reconcile<'_>) -> bool {

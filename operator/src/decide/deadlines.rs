@@ -112,8 +112,8 @@ fn stall_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
     Some(limit.saturating_sub(report.without_step?.as_secs().min(running)))
 }
 
-/// Returns the seconds until the next check for a stall. The check is also due without a report, because the
-/// trainer's next report may be the last event.
+/// Returns the seconds until the next check for a stall. A silent trainer is checked too, because its next
+/// report need not requeue the job.
 fn stall_check_seconds(reconcile: &Reconcile<'_>) -> Option<u64> {
     reconcile.status.attempt_running_time.as_ref()?;
     let limit = reconcile.input.prepared.job.spec().run_policy.stall_deadline_seconds?;

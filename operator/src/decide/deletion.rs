@@ -55,8 +55,8 @@ pub(super) fn time_left(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Du
 }
 
 /// Returns the grace period for the remaining pods of `attempt`, if the attempt has failed. `None` stands for
-/// their own grace period, after a suspension or after a pod was stopped by a signal: they may still be
-/// saving a checkpoint.
+/// the pods' own grace period: after a suspension, or after an exit because of a stop signal, they may still
+/// be saving a checkpoint.
 pub(super) fn survivors_grace(status: &RLTrainingJobStatus, attempt: u32) -> Option<u32> {
     let failure = status.last_failure.as_ref().filter(|failure| failure.attempt == attempt)?;
     let stopped = i32::from(ExitCode::Preempted.code());

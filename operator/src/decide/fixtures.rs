@@ -26,7 +26,7 @@ pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
     }
 }
 
-/// Returns the state in its queue of a job with this Workload.
+/// Returns the queue state of a job with this Workload.
 pub(crate) fn asked(workload: Option<Workload>) -> Queueing {
     Queueing {
         queue: Some("team".into()),

@@ -1,4 +1,4 @@
-//! One reconcile of a job: the input of its decision, and the decision as far as it is made.
+//! One reconcile of a job: the input of its decision, and the parts of the decision that are made so far.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct ReconcileInput<'a> {
     pub generation: i64,
     /// Whether a GitOps controller would apply the job again after it was deleted.
     pub is_tracked: bool,
-    /// Whether MultiKueue created the job as a copy, which it deletes itself.
+    /// Whether MultiKueue created the job as a copy, which MultiKueue deletes itself.
     pub is_copy: bool,
     /// The job's pods, of all attempts.
     pub workers: &'a [Arc<Worker>],
@@ -58,16 +58,16 @@ pub struct Report {
     pub attempt: u32,
     /// Progress of the training.
     pub progress: Option<Progress>,
-    /// Complete checkpoints, oldest first; `None` where they are not known.
+    /// Complete checkpoints, oldest first; `None` if the trainer does not know them yet.
     pub checkpoints: Option<Vec<CheckpointStatus>>,
     /// Steps of further checkpoints, which are complete too and had no room in the report.
     pub left_out: Vec<u64>,
     /// Restarts of the attempt's processes within their pod, by cause.
     pub restarts: BTreeMap<FailureCause, u32>,
-    /// The commits at which models from the hub were read; empty where they are not known.
+    /// The commits at which models from the hub were read; empty if they are not known.
     pub commits: Vec<CommitStatus>,
-    /// Time since the training was heard to advance, by the operator's monotonic clock; `None` while its rank
-    /// is silent.
+    /// Time since the last report by which the training advanced, by the operator's monotonic clock; `None`
+    /// while rank 0 is silent.
     pub without_step: Option<Duration>,
 }
 
@@ -87,7 +87,7 @@ impl Report {
     }
 }
 
-/// One reconcile: its input, and the decision as far as it is made.
+/// One reconcile: its input, and the parts of the decision that are made so far.
 pub(super) struct Reconcile<'a> {
     pub(super) input: &'a ReconcileInput<'a>,
     pub(super) pods: JobPods<'a>,

@@ -44,7 +44,7 @@ pub(super) fn start_afresh(reconcile: &mut Reconcile<'_>) {
     reconcile.status.promoted_spares.clear();
 }
 
-/// Returns the promoted spares of the next attempt; `None` where it needs new pods.
+/// Returns the promoted spares of the next attempt; `None` if the attempt needs new pods.
 fn promotions(reconcile: &Reconcile<'_>, failure: &Failure) -> Option<Vec<PromotedSpareStatus>> {
     group(reconcile)?;
     let places = reconcile.pods.places();

@@ -28,10 +28,11 @@ pub enum Specification {
 }
 
 /// Chooses the specification that a job runs under. A job that has begun continues under the specification
-/// that it began with, if `present` is refused or would train something else. `present` may be refused by a
-/// stricter setting, by broken defaults or by a rule of a later release, and a later release may have other
-/// defaults. `is_unedited` says whether the job still has the specification that the status records;
-/// `has_pods` shows that a job has begun whose first status was never written.
+/// that it began with, if `present` is refused, or if it would train something else although the job was not
+/// edited. `present` may be refused by a stricter setting, by broken defaults or by a rule of a later
+/// release, and a later release may have other defaults. `is_unedited` says whether the job still has the
+/// specification that the status records; `has_pods` shows that a job has begun whose first status was never
+/// written.
 pub fn specification(
     status: &RLTrainingJobStatus,
     has_pods: bool,

@@ -1,4 +1,4 @@
-//! Suspension and resumption of a job. Its active deadline does not run in between.
+//! Suspension and resumption of a job. The time of a suspension does not count for its active deadline.
 
 use std::time::Duration;
 

@@ -30,9 +30,9 @@ pub struct JobReport {
     pub attempt: u32,
     /// Progress of rank 0.
     pub progress: Option<Progress>,
-    /// All complete checkpoints, oldest first; `None` where rank 0 does not know them yet.
+    /// All complete checkpoints, oldest first; `None` if rank 0 does not know them yet.
     pub checkpoints: Option<Vec<Checkpoint>>,
-    /// Commits at which models from the hub were read; empty where they are not known.
+    /// Commits at which models from the hub were read; empty if they are not known.
     pub commits: Vec<ModelCommit>,
     /// Metrics of the last step, by name.
     pub metrics: HashMap<String, f64>,

@@ -135,7 +135,7 @@ mod tests {
         Outage(u64),
         /// The processes restart in place, and continue this number of steps earlier.
         RestartsInPlace(u64),
-        /// Another operator becomes the leader, without having heard any report.
+        /// Another operator becomes the leader, which has received no report.
         OperatorRestarts,
     }
 

@@ -1,5 +1,5 @@
-//! Finding the specification that a job runs under: the present one, or the one that it began with, which its
-//! ConfigMap holds.
+//! Lookup of the specification that a job runs under: the present one, or the one in its ConfigMap, with
+//! which it began.
 
 use std::sync::Arc;
 

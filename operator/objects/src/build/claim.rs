@@ -11,7 +11,8 @@ use super::{BuildInput, claim_name, digest};
 use crate::labels;
 
 /// Returns the claim of a job that requests a new one. A claim that is retained after its job is used again
-/// by a later job of the same name. Its annotation has a digest of size, class, access mode and retention.
+/// by a later job of the same name. An annotation of the claim has a digest of size, class, access mode and
+/// retention.
 pub fn storage_claim(input: &BuildInput<'_>) -> Option<PersistentVolumeClaim> {
     let storage = input.prepared.job.spec().workers.storage.as_ref()?;
     let size = storage.size.clone()?;

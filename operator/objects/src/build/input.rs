@@ -14,13 +14,14 @@ use crate::prepare::Prepared;
 /// The cluster's settings of pods.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The image of the workers, where a job names none.
+    /// Image of the workers of jobs that name none.
     pub trainer_image: String,
-    /// The image of workers with GPUs, where a job names none; `None` where one image does for both.
+    /// Image of workers with GPUs, of jobs that name none; `None` if they have the same image as other
+    /// workers.
     pub trainer_cuda_image: Option<String>,
     /// Pull policy of those images.
     pub pull_policy: PullPolicy,
-    /// Address and CA of the status channel; `None` where there is none.
+    /// Address and CA of the status channel; `None` if the operator serves none.
     pub channel: Option<ChannelAccess>,
     /// Variables by which pods send traces; empty without a collector.
     pub traces: Vec<(String, String)>,

@@ -13,7 +13,7 @@ use crate::labels;
 /// Port of DNS servers.
 const NAME_PORT: u16 = 53;
 
-/// Returns the NetworkPolicy of a job, with a digest of its content; `None` where the job wants none.
+/// Returns the NetworkPolicy of a job, with a digest of its content; `None` if the job requests none.
 pub fn network_policy(input: &BuildInput<'_>) -> Option<NetworkPolicy> {
     let access = input.prepared.job.spec().workers.network;
     let egress = match access {

@@ -16,7 +16,7 @@ use super::failure::{Failure, classify_exit, disrupted, in_words};
 /// Longest wait, after a `PeerLost` exit, for the exit of the peer, which determines the cause.
 const PEER_PATIENCE: Duration = Duration::from_secs(3);
 
-/// State of an attempt, as far as failures are concerned.
+/// State of an attempt with regard to failures.
 pub(in crate::decide) enum AttemptState {
     /// No failure was found.
     Healthy,

@@ -17,7 +17,7 @@ use crate::nodes::NodeState;
 /// Longest message of a node in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// Records in the status that a worker has to leave its node; returns `None` where no worker has to.
+/// Records in the status that a worker has to leave its node; returns `None` if no worker has to.
 pub(in crate::decide) fn begin(reconcile: &mut Reconcile<'_>) -> Option<JobState> {
     if reconcile.status.evacuation.is_some() || reconcile.status.attempt_running_time.is_none() {
         return None;

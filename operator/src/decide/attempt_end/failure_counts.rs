@@ -51,9 +51,9 @@ pub(super) fn record(
     });
 }
 
-/// Whether a GPU has failed again on a node where the job has failed before. The preference for other nodes
-/// does not help where no other node is free, so a broken GPU uses up a single retry. Failures on different
-/// nodes use up one retry each, because the program may be at fault.
+/// Whether a GPU has failed again on a node where the job has failed before. Only the first such failure uses
+/// up a retry, because the preference for other nodes does not help if no other node is free. Failures on
+/// different nodes use up one retry each, because the program may be at fault.
 fn is_known_device(status: &RLTrainingJobStatus, failure: &Failure) -> bool {
     let failures = failure.node.as_ref().and_then(|node| status.failures_by_node.get(node));
     failure.cause == FailureCause::DeviceFailed

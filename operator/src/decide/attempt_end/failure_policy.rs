@@ -16,7 +16,7 @@ pub(in crate::decide) struct MatchedRule<'a> {
     rule: &'a FailureRuleSpec,
 }
 
-/// Returns the first rule that matches a failure; `None` where `retries` decides.
+/// Returns the first rule that matches a failure; `None` if `spec.runPolicy.retries` decides.
 pub(in crate::decide) fn first_match<'a>(
     policy: Option<&'a FailurePolicySpec>,
     failure: &Failure,
@@ -59,8 +59,8 @@ impl MatchedRule<'_> {
         }
     }
 
-    /// Returns the reason why the job ends; `None` where it continues. The failure is already counted.
-    /// `unheard` restarts are added to `maxRestarts`, unless that is 0.
+    /// Returns the reason why the job ends; `None` if it continues. The failure is already counted. `unheard`
+    /// restarts are added to `maxRestarts`, unless that is 0.
     pub(in crate::decide) fn forbids(&self, status: &RLTrainingJobStatus, unheard: u32) -> Option<String> {
         let (title, limit) = (self.title(), self.policy.max_restarts);
         let by_rule = format!("by spec.runPolicy.failurePolicy, {title}");

@@ -11,9 +11,9 @@ use rlt_objects::prepare::Prepared;
 use super::super::Reconcile;
 use super::failure_counts::refill_after_checkpoint;
 
-/// Returns the retries that a pod of the job may use for restarts in place. `None` where it may not restart
-/// its processes: it does not have all ranks, it has one rank (which ends with its pod), or the job has rules
-/// for failures.
+/// Returns the retries that a pod of the job may use for restarts in place. `None` if the pod may not restart
+/// its processes, because it does not run all ranks, it runs a single rank (which ends with its pod), or the
+/// job has a failure policy.
 pub fn retries_left(prepared: &Prepared, status: &RLTrainingJobStatus) -> Option<RetriesSpec> {
     let [group] = prepared.plan.worker_groups.as_slice() else { return None };
     let policy = &prepared.job.spec().run_policy;

@@ -85,8 +85,8 @@ pub(in crate::decide) fn nodes_of_place<'a>(reconcile: &'a Reconcile<'_>) -> Vec
     nodes.filter(|node| !workload.excluded_nodes.contains(*node)).map(String::as_str).collect()
 }
 
-/// Allows all nodes again once the job has waited for [`LONGEST_WAIT`] without quota, since its Workload
-/// excludes nodes. Returns the time until then.
+/// Allows all nodes again once a job whose Workload excludes nodes has waited for quota for [`LONGEST_WAIT`].
+/// Returns the time until then.
 pub(in crate::decide) fn expire(reconcile: &mut Reconcile<'_>) -> Option<Duration> {
     let workload = reconcile.input.queueing.workload.as_ref()?;
     if workload.has_quota || workload.excluded_nodes.is_empty() || reconcile.status.excluded_nodes.is_empty()

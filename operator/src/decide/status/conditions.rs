@@ -43,8 +43,8 @@ pub(in crate::decide) fn write(
     status.phase = Some(Phase::of(&status.conditions));
 }
 
-/// Sets `Stalled` and `Reconciling` for a job whose specification is refused: nothing is done until it is
-/// corrected. Every other condition is kept.
+/// Sets `Stalled` and `Reconciling` for a job whose specification is refused: nothing is done until the
+/// specification is corrected. Every other condition is kept.
 pub(in crate::decide) fn hold(status: &mut RLTrainingJobStatus, state: &JobState, now: Timestamp) {
     let generation = status.observed_generation;
     let entries = [ConditionType::Stalled, ConditionType::Reconciling]

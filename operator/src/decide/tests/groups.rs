@@ -44,7 +44,7 @@ fn a_pod_is_of_its_own_group_whatever_its_index() {
     let decision = of_two_groups(&starting(9), vec![done, ready(1), runs(1)]);
     assert_eq!(names(&decision.start), ["trainer-0"]);
     assert_ne!(decision.state, JobState::Complete);
-    // An earlier attempt's pod keeps the name of its own worker taken, and no other's.
+    // The pod of an earlier attempt occupies only the name of its own worker.
     let status = RLTrainingJobStatus { attempt: Some(2), ..starting(9) };
     let left = Worker { is_deleting: true, ..sampler(0, 1) };
     let next = of_two_groups(&status, vec![left]);

@@ -184,7 +184,7 @@ fn a_spare_takes_the_ranks_of_workers_of_its_own_image_only() {
     assert_eq!(promoted(&both), [(1, "quickstart-spare-1")]);
     let mixed = after_crash(vec![old(waiting(0, 76)), new(waiting(1, 76)), old(spare(0))]);
     assert!(!mixed.attempt_in_place, "an upgrade between two pods of an attempt");
-    // Where no worker stays, all ranks move to spares of one image.
+    // If no worker stays, all ranks move to spares of one image.
     let crashed = |idx| old(failed(idx, 137, 9));
     let all = with(2, &running(1, 60), vec![crashed(0), crashed(1), new(spare(0)), new(spare(1))]);
     assert_eq!(promoted(&all), [(0, "quickstart-spare-0"), (1, "quickstart-spare-1")]);
