@@ -1,5 +1,5 @@
 //! The command line of the trainer: parses arguments, runs a command and returns an exit code. A third-party
-//! binary uses the same one with its own recipes.
+//! binary reuses it with its own recipes.
 
 pub mod data;
 pub mod device;
@@ -83,8 +83,8 @@ enum Command {
     },
 }
 
-/// Runs the command line of the process. A training uses the recipes that `choose` creates from its manifest,
-/// [`crate::recipes::of`] unless a crate brings its own.
+/// Runs the command line of the process. `choose` creates the recipes of a training from its manifest; a
+/// binary without recipes of its own passes [`crate::recipes::of`].
 pub fn main(choose: ChooseRecipes) -> ProcessExitCode {
     rlt_terminal::escape_panics();
     rlt_torch::skip_destructors_at_exit();
@@ -161,8 +161,8 @@ fn run(command: Command, choose: ChooseRecipes) -> ExitCode {
     }
 }
 
-/// Starts logging to standard error, beside the progress. Levels are set by `RUST_LOG`; the default is
-/// `info`, or `warn` for ranks that would repeat the lines of rank 0. A training is also traced if the
+/// Starts logging to standard error, which also shows the progress. Levels are set by `RUST_LOG`; the default
+/// is `info`, or `warn` for ranks that would repeat the lines of rank 0. A training is also traced if the
 /// environment requests it.
 fn start_logging(is_training: bool) -> Option<Traces> {
     let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
@@ -170,7 +170,7 @@ fn start_logging(is_training: bool) -> Option<Traces> {
     let level = if is_first { "info,object_store=warn" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    // Without colors: their control sequences would be escaped with those of others.
+    // The writer escapes control sequences, those of colors included, so colors are off.
     let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(rlt_terminal::messages);
     rlt_traces::start(lines.with_target(false), filter, is_training.then_some("rlt-trainer"))
 }
@@ -183,7 +183,7 @@ fn report_failure(error: &anyhow::Error, code: ExitCode) {
         return;
     }
     let causes: String = error.chain().skip(1).map(|cause| format!("  caused by: {cause}\n")).collect();
-    // A closed stream shows nothing.
+    // Standard error may be closed, and the exit code still reports the failure.
     let _ = write!(rlt_terminal::messages(), "error: {error}\n{causes}exit code {}: {code:?}\n", code.code());
 }
 

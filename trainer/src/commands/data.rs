@@ -115,8 +115,8 @@ fn model_folder(spec: &ResolvedSpec) -> Result<Option<PathBuf>, TrainError> {
     })
 }
 
-/// Returns the longest sequence of the job's model in tokens. A configuration that the training refuses does
-/// not limit what is shown.
+/// Returns the model's context length in tokens; unlimited if the configuration is missing or invalid, which
+/// the training reports.
 fn context(spec: &ResolvedSpec, folder: Option<&Path>) -> usize {
     match (&spec.model.source, folder) {
         (ModelSource::Architecture(model), _) => model.max_position_embeddings as usize,

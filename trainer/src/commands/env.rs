@@ -51,7 +51,7 @@ pub enum EnvError {
 }
 
 impl EnvError {
-    /// Exit code, to which the launcher and the operator react.
+    /// Returns the exit code, to which the launcher and the operator react.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Malformed { .. } => ExitCode::Usage,

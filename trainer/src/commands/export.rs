@@ -1,6 +1,6 @@
 //! `rlt-trainer export`: writes a checkpoint of a run as a folder that `transformers` or PEFT loads, and on
-//! request pushes it to the Hugging Face hub. The run may be active; it is not changed. A checkpoint holds
-//! the offset of each tensor's pieces, so the number of ranks that wrote it does not matter.
+//! request pushes it to the Hugging Face hub. The run may be active; it is not changed. A checkpoint records
+//! the offset of each shard in its tensor, so any number of ranks may have written it.
 
 mod choose;
 
@@ -150,7 +150,7 @@ impl From<TrainError> for ExportError {
 }
 
 impl ExportError {
-    /// Exit code of a process that ends with this error.
+    /// Returns the exit code of a process that ends with this error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Run(error) => error.exit_code(),
@@ -187,8 +187,8 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     Ok(())
 }
 
-/// Returns the specification with the compute dtype in which `checkpoint` was trained. The manifest may leave
-/// it to the device, and this process has another one.
+/// Returns the specification with the compute dtype in which `checkpoint` was trained. A manifest may leave
+/// the dtype to the device, and this process may run on another device than the training did.
 fn trained_spec(spec: &ResolvedSpec, checkpoint: &Checkpoint) -> ResolvedSpec {
     let mut spec = spec.clone();
     let of_manifest = || spec.training.precision.on(spec.workers.device);
@@ -202,7 +202,8 @@ fn hub_of_environment(target: &HubTarget) -> Result<push::Hub, ExportError> {
         .map_err(|source| ExportError::CannotPush { repository: target.0.to_string(), source })
 }
 
-/// Returns the conversion to the error of a failed push of `folder`.
+/// Returns a closure that converts an error of the push into an [`ExportError`] with the folder of the
+/// export.
 fn failed<'a>(target: &'a HubTarget, folder: &'a Path) -> impl FnOnce(push::PushError) -> ExportError + 'a {
     move |source| ExportError::Push { repository: target.0.to_string(), folder: folder.to_owned(), source }
 }

@@ -117,7 +117,8 @@ pub enum GenerateError {
 }
 
 impl GenerateError {
-    /// Exit code of a process that ends with this error, the same as that of a job with this model.
+    /// Returns the exit code of a process that ends with this error, the same as that of a job with this
+    /// model.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Lines(error) => error.exit_code(),

@@ -139,8 +139,8 @@ impl Check {
         )
     }
 
-    /// Time limit of the check: several times its duration on an H200. The limit of a check with a peer
-    /// exceeds the peer's own limit.
+    /// Returns the time limit of the check: several times its duration on an H200. The limit of a check with
+    /// a peer exceeds the peer's own limit.
     fn limit(self) -> Duration {
         let seconds = match self {
             Self::Device | Self::Operators | Self::Draws | Self::Paged | Self::Gemm | Self::Copies => 15,
@@ -206,7 +206,7 @@ pub fn run(args: &GpuCheckArgs) -> std::io::Result<ExitCode> {
             run_in_process(check, args, &mut |line| written.write(line))?;
             continue;
         }
-        // This process leaves the driver alone, in which it could hang as the check does.
+        // This process never calls the driver, because it could hang there just as the check could.
         let limit = args.limit.map_or(check.limit(), Duration::from_secs);
         if let Some(error) = child::run(check, args, limit, &mut |line| written.write(line))? {
             let finding = Finding::new(false, [("error", error.into())]);
@@ -248,8 +248,8 @@ impl Written {
     }
 }
 
-/// Returns the line of a check on a machine without a usable GPU: skipped, or failed if the check is that of
-/// the device and there is a GPU that cannot be used.
+/// Returns the line of a check on a machine without a usable GPU. The check is skipped, but the check
+/// `device` fails if there is a GPU that cannot be used.
 fn without_gpu(check: Check) -> Value {
     let search = cuda::detect_cuda();
     if check == Check::Device && search.has_unusable_gpu() {
@@ -263,7 +263,7 @@ fn line(check: Check, finding: Finding) -> Value {
     line_of(check, json!(device), finding)
 }
 
-/// Makes the line of a finding on the device of this name.
+/// Formats a finding of `check` on the device with this name as a line.
 fn line_of(check: Check, device: Value, finding: Finding) -> Value {
     let status = match finding.status {
         Status::Passed => "passed",
@@ -285,7 +285,7 @@ fn run_in_process(
     args: &GpuCheckArgs,
     write: &mut dyn FnMut(&Value) -> std::io::Result<()>,
 ) -> std::io::Result<()> {
-    // The parent process ends it.
+    // The parent enforces the time limit, so this process must not outlive it.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     if cuda::detect_cuda().num_gpus() == 0 {
         return write(&without_gpu(check));
@@ -327,7 +327,7 @@ mod tests {
     fn the_limits_of_the_default_checks_add_up_to_less_than_ten_minutes() {
         let checks = Check::value_variants().iter().filter(|check| check.runs_by_default());
         let limits: Duration = checks.map(|check| check.limit()).sum();
-        // The rest is for the processes' ends.
+        // The remaining ten seconds of ten minutes are for ending the processes.
         assert!(limits <= Duration::from_secs(590), "{limits:?}");
     }
 }

@@ -6,11 +6,11 @@
 //!        all ranks on this machine, retryable failure -> another attempt from the last complete checkpoint
 //! ```
 //! The launcher is the first process of a pod, and `rlctl run` executes it. A job of one rank runs in this
-//! process. If the environment assigns ranks (`WORLD_SIZE`), whoever set it restarts them; on a cluster that
-//! is the operator. A pod that runs all ranks may first restart them in place (`in_place`). If the operator
-//! keeps pods for the next attempt, their launchers poll it for what to run (`follow`). Without `WORLD_SIZE`
-//! all ranks are on this machine, and the launcher obeys `runPolicy.retries`. The code of a rank is in
-//! [`crate::commands::worker`].
+//! process. If the environment assigns ranks (`WORLD_SIZE`), whoever set the variable restarts them; on a
+//! cluster that is the operator. A pod that runs all ranks may first restart them in place (`in_place`). If
+//! the operator keeps pods for the next attempt, their launchers poll it for their next ranks (`follow`).
+//! Without `WORLD_SIZE` all ranks are on this machine, and the launcher obeys `runPolicy.retries`. The code
+//! of a rank is in [`crate::commands::worker`].
 
 mod attempts;
 mod budget;

@@ -66,7 +66,7 @@ pub enum MeasureError {
 }
 
 impl MeasureError {
-    /// Exit code of a process that ends with this error.
+    /// Returns the exit code of a process that ends with this error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::NoGpu => ExitCode::BadConfig,
@@ -115,7 +115,8 @@ fn measured(device: Device) -> Result<Machine, MeasureError> {
         memory_bytes: None,
         memory_bytes_per_second: read,
         flops: Flops { bf16, fp16, tf32, fp32 },
-        // Workers of one machine exchange tensors through its memory: they are sent, received and added.
+        // Workers on one machine exchange tensors through its memory, which a tensor passes three times: when
+        // it is sent, received and added.
         peer_bytes_per_second: if device.is_cuda() { copy_rate(device)? } else { read / 3.0 },
         host_bytes_per_second: copy_rate(device)?,
         launch_seconds: launch_seconds(device)?,
@@ -149,7 +150,7 @@ pub(crate) fn wait(device: Device) {
     }
 }
 
-/// Rate of a matrix product, in FLOP/s.
+/// Returns the rate of a matrix product, in FLOP/s.
 fn product_rate(device: Device, kind: Kind) -> Result<f64, MeasureError> {
     let [rows, inputs, outputs] = if device.is_cuda() { LARGE } else { SMALL };
     let x = Tensor::ones([rows, inputs], (kind, device));
@@ -159,14 +160,14 @@ fn product_rate(device: Device, kind: Kind) -> Result<f64, MeasureError> {
     Ok(2.0 * (rows * inputs * outputs) as f64 / seconds)
 }
 
-/// Bandwidth of memory reads, in bytes per second.
+/// Returns the bandwidth of memory reads, in bytes per second.
 fn read_rate(device: Device) -> Result<f64, MeasureError> {
     let numbers = Tensor::ones([READ_NUMBERS], (Kind::Float, device));
     let seconds = fastest("reading memory", device, || numbers.f_sum(Kind::Float).map(drop))?;
     Ok(4.0 * READ_NUMBERS as f64 / seconds)
 }
 
-/// Bandwidth of copies from the host, in bytes per second.
+/// Returns the bandwidth of copies from the host, in bytes per second.
 fn copy_rate(device: Device) -> Result<f64, MeasureError> {
     let on_host = Tensor::ones([READ_NUMBERS / 4], (Kind::Float, Device::Cpu));
     let on_host = if device.is_cuda() { on_host.pin_memory(device) } else { on_host };
@@ -175,7 +176,7 @@ fn copy_rate(device: Device) -> Result<f64, MeasureError> {
     Ok(READ_NUMBERS as f64 / seconds)
 }
 
-/// Host time of one operation on a tiny tensor, in seconds.
+/// Returns the host time of one operation on a tiny tensor, in seconds.
 fn launch_seconds(device: Device) -> Result<f64, MeasureError> {
     let small = Tensor::ones([16], (Kind::Float, device));
     let seconds = fastest("starting operations", device, || {

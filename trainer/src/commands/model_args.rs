@@ -72,7 +72,8 @@ pub enum ModelArgsError {
 }
 
 impl ModelArgsError {
-    /// Exit code of a process that ends with this error, the same as that of a job with this model.
+    /// Returns the exit code of a process that ends with this error, the same as that of a job with this
+    /// model.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::NoCuda(_) => ExitCode::BadConfig,

@@ -119,7 +119,8 @@ pub enum ScoreError {
 }
 
 impl ScoreError {
-    /// Exit code of a process that ends with this error, the same as that of a job with this model.
+    /// Returns the exit code of a process that ends with this error, the same as that of a job with this
+    /// model.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Load(error) => error.exit_code(),

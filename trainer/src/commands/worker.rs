@@ -55,7 +55,7 @@ pub struct WorkerArgs {
 pub type ChooseRecipes = fn(&ResolvedSpec) -> Recipes;
 
 impl WorkerArgs {
-    /// Path of the run folder of `job`.
+    /// Returns the path of the run folder of `job`.
     pub(crate) fn root(&self, job: &ValidatedJob) -> PathBuf {
         self.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()))
     }
@@ -229,8 +229,8 @@ fn lock_patience(stop: &StopRequest) -> impl FnMut(&str) -> bool {
     while_locked(limit, stop, move || started.elapsed(), std::thread::sleep)
 }
 
-/// Returns a function that waits as that of [`lock_patience`] does, up to `limit` after the first attempt, by
-/// a clock and a pause that tests replace.
+/// Returns a function that waits as that of [`lock_patience`] does, up to `limit` after the first attempt.
+/// `elapsed` and `sleep` are the clock and the pause, which tests replace.
 fn while_locked(
     limit: Duration,
     stop: &StopRequest,
@@ -267,8 +267,8 @@ pub(crate) fn start_afresh(root: &Path, job: &ValidatedJob) -> Result<RunFolder,
     Ok(folder)
 }
 
-/// Reports the error of this rank to all ranks. Only the first rank that fails reports; later ones repeat its
-/// report.
+/// Reports the error of this rank to all ranks. Only the first failure is kept; a rank that fails later logs
+/// the first one.
 fn tell_the_others(ranks: &Ranks, error: &TrainError) {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     let text: Vec<String> = causes.map(ToString::to_string).collect();
@@ -278,8 +278,8 @@ fn tell_the_others(ranks: &Ranks, error: &TrainError) {
     }
 }
 
-/// Reads the job to run, after the user's consent to each environment variable that it sends to an address of
-/// its choice. Ranks that were started by a launcher do not ask again.
+/// Reads the job to run. The user must consent to each environment variable that the job sends to an address
+/// of the manifest. Ranks that were started by a launcher do not ask again.
 ///
 /// # Errors
 /// Those of [`read_manifest`], or [`TrainError::NotAllowed`].
@@ -335,8 +335,8 @@ fn is_complete(folder: &RunFolder, job: &ValidatedJob) -> bool {
     let Ok(result) = serde_json::from_str::<serde_json::Value>(&text) else { return false };
     let has_all = match job.spec().training.length {
         TrainingLength::Steps(steps) => result["step"].as_u64() >= Some(steps),
-        // A result without epochs is one of an earlier release or of a length in steps: the data says how
-        // many steps there are.
+        // A result without epochs comes from an earlier release or from a job with a length in steps. It does
+        // not count as complete, because only the data determines how many steps the epochs have.
         TrainingLength::Epochs(epochs) => {
             result["epochs"].as_u64() >= Some(epochs.into()) && result["step"] == result["num_steps"]
         }

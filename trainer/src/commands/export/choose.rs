@@ -49,7 +49,8 @@ pub(super) fn checkpoint(folder: &RunFolder, step: Option<Step>) -> Result<(Chec
     Ok((Checkpoint::open(&chosen.path).map_err(TrainError::from)?, chosen.step))
 }
 
-/// Selects the checkpoint with the highest held-out reward; `None` if none is of a step with an evaluation.
+/// Selects the checkpoint with the highest held-out reward; `None` if no checkpoint belongs to an evaluated
+/// step.
 fn best(committed: &[CommittedCheckpoint]) -> Result<Option<&CommittedCheckpoint>, TrainError> {
     let mut best: Option<(f64, &CommittedCheckpoint)> = None;
     for one in committed {

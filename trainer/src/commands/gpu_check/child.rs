@@ -35,7 +35,7 @@ enum Output {
 }
 
 /// Runs a check in a child process and passes its findings to `write`. Returns an error message if the check
-/// failed without a finding that says so.
+/// failed without reporting a failed finding.
 ///
 /// # Errors
 /// When `write` fails.
@@ -76,7 +76,7 @@ struct Running {
     stderr_tail: Vec<u8>,
     /// Time that the process may take to end after it was killed.
     kill_timeout: Duration,
-    /// Standard error of this process; it remembers a character that two outputs share.
+    /// Standard error of this process. It buffers a character whose bytes arrive in two outputs.
     messages: rlt_terminal::Output<std::io::Stderr>,
 }
 
@@ -173,7 +173,7 @@ impl Running {
     /// Returns whether the process has ended.
     fn kill(&mut self) -> std::io::Result<bool> {
         if let Some(group) = Pid::from_raw(self.process.id() as i32) {
-            // It may have ended in the meantime.
+            // The process may have ended in the meantime.
             let _ = kill_process_group(group, Signal::KILL);
         }
         let until = Instant::now() + self.kill_timeout;

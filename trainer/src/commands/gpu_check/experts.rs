@@ -36,7 +36,7 @@ pub(super) fn by_formula(x: &Tensor, weight: &Tensor, logits: &Tensor) -> Tensor
     )
 }
 
-/// Weights of the experts: overlapping rows of `y`.
+/// Returns the weights of the experts, overlapping rows of `y`.
 fn weights(y: &Tensor) -> Tensor {
     Tensor::stack(&(0..EXPERTS).map(|expert| y.narrow(0, expert, OUTPUTS)).collect::<Vec<_>>(), 0)
 }
@@ -45,7 +45,7 @@ pub(super) fn output(mix: Mix, x: &Tensor, y: &Tensor) -> Tensor {
     mix(x, &weights(y), &x.narrow(1, 0, EXPERTS).contiguous())
 }
 
-/// Gradients of a weighted sum of the output with respect to the rows and the weights.
+/// Computes the gradients of a weighted sum of the output with respect to the rows and the weights.
 fn gradients(mix: Mix, x: &Tensor, y: &Tensor) -> [Tensor; 2] {
     let leaf = |tensor: &Tensor| tensor.detach().copy().set_requires_grad(true);
     let (rows, weight) = (leaf(x), leaf(&weights(y)));

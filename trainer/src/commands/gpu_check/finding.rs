@@ -34,7 +34,7 @@ impl Finding {
         Self { status: if holds { Status::Passed } else { Status::Failed }, figures: map(figures) }
     }
 
-    /// A skipped check, with the reason.
+    /// Creates the finding of a skipped check, with the reason.
     pub(super) fn skipped(reason: impl Into<String>) -> Self {
         Self { status: Status::Skipped, figures: map([("reason", reason.into().into())]) }
     }

@@ -32,8 +32,8 @@ const GROUPS: [[usize; 3]; 3] = [[19, 3, 11], [5, 2, 23], [1, 1, 40]];
 type Gradients = BTreeMap<String, Tensor>;
 
 pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
-    // libtorch reads cuBLAS's workspace at the first product of the process and keeps the answer, so this one
-    // must be configured for deterministic products before.
+    // libtorch reads the workspace configuration of cuBLAS at the first matrix product of the process and
+    // caches it, so deterministic products must be configured before any product.
     rlt_torch::set_deterministic(true)?;
     rlt_torch::set_deterministic(false)?;
     let truth = gradients(Device::Cpu, Kind::Float)?;
@@ -80,7 +80,7 @@ fn gradients(device: Device, compute: Kind) -> Result<Gradients, Failure> {
     let inputs = LossInputs::new(&micro_batch.rows, &advantages);
     let loss = objective.prepare(inputs, &Denominators::of(&batch.rows))?;
     if device.is_cuda() {
-        // As in an update on a GPU: a host function in the stream evaluates the loss.
+        // A host function on the CUDA stream evaluates the loss, as in an update on a GPU.
         let ((objective, weights), rows) = (loss.owned(), micro_batch.rows.clone());
         let advantages = advantages.clone();
         let evaluate = move |tokens: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
@@ -95,7 +95,7 @@ fn gradients(device: Device, compute: Kind) -> Result<Gradients, Failure> {
     Ok(actor.learner.decoder().trainable_parameters().into_iter().map(read).collect())
 }
 
-/// Returns groups of completions that share their prompt, of tokens that are a function of their indices.
+/// Creates groups of completions that share their prompt. Token ids are a function of their indices.
 fn batch(vocab_size: usize) -> Batch {
     let token = |at: usize| (at * 31 % (vocab_size - 2) + 1) as TokenId;
     let groups: Vec<RolloutGroup> = GROUPS

@@ -1,5 +1,5 @@
 //! Measures every kernel of this repository at real shapes in bf16: its error against fp64, and its time
-//! beside that of libtorch's operators for the same result.
+//! compared with that of libtorch's operators for the same result.
 //!
 //! Times are measured by events on the stream and contain no launch overhead of the host. Operands of a few
 //! MiB stay in the GPU's L2 cache between launches, so a rate can exceed the memory bandwidth.

@@ -92,8 +92,8 @@ fn ranks_part(environment: &RankEnvironment, report: &mut Report<'_>) -> Result<
     Ok(group.barrier()?)
 }
 
-/// Returns the input of a rank, which any rank can compute.
-fn of(rank: usize, size: &[i64], kind: Kind) -> Tensor {
+/// Computes the input of a rank, which every rank needs for the expected result.
+fn input_of(rank: usize, size: &[i64], kind: Kind) -> Tensor {
     let numbers = Tensor::arange(size.iter().product::<i64>(), (Kind::Int64, Device::Cpu));
     ((numbers * 7 + 3 * rank as i64).remainder(17) - 8).view(size).to_kind(kind)
 }
@@ -106,8 +106,9 @@ fn operations(
 ) -> Result<[(&'static str, bool); 6], Failure> {
     let (rank, num_ranks) = (group.rank(), group.size());
     let count = num_ranks as i64;
-    let own = |size: &[i64]| of(rank, size, kind).to_device(gpu);
-    let each = |size: &[i64]| -> Vec<Tensor> { (0..num_ranks).map(|rank| of(rank, size, kind)).collect() };
+    let own = |size: &[i64]| input_of(rank, size, kind).to_device(gpu);
+    let each =
+        |size: &[i64]| -> Vec<Tensor> { (0..num_ranks).map(|rank| input_of(rank, size, kind)).collect() };
     let is = |found: &Tensor, truth: &Tensor| found.to_device(Device::Cpu) == *truth;
     let done = |pending: Pending| pending.wait();
 
@@ -128,7 +129,7 @@ fn operations(
 
     let sent = own(&[4]);
     done(group.broadcast(&sent, num_ranks - 1)?)?;
-    let is_sent = is(&sent, &of(num_ranks - 1, &[4], kind));
+    let is_sent = is(&sent, &input_of(num_ranks - 1, &[4], kind));
 
     let (exchanged, splits) = (Tensor::zeros([count, 3], (kind, gpu)), vec![1; num_ranks]);
     done(group.all_to_all(&exchanged, &own(&[count, 3]), &splits, &splits)?)?;

@@ -9,7 +9,7 @@ use super::{Failure, Finding, Report, experts};
 /// Largest allowed error of an fp32 operator, relative to the largest value of the result: sums of a few
 /// hundred products, in any order.
 pub(super) const FP32_TOLERANCE: f64 = 2e-5;
-/// Largest allowed error in bf16, which rounds inputs and results to 8 bits: a few roundings of 2^-9.
+/// Largest allowed error in bf16, which rounds inputs and results to 8 bits: a few roundings of at most 2^-8.
 pub(super) const BF16_TOLERANCE: f64 = 3e-2;
 
 type Operator = fn(&Tensor, &Tensor) -> Tensor;

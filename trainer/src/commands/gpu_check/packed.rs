@@ -1,7 +1,7 @@
 //! Compares training's attention of packed tokens, forward and backward, with dense attention in fp64.
 //!
 //! bf16 uses flash attention and fp32 the memory-efficient kernel. Several completions continue the same
-//! prompt, so they share its keys, and the gradients of these are sums over the completions.
+//! prompt and share its keys, so the gradients of these keys are sums over the completions.
 
 use rlt_torch::{DeviceSegments, Segments, packed_attention};
 use serde_json::json;

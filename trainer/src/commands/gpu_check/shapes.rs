@@ -26,7 +26,7 @@ impl Size {
         }
     }
 
-    /// The model as a `config.json`, which a peer reads, too.
+    /// Returns the model as a `config.json`, which the peer reads as well.
     pub(super) fn document(self) -> Value {
         if is_stand_in() {
             return tiny();
@@ -45,8 +45,8 @@ impl Size {
     }
 }
 
-/// Content of the `config.json` of a model of 0.6B parameters, in the shape of Qwen3; the tiny one on an
-/// emulated device.
+/// Returns the `config.json` of a model of 0.6B parameters, in the shape of Qwen3; on an emulated device that
+/// of the tiny model.
 pub(super) fn qwen3_600m() -> Value {
     if is_stand_in() {
         return tiny();
@@ -60,12 +60,13 @@ pub(super) fn qwen3_600m() -> Value {
     })
 }
 
-/// Configuration of the model for the checks of decoding and updating.
+/// Returns the configuration of the model for the checks of decoding and updating.
 pub(super) fn llama_135m() -> Result<ModelConfig, Failure> {
     config(&if is_stand_in() { tiny() } else { serde_json::from_str(LLAMA_135M)? })
 }
 
-/// Configuration of [`llama_135m`] with fewer layers; the tiny model of an emulated device has two.
+/// Returns the configuration of [`llama_135m`] with fewer layers; the tiny model of an emulated device has
+/// two.
 pub(super) fn llama_135m_with_layers(num_layers: u32) -> Result<ModelConfig, Failure> {
     if is_stand_in() {
         return llama_135m();
@@ -75,7 +76,7 @@ pub(super) fn llama_135m_with_layers(num_layers: u32) -> Result<ModelConfig, Fai
     config(&document)
 }
 
-/// A tiny model that still has several layers, heads and key/value heads.
+/// Returns the `config.json` of a tiny model that still has several layers, heads and key/value heads.
 pub(super) fn tiny() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,

@@ -1,7 +1,7 @@
 //! The speed of this machine's GPU, compared with its data sheet: limits, decoding, updates, whole steps.
 //!
-//! Fractions of a peak use the table of plans (`rlt_plan::Machine`), and are null for a GPU that is not
-//! in it. The predictions of `rlctl plan` are beside the times of decoding, updates and steps. On an emulated
+//! Fractions of a peak use the table of plans (`rlt_plan::Machine`), and are null for a GPU that is not in
+//! it. Findings of decoding, updates and steps include the times that `rlctl plan` predicts. On an emulated
 //! device shapes are tiny, and a note says that times mean nothing.
 
 pub(super) mod decode;
@@ -27,7 +27,7 @@ use crate::roles::optim::{AdamW, AdamWOptions};
 
 const GPU: Device = Device::Cuda(0);
 
-/// Data sheet of the first GPU; `None` if the table has no such product.
+/// Returns the data sheet of the first GPU; `None` if the table has no such product.
 pub(super) fn peak() -> Option<Machine> {
     Machine::of_product(&device_name()?).ok()
 }
@@ -58,14 +58,14 @@ fn actor(config: &ModelConfig) -> Result<Actor, Failure> {
     Ok(Actor::new(decoder, optimizer, options, Ranks::alone()))
 }
 
-/// Number of weights in all products except the head's, and in the head.
+/// Returns the number of weights in all products except the head's, and in the head.
 fn weights(config: &ModelConfig) -> [f64; 2] {
     let of_layers = config.matrices_of_layers();
     [of_layers as f64, (config.vocab_size * config.hidden_size) as f64]
 }
 
-/// Number of FLOP of a forward and a backward pass over `computed` tokens, of which `predicted` pass the
-/// head, and each attends to `context` tokens on average: three times 2 W t + 2 H c + 4 L q l t.
+/// Computes the FLOP of a forward and a backward pass over `computed` tokens, `predicted` of which pass the
+/// head. Each token attends to `context` tokens on average: three times 2 W t + 2 H c + 4 L q l t.
 fn model_flop(config: &ModelConfig, [computed, predicted, context]: [f64; 3]) -> f64 {
     let [body, head] = weights(config);
     let attention = 4.0 * (config.num_layers * config.num_heads * config.head_dim) as f64 * context;

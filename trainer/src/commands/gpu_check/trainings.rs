@@ -12,8 +12,8 @@ use super::{Failure, Finding, Report};
 /// optimizer divides by small gradients.
 const TOLERANCE: f64 = 1e-3;
 /// Learning rate of the trainings. AdamW turns the rounding of a gradient near 0 into a step of up to this
-/// size, so a larger rate would bring sound trainings to [`TOLERANCE`]. Sound steps still change metrics by
-/// more than that.
+/// size, so correct trainings would differ by [`TOLERANCE`] at a larger rate. At this rate correct steps
+/// still change metrics by more than the tolerance.
 const LEARNING_RATE: f64 = 1e-3;
 
 /// Largest allowed difference of a token's probability between rollout and actor in bf16: a few roundings of
@@ -67,7 +67,7 @@ fn difference(one: &Value, other: &Value) -> (f64, String) {
     let mut largest = (0.0, String::new());
     for (name, value) in one.as_object().into_iter().flatten().filter(|(name, _)| !is_own(name)) {
         let (Some(value), Some(other)) = (value.as_f64(), other.get(name)) else { continue };
-        // A metric that is no number has no value in JSON.
+        // A metric that is not finite is null in JSON.
         let difference =
             other.as_f64().map_or(f64::INFINITY, |other| (value - other).abs() / value.abs().max(1.0));
         if difference > largest.0 {

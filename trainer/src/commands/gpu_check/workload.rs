@@ -66,7 +66,7 @@ pub struct GrpoTimes {
 }
 
 impl GrpoTimes {
-    /// Time of the full step, in seconds.
+    /// Returns the time of the full step, in seconds.
     pub fn seconds(&self) -> f64 {
         self.rollout_seconds + self.reference_seconds + self.update_seconds
     }
@@ -198,7 +198,7 @@ impl GrpoWorkload {
     }
 }
 
-/// Number of tokens in a forward pass over the batch; each prompt is computed once.
+/// Returns the number of tokens in a forward pass over the batch; each prompt is computed once.
 fn computed_tokens(batch: &Batch) -> usize {
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
     batch.prompt_groups(&rows).iter().map(|group| group.prompt_len + group.lens.iter().sum::<usize>()).sum()

@@ -81,7 +81,7 @@ fn start_afresh_once(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Resu
     Ok(WorkerArgs { overwrite: false, ..args.clone() })
 }
 
-/// The ranks of a job that are all on this machine, with any free port.
+/// Returns the environment of ranks that are all on this machine, with any free port.
 fn all_here(attempt: u64, count: usize) -> RankEnvironment {
     RankEnvironment {
         rank: 0,
@@ -94,7 +94,7 @@ fn all_here(attempt: u64, count: usize) -> RankEnvironment {
     }
 }
 
-/// Digest of the checkpoint that a new attempt would continue from.
+/// Returns the digest of the checkpoint that a new attempt would continue from.
 pub(super) fn newest_checkpoint(root: &Path) -> Option<String> {
     let committed = CheckpointStore::follow(&root.join("checkpoints")).committed().ok()?;
     committed.into_iter().next_back().map(|checkpoint| checkpoint.digest)

@@ -29,7 +29,7 @@ const GRACE_WITH_CAUSE: Duration = Duration::from_secs(1);
 /// notice and to report which peer is missing, which takes them up to five seconds.
 const GRACE_WITHOUT_CAUSE: Duration = Duration::from_secs(8);
 
-/// Ranks of this machine. Dropping this kills those that still run.
+/// Ranks of this machine. Dropping the value kills the ranks that still run.
 pub(super) struct Children {
     running: Vec<(usize, Child)>,
     ends: Vec<End>,
@@ -121,7 +121,8 @@ impl Children {
         Ok(self.outcome())
     }
 
-    /// Does the same as [`Self::watch`]; `None` if all ranks were killed because another attempt has started.
+    /// Waits as [`Self::watch`] does; returns `None` if all ranks were killed because another attempt has
+    /// started.
     pub(super) fn watch_current(
         mut self,
         stop: &mut StopSignal,
@@ -133,7 +134,7 @@ impl Children {
     }
 
     /// Classifies the ends of all ranks. If all have finished, the termination message of rank 0 becomes that
-    /// of this process, which the status of the pod has.
+    /// of this process, which Kubernetes shows in the status of the pod.
     fn outcome(&self) -> AttemptOutcome {
         let outcome = AttemptOutcome::of(&self.ends);
         let message = self.ends.iter().find_map(|end| end.words.as_deref());

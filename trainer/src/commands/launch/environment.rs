@@ -17,7 +17,7 @@ pub fn is_launched() -> bool {
     std::env::var_os(LAUNCHER_VARIABLE).is_some()
 }
 
-/// Time that earlier attempts of this process's launcher took.
+/// Returns the time that earlier attempts of this process's launcher took.
 pub(crate) fn spent_before() -> Duration {
     let seconds = std::env::var(SPENT_VARIABLE).ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(0))

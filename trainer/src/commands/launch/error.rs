@@ -64,7 +64,7 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// Exit code, to which the operator reacts.
+    /// Returns the exit code, to which the operator reacts.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Train(error) => error.exit_code(),

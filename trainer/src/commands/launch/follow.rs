@@ -2,12 +2,12 @@
 //! restarts its ranks in place.
 //!
 //! ```text
-//! environment, or a spare that waits -> ranks run -> they ended, or another attempt has begun
-//!        -> all processes are gone -> the operator knows it -> it answers with attempt, ranks and rendezvous
+//! environment or waiting spare -> ranks run -> ranks have ended, or another attempt has begun
+//!     -> all processes have ended -> report to the operator -> it assigns attempt, ranks and rendezvous
 //! ```
-//! No rank of the next attempt is started before every process of the last one has ended, which the launcher
-//! then reports. The launcher exits if it cannot ensure that, if a failure cannot be fixed by a retry, or if
-//! the operator does not answer.
+//! Every process of an attempt ends, and the launcher reports that, before it starts a rank of the next
+//! attempt. The launcher exits if it cannot ensure that, if a failure cannot be fixed by a retry, or if the
+//! operator does not answer.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -186,7 +186,7 @@ impl Pod<'_> {
         Ok(AttemptEnd::Pausing(code, failed))
     }
 
-    /// Returns the key of an attempt, for which the operator is asked if other pods have ranks, too.
+    /// Returns the key of an attempt. If other pods have ranks, too, the operator is asked for the key.
     fn key(&mut self, place: &RankEnvironment) -> Result<Requested, LaunchError> {
         if place.is_local() || place.key.is_some() {
             return key::of_place(place, &mut self.stop);
@@ -223,7 +223,7 @@ impl Pod<'_> {
         }
     }
 
-    /// Ranks of an assignment; their number is determined by the job.
+    /// Returns the environment of assigned ranks. The job determines their number.
     fn place(&self, new: Assignment) -> Result<RankEnvironment, LaunchError> {
         let workers = &self.job.spec().workers;
         let wrong = |got: String| RankError::Environment {
@@ -244,7 +244,7 @@ impl Pod<'_> {
     }
 }
 
-/// Report of an attempt whose processes have all ended.
+/// Returns the report of an attempt whose processes have all ended.
 fn ending(code: ExitCode, failed: Option<&Failed>) -> Ending {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let words =

@@ -83,7 +83,7 @@ pub(super) fn run(
         }
         *before.restarts.entry(cause).or_default() += 1;
         args.overwrite = false;
-        // A new store each time: no late rank of the last attempt can join it.
+        // Each attempt has a new store, which no late rank of the last attempt can join.
         place.master_port = 0;
         store = serve(&place)?;
         place.master_port = store.port();
@@ -130,7 +130,7 @@ pub(super) fn adopt_orphans() -> Result<(), LaunchError> {
     })
 }
 
-/// Kills what remains of these process groups; returns whether no process of them is left.
+/// Kills the remaining processes of these process groups; returns whether all processes have ended.
 pub(super) fn are_gone(groups: &[Pid]) -> bool {
     let until = Instant::now() + GROUP_PATIENCE;
     groups.iter().all(|group| {
@@ -183,7 +183,8 @@ mod tests {
 
     #[test]
     fn a_leftover_process_of_a_rank_is_killed_before_the_next_attempt() {
-        // As a launcher does: the first process of a machine may take longer to reap than the launcher waits.
+        // The test reaps orphans itself, as a launcher does: the first process of a machine may take longer
+        // to reap them than the launcher waits.
         adopt_orphans().unwrap();
         let mut rank = Command::new("sh")
             .args(["-c", "sleep 300 & echo started; sleep 300"])

@@ -32,8 +32,8 @@ pub(super) fn of_machine(place: &RankEnvironment) -> Result<RendezvousKey, Launc
     place.key.clone().map_or_else(random, Ok)
 }
 
-/// Returns the key of this machine's ranks. Where other machines have ranks too and the environment has no
-/// key, the operator is asked for it.
+/// Returns the key of this machine's ranks. If other machines have ranks too and the environment has no key,
+/// the operator is asked for it.
 pub(super) fn of_place(place: &RankEnvironment, stop: &mut StopSignal) -> Result<Requested, LaunchError> {
     if place.has_all_ranks() {
         return Ok(Requested::Key(Some(of_machine(place)?)));
@@ -56,8 +56,9 @@ pub(super) fn of_place(place: &RankEnvironment, stop: &mut StopSignal) -> Result
     of_operator(&follower, place, stop, TIMEOUT)
 }
 
-/// Waits for the operator's key of the attempt of `place`. An operator of an older release has none; if it
-/// has moved the pod to another attempt meanwhile, the ranks of this one are about to end.
+/// Waits for the key that the operator hands out for the attempt of `place`. An operator of an older release
+/// has no key. There is no key either if the operator has moved the pod to another attempt, because the ranks
+/// of this one are about to end.
 pub(super) fn of_operator(
     follower: &Follower,
     place: &RankEnvironment,

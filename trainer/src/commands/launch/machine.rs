@@ -39,12 +39,13 @@ pub(super) fn grace_period(job: &ValidatedJob) -> Duration {
     Duration::from_secs(job.spec().run_policy.termination_grace_period_seconds.into())
 }
 
-/// The manifest for the ranks of this machine, which inherit the variables of this process.
+/// Returns the manifest for the ranks of this machine. Values of variables are masked, because the ranks
+/// inherit the variables of this process.
 pub(super) fn text_of(job: &ValidatedJob) -> Result<String, LaunchError> {
     Ok(job.to_rank_yaml().map_err(|error| Box::new(TrainError::from(error)))?)
 }
 
-/// Path of the termination message of rank `rank`.
+/// Returns the path of the termination message of rank `rank`.
 pub(super) fn last_words(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank}"))
 }

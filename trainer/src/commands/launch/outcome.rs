@@ -77,7 +77,7 @@ impl fmt::Display for Failed {
 }
 
 impl End {
-    /// Exit code of an orderly end; `None` for a failure.
+    /// Returns the exit code of an orderly end; `None` for a failure.
     fn success(&self) -> Option<ExitCode> {
         if self.cut == Cut::BySignal {
             return Some(ExitCode::Preempted);
@@ -107,7 +107,7 @@ impl End {
     }
 
     fn failure_code(&self) -> ExitCode {
-        // For the job, a rank that a signal ended is a lost peer.
+        // The job sees a rank that a signal ended as a lost peer.
         self.code.map_or(ExitCode::PeerLost, |code| ExitCode::from_code(code).unwrap_or(ExitCode::Failure))
     }
 
@@ -137,9 +137,9 @@ impl End {
 impl AttemptOutcome {
     /// Classifies the ends of all ranks of a machine, given in chronological order.
     pub fn of(ends: &[End]) -> Self {
-        // Also while a run is set up, where a rank ends without the other ranks.
+        // During the setup of a run, too, a signal may end a rank without the other ranks.
         let was_cut_by_signal = ends.iter().any(|end| end.success() == Some(ExitCode::Preempted));
-        // A rank that lost a peer to a signal has not failed by itself either.
+        // A rank that lost a peer to a signal has not failed on its own.
         let failed =
             || ends.iter().filter(|end| end.is_failure() && !(was_cut_by_signal && end.has_lost_a_peer()));
         // A rank may report a lost peer before the launcher sees the peer's exit.

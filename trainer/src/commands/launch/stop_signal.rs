@@ -39,7 +39,7 @@ impl StopSignal {
         self.since.is_some()
     }
 
-    /// Grace period, if it has passed.
+    /// Returns the grace period, if it has passed.
     pub(super) fn expired_grace(&self) -> Option<Duration> {
         self.since.filter(|since| since.elapsed() >= self.grace).map(|_| self.grace)
     }

@@ -54,7 +54,7 @@ impl Setting {
         Ok(output.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
     }
 
-    /// Log-probs and entropies from whole logits of one sequence alone.
+    /// Computes log-probs and entropies of one sequence alone, from all of its logits at once.
     fn expected(&self, tokens: &[TokenId]) -> (Vec<f32>, Vec<f32>) {
         let input = PackedInput::new(&[tokens], tch::Device::Cpu);
         let hidden = self.decoder.hidden_states(&input, Adapter::On);

@@ -18,7 +18,8 @@ const FP32_BOUND: f64 = 1e-4;
 /// Largest distance of a gradient in bf16, as a multiple of the CPU's in bf16. Independent roundings add up
 /// to three times the error only if there are nine times as many.
 const TIMES_OF_CPU: f64 = 3.0;
-/// Largest relative error of one rounding to bf16. A CPU's error below it is good luck.
+/// Largest relative error of one rounding to bf16. The bound never assumes a smaller error of the CPU, which
+/// would be a coincidence.
 const UNIT_ROUNDOFF: f64 = 1.0 / 256.0;
 /// Largest distance in bf16 whatever the CPU's is: a CPU that is wrong as well must not hide an error.
 const MAX_BOUND: f64 = 0.2;
@@ -50,20 +51,21 @@ impl Deviation {
         }
     }
 
-    /// Distance as a fraction of its bound, or the norm's error as a fraction of its own if that is larger.
-    /// Above 1 the gradient is wrong.
+    /// Returns the distance as a fraction of its bound, or the norm's error as a fraction of its own bound,
+    /// whichever is larger. Above 1 the gradient is wrong.
     fn fraction_of(&self, bound: f64) -> f64 {
         worse(self.distance / bound, (self.norm_ratio - 1.0).abs() / (NORM_FRACTION * bound))
     }
 }
 
-/// Bound of the distance of a parameter's gradient, from the CPU's deviation in bf16; `None` in fp32.
+/// Returns the bound of a gradient's distance, from the CPU's deviation in bf16. `None` selects the bound for
+/// fp32.
 fn bound(of_cpu: Option<Deviation>) -> f64 {
     of_cpu.map_or(FP32_BOUND, |cpu| (TIMES_OF_CPU * cpu.distance.max(UNIT_ROUNDOFF)).min(MAX_BOUND))
 }
 
 /// Compares a GPU's gradients with those of the CPU in fp32, parameter by parameter, and reports the worst.
-/// `in_bf16` are the CPU's gradients in bf16, for a GPU's in bf16.
+/// `in_bf16` holds the CPU's gradients in bf16 if those of the GPU are in bf16.
 pub(super) fn compared(
     found: &Gradients,
     truth: &Gradients,

@@ -44,7 +44,7 @@ impl Case<'_> {
         let found = (self.result)();
         let tolerance = match found.kind() {
             Kind::BFloat16 => BF16_TOLERANCE,
-            // Indices.
+            // Integer results are indices, which must be equal.
             Kind::Int => 0.0,
             _ => FP32_TOLERANCE,
         };

@@ -109,7 +109,8 @@ fn embedding(kernels: &Kernels, rows: i64, [vocabulary, width]: [i64; 2]) -> Cas
     }
 }
 
-/// Case of `rope_and_write_kv`. It compares queries only: `graphs` covers the keys and values in the cache.
+/// Creates the case of `rope_and_write_kv`. It compares queries only: `graphs` covers the keys and values in
+/// the cache.
 fn rope(kernels: &Kernels, rows: i64) -> Case<'_> {
     const BLOCK_SIZE: i64 = 16;
     let [heads, kv_heads, head_dim] = HEADS;
@@ -188,7 +189,8 @@ fn attention<'a>(
     })
 }
 
-/// Case of `sample`. It compares the log-prob of each drawn token: `draws` compares tokens with the CPU's.
+/// Creates the case of `sample`. It compares the log-prob of each drawn token: `draws` compares tokens with
+/// the CPU's.
 fn sampling<'a>(kernels: &'a Kernels, [rows, vocabulary]: [i64; 2], params: &SamplingParams) -> Case<'a> {
     let logits = random(&[rows, vocabulary]) * 3.0;
     let words: Vec<i64> = (0..rows)

@@ -39,7 +39,8 @@ impl Layer {
         self.tokens * self.per_token
     }
 
-    /// Number of rows of each expert in libtorch's batched products, which have the same number for all.
+    /// Returns the number of rows of each expert in libtorch's batched products, which have the same number
+    /// for all.
     fn even_rows(&self) -> i64 {
         (self.rows() / self.experts).max(1)
     }

@@ -14,7 +14,7 @@ pub(super) fn check(kernels: &Kernels, report: &mut Report<'_>) -> Result<(), Fa
     seen_tokens(kernels, on_device([64, 512, 151_936], [3, 9, 160])).report(report)
 }
 
-/// Case of `apply_changes`: words at equal distances of the state get a value each.
+/// Creates the case of `apply_changes`: words at equal distances of the state get a value each.
 fn changes(kernels: &Kernels, [words, count]: [i64; 2]) -> Case<'_> {
     let distance = words / count;
     let pairs = (0..count).flat_map(|idx| [(idx * distance) as i32, (idx + 1) as i32]);
@@ -36,7 +36,8 @@ fn changes(kernels: &Kernels, [words, count]: [i64; 2]) -> Case<'_> {
     }
 }
 
-/// Case of `advance`: each row has the next blocks of the cache, and one token more than the row before.
+/// Creates the case of `advance`: each row has the next blocks of the cache, and one token more than the row
+/// before.
 fn advance(kernels: &Kernels, [rows, max_blocks]: [i64; 2]) -> Case<'_> {
     const BLOCK_SIZE: i64 = 16;
     let per_row = || Tensor::arange(rows, (Kind::Int, GPU));
@@ -77,7 +78,7 @@ fn advance(kernels: &Kernels, [rows, max_blocks]: [i64; 2]) -> Case<'_> {
     }
 }
 
-/// Case of `mark_seen`: the prompts of a batch with a repetition penalty.
+/// Creates the case of `mark_seen`: the prompts of a batch with a repetition penalty.
 fn seen_tokens(kernels: &Kernels, [rows, prompt_len, vocabulary]: [i64; 3]) -> Case<'_> {
     let words = (vocabulary + 31) / 32;
     let token = |at: i64| at * 7919 % vocabulary;

@@ -172,7 +172,8 @@ fn head(
     head_backward(kernels, forward, &logprobs, report)
 }
 
-/// Case of the head's backward pass, which overwrites the logits of `forward` with their gradient.
+/// Creates the case of the head's backward pass, which overwrites the logits of `forward` with their
+/// gradient.
 fn head_backward(
     kernels: &Kernels,
     forward: HeadForward<'_>,
@@ -317,7 +318,7 @@ fn adamw_by_libtorch(tensors: &[Tensor; 3], grad: &Tensor, [bias1, bias2]: [f64;
     param.to_kind(Kind::BFloat16)
 }
 
-/// Case of the weight digest: equal values have equal digests, and other values another one. Unit tests
+/// Checks the weight digest: equal values have equal digests, and other values have another one. Unit tests
 /// compare digests with the CPU's.
 fn digest(kernels: &Kernels, count: i64, report: &mut Report<'_>) -> Result<(), Failure> {
     let tensor = random(&[count]);

@@ -51,7 +51,7 @@ fn finding(config: &ModelConfig, decoder: &Decoder, batch: usize) -> Result<Find
         (0..on_device(3, 1)).try_fold(f64::INFINITY, |best, _| Ok(seconds(new_tokens)?.min(best)))
     };
     let (short, long) = (best(few)?, best(many)?);
-    // A few tiny steps are below the noise: on an emulated device the whole run is taken instead.
+    // The time of a few tiny steps is below the noise, so an emulated device reports the full run instead.
     let step = on_device(long - short, long) / (many - few) as f64;
     let context = prompt_len as f64 + (few + many) as f64 / 2.0;
     let bytes = bytes_of_step(config, batch, context);
@@ -69,7 +69,8 @@ fn finding(config: &ModelConfig, decoder: &Decoder, batch: usize) -> Result<Find
     Ok(with_prediction(measured(rates, others), |machine| prediction::of_decoding(config, &load, machine)))
 }
 
-/// Number of bytes that a step has to read: every weight once, and the keys and values of each sequence.
+/// Returns the number of bytes that a step has to read: every weight once, and the keys and values of each
+/// sequence.
 pub(super) fn bytes_of_step(config: &ModelConfig, batch: usize, context: f64) -> f64 {
     let of_token = (2 * config.num_layers * config.num_kv_heads * config.head_dim) as f64;
     BYTES_PER_NUMBER * (weights(config).iter().sum::<f64>() + batch as f64 * context * of_token)

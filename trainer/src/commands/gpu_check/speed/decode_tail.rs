@@ -89,7 +89,7 @@ fn memory(decoder: &Decoder) -> Result<Finding, Failure> {
     let before = free()?;
     let mut after_warm = before;
     for call in 0..calls {
-        // The largest first, so that later calls need no more than it did.
+        // The largest batch is first, so that later calls need no more memory.
         let (batch, prompt_len) = (max_batch - call % max_batch, on_device(512, 20) - call % 7);
         generate(&mut engine, decoder, [batch, prompt_len, on_device(8, 3)])?;
         if call + 1 == WARM_CALLS {
@@ -150,7 +150,7 @@ mod tests {
         let status = |first, later| judged(40, free_after(first, later)).status;
         assert_eq!([status(600, 0), status(600, 300), status(600, -20)], [Status::Passed; 3]);
         assert_eq!(status(600, 301), Status::Failed);
-        // Each of 40 calls, or of libtorch's 32 streams, reserves the same again.
+        // A leak in each of 40 calls, or in each of libtorch's 32 streams, reserves the same amount again.
         assert_eq!([status(3, 37), status(600 + 3 * 50, 29 * 50)], [Status::Failed; 2]);
         assert_eq!(status(4000, 513), Status::Failed, "half of a large amount is too much");
         assert_eq!(status(0, 0), Status::Failed, "calls that reserve nothing were not measured");

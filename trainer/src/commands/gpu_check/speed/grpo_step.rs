@@ -27,8 +27,8 @@ pub(in super::super) fn check(size: Size, has_peer: bool, report: &mut Report<'_
     if let Some(reason) = lacks_memory(&config)? {
         return report(Finding::skipped(reason).with([("model", json!(size.name()))]));
     }
-    // The peer first: its process releases all its memory at its end, this one keeps libtorch's cached
-    // blocks.
+    // The peer runs first: its process releases all its memory at its end, whereas this process keeps
+    // libtorch's cached blocks.
     let peer = has_peer.then(|| peer::times(&document, load, ROUNDS, peer_limit(size)));
     let (line, times) = own_step(size, &config, load)?;
     report(line)?;

@@ -65,7 +65,7 @@ pub(super) fn times(
     let python = std::env::var(PYTHON_VARIABLE).unwrap_or_else(|_| "python3".to_owned());
     let task = json!({
         "config": document,
-        // A device of CPU memory is none that Python's torch knows.
+        // Python's torch does not recognize the emulated device.
         "device": if is_stand_in() { "cpu" } else { "cuda" },
         "num_prompts": load.num_prompts,
         "samples_per_prompt": load.samples_per_prompt,
@@ -75,10 +75,10 @@ pub(super) fn times(
         "rounds": rounds,
     });
     let mut command = Command::new(&python);
-    // The setting of OpenMP is ours: the peer has its own defaults.
+    // `GOMP_SPINCOUNT` is set for this program only: the peer has its own defaults.
     command.args(["-c", SCRIPT]).env("HF_HUB_OFFLINE", "1").env_remove("GOMP_SPINCOUNT");
     if is_stand_in() {
-        // Python's torch would open the libraries of the device of CPU memory as its own.
+        // Python's torch would load the libraries of the emulated device as its own.
         command.env_remove("LD_LIBRARY_PATH");
     }
     let mut peer = Peer::start(python, command, &task)?;
@@ -110,14 +110,14 @@ impl Peer {
             .spawn()
             .map_err(|error| Unmeasured::Missing(format!("no Python to run a peer: {python}: {error}")))?;
         if let Some(mut input) = child.stdin.take() {
-            // A script that ended before it read says why itself.
+            // The write fails if the script has ended early; the script then reports the reason itself.
             let _ = input.write_all(task.to_string().as_bytes());
         }
         Ok(Self { python, child, out, stderr })
     }
 
     /// Reads the times of an ended process, whose `status` is `None` if it was killed at its limit. The
-    /// script writes a line after each measured step, so a killed one loses only the step that it was in.
+    /// script writes a line after each measured step, so a killed process loses only its unfinished step.
     fn times(self, status: Option<ExitStatus>, limit: Duration) -> Result<PeerTimes, Unmeasured> {
         let Self { python, out, stderr, .. } = self;
         let (out, stderr) = (read_all(out), read_all(stderr));

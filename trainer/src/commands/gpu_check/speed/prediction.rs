@@ -1,4 +1,4 @@
-//! The predictions of `rlctl plan` for the measured loads, beside their measurements.
+//! The predictions of `rlctl plan` for the measured loads, reported next to the measurements.
 //!
 //! An emulated device has no data sheet. Its loads are planned for [`STAND_IN_AS`], so that tests cover the
 //! comparison; its predictions mean as little as its times.
@@ -113,12 +113,12 @@ pub(super) fn of_step(
         set_prompts(spec, load.num_prompts);
         spec["training"]["maxTokensPerMicroBatch"] = json!(load.max_tokens);
         spec["rollout"]["samplesPerPrompt"] = json!(load.samples_per_prompt);
-        // As measured, all samples decode together.
+        // The measured step decodes all samples together.
         spec["rollout"]["maxConcurrentSequences"] = json!(load.num_prompts * load.samples_per_prompt);
         spec["algorithm"]["kl"] = json!({ "placement": "Loss", "coefficient": 0.04 });
     })?;
     let num_tokens = (load.num_prompts * load.samples_per_prompt * load.new_tokens) as f64;
-    // As measured, the rollout begins with the weight sync.
+    // The measured rollout begins with the weight sync.
     let rollout = seconds(&plan, "weight sync") + seconds(&plan, "rollout");
     Ok(vec![
         Predicted::time("stepSeconds", plan.step_seconds),
@@ -140,7 +140,7 @@ pub(super) fn of_update(
     machine: &Machine,
 ) -> Result<Vec<Predicted>, Failure> {
     let plan = planned(config, machine, |spec| {
-        // Of a demonstration all tokens but the first are learned.
+        // All tokens of a demonstration but the first are learned.
         set_lengths(spec, 1, load.len.saturating_sub(1));
         spec["algorithm"] = json!({ "kind": "SFT" });
         spec["rewards"]["functions"] = json!([]);
@@ -167,7 +167,7 @@ pub(super) fn of_decoding(
     let rollout = |new_tokens: usize| -> Result<f64, Failure> {
         let plan = planned(config, machine, |spec| {
             set_lengths(spec, load.prompt_len, new_tokens);
-            // A kind that takes a single sample of a prompt.
+            // This algorithm takes a single sample per prompt.
             spec["algorithm"] = json!({ "kind": "ReinforcePlusPlus" });
             spec["training"]["promptsPerStep"] = json!(1);
             spec["rollout"]["samplesPerPrompt"] = json!(load.batch);
@@ -195,7 +195,7 @@ pub(super) fn of_generation(
     let GenerationLoad { num_requests, prompt_len, new_tokens } = *load;
     let plan = planned(config, machine, |spec| {
         set_lengths(spec, prompt_len, new_tokens);
-        // A kind that takes a single sample of a prompt.
+        // This algorithm takes a single sample per prompt.
         spec["algorithm"] = json!({ "kind": "ReinforcePlusPlus" });
         set_prompts(spec, num_requests);
         spec["rollout"]["samplesPerPrompt"] = json!(1);

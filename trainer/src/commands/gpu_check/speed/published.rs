@@ -1,5 +1,5 @@
-//! Measures the loads of which others have published figures: a GRPO step and generation with 0.5B
-//! parameters, and training with 0.6B parameters.
+//! Measures loads for which others have published figures: a GRPO step and generation with 0.5B parameters,
+//! and training with 0.6B parameters.
 //!
 //! `trainer/gpu-report-page.py` has the figures and the goals, each by the name of its load.
 
