@@ -1,5 +1,5 @@
-//! The result of a run that an earlier process has completed, as the operator is told it: a job that is made
-//! again over the storage of a finished one trains nothing, and has the progress of that one in its status.
+//! Reports the result of a run that an earlier process has completed. A job that is created again on the
+//! storage of a finished job trains nothing; its status shows the progress of the finished one.
 
 use std::error::Error;
 
@@ -32,7 +32,7 @@ pub(crate) fn report(folder: &RunFolder, channel: &StatusChannel) {
     }
 }
 
-/// Number of finished steps by `result.json`.
+/// Returns the number of finished steps in `result.json`.
 fn num_steps(folder: &RunFolder) -> u64 {
     let result = rlt_files::read_to_string(&folder.result(), rlt_files::MAX_MODEL_JSON_BYTES);
     let result = result.unwrap_or_default();
@@ -40,7 +40,7 @@ fn num_steps(folder: &RunFolder) -> u64 {
     result["step"].as_u64().unwrap_or(0)
 }
 
-/// The last training step with an evaluation, and the last one of all.
+/// Returns the last training step with an evaluation, and the last training step.
 fn last_steps(folder: &RunFolder) -> Result<Vec<StepMetrics>, TrackingError> {
     let (mut evaluated, mut last) = (None, None);
     for_each_step(&folder.root().join("metrics.jsonl"), |metrics| {

@@ -64,7 +64,7 @@ pub(crate) fn enter(phase: &'static str) {
     UNDER_WAY.set(phase);
 }
 
-/// Phase to which this thread's work is attributed.
+/// Returns the phase to which this thread's work is attributed.
 pub(crate) fn under_way() -> &'static str {
     UNDER_WAY.get()
 }

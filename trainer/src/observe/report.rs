@@ -44,8 +44,8 @@ pub fn render(run_folder: &Path) -> Result<PathBuf, ReportError> {
     Ok(path)
 }
 
-/// Renders the report at the end of a run, which has its result already. Neither an error nor a panic nor a
-/// slow disk decides anything: the page can be rendered again at any time from the files.
+/// Renders the report at the end of a run. An error, a panic or a slow disk does not change the result of the
+/// run, because the page can be rendered from the files at any later time.
 pub fn render_at_end(run_folder: &Path) {
     let folder = run_folder.to_path_buf();
     if let Err(reason) = with_timeout(TIMEOUT, move || render(&folder).map(drop)) {
@@ -53,14 +53,15 @@ pub fn render_at_end(run_folder: &Path) {
     }
 }
 
-/// Runs `work` on a thread of its own, which is left to itself after `timeout`; returns why it has no result.
+/// Runs `work` on a separate thread, which is abandoned after `timeout`; returns the reason if there is no
+/// result.
 fn with_timeout(
     timeout: Duration,
     work: impl FnOnce() -> Result<(), ReportError> + Send + 'static,
 ) -> Result<(), String> {
     let (sender, done) = sync_channel(1);
     let thread = std::thread::Builder::new().name("report".into()).spawn(move || {
-        // Nobody waits for it after the timeout.
+        // The receiver is gone after the timeout.
         let _ = sender.send(work());
     });
     thread.map_err(|error| format!("no thread: {error}"))?;

@@ -35,9 +35,9 @@ pub struct StopRequest {
 }
 
 impl StopRequest {
-    /// Starts to listen for SIGTERM and SIGINT, on a separate thread. The thread that starts the computing
-    /// threads has to call this before it does. A second signal ends the process at once, so that the user
-    /// can always stop it.
+    /// Starts to listen for SIGTERM and SIGINT, on a separate thread. The thread that starts the compute
+    /// threads must call this first, because the signals spare only the calling thread and threads that it
+    /// starts later. A second signal ends the process at once, so that the user can always stop it.
     ///
     /// # Errors
     /// When the operating system refuses the handlers or the thread.
@@ -64,7 +64,7 @@ impl StopRequest {
         self.signal.store(1, Ordering::Relaxed);
     }
 
-    /// Reason to stop now; `None` while the run may continue.
+    /// Returns the reason to stop now; `None` while the run may continue.
     pub fn reason(&self) -> Option<StopReason> {
         if self.signal.load(Ordering::Relaxed) != 0 {
             return Some(StopReason::Signal);
@@ -77,7 +77,7 @@ impl StopRequest {
 const POLL: Duration = Duration::from_millis(50);
 
 /// Watches the setup of a run, in which nothing has to be saved yet. It ends the process if a stop is
-/// requested and the setup does not end, because a file or a server never answers.
+/// requested while the setup blocks on a file or a server that never answers.
 pub(crate) struct SetupGuard {
     is_over: Arc<Mutex<bool>>,
 }

@@ -21,7 +21,7 @@ pub(super) struct Warnings(RefCell<State>);
 struct State {
     /// Run folder to which warnings are written; `None` before it is known.
     folder: Option<PathBuf>,
-    /// Warnings that apply to the whole attempt.
+    /// Warnings that apply to the rest of the attempt.
     standing: Vec<String>,
     /// Warning that checkpoints cannot be saved; `None` if they can.
     unsaved: Option<String>,
@@ -45,7 +45,7 @@ impl Warnings {
     /// Earlier warnings are kept.
     pub(super) fn open(self, folder: &Path) -> Self {
         let mut course = Course::default();
-        // A log that cannot be read is a tracker's error, said there.
+        // If the log cannot be read, its tracker reports the error.
         let _ = for_each_step(&folder.join("metrics.jsonl"), |step| push(&mut course, step));
         let state = State { folder: Some(folder.to_owned()), course, ..self.0.into_inner() };
         state.keep();

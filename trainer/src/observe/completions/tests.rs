@@ -1,4 +1,4 @@
-//! Whole groups are recorded, and each record gets the numbers of its own row.
+//! Full groups are recorded, and each record gets the values of its own row.
 
 use std::sync::Arc;
 

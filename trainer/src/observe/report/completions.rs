@@ -41,7 +41,7 @@ struct OfKind {
 impl Ends {
     /// Adds the next completion of a run.
     pub(super) fn take(&mut self, record: CompletionRecord) {
-        // One of each group, so that several prompts are seen.
+        // Only the first sample of each group is kept, so that several prompts are shown.
         if record.sample > 0 {
             return;
         }
@@ -50,7 +50,7 @@ impl Ends {
         keep(&mut kind.last, &record, |step, kept| step > kept);
     }
 
-    /// Number of completions in memory.
+    /// Returns the number of completions in memory.
     #[cfg(test)]
     pub(super) fn num_kept(&self) -> usize {
         let kinds = [&self.held_out, &self.trained].into_iter();

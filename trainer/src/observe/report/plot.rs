@@ -202,7 +202,7 @@ fn line(series: &Series, axes: &Axes) -> String {
     if !is_noisy(&series.points) {
         return format!("<path class=\"line c{color}\" d=\"{}\"/>", axes.path(&points));
     }
-    // Of the points that are drawn: the time of a long series stays short.
+    // Only the points that are drawn are smoothed, because the time is quadratic in their number.
     let smooth = smoothed(&points);
     format!(
         "<path class=\"line faint c{color}\" d=\"{}\"/><path class=\"line c{color}\" d=\"{}\"/>",
@@ -213,7 +213,7 @@ fn line(series: &Series, axes: &Axes) -> String {
 
 fn dots(series: &Series, axes: &Axes) -> String {
     let points = thinned(&series.points);
-    // Lines without length and with round ends stay round however the drawing is stretched.
+    // Lines of zero length with round ends stay round, however the drawing is stretched.
     let dots: String =
         points.iter().map(|&(step, value)| format!("M{}h0", axes.point(step, value))).collect();
     let color = series.color;
@@ -254,7 +254,7 @@ pub(super) fn stack_heights<'a>(series: impl IntoIterator<Item = &'a Series>) ->
     heights
 }
 
-/// Number of adjacent points that are drawn as one.
+/// Returns the number of adjacent points that are drawn as one.
 fn stride(points: &Points) -> usize {
     points.len().div_ceil(MAX_POINTS).max(1)
 }
@@ -283,7 +283,7 @@ fn smoothed(points: &Points) -> Points {
     (0..points.len()).map(around).collect()
 }
 
-/// Value at `step` of the least-squares line through `points`.
+/// Returns the value at `step` of the least-squares line through `points`.
 fn fit(points: &[(f64, f64)], step: f64) -> f64 {
     let num = points.len() as f64;
     let mean_step = points.iter().map(|&(step, _)| step).sum::<f64>() / num;

@@ -102,7 +102,7 @@ impl Run {
         self.manifest.pointer(pointer).and_then(Value::as_str)
     }
 
-    /// Number of finished steps of a stage.
+    /// Returns the number of finished steps of a stage.
     pub(super) fn num_steps(&self, stage: Stage) -> u64 {
         self.steps.iter().filter(|step| step.stage == stage).map(|step| step.step).max().unwrap_or(0)
     }

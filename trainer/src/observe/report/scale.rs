@@ -46,8 +46,8 @@ impl Scale {
         Some(Self { low: f64::from(low), high: f64::from(high), logarithmic: true, ticks })
     }
 
-    /// Position of a value on the axis, from 0 to 1. On a logarithmic axis, values that are not positive are
-    /// at the bottom.
+    /// Returns the position of a value on the axis, from 0 to 1. On a logarithmic axis, values that are not
+    /// positive are at the bottom.
     pub(super) fn place(&self, value: f64) -> f64 {
         let value = match (self.logarithmic, value > 0.0) {
             (true, true) => value.log10(),
@@ -57,13 +57,13 @@ impl Scale {
         ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
     }
 
-    /// Label and position of each tick.
+    /// Returns the label and position of each tick.
     pub(super) fn ticks(&self) -> impl Iterator<Item = (String, f64)> {
         self.ticks.iter().map(|&tick| (html::number(tick), self.place(tick)))
     }
 }
 
-/// The smallest of 1, 2, 2.5, 5 times a power of ten that is at least `spacing`.
+/// Returns the smallest of 1, 2, 2.5, 5 times a power of ten that is at least `spacing`.
 fn nice_spacing(spacing: f64) -> f64 {
     let power = 10f64.powf(spacing.log10().floor());
     let factor = [1.0, 2.0, 2.5, 5.0].into_iter().find(|factor| factor * power >= spacing * (1.0 - 1e-9));

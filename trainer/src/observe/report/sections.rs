@@ -150,7 +150,7 @@ fn critic(run: &Run) -> Vec<Plot> {
     ]
 }
 
-/// Plot of the KL divergence from the reference if there is one, else of that of the update.
+/// Creates the plot of the KL divergence from the reference, or without a reference that of the update.
 fn kl(run: &Run) -> Plot {
     let candidates = [
         ("KL to the reference", "actor/kl_loss"),
@@ -211,7 +211,7 @@ fn performance(run: &Run) -> Vec<Plot> {
     ]
 }
 
-/// Returns no points where all values are zero.
+/// Returns `points`, or no points if all values are zero.
 fn unless_zero(points: Points) -> Points {
     if points.iter().all(|&(_, value)| value == 0.0) { Points::new() } else { points }
 }
@@ -230,7 +230,8 @@ fn phases(run: &Run) -> Vec<Series> {
     let within = stack_heights(layers.iter().filter(|layer| !AFTER_THE_STEP.contains(&&*layer.label)));
     let rest = |(step, seconds): (f64, f64)| {
         let of = |heights: &BTreeMap<u64, f64>| heights.get(&(step as u64)).copied().unwrap_or(0.0);
-        // Where all phases together exceed the step's own time, the last ones are after it.
+        // If all phases together exceed the measured time of the step, evaluation and checkpoint ran after
+        // the step.
         let inner = if of(&accounted) > seconds { of(&within) } else { of(&accounted) };
         (step, (seconds - inner).max(0.0))
     };

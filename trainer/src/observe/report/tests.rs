@@ -176,7 +176,7 @@ fn a_page_that_fails_panics_or_never_ends_is_given_up_with_the_reason() {
     assert_eq!(with_timeout(TIMEOUT, || panic!("no page")), Err("it panicked".to_owned()));
     let (sender, never) = sync_channel::<()>(0);
     let slow = with_timeout(Duration::ZERO, move || {
-        // Ends with the test, which drops the sender.
+        // The call returns when the test ends, which drops the sender.
         let _ = never.recv();
         Ok(())
     });

@@ -31,7 +31,7 @@ fn a_result_that_was_there_has_its_last_values_and_no_step_of_this_process() {
     let last = [("critic/rewards/mean", 0.75), ("timing_s/step", 3.0)];
     for (steps, values) in [
         (vec![step(8, &evaluated), step(9, &last)], (Some(0.75), Some(0.5))),
-        // Without a log of metrics.
+        // A run without a log of metrics.
         (Vec::new(), (None, None)),
     ] {
         let mut report = ReportRequest::default();

@@ -197,7 +197,7 @@ impl Pace {
         }
     }
 
-    /// Estimated time left in the stage; `None` before the first step of this run ends.
+    /// Returns the estimated time left in the stage; `None` before the first step of this run ends.
     fn remaining(&self) -> Option<Duration> {
         let num_left = self.num_steps.saturating_sub(self.num_done) as f64;
         Duration::try_from_secs_f64(num_left * self.seconds_per_step?).ok()

@@ -90,15 +90,16 @@ fn run(listener: TcpListener, last_step: LastStep, stopped: oneshot::Receiver<()
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let listener = BoundedListener { listener, newest: VecDeque::new() };
         tokio::select! {
-            // A reader that never finishes its request must not keep the port open: no graceful shutdown.
+            // There is no graceful shutdown, because a reader that never finishes its request would keep the
+            // port open.
             _ = stopped => Ok(()),
             ended = axum::serve(listener, router) => ended,
         }
     })
 }
 
-/// Listener that closes the oldest connection for one beyond the limit. Any pod may reach the port, and could
-/// otherwise take the memory and the open files that the training needs.
+/// Listener that closes the oldest connection when a new one exceeds the limit. Any pod may reach the port,
+/// and could otherwise take the memory and the open files that the training needs.
 struct BoundedListener {
     listener: tokio::net::TcpListener,
     /// Handles of the newest connections, those that have ended included.
@@ -117,7 +118,7 @@ impl Listener for BoundedListener {
             if self.newest.len() >= MAX_CONNECTIONS
                 && let Some(oldest) = self.newest.pop_front()
             {
-                // It may have ended.
+                // The connection may have ended already.
                 let _ = oldest.shutdown(Shutdown::Both);
             }
             self.newest.push_back(handle.into());
@@ -186,8 +187,8 @@ fn families(metrics: &StepMetrics) -> BTreeMap<String, Vec<Sample>> {
     families
 }
 
-/// Family name and label of the metric that verl calls `name`: variable parts become a label, seconds are
-/// spelled out.
+/// Returns the family name and label of the metric that verl calls `name`: variable parts become a label,
+/// seconds are spelled out.
 fn family(name: &str) -> (String, Option<(&'static str, String)>) {
     if let Some(phase) = name.strip_prefix("timing_s/") {
         return ("rlt_trainer_timing_seconds".into(), Some(("phase", phase.into())));

@@ -96,7 +96,7 @@ impl Screen for Bars {
             Update::Phase { phase, total } => self.begin_phase(phase, total),
             Update::Advance { num_done, num_tokens } => self.advance(num_done, num_tokens),
             Update::Step(metrics) => self.end_step(&metrics),
-            // A terminal that cannot be written to shows nothing, and nothing depends on it.
+            // Errors of the terminal are ignored, because the training does not depend on its display.
             Update::Message(text) => drop(self.bars.println(rlt_terminal::escaped(&text))),
         }
     }

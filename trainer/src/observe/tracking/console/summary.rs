@@ -34,7 +34,7 @@ pub(super) fn of_step(metrics: &StepMetrics) -> String {
     parts.join(", ")
 }
 
-/// Mean of all held-out rewards of a step; `None` for a step without evaluation.
+/// Returns the mean of all held-out rewards of a step; `None` for a step without evaluation.
 fn held_out(metrics: &StepMetrics) -> Option<f64> {
     let rewards: Vec<f64> = metrics
         .values

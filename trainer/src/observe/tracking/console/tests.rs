@@ -8,7 +8,7 @@ use indicatif::{ProgressDrawTarget, TermLike};
 
 use super::*;
 
-/// Longest that a test waits for another thread to draw; milliseconds on a quiet machine.
+/// Maximum time that a test waits for another thread to draw; milliseconds on a quiet machine.
 const PATIENCE: Duration = Duration::from_secs(100);
 
 /// Everything that was ever shown.
@@ -141,13 +141,13 @@ fn a_slow_cold_start_shows_every_step_and_the_time_that_is_left() {
     assert_eq!(page.text(), expected);
 }
 
-/// The terminal takes nothing until the test lets it, so that a console which waited for it would never end.
+/// The terminal blocks until the test releases it, so a console that waits for the terminal would never end.
 #[test]
 fn a_blocked_terminal_delays_nothing() {
     struct Blocked(Receiver<()>);
     impl Write for Blocked {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            // An error when the test has ended.
+            // The channel returns an error when the test has ended.
             let _ = self.0.recv();
             Ok(bytes.len())
         }
@@ -197,7 +197,7 @@ fn bars_show_stage_phase_and_rate() {
     bars.draw(Update::Stage { stage: Stage::Training, num_done: 10, num_steps: 20 });
     bars.draw(Update::Phase { phase: Phase::Rollout, total: 64 });
     bars.draw(Update::Advance { num_done: 32, num_tokens: 1_000_000_000 });
-    // The bars draw at their own times.
+    // A separate thread draws the bars at times of its own.
     for expected in ["training", "10/20", "rollout", "32/64", "tok/s"] {
         page.wait_for(expected);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::*;
 
-/// How long a test waits for what takes milliseconds on a quiet machine.
+/// Maximum time that a test waits for an answer, which takes milliseconds on a quiet machine.
 const PATIENCE: Duration = Duration::from_secs(100);
 
 fn scrape(address: SocketAddr) -> String {
@@ -95,7 +95,7 @@ fn a_port_that_is_taken_is_named() {
 
 #[test]
 fn the_port_is_free_again_afterwards() {
-    // Held, so that nobody else is given the port between the endpoint's end and its next user.
+    // The port is held, so that no other process gets it between two endpoints.
     let held = rlt_tests::HeldPort::new().unwrap();
     let (exporter, endpoint) = serve(held.number()).unwrap();
     let address = endpoint.address();
