@@ -84,7 +84,8 @@ impl Estimator {
         Ok(batch)
     }
 
-    /// Weights of the batch's reward functions, in the order of `batch.reward_names`; 1 for an unknown name.
+    /// Returns the weights of the batch's reward functions, in the order of `batch.reward_names`; 1 for an
+    /// unknown name.
     fn weights_of(&self, batch: &Batch) -> Vec<f64> {
         let weight = |name: &String| self.weights.iter().find(|(n, _)| n == name).map_or(1.0, |(_, w)| *w);
         batch.reward_names.iter().map(weight).collect()

@@ -65,7 +65,8 @@ impl LabelLoss {
         Ok(self.kto.evaluate(&inputs, point, labels.len())?)
     }
 
-    /// TRL's metrics under TRL's names, and the loss. Metrics of a label that no completion has are left out.
+    /// Returns TRL's metrics under TRL's names, and the loss. Metrics of a label that no completion has are
+    /// left out.
     pub fn metrics(outputs: &KtoOutputs, point: &ReferencePoint) -> Metrics {
         let (good, bad) = (&outputs.good, &outputs.bad);
         let margin = good.mean_reward().zip(bad.mean_reward()).map(|(good, bad)| good - bad);
@@ -82,7 +83,7 @@ impl LabelLoss {
     }
 }
 
-/// Log-probs under the actor and the reference; empty where they are missing.
+/// Returns the log-probs under the actor and the reference; empty where they are missing.
 fn both(batch: &Batch) -> (&[f64], &[f64]) {
     (batch.old_logprobs.as_deref().unwrap_or_default(), batch.ref_logprobs.as_deref().unwrap_or_default())
 }

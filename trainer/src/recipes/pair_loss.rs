@@ -74,14 +74,14 @@ impl PairLoss {
         }
     }
 
-    /// TRL's metrics under TRL's names, and the loss.
+    /// Returns TRL's metrics under TRL's names, and the loss.
     pub fn metrics(&self, outputs: &PreferenceOutputs) -> Metrics {
         let mean = self.objective.running_mean_beta().map(|beta| ("delta", beta * self.log_ratios.mean()));
         let values = outputs.metrics.values().into_iter().chain([("preference/loss", outputs.loss)]);
         values.chain(mean).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// State for a checkpoint; null if no loss reads the running mean.
+    /// Returns the state for a checkpoint; null if no loss reads the running mean.
     pub fn state(&self) -> Value {
         let is_read = self.objective.running_mean_beta().is_some();
         let state = || serde_json::to_value(State { log_ratios: self.log_ratios }).unwrap_or_default();

@@ -51,8 +51,8 @@ impl GroupSampling {
                     let masked = &roles.rewards.masked;
                     groups.extend(judged.into_iter().filter(|group| has_signal(group, masked, dynamic)));
                 }
-                // Without dynamic sampling, or where no group of any batch differs: the step continues with
-                // the groups that it has.
+                // Without dynamic sampling, or if the rewards of no group differ, the step continues with the
+                // groups that it has.
                 _ => groups.extend(judged),
             }
         }
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// A group of two samples with these scores, and these rewards after the penalty on length.
+    /// Returns a group of two samples with these scores, and these rewards after the penalty on length.
     fn group(scores: [f64; 2], values: [f64; 2]) -> RolloutGroup {
         let prompt = prompt(&[1]);
         let sample = |(score, value): (f64, f64)| {
