@@ -47,7 +47,7 @@ pub struct Roles {
 }
 
 impl Roles {
-    /// State of the current step, shared by all roles.
+    /// Returns the state of the current step, shared by all roles.
     pub fn context(&self) -> &StepContext {
         &self.context
     }

@@ -70,8 +70,8 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// An actor of `decoder`, whose trainable parameters are those of `optimizer`. All `ranks` must give the
-    /// same.
+    /// Creates an actor of `decoder`, whose trainable parameters are those of `optimizer`. All `ranks` must
+    /// give the same.
     pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
         let ActorOptions { temperature, head_chunk_tokens, activation_checkpointing, max_grad_norm } =
             options;
@@ -116,12 +116,12 @@ impl Actor {
         Self { learner: self.learner.with_router_loss(coefficient), ..self }
     }
 
-    /// The head with which updates of the policy compute their loss.
+    /// Returns the head that computes the loss in updates of the policy.
     pub(crate) fn head(&self) -> PolicyHead {
         self.head
     }
 
-    /// Passes of the policy without gradients.
+    /// Returns the passes of the policy without gradients.
     fn scoring(&self) -> Scoring<'_> {
         let ranks = &self.scoring_ranks;
         let model = DecoderPass { sp_group: ranks.sp_group(), ..self.learner.model() };
@@ -151,8 +151,8 @@ impl Actor {
         })
     }
 
-    /// [`Self::accumulate`] on a GPU, without waiting: the stream calls `evaluate` for each chunk, which owns
-    /// its inputs. The gradient is valid for later work of the stream.
+    /// Does the same as [`Self::accumulate`] on a GPU, without waiting: the stream calls `evaluate`, which
+    /// owns its inputs, for each chunk. The gradient is valid for later work on the stream.
     ///
     /// # Errors
     /// When the device refuses a call.

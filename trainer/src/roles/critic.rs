@@ -1,4 +1,4 @@
-//! The critic: a decoder of its own with a value head, which predicts the future reward at every token.
+//! The critic: a separate decoder with a value head, which predicts the future reward at every token.
 //!
 //! ```text
 //! MicroBatch -> forward (tape) -> hidden of predicting positions -> value head: one number each
@@ -60,7 +60,7 @@ pub struct CriticOptions {
 }
 
 impl Default for CriticOptions {
-    /// The defaults of a manifest and of [`AdamWOptions`]; dtype and mesh are the actor's.
+    /// Returns the defaults of a manifest and of [`AdamWOptions`]; dtype and mesh are the actor's.
     fn default() -> Self {
         Self {
             critic: CriticSpec::default(),
@@ -105,10 +105,10 @@ pub struct Critic {
 }
 
 impl Critic {
-    /// A critic with the weights of `actor` and a value head of zeros, so that its first values are 0. All of
-    /// its weights are trained; or, with `lora`, only an adapter, initialized from `seed`, on the actor's
-    /// base weights. It is sharded if the actor is, and then this is collective. `ranks` are the actor's,
-    /// with the critic's sequence-parallel groups.
+    /// Creates a critic with the weights of `actor` and a value head of zeros, so that its first values are
+    /// 0. All of its weights are trained, or with `lora` only an adapter, initialized from `seed`, on the
+    /// actor's base weights. If the actor is sharded, so is the critic, and this call is collective. `ranks`
+    /// are the actor's, with the critic's sequence-parallel groups.
     ///
     /// # Errors
     /// [`CriticSetupError`].
@@ -141,7 +141,7 @@ impl Critic {
         Ok(Self { learner, head_d, options })
     }
 
-    /// Number of first steps in which only the critic learns.
+    /// Returns the number of first steps in which only the critic learns.
     pub fn warmup_steps(&self) -> u64 {
         self.options.critic.warmup_steps.unwrap_or_default().into()
     }
@@ -159,8 +159,8 @@ impl Critic {
         Ok(values)
     }
 
-    /// This rank's shards of the critic's tensors for a checkpoint, or all tensors without sharding. They
-    /// share memory with the critic, or are in offload storage.
+    /// Returns this rank's shards of the critic's tensors for a checkpoint, or all tensors without sharding.
+    /// The tensors share memory with the critic, or are in offload storage.
     ///
     /// # Errors
     /// Offloaded moments cannot be read.
@@ -184,7 +184,8 @@ impl Critic {
     }
 }
 
-/// The actor's decoder without its head: with its values, or as meta tensors if the decoder is sharded.
+/// Returns the actor's decoder without its head: with its values, or as meta tensors if the decoder is
+/// sharded.
 fn backbone(
     actor: &Decoder,
     lora: Option<(&LoraSpec, u64)>,
@@ -202,8 +203,8 @@ fn backbone(
     Ok(backbone)
 }
 
-/// This rank's shards of a backbone and its head, with the actor's values. Below an adapter they are the
-/// actor's.
+/// Creates this rank's shards of a backbone and its head, with the actor's values. A critic that is an
+/// adapter shares the actor's frozen shards.
 fn shards(
     backbone: &Decoder,
     head_d: &Tensor,

@@ -46,7 +46,7 @@ impl<E: StepFault> From<E> for StepError {
 }
 
 impl StepError {
-    /// The exit code of a run that ends with this error, unless one of its causes is more specific.
+    /// Returns the exit code of a run that ends with this error, unless one of its causes is more specific.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Failed { exit_code, .. } => *exit_code,

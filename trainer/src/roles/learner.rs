@@ -4,9 +4,9 @@
 //! epoch -> update of some rollout groups -> micro-batch: forward -> head and loss -> backward
 //!                                        -> sum the gradients of all ranks -> clip -> optimizer step
 //! ```
-//! A [`Learner`] has the decoder, its optimizer and what its passes need, and names no role. A
-//! `LossHead` is what differs: the loss by the hidden states that predict completion tokens, and its
-//! gradient. Losses and their inputs are defined elsewhere.
+//! A [`Learner`] holds the decoder, its optimizer and the settings of its passes, and does not depend on the
+//! roles. Roles differ in their `LossHead`, which computes the loss from the hidden states that predict
+//! completion tokens, and its gradient. Losses and their inputs are defined elsewhere.
 //!
 //! Legend of shapes: t tokens of a micro-batch, c completion tokens, d hidden size.
 
@@ -78,8 +78,8 @@ pub struct Learner {
 }
 
 impl Learner {
-    /// A learner of `decoder`, whose trained parameters are those of `optimizer`. All `ranks` must give the
-    /// same.
+    /// Creates a learner of `decoder`, whose trained parameters are those of `optimizer`. All `ranks` must
+    /// give the same.
     pub fn new(decoder: Decoder, optimizer: AdamW, options: LearnerOptions, ranks: Ranks) -> Self {
         let outer_gradients = EmbeddingAndHeadGradients::new(&decoder);
         let loss_scale = LossScale::of(decoder.compute_kind());
@@ -106,38 +106,39 @@ impl Learner {
     }
 
     /// Offloads layer inputs that are kept for the backward pass, on the CPU to unlinked files of `folder`;
-    /// `None` keeps them on the device. Only with activation checkpointing is nothing else kept.
+    /// `None` keeps them on the device. Without activation checkpointing, the device keeps other activations,
+    /// too.
     #[must_use]
     pub fn with_offloaded_inputs(self, folder: Option<PathBuf>) -> Self {
         Self { offload_inputs_to: folder, ..self }
     }
 
-    /// The decoder that is trained.
+    /// Returns the decoder that is trained.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
 
-    /// Optimizer of the trained parameters, with its state.
+    /// Returns the optimizer of the trained parameters, with its state.
     pub fn optimizer(&self) -> &AdamW {
         &self.optimizer
     }
 
-    /// The ranks that train together.
+    /// Returns the ranks that train together.
     pub fn ranks(&self) -> &Ranks {
         &self.ranks
     }
 
-    /// This rank's shards of the decoder; `None` if it is not sharded.
+    /// Returns this rank's shards of the decoder; `None` if it is not sharded.
     pub fn shards(&self) -> Option<&ShardedParameters> {
         self.shards.as_ref()
     }
 
-    /// The decoder for callers that read all of it, unit by unit.
+    /// Returns the decoder for callers that read all of its weights, unit by unit.
     pub fn units(&self) -> DecoderUnits<'_> {
         DecoderUnits::new(&self.decoder, self.shards.as_ref())
     }
 
-    /// The loss scale of the next update.
+    /// Returns the loss scale of the next update.
     pub fn loss_scale(&self) -> LossScale {
         self.loss_scale
     }
@@ -162,12 +163,12 @@ impl Learner {
         self.dropout_seed = seed;
     }
 
-    /// The decoder with its shards and sequence-parallel group, for a pass.
+    /// Returns the decoder with its shards and sequence-parallel group, for a pass.
     pub(crate) fn model(&self) -> DecoderPass<'_> {
         DecoderPass { decoder: &self.decoder, shards: self.shards.as_ref(), sp_group: self.ranks.sp_group() }
     }
 
-    /// The parameters that updates change, with their optimizer.
+    /// Returns the parameters that updates change, with their optimizer.
     pub(crate) fn train_state(&mut self) -> TrainState<'_> {
         TrainState {
             optimizer: &mut self.optimizer,
@@ -279,13 +280,13 @@ impl Learner {
         }
     }
 
-    /// The counters of the routers' choices; `None` while nothing counts them.
+    /// Returns the counters of the routers' choices; `None` while nothing counts them.
     pub(crate) fn route_comparison(&self) -> Option<Rc<RouteComparison>> {
         self.route_comparison.borrow().clone()
     }
 
-    /// Starts to count the routers' choices in passes over a batch, for whose rows the rollout logged
-    /// `of_rows`, until [`Self::take_route_counts`]. Nothing is counted without experts.
+    /// Starts to count the routers' choices in passes over a batch, until [`Self::take_route_counts`].
+    /// `of_rows` holds the routes that the rollout logged for each row. Nothing is counted without experts.
     pub(crate) fn watch_routes(&self, of_rows: Vec<Option<RoutesOfCompletion>>) {
         let experts = self.decoder.config.experts.as_ref();
         let watched = experts.map(|experts| Rc::new(RouteComparison::new(of_rows, experts)));

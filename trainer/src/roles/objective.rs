@@ -5,7 +5,7 @@ use rlt_api::resolved::{self, PairPreference, PolicyGradient, PolicyGradientLoss
 use rlt_core::loss::{Aggregation, Gpg, KlTerm, Objective, PositiveTerm};
 use rlt_core::preference::PreferenceObjective;
 
-/// The objective of a policy-gradient update; `kl_coefficient` is the controller's current one.
+/// Returns the objective of a policy-gradient update; `kl_coefficient` is the controller's current one.
 pub fn objective(algorithm: &PolicyGradient, kl_coefficient: f64) -> Objective {
     let kl = match &algorithm.kl {
         resolved::Kl::Loss(term) => Some(KlTerm { estimator: term.estimator, coefficient: kl_coefficient }),
@@ -25,8 +25,8 @@ fn positive(loss: &PolicyGradientLoss) -> Option<PositiveTerm> {
     loss.positive_threshold.map(|threshold| PositiveTerm { coefficient, threshold })
 }
 
-/// The objective of supervised training: mean negative log-likelihood of the demonstrated tokens, which is
-/// `Gpg` with an advantage of 1.
+/// Returns the objective of supervised training: mean negative log-likelihood of the demonstrated tokens,
+/// which is `Gpg` with an advantage of 1.
 pub fn supervised_objective() -> Objective {
     Objective {
         policy: Gpg {}.into(),
@@ -37,7 +37,7 @@ pub fn supervised_objective() -> Objective {
     }
 }
 
-/// The objective of preference losses over pairs of completions.
+/// Returns the objective of preference losses over pairs of completions.
 pub fn preference_objective(preference: &PairPreference) -> PreferenceObjective {
     PreferenceObjective {
         losses: preference.losses.weighted(),

@@ -17,22 +17,23 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// The manifest's offload, with files in a run's folder.
+    /// Creates the offload of the manifest, with files in a run's folder.
     pub fn new(spec: OffloadSpec, folder: &Path) -> Self {
         Self { spec, folder: folder.to_owned() }
     }
 
-    /// Folder for offloaded parameters; `None` if they stay on the device.
+    /// Returns the folder for offloaded parameters; `None` if parameters stay on the device.
     pub fn parameters(&self) -> Option<&Path> {
         self.spec.parameters.then_some(&self.folder)
     }
 
-    /// Folder for layer inputs that are offloaded between forward and backward pass; `None` if they stay.
+    /// Returns the folder for layer inputs that are offloaded between forward and backward pass; `None` if
+    /// they stay on the device.
     pub fn activations(&self) -> Option<&Path> {
         self.spec.activations.then_some(&self.folder)
     }
 
-    /// The optimizer of a role's trained parameters, with offloaded moments if the manifest says so.
+    /// Creates the optimizer of a role's trained parameters, with offloaded moments if the manifest says so.
     ///
     /// # Errors
     /// As [`AdamW::with_offloaded_moments`].

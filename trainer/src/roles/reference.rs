@@ -48,7 +48,7 @@ pub enum Reference {
 }
 
 impl Reference {
-    /// Releases the memory of a copy until it is read again.
+    /// Releases the memory of a frozen copy until its weights are read again.
     pub(crate) fn release_pages(&self) {
         if let Self::Frozen(Some(copy)) = self {
             copy.release_pages();
@@ -56,7 +56,7 @@ impl Reference {
     }
 }
 
-/// How a copy of the actor's weights is stored.
+/// Storage settings for a copy of the actor's weights.
 #[derive(Clone, Debug)]
 pub struct CopyOptions {
     /// The run folder, for the file of an offloaded copy, or of any copy on the CPU.
@@ -74,7 +74,7 @@ pub struct CopyOptions {
 }
 
 impl CopyOptions {
-    /// A copy in the actor's compute dtype, with its file in `folder`.
+    /// Creates the settings of a copy in the actor's compute dtype, with its file in `folder`.
     pub fn in_folder(folder: &Path, is_offloaded: bool) -> Self {
         Self { folder: folder.to_owned(), is_offloaded, compute: None, mesh: None, keeps_master: false }
     }
@@ -83,7 +83,7 @@ impl CopyOptions {
         self.compute.unwrap_or_else(|| actor.learner.decoder().compute_kind())
     }
 
-    /// Storage and compute dtype of the copy.
+    /// Returns the storage and compute dtype of the copy.
     fn dtypes_of(&self, actor: &Actor) -> (Kind, Kind) {
         let compute = self.compute_of(actor);
         (if self.keeps_master { Kind::Float } else { compute }, compute)
@@ -103,16 +103,16 @@ pub struct FrozenPolicy {
 }
 
 impl From<Decoder> for FrozenPolicy {
-    /// A policy that is not sharded.
+    /// Creates a policy that is not sharded.
     fn from(decoder: Decoder) -> Self {
         Self { decoder, shards: None }
     }
 }
 
 impl FrozenPolicy {
-    /// Copies the actor's present weights without its adapter. The copy is sharded if the actor is, and then
-    /// this is collective. Without offload on a CPU it is moved to an unlinked file of the folder, if that is
-    /// writable: only one pass a step reads it, and the memory is free for other phases.
+    /// Copies the actor's present weights without its adapter. If the actor is sharded, so is the copy, and
+    /// this call is collective. On a CPU without offload the copy is moved to an unlinked file of the folder,
+    /// if that is writable: only one pass per step reads it, and the memory is free for other phases.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or there is not enough memory.
@@ -127,8 +127,8 @@ impl FrozenPolicy {
         Ok(copy.in_file(&copy_options.folder))
     }
 
-    /// The reference in a checkpoint of a run with a model like the actor's; `None` if the checkpoint has
-    /// none.
+    /// Loads the reference from a checkpoint of a run with a model like the actor's; `None` if the checkpoint
+    /// has none.
     ///
     /// # Errors
     /// [`ReferenceError`] if a tensor is missing or of another shape, or there is not enough memory.
@@ -160,7 +160,7 @@ impl FrozenPolicy {
         Ok(Some(copy.in_file(&copy_options.folder)))
     }
 
-    /// A sharded copy with values of zero, offloaded to the folder if the settings say so.
+    /// Creates a sharded copy with values of zero, offloaded to the folder if the settings say so.
     fn meta_of(
         actor: &Actor,
         shards: &ShardedParameters,
@@ -209,7 +209,7 @@ impl FrozenPolicy {
         actor.score_with(model, batch, max_tokens)
     }
 
-    /// The copy's weights. They can be read while their unit is unsharded.
+    /// Returns the copy's weights. They can be read while their unit is unsharded.
     pub(crate) fn decoder(&self) -> &Decoder {
         &self.decoder
     }
@@ -218,7 +218,7 @@ impl FrozenPolicy {
         self.shards.as_ref()
     }
 
-    /// Releases the memory of the copy until it is read again.
+    /// Releases the memory of the copy until its weights are read again.
     pub fn release_pages(&self) {
         self.decoder.release_pages();
         self.shards.iter().for_each(ShardedParameters::release_pages);
@@ -243,8 +243,8 @@ impl FrozenPolicy {
         Ok(owned_shards(shards, local_shards))
     }
 
-    /// Every tensor of the copy under its name in a checkpoint. With FSDP this is collective, and only the
-    /// leader gets the tensors, in unlinked files of `folder`.
+    /// Returns every tensor of the copy under its name in a checkpoint. With FSDP this is collective, and
+    /// only the leader gets the tensors, in unlinked files of `folder`.
     pub(crate) fn tensors(&self, is_leader: bool, folder: &Path) -> Result<NamedTensors, RankError> {
         let stored =
             |tensors: NamedTensors| tensors.into_iter().map(|(name, tensor)| (stored_name(&name), tensor));

@@ -54,7 +54,7 @@ struct StepRecord {
     trained_tokens: BTreeMap<&'static str, usize>,
     num_sampled_tokens: Option<usize>,
     completions: Vec<CompletionRecord>,
-    /// Routers' choices in the rollout, by [`completion_key`] prompt and completion.
+    /// Routers' choices in the rollout, by the [`completion_key`] of prompt and completion.
     routes: BTreeMap<u64, RoutesOfCompletion>,
 }
 
@@ -84,14 +84,14 @@ pub(crate) struct StepReport {
     pub completions: Vec<CompletionRecord>,
 }
 
-/// A digest of a prompt and a completion.
+/// Computes the digest of a prompt and a completion.
 pub(crate) fn completion_key(prompt: &[TokenId], completion: &[TokenId]) -> u64 {
     let tokens = prompt.iter().chain(completion);
     tokens.fold(prompt.len() as u64, |key, token| combine(key, u64::from(*token)))
 }
 
 impl StepContext {
-    /// The context of a run without observers.
+    /// Creates the context of a run without observers.
     pub fn new(job_seed: u64, stop: StopRequest) -> Rc<Self> {
         let position = StepPosition { stage: Stage::Training, num_done: 0 };
         Rc::new(Self {
@@ -105,12 +105,12 @@ impl StepContext {
         })
     }
 
-    /// The position of the step.
+    /// Returns the position of the step.
     pub fn position(&self) -> StepPosition {
         self.position.get()
     }
 
-    /// Version of the policy: the number of completed training steps.
+    /// Returns the version of the policy: the number of completed training steps.
     pub fn policy_version(&self) -> u64 {
         match self.position() {
             StepPosition { stage: Stage::ColdStart, .. } => 0,
@@ -122,17 +122,17 @@ impl StepContext {
         self.position.set(position);
     }
 
-    /// A seed that depends only on the job's seed, its use, and `parts`.
+    /// Derives a seed that depends only on the job's seed, its use, and `parts`.
     pub fn seed(&self, usage: SeedUse, parts: &[u64]) -> u64 {
         seed(self.job_seed, usage, parts)
     }
 
-    /// The reason for this rank to stop now; `None` if there is none.
+    /// Returns the reason for this rank to stop now; `None` if there is none.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop.reason()
     }
 
-    /// Trackers, progress and status channel.
+    /// Returns the trackers, the progress and the status channel.
     pub(crate) fn watch(&self) -> Ref<'_, Observers> {
         self.watch.borrow()
     }
@@ -183,12 +183,12 @@ impl StepContext {
         completions::add_updates(&mut self.record.borrow_mut().completions, batch, logprobs);
     }
 
-    /// Records the routers' choices in the rollout, by [`completion_key`] prompt and completion.
+    /// Records the routers' choices in the rollout, by the [`completion_key`] of prompt and completion.
     pub(crate) fn record_routes(&self, routes: impl Iterator<Item = (u64, RoutesOfCompletion)>) {
         self.record.borrow_mut().routes.extend(routes);
     }
 
-    /// The recorded routes of each row of `batch`; empty if none were recorded.
+    /// Returns the recorded routes of each row of `batch`; empty if none were recorded.
     pub(crate) fn routes_of(&self, batch: &Batch) -> Vec<Option<RoutesOfCompletion>> {
         let record = self.record.borrow();
         if record.routes.is_empty() {
@@ -198,7 +198,8 @@ impl StepContext {
         batch.sequences.iter().map(|sequence| record.routes.get(&key(sequence)).cloned()).collect()
     }
 
-    /// Registers a hook. Every rank calls it when another role computes after sampling, or the step ends.
+    /// Registers a hook that every rank calls when another role computes after sampling, or when the step
+    /// ends.
     pub(crate) fn when_sampling_ends(&self, hook: impl Fn() -> Result<(), HookError> + 'static) {
         self.sampling_hooks.borrow_mut().push(Box::new(hook));
     }
@@ -207,7 +208,7 @@ impl StepContext {
         self.is_sampling.set(true);
     }
 
-    /// Calls the hooks that free memory only sampling needs, before another role computes.
+    /// Calls the hooks before another role computes. They free memory that only sampling needs.
     ///
     /// # Errors
     /// As the hooks of [`Self::when_sampling_ends`].

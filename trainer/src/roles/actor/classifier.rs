@@ -22,7 +22,7 @@ use crate::roles::learner::{
 };
 
 impl Actor {
-    /// The head's values of `K` labels at every position of `batch`, see [`Batch::to_read`].
+    /// Computes the values of `K` labels at every position of `batch`, see [`Batch::to_read`].
     ///
     /// # Errors
     /// If a sequence alone is longer than `max_tokens`, or a rank is lost.
@@ -51,7 +51,7 @@ impl Actor {
         })
     }
 
-    /// Makes one update from the `derivatives` of a loss on the whole batch, see [`Self::accumulate_labels`],
+    /// Makes one update from the `derivatives` of a loss on the full batch, see [`Self::accumulate_labels`],
     /// in micro-batches of at most `max_tokens` tokens. Returns its outcome, and the number of micro-batches
     /// of all ranks.
     ///
@@ -78,7 +78,7 @@ impl Actor {
     }
 }
 
-/// A classifier's head below a loss whose derivatives are known.
+/// Loss head of a classifier, given the derivatives of the loss.
 struct LabelHead<'a> {
     batch: &'a Batch,
     /// Derivatives of the loss with respect to each label's value, at the positions of the batch.
@@ -123,12 +123,12 @@ fn hidden_gradient(
 }
 
 impl ActorRole {
-    /// The token that pads a classifier's batches: no value is read after it.
+    /// Returns the token that pads a classifier's batches. No value is read after it.
     pub fn pad(&self) -> Option<u32> {
         self.decoder().config.pad_token_id
     }
 
-    /// The head's values of `K` labels at the positions of `batch` that are read, see [`Batch::to_read`].
+    /// Computes the values of `K` labels at the positions of `batch` that are read, see [`Batch::to_read`].
     ///
     /// # Errors
     /// [`StepError::Failed`].

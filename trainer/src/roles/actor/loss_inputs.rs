@@ -34,7 +34,8 @@ impl PolicyLossInputs {
         }
     }
 
-    /// Returns a function that evaluates `loss`, which was prepared with these inputs, on any thread.
+    /// Returns a function that evaluates `loss` on any thread. The loss must have been prepared with these
+    /// inputs.
     pub(super) fn evaluates(self, loss: &PreparedLoss<'_>, micro_batch: &MicroBatch) -> Box<EvaluateLoss> {
         let ((objective, weights), rows) = (loss.owned(), micro_batch.rows.clone());
         Box::new(move |tokens, logprobs, entropies| {

@@ -66,8 +66,8 @@ impl PolicyHead {
         Ok((model.sum_of_head(grad_cd)?, chunked.finish()?))
     }
 
-    /// [`Self::evaluate`] on a GPU, without waiting: the stream calls `evaluate` for each chunk, which owns
-    /// its inputs. The gradient is valid for later work of the stream.
+    /// Does the same as [`Self::evaluate`] on a GPU, without waiting: the stream calls `evaluate`, which owns
+    /// its inputs, for each chunk. The gradient is valid for later work on the stream.
     ///
     /// # Errors
     /// When the device refuses a call.

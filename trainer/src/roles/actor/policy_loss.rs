@@ -31,7 +31,7 @@ pub(super) struct UpdateLoss<'a> {
 }
 
 impl<'a> UpdateLoss<'a> {
-    /// The loss of the rows `row_idxs` of `batch`. It can be evaluated after [`Self::prepare`].
+    /// Creates the loss of the rows `row_idxs` of `batch`, which can be evaluated after [`Self::prepare`].
     pub(super) fn new(
         batch: &'a Batch,
         row_idxs: &[usize],
@@ -51,8 +51,9 @@ impl<'a> UpdateLoss<'a> {
         }
     }
 
-    /// Computes what the objective needs of all rows of the update before the first gradient. `passes` are
-    /// this rank's micro-batches of them; `seed` is that of random choices among tokens. Collective.
+    /// Computes the values that the objective needs from all rows of the update before the first gradient.
+    /// `passes` are this rank's micro-batches of these rows; `seed` determines random choices among tokens.
+    /// Collective.
     ///
     /// # Errors
     /// When the loss does not fit the rows, or a rank is lost.
@@ -69,7 +70,7 @@ impl<'a> UpdateLoss<'a> {
         Ok(())
     }
 
-    /// Selects the tokens that a loss of the whole batch treats specially, one flag per token of the batch;
+    /// Selects the tokens that a loss of the full batch treats specially, one flag per token of the batch;
     /// `None` for other losses.
     fn select_tokens(
         &self,
@@ -103,7 +104,7 @@ impl<'a> UpdateLoss<'a> {
     }
 
     /// Returns the weights of positive examples, one per token of the batch; `None` if the objective has no
-    /// such term. They are divided by the number of positive tokens of the whole update.
+    /// such term. They are divided by the number of positive tokens of the full update.
     fn weigh_positive_examples(&self, row_idxs: &[usize]) -> Result<Option<Vec<f64>>, LossError> {
         let batch = self.batch;
         let rewards: Vec<f64> = row_idxs.iter().map(|row_idx| batch.rewards[*row_idx]).collect();
@@ -116,7 +117,7 @@ impl<'a> UpdateLoss<'a> {
     }
 
     /// Computes the actor's log-probs of each micro-batch of this rank, for losses that need them before the
-    /// gradient: off-policy, the ratio of a sequence must be known before its first token can be evaluated.
+    /// gradient: off-policy, a token's loss depends on the ratio of its whole sequence.
     fn score_sequences(
         &self,
         actor: &Actor,

@@ -37,22 +37,22 @@ pub struct ActorRole {
 }
 
 impl ActorRole {
-    /// The weights of the policy. Its parameters can be read while their unit is unsharded.
+    /// Returns the weights of the policy. Its parameters can be read while their unit is unsharded.
     pub fn decoder(&self) -> &Decoder {
         self.policy.learner.decoder()
     }
 
-    /// The decoder for callers that read all of it, unit by unit.
+    /// Returns the decoder for callers that read all of its weights, unit by unit.
     pub fn units(&self) -> DecoderUnits<'_> {
         self.policy.learner.units()
     }
 
-    /// The actor's parameters and optimizer state, which a checkpoint saves.
+    /// Returns the actor's parameters and optimizer state, which a checkpoint saves.
     pub(crate) fn train_state(&mut self) -> TrainState<'_> {
         self.policy.learner.train_state()
     }
 
-    /// The scale of the actor's loss in half precision.
+    /// Returns the scale of the actor's loss in half precision.
     pub(crate) fn loss_scale(&self) -> LossScale {
         self.policy.learner.loss_scale()
     }
@@ -107,7 +107,7 @@ impl ActorRole {
         Ok(batch)
     }
 
-    /// The sum of the squared probabilities of the vocabulary at every completion token of `batch`.
+    /// Computes the sum of the squared probabilities of the vocabulary at every completion token of `batch`.
     ///
     /// # Errors
     /// [`StepError::Failed`].
@@ -157,7 +157,7 @@ impl ActorRole {
         let StepPosition { stage, num_done } = self.context.position();
         let head = self.policy.head();
         let (schedule, seed_part, head) = match stage {
-            // The rollout did not sample the demonstrations, so its temperature is not theirs.
+            // The rollout did not sample the demonstrations, so its temperature does not apply to them.
             Stage::ColdStart => {
                 let schedule = self.cold_start_schedule.as_ref().unwrap_or(&self.schedule);
                 (schedule, 0, PolicyHead { temperature: 1.0, ..head })
@@ -184,15 +184,15 @@ impl ActorRole {
     }
 
     /// Makes one update with the gradient of a loss whose derivatives with respect to the log-probs of
-    /// `batch` are `dlogprobs`. For losses of whole completions, which are known only once all of them are
-    /// scored ([`Self::score`]).
+    /// `batch` are `dlogprobs`. It serves losses of full completions, whose derivatives are known only after
+    /// all completions are scored ([`Self::score`]).
     ///
     /// # Errors
     /// [`StepError::Failed`]; the weights are then unchanged.
     pub fn update_by_gradient(&mut self, mut batch: Batch, dlogprobs: &[f64]) -> Result<(), StepError> {
         let step = self.context.position().num_done;
-        // The objective is a mean over tokens, so the derivative of a log-prob is minus the advantage,
-        // divided by the number of tokens.
+        // The objective is a mean over tokens, so its derivative with respect to a log-prob is minus the
+        // advantage, divided by the number of tokens.
         let num_tokens = batch.rows.num_valid_tokens() as f64;
         batch.advantages = dlogprobs.iter().map(|slope| -slope * num_tokens).collect();
         let plan = UpdatePlan {
@@ -243,7 +243,7 @@ impl ActorRole {
     }
 
     /// Records the distance between rollout and actor over all sampled tokens, including those that a
-    /// correction rejects for it later. Nothing is recorded for completions of a data set.
+    /// correction later rejects because of this distance. Nothing is recorded for completions of a data set.
     fn record_mismatch(&self, batch: &Batch, actor_logprobs: &[f64]) -> Result<(), StepError> {
         if batch.rollout_logprobs.is_empty() {
             return Ok(());

@@ -1,7 +1,7 @@
 //! The actor's update: trains the actor on a batch with advantages.
 //!
 //! The loop is in [`crate::roles::learner`], and the loss in `policy_loss`; this module has the settings and
-//! the report of the updates. Losses are divided by counts of the whole update, so the split into
+//! the report of the updates. Losses are divided by counts of the full update, so the split into
 //! micro-batches only limits memory. Advantages are computed elsewhere.
 
 use rlt_api::ExitCode;
@@ -147,8 +147,8 @@ pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<Upd
     update_by_head(actor, batch, plan, actor.head())
 }
 
-/// [`update`] with another `head`, for a loss at another temperature than the rollout's. Losses that score
-/// the batch before the gradient use the actor's own.
+/// Does the same as [`update`] with another `head`, for a loss at another temperature than the rollout's.
+/// Losses that score the batch before the gradient use the actor's own head.
 pub(super) fn update_by_head(
     actor: &mut Actor,
     batch: &Batch,

@@ -52,9 +52,9 @@ pub struct CriticReport {
 }
 
 impl CriticReport {
-    /// verl's names: `critic/vf_loss`, `critic/vf_clipfrac`, `critic/vpred_mean`, `critic/grad_norm`,
-    /// `critic/lr`; and `critic/num_micro_batches`; in half precision `critic/loss_scale` and
-    /// `critic/num_overflows`.
+    /// Returns the metrics under verl's names: `critic/vf_loss`, `critic/vf_clipfrac`, `critic/vpred_mean`,
+    /// `critic/grad_norm`, `critic/lr`; and `critic/num_micro_batches`; in half precision `critic/loss_scale`
+    /// and `critic/num_overflows`.
     pub fn metrics(&self) -> Metrics {
         let num_updates = self.updates.num_updates();
         let num_tokens = self.num_tokens.max(1.0);
@@ -70,7 +70,7 @@ impl CriticReport {
     }
 }
 
-/// Metrics of values and returns over the counted tokens: `critic/values`, `critic/returns`, and
+/// Returns metrics of values and returns over the counted tokens: `critic/values`, `critic/returns`, and
 /// `critic/vf_explained_var`, the share of the returns' variance that the values explain.
 pub fn value_metrics(batch: &Batch) -> Metrics {
     let mut metrics = Metrics::new();
@@ -84,7 +84,7 @@ pub fn value_metrics(batch: &Batch) -> Metrics {
     metrics
 }
 
-/// The variance with Bessel's correction, as torch's; 0 for fewer than two numbers.
+/// Computes the variance with Bessel's correction, as torch does; 0 for fewer than two numbers.
 fn variance(numbers: impl Iterator<Item = f64> + Clone) -> f64 {
     let count = numbers.clone().count() as f64;
     if count < 2.0 {
@@ -114,7 +114,7 @@ impl Critic {
         Ok(report)
     }
 
-    /// One optimizer update on the rows `row_idxs`.
+    /// Makes one optimizer update on the rows `row_idxs`.
     fn update(
         &mut self,
         batch: &Batch,

@@ -52,12 +52,13 @@ impl CriticRole {
         Ok(())
     }
 
-    /// The critic's parameters and optimizer state, which a checkpoint saves; `None` without a critic.
+    /// Returns the critic's parameters and optimizer state, which a checkpoint saves; `None` without a
+    /// critic.
     pub(crate) fn train_state(&mut self) -> Option<TrainState<'_>> {
         self.value_function.as_mut().map(|critic| critic.learner.train_state())
     }
 
-    /// The scale of the critic's loss in half precision; `None` without a critic.
+    /// Returns the scale of the critic's loss in half precision; `None` without a critic.
     pub(crate) fn loss_scale(&self) -> Option<LossScale> {
         self.value_function.as_ref().map(|critic| critic.learner.loss_scale())
     }

@@ -42,7 +42,7 @@ pub(super) struct ValueSums {
     pub(super) num_tokens: f64,
 }
 
-/// The values of hidden states `[c, d]`: f32 `[c]`.
+/// Computes the values f32 `[c]` of hidden states `[c, d]`.
 pub(super) fn values_of(hidden_cd: &Tensor, head_d: &Tensor) -> Tensor {
     hidden_cd.to_kind(Kind::Float).mv(head_d)
 }
@@ -111,8 +111,8 @@ impl MicroBatchLoss {
         Ok((derivative_c, DeferredLoss::evaluated(sums)))
     }
 
-    /// [`Self::derivative`] without waiting: the stream calls the host with the values of the micro-batch,
-    /// f32 `[c]` on a GPU.
+    /// Does the same as [`Self::derivative`] without waiting: the stream calls the host with the
+    /// micro-batch's values, f32 `[c]` on a GPU.
     fn derivative_in_stream(
         self,
         values_c: &Tensor,

@@ -1,4 +1,4 @@
-//! The loss of a micro-batch, which is evaluated at once on a CPU, on a GPU when the stream has passed it.
+//! The loss of a micro-batch: evaluated at once on a CPU, and on a GPU when the CUDA stream reaches it.
 
 use rlt_torch::HostCallbacks;
 
@@ -17,13 +17,13 @@ enum State<S> {
 }
 
 impl<S> DeferredLoss<S> {
-    /// Makes a loss that is evaluated already.
+    /// Creates a loss that is evaluated already.
     pub(crate) fn evaluated(sums: S) -> Self {
         Self(State::Evaluated(sums))
     }
 
-    /// Makes a loss that the host evaluates by `calls`, in the order of the device's stream. `take` returns
-    /// its summands once they are complete.
+    /// Creates a loss that the host functions `calls` evaluate in the order of the device's stream. `take`
+    /// returns its summands once all calls are complete.
     pub(crate) fn in_stream(
         calls: HostCallbacks,
         take: impl FnOnce() -> Result<S, LearnerError> + 'static,
@@ -31,8 +31,8 @@ impl<S> DeferredLoss<S> {
         Self(State::InStream { calls, take: Box::new(take) })
     }
 
-    /// Waits for the stream unless it is past the micro-batch already, as it is when something was read from
-    /// the device since.
+    /// Waits until the loss is evaluated, and returns its summands. The wait is short if the host has read a
+    /// value from the device since, because such a read already waits for the stream.
     ///
     /// # Errors
     /// When the loss did not fit the micro-batch, or the device failed.

@@ -14,16 +14,16 @@ use tch::{Kind, Tensor, no_grad};
 /// Leaves whose gradients are filled by hand; `None` if the weight is frozen.
 #[derive(Debug)]
 pub struct EmbeddingAndHeadGradients {
-    /// Embedding, `[v, d]`; with tied weights it is the head, too.
+    /// Embedding, `[v, d]`, which is also the head if weights are tied.
     embedding_vd: Option<Tensor>,
-    /// Head that is not tied, `[v, d]`; that of a classifier is `[k, d]`.
+    /// Untied head, `[v, d]`; that of a classifier is `[k, d]`.
     head_vd: Option<Tensor>,
     /// Bias of a classifier's head, `[k]`.
     bias_k: Option<Tensor>,
     is_tied: bool,
 }
 
-/// The gradient of a leaf, which exists while an update accumulates; created as zeros.
+/// Returns the gradient of a leaf, and creates it as zeros at its first use in an update.
 fn gradient(leaf: &Tensor) -> Tensor {
     if !leaf.grad().defined() {
         rlt_torch::set_grad(leaf, Some(&leaf.detach().zeros_like()));
@@ -32,11 +32,11 @@ fn gradient(leaf: &Tensor) -> Tensor {
 }
 
 impl EmbeddingAndHeadGradients {
-    /// The weights outside of the layers that `decoder` trains.
+    /// Selects the trained weights of `decoder` outside of its layers.
     pub fn new(decoder: &Decoder) -> Self {
         let parameters = decoder.trainable_parameters();
         let leaf = |wanted: &str| {
-            // With an adapter it is a trained copy under PEFT's name.
+            // With an adapter, the trained weight is a copy under PEFT's name.
             let is_it = |name: &str| name.strip_prefix(ADAPTED_MODEL).unwrap_or(name) == wanted;
             let (_, weight) = parameters.iter().find(|(name, _)| is_it(name))?;
             Some(weight.shallow_clone())
@@ -54,7 +54,7 @@ impl EmbeddingAndHeadGradients {
         self.embedding_vd.is_some()
     }
 
-    /// The gradient of the head, to which the loss head adds; `None` if the head is frozen.
+    /// Returns the gradient of the head, to which the loss head adds; `None` if the head is frozen.
     pub fn head(&self) -> Option<Tensor> {
         let leaf = if self.is_tied { &self.embedding_vd } else { &self.head_vd };
         leaf.as_ref().map(gradient)
@@ -76,8 +76,8 @@ impl EmbeddingAndHeadGradients {
     }
 
     /// Adds the gradient of embedded tokens, `[t, d]`, to the embedding's rows of those tokens, `[t]` i64.
-    /// The row of the padding token gets none, as in transformers. A tensor-parallel rank has the rows of
-    /// its tokens alone.
+    /// The row of the padding token gets none, as in transformers. A tensor-parallel rank adds only to the
+    /// rows of its own vocabulary shard.
     pub(crate) fn scatter_embedding(&self, decoder: &Decoder, tokens_t: &Tensor, grad_td: &Tensor) {
         let Some(mut embedding_vd) = self.embedding_vd.as_ref().map(gradient) else { return };
         no_grad(|| {

@@ -17,7 +17,7 @@ pub(super) struct ImagePlacement<'a> {
 }
 
 impl<'a> ImagePlacement<'a> {
-    /// An empty row.
+    /// Creates an empty row.
     pub(super) fn new(config: &'a VisionConfig) -> Self {
         let (images, places, positions) = Default::default();
         Self { config, images, places, positions }

@@ -1,7 +1,7 @@
 //! The end of a pass with gradients: a head with its loss.
 //!
 //! ```text
-//! hidden states that predict tokens -> head: numbers of each token -> loss -> its derivatives -> gradients
+//! hidden states that predict tokens -> head: values of each token -> loss -> its derivatives -> gradients
 //! ```
 //! A learner does the rest, so a loss that needs another head is one implementation of [`LossHead`].
 //!

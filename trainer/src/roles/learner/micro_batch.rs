@@ -138,13 +138,13 @@ impl MicroBatch {
         })
     }
 
-    /// One value for each completion token of all rows, from those of the c tokens; 0 for tokens of other
+    /// Scatters the values of the c tokens to all completion tokens of the micro-batch; 0 for tokens of other
     /// sequence-parallel ranks.
     pub fn spread(&self, per_token: &[f32]) -> Vec<f64> {
         self.predicted.spread(per_token, self.rows.num_tokens())
     }
 
-    /// The values of the c tokens, from one for each completion token of all rows.
+    /// Selects the values of the c tokens from one value for each completion token of all rows.
     pub fn local_values(&self, per_token: &[f64]) -> Vec<f64> {
         self.predicted.local_values(per_token)
     }
@@ -156,7 +156,7 @@ impl MicroBatch {
 pub(crate) struct PredictedTokens(Arc<[usize]>);
 
 impl PredictedTokens {
-    /// Values for all `num_tokens` completion tokens, see [`MicroBatch::spread`].
+    /// Scatters values to all `num_tokens` completion tokens, see [`MicroBatch::spread`].
     pub(crate) fn spread(&self, per_token: &[f32], num_tokens: usize) -> Vec<f64> {
         let mut all = vec![0.0; num_tokens];
         for (place, number) in self.0.iter().zip(per_token) {
@@ -165,12 +165,12 @@ impl PredictedTokens {
         all
     }
 
-    /// Values of the predicted tokens, see [`MicroBatch::local_values`].
+    /// Selects the values of the predicted tokens, see [`MicroBatch::local_values`].
     pub(crate) fn local_values(&self, per_token: &[f64]) -> Vec<f64> {
         self.0.iter().map(|place| per_token[*place]).collect()
     }
 
-    /// The row of each predicted token, and its index among that row's completion tokens.
+    /// Returns the row of each predicted token, and its index among that row's completion tokens.
     pub(crate) fn in_rows<'a>(&'a self, rows: &'a Rows) -> impl Iterator<Item = (usize, usize)> + 'a {
         let mut row = 0;
         self.0.iter().map(move |place| {

@@ -21,15 +21,15 @@ pub(crate) struct RouteComparison {
 }
 
 impl RouteComparison {
-    /// Counters of passes over a batch through layers with `experts`. The rollout logged `of_rows` for the
-    /// batch's rows.
+    /// Creates counters of passes over a batch through layers with `experts`. `of_rows` holds the routes that
+    /// the rollout logged for each row of the batch.
     pub(crate) fn new(of_rows: Vec<Option<RoutesOfCompletion>>, experts: &Experts) -> Self {
         let num_layers = experts.layers.iter().filter(|has_experts| **has_experts).count();
         let counts = RefCell::new(RouteCounts::of_none(num_layers, experts.num_experts));
         Self { of_rows, num_layers, counts, on_device: RefCell::default() }
     }
 
-    /// The observer of the pass over `micro_batch`.
+    /// Returns the observer of the pass over `micro_batch`.
     pub(crate) fn watch(&self, micro_batch: &MicroBatch) -> RouteCounter {
         let predicted = micro_batch.predicted.in_rows(&micro_batch.rows);
         let sampled = predicted.map(|(row, token)| {
@@ -60,7 +60,7 @@ impl RouteComparison {
         }
     }
 
-    /// All counts of this rank. Waits for those of a GPU.
+    /// Returns all counts of this rank, after waiting for those of a GPU.
     pub(crate) fn all(&self) -> RouteCounts {
         let mut counts = self.counts.borrow().clone();
         if let Some(there) = self.on_device.take() {

@@ -55,7 +55,7 @@ fn gradients(learner: &Learner) -> Vec<(String, Tensor)> {
     parameters.map(|(name, leaf)| (name, leaf.grad().copy())).collect()
 }
 
-/// Gradients by the learner, split into micro-batches of these rows.
+/// Computes gradients by the learner, split into micro-batches of these rows.
 fn by_learner(splits: &[&[usize]]) -> Vec<(String, Tensor)> {
     let (learner, batch) = (learner(), batch());
     let mut head = head(&batch);
@@ -69,7 +69,7 @@ fn by_learner(splits: &[&[usize]]) -> Vec<(String, Tensor)> {
     gradients(&learner)
 }
 
-/// Gradients by one dense graph, sequence by sequence.
+/// Computes gradients by one dense graph, sequence by sequence.
 fn by_autograd() -> Vec<(String, Tensor)> {
     let learner = learner();
     let weight = 0.5 / batch().rows.num_tokens() as f64;

@@ -34,12 +34,13 @@ pub(crate) struct TrainState<'a> {
 /// Names of the optimizer's tensors that have a parameter's shape.
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
-/// The name of a parameter's moment in a checkpoint.
+/// Returns the name of a parameter's moment in a checkpoint.
 fn moment_name(parameter: &str, moment: &str) -> String {
     format!("optimizer.{parameter}.{moment}")
 }
 
-/// The name of the parameter to which a tensor of a checkpoint belongs: the parameter itself, or a moment.
+/// Returns the name of the parameter to which a tensor of a checkpoint belongs: the parameter itself, or a
+/// moment.
 fn parameter_of(tensor: &str) -> &str {
     let of_moment =
         |state: &'static str| tensor.strip_prefix("optimizer.")?.strip_suffix(state)?.strip_suffix('.');
@@ -48,7 +49,8 @@ fn parameter_of(tensor: &str) -> &str {
 
 impl TrainState<'_> {
     /// All-reduces the gradients, so that each rank applies the sum over all ranks. A parameter without a
-    /// gradient gets one of zeros on any number of ranks, such as a vision tower in a batch without images.
+    /// gradient, such as one of the vision tower in a batch without images, gets a gradient of zeros on any
+    /// number of ranks.
     pub(crate) fn sum_gradients(&self) -> Result<(), RankError> {
         match self.shards {
             Some(shards) => shards.finish_gradients(),
@@ -129,7 +131,7 @@ impl TrainState<'_> {
         Ok(parts)
     }
 
-    /// The optimizer's moments by name, and its step counts.
+    /// Returns the optimizer's moments by name, and its step counts.
     fn state(&self) -> Result<(BTreeMap<String, Tensor>, NamedTensors), RankError> {
         let is_count = |(name, _): &(String, Tensor)| name.ends_with(".num_steps");
         let (counts, moments): (NamedTensors, NamedTensors) =
@@ -137,9 +139,9 @@ impl TrainState<'_> {
         Ok((moments.into_iter().collect(), counts))
     }
 
-    /// Every tensor that an update changes, under its name in a checkpoint. With FSDP this is collective, and
-    /// only the leader gets the tensors, in unlinked files of `folder` if that is writable, because memory
-    /// suffices for one unit only.
+    /// Returns every tensor that an update changes, under its name in a checkpoint. With FSDP this is
+    /// collective, and only the leader gets the tensors, in unlinked files of `folder` if that is writable,
+    /// because memory suffices for one unit only.
     pub(crate) fn tensors(&self, folder: &Path) -> Result<NamedTensors, RankError> {
         let Some(shards) = self.shards else {
             return Ok(self
@@ -182,7 +184,8 @@ impl TrainState<'_> {
         })
     }
 
-    /// Loads what [`Self::checkpoint_shards`] or [`Self::tensors`] saved, each rank its own shard.
+    /// Loads a checkpoint of [`Self::checkpoint_shards`] or [`Self::tensors`]; each rank reads only its own
+    /// shards.
     ///
     /// # Errors
     /// [`CheckpointError`]: the checkpoint lacks a tensor, or one has another shape.
@@ -201,7 +204,7 @@ impl TrainState<'_> {
     }
 }
 
-/// Selects the local shards that this rank saves. Those of all ranks together are every tensor once.
+/// Selects the local shards that this rank saves. All ranks together save every tensor once.
 pub(crate) fn owned_shards(
     shards: &ShardedParameters,
     local_shards: Vec<CheckpointShard>,
@@ -233,7 +236,8 @@ fn gather_unit(
     Ok(whole)
 }
 
-/// Moves tensors into a new file. If none can be written, they are copied: saving then reports the error.
+/// Moves tensors into a new file. If the file cannot be written, the tensors are copied in memory, and the
+/// save of the checkpoint reports the error.
 pub(crate) fn in_file(tensors: NamedTensors, folder: &Path) -> NamedTensors {
     let (names, resident): (Vec<String>, Vec<Tensor>) = tensors.into_iter().unzip();
     let lying = match TensorFile::write(folder, &resident) {
@@ -241,7 +245,7 @@ pub(crate) fn in_file(tensors: NamedTensors, folder: &Path) -> NamedTensors {
         Err(error) => {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, "a part of the checkpoint stays in memory until it is saved");
-            // The buffers of which these are views may be freed.
+            // The tensors are views of buffers that may be freed.
             resident.iter().map(|tensor| tensor.detach().copy()).collect()
         }
     };

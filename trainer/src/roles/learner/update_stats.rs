@@ -33,12 +33,12 @@ impl UpdateStats {
         self.loss_scale = scale.is_dynamic().then(|| scale.factor());
     }
 
-    /// Number of updates, applied or not; at least 1, because it is used as a divisor.
+    /// Returns the number of updates, applied or not; at least 1, because it is used as a divisor.
     pub(crate) fn num_updates(&self) -> f64 {
         (self.grad_norms.len() + self.num_skipped + self.num_overflows).max(1) as f64
     }
 
-    /// Metrics of the updates: `{role}/grad_norm`; in half precision also `{role}/loss_scale` and
+    /// Returns the metrics of the updates: `{role}/grad_norm`; in half precision also `{role}/loss_scale` and
     /// `{role}/num_overflows`.
     pub(crate) fn metrics(&self, role: &str) -> Metrics {
         let mut metrics = Metrics::new();

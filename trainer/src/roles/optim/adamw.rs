@@ -32,7 +32,7 @@ pub struct AdamWOptions {
 }
 
 impl Default for AdamWOptions {
-    /// The values of `torch.optim.AdamW`, and one learning rate for all parameters.
+    /// Returns the settings of `torch.optim.AdamW`, with one learning rate for all parameters.
     fn default() -> Self {
         Self { betas: (0.9, 0.999), epsilon: 1e-8, weight_decay: 0.01, lora_b_ratio: 1.0 }
     }
@@ -66,21 +66,21 @@ pub(crate) struct Clipped {
 }
 
 impl Clipped {
-    /// A step at `learning_rate` whose gradients, of norm `grad_norm`, are clipped to `max_grad_norm`; `None`
-    /// if the norm is not finite and the step must be skipped.
+    /// Creates a step at `learning_rate` whose gradients, of norm `grad_norm`, are clipped to
+    /// `max_grad_norm`; `None` if the norm is not finite and the step must be skipped.
     pub(crate) fn at_norm(grad_norm: f64, learning_rate: f64, max_grad_norm: Option<f64>) -> Option<Self> {
         let scale = max_grad_norm.map_or(1.0, |max| clip_coefficient(grad_norm, max));
         grad_norm.is_finite().then_some(Self { learning_rate, scale })
     }
 
-    /// The step for gradients that are `factor` times as large.
+    /// Returns the step for gradients that are `factor` times as large.
     pub(crate) fn of_scaled(self, factor: f64) -> Self {
         Self { scale: self.scale / factor, ..self }
     }
 }
 
 impl AdamW {
-    /// An optimizer of the given leaves, with zero moments on the same device.
+    /// Creates an optimizer of the given leaves, with zero moments on the same device.
     ///
     /// # Errors
     /// Two parameters share a name, or the moments cannot be allocated.
@@ -88,9 +88,9 @@ impl AdamW {
         Self::with_moments(parameters, options, None)
     }
 
-    /// [`Self::new`] with offloaded moments. Those of a parameter are on the device only while it and the one
-    /// before it are updated; otherwise in pinned memory of the host, or on the CPU in an unlinked file of
-    /// `folder`.
+    /// Creates an optimizer whose moments are offloaded: to pinned memory of the host for a GPU, and to an
+    /// unlinked file of `folder` on the CPU. The moments of a parameter are on the device only while that
+    /// parameter and the one before it are updated.
     ///
     /// # Errors
     /// As [`Self::new`], or the file cannot be written, for example on a full disk.
@@ -120,7 +120,7 @@ impl AdamW {
     }
 
     /// Applies the accumulated gradients, scaled together so that their L2 norm is at most `max_grad_norm`;
-    /// `None` clips nothing. They are kept until [`clear_gradients`](Self::clear_gradients).
+    /// `None` clips nothing. The gradients are kept until [`clear_gradients`](Self::clear_gradients).
     ///
     /// # Errors
     /// A gradient cannot be read, or a parameter cannot be updated.
@@ -137,8 +137,8 @@ impl AdamW {
         Ok(StepOutcome::Applied { grad_norm })
     }
 
-    /// The joint L2 norm of the gradients of all parameters whose name `among` accepts. It does not depend on
-    /// the order of parameters.
+    /// Computes the joint L2 norm of the gradients of all parameters whose name `among` accepts. It does not
+    /// depend on the order of parameters.
     ///
     /// # Errors
     /// A gradient cannot be read.
@@ -150,8 +150,8 @@ impl AdamW {
         rlt_torch::global_norm(gradients.values()).map_err(|source| OptimError::Norm { source })
     }
 
-    /// Updates the parameters that have a gradient and whose name `among` accepts. The moments of the next
-    /// one are prefetched meanwhile.
+    /// Updates the parameters that have a gradient and whose name `among` accepts. Meanwhile the moments of
+    /// the next parameter are prefetched.
     ///
     /// # Errors
     /// A parameter cannot be updated.
@@ -176,14 +176,14 @@ impl AdamW {
         Ok(())
     }
 
-    /// The leaves with their names, in order. They share memory with the optimizer's.
+    /// Returns the leaves with their names, in order. The tensors share memory with those of the optimizer.
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
         let named = |parameter: &Parameter| (parameter.name.clone(), parameter.leaf.shallow_clone());
         self.parameters.iter().map(named).collect()
     }
 
-    /// The gradients of all parameters, in order. A parameter without a gradient gets one of zeros. They
-    /// share memory with the leaves' gradients.
+    /// Returns the gradients of all parameters, in order. A parameter without a gradient gets one of zeros.
+    /// The tensors share memory with the leaves' gradients.
     pub fn gradients(&self) -> Vec<Tensor> {
         let of_one = |parameter: &Parameter| {
             if !parameter.leaf.grad().defined() {
@@ -214,9 +214,9 @@ impl AdamW {
         })
     }
 
-    /// The moments and the step count of every parameter, for a checkpoint: `<name>.exp_avg` and
+    /// Returns the moments and the step count of every parameter, for a checkpoint: `<name>.exp_avg` and
     /// `<name>.exp_avg_sq`, float32 in the parameter's shape, and `<name>.num_steps`, one int64, each under
-    /// `optimizer.`. They share memory with the optimizer, or are in offload storage.
+    /// `optimizer.`. The tensors share memory with the optimizer, or are in offload storage.
     ///
     /// # Errors
     /// Offloaded moments cannot be read.
@@ -238,8 +238,9 @@ impl AdamW {
         self.load_moments(checkpoint, |_, state_name, moment| checkpoint.load_into(state_name, moment))
     }
 
-    /// [`load`](Self::load) for leaves that are shards of the checkpoint's tensors. `load_moment` gets the
-    /// parameter's name, the checkpoint's name of a moment, and the moment in the leaf's shape.
+    /// Loads moments and counts as [`load`](Self::load) does, for leaves that are shards of the checkpoint's
+    /// tensors. `load_moment` gets the parameter's name, the checkpoint's name of a moment, and the moment in
+    /// the leaf's shape.
     ///
     /// # Errors
     /// The checkpoint lacks a count, or the error of `load_moment`.
@@ -296,7 +297,7 @@ impl Parameter {
         }
     }
 
-    /// The parameter's factor of the learning rate (LoRA+).
+    /// Returns the parameter's factor of the learning rate (LoRA+).
     fn rate_factor(&self, options: &AdamWOptions) -> f64 {
         if is_behind_a(&self.name) { options.lora_b_ratio } else { 1.0 }
     }
@@ -352,8 +353,8 @@ fn decays(name: &str) -> bool {
     !name.split('.').any(is_spared)
 }
 
-/// Whether LoRA+ gives a parameter another learning rate: B matrices and vectors. A shard of a matrix is
-/// flat, too, so the name decides.
+/// Whether LoRA+ gives a parameter another learning rate: B matrices and vectors. The name decides, because a
+/// shard of a matrix is flat, too.
 fn is_behind_a(name: &str) -> bool {
     let is_saved_norm = || name.contains(ADAPTED_MODEL) && name.ends_with("norm.weight");
     name.contains(".lora_B.")
@@ -362,8 +363,8 @@ fn is_behind_a(name: &str) -> bool {
         || is_saved_norm()
 }
 
-/// The factor that reduces `grad_norm` to `max_grad_norm`, at most 1. It includes the small constant of
-/// `torch.nn.utils.clip_grad_norm_`.
+/// Returns the factor that reduces `grad_norm` to `max_grad_norm`, at most 1. The divisor includes the small
+/// constant of `torch.nn.utils.clip_grad_norm_`.
 fn clip_coefficient(grad_norm: f64, max_grad_norm: f64) -> f64 {
     (max_grad_norm / (grad_norm + 1e-6)).min(1.0)
 }

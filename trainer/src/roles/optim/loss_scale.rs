@@ -25,7 +25,7 @@ pub struct LossScale {
 }
 
 impl LossScale {
-    /// The scale for the compute dtype `compute`: fixed at 1, unless that is half precision.
+    /// Creates the scale for the compute dtype `compute`: fixed at 1, unless the dtype is half precision.
     pub fn of(compute: Kind) -> Self {
         match compute {
             Kind::Half => Self { factor: FIRST_FACTOR, num_good: Some(0) },
@@ -33,7 +33,7 @@ impl LossScale {
         }
     }
 
-    /// The factor by which the loss's derivatives are multiplied.
+    /// Returns the factor by which the loss's derivatives are multiplied.
     pub fn factor(&self) -> f64 {
         self.factor
     }
@@ -53,7 +53,8 @@ impl LossScale {
         }
     }
 
-    /// Lowers the factor after a gradient that was not finite. Returns whether that may help.
+    /// Lowers the factor after a gradient that was not finite. Returns false if the factor is fixed or at its
+    /// minimum.
     pub(crate) fn back_off(&mut self) -> bool {
         if !self.is_dynamic() || self.factor <= MIN_FACTOR {
             return false;

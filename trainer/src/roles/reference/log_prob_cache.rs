@@ -42,7 +42,7 @@ const MAX_REFERENCES: usize = 16;
 pub(crate) struct LogProbCache {
     /// Records in the run folder; `None` on ranks other than the leader, and if they cannot be written.
     records: Option<RecordFile>,
-    /// Whether the user was told that the file is full.
+    /// Whether the user was warned that the file is full.
     is_full_reported: bool,
     ranks: Ranks,
 }
@@ -74,12 +74,12 @@ impl LogProbCache {
     /// [`RankError`] when a rank is lost.
     pub(crate) fn find(&self, batch: &Batch) -> Result<Option<Vec<f64>>, RankError> {
         let found = self.broadcast(self.found(batch).unwrap_or_default())?;
-        // Nothing is sent where a completion is missing.
+        // The leader sends nothing if a completion is missing.
         let is_found = found.len() == batch.rows.num_tokens();
         Ok(is_found.then(|| found.into_iter().map(f64::from).collect()))
     }
 
-    /// The log-probs of all completions in this rank's file.
+    /// Reads the log-probs of all completions from this rank's file; `None` if any is missing.
     fn found(&self, batch: &Batch) -> Option<Vec<f32>> {
         let records = self.records.as_ref()?;
         let mut found = Vec::with_capacity(batch.rows.num_tokens());
@@ -89,7 +89,7 @@ impl LogProbCache {
         Some(found)
     }
 
-    /// Caches new log-probs, and returns those of all completions as the cache has them. Collective.
+    /// Caches new log-probs, and returns the cached log-probs of all completions. Collective.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -98,8 +98,8 @@ impl LogProbCache {
         Ok(self.broadcast(kept)?.into_iter().map(f64::from).collect())
     }
 
-    /// The leader's step of [`Self::keep`]: cached completions keep their first values, new ones are
-    /// appended.
+    /// Merges the log-probs of `batch` into the leader's file: cached completions keep their first values,
+    /// new ones are appended.
     fn merge_with_cached(&mut self, batch: &Batch, logprobs: &[f64]) -> Vec<f32> {
         let mut kept: Vec<f32> = Vec::with_capacity(logprobs.len());
         // The first range of each new completion of the batch; its order is the same in every run.

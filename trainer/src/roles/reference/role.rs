@@ -39,7 +39,7 @@ pub struct ReferenceRole {
     pub(crate) context: Rc<StepContext>,
 }
 
-/// The initial controller of a KL term.
+/// Creates the initial controller of a KL term.
 pub(crate) fn kl_controller(kl: &Kl) -> KlController {
     match kl.term() {
         None => KlController::Fixed { coefficient: 0.0 },
@@ -55,7 +55,7 @@ pub(crate) fn kl_controller(kl: &Kl) -> KlController {
 }
 
 impl ReferenceRole {
-    /// The coefficient of the KL term in the present step.
+    /// Returns the coefficient of the KL term in the present step.
     pub fn kl_coefficient(&self) -> f64 {
         self.controller.coefficient()
     }
@@ -76,8 +76,9 @@ impl ReferenceRole {
         Ok(batch)
     }
 
-    /// [`Self::score`] for completions of a data set, each of which is computed once. Later epochs and
-    /// resumed runs read the cache in the run folder, under the digest of the reference's weights.
+    /// Does the same as [`Self::score`] for completions of a data set, each of which is computed only once.
+    /// Later epochs and resumed runs read the cache in the run folder, under the digest of the reference's
+    /// weights.
     ///
     /// # Errors
     /// [`StepError::Failed`].
@@ -102,7 +103,7 @@ impl ReferenceRole {
         Ok(batch)
     }
 
-    /// Digest of the reference's weights, the same on all ranks.
+    /// Computes the digest of the reference's weights, the same on all ranks.
     fn digest(&self, actor: &ActorRole) -> Result<u64, StepError> {
         let units = match &self.policy {
             Reference::Frozen(Some(copy)) => DecoderUnits::new(copy.decoder(), copy.shards()),
@@ -115,7 +116,7 @@ impl ReferenceRole {
         let is_trained = |name: &str| trained.iter().any(|(own, _)| own == name);
         let own = WeightDigest::of(units)?.combined(|name| !is_trained(name));
         self.policy.release_pages();
-        // Each rank has shards of its own; without sharding all ranks have the same weights.
+        // Each rank has its own shards; without sharding all ranks have the same weights.
         Ok(match units.shards() {
             None => own,
             Some(_) => {
@@ -191,8 +192,8 @@ impl ReferenceRole {
         self.context.measure("update_ref", || copy.sync(&actor.policy, alpha))?;
         self.policy.release_pages();
         self.is_own = true;
-        // The cached log-probs are those of other weights. The run folder keeps them under those weights'
-        // digest.
+        // The cached log-probs belong to the earlier weights. Their file in the run folder is named after the
+        // digest of those weights.
         self.cache = None;
         Ok(())
     }
@@ -202,7 +203,7 @@ impl ReferenceRole {
         self.policy.release_pages();
     }
 
-    /// The copy that a checkpoint must save, because only this run has it.
+    /// Returns the copy that a checkpoint must save, because only this run has it.
     pub(crate) fn own_copy(&self) -> Option<&FrozenPolicy> {
         match &self.policy {
             Reference::Frozen(Some(copy)) if self.is_own => Some(copy),
@@ -211,7 +212,7 @@ impl ReferenceRole {
     }
 
     /// Loads the reference from a checkpoint that has one, which is so after a cold start and if the
-    /// reference follows the actor. Otherwise it stays the one that was made from the model's source.
+    /// reference follows the actor. Otherwise the reference that was made from the model's source is kept.
     ///
     /// # Errors
     /// [`ReferenceError`] if a tensor is missing or of another shape, or there is not enough memory.

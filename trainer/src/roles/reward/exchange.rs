@@ -92,7 +92,7 @@ mod tests {
 
     const GROUPS: [&[usize]; 3] = [&[2, 1], &[], &[4]];
 
-    /// Bytes of a rank's message.
+    /// Returns the number of bytes of a rank's message.
     fn message_bytes(rank: usize) -> u64 {
         let lens = GROUPS[rank];
         let num_samples: usize = lens.iter().sum();

@@ -236,11 +236,11 @@ impl PendingRewards {
         }
     }
 
-    /// Waits, in bounded time, for the verdicts on all submitted samples, by sample and function. If
-    /// `is_stopping`, missing verdicts become timeouts at once.
+    /// Waits for the verdicts on all submitted samples, at most for the batch's time limit, and returns them
+    /// by sample and function. If `is_stopping`, missing verdicts become timeouts at once.
     pub fn finish(mut self, is_stopping: &dyn Fn() -> bool) -> BTreeMap<SampleId, Verdicts> {
         (0..self.functions.len()).for_each(|idx| self.send(idx));
-        // Without this end the channel closes when every request has ended, even by a panic.
+        // Drops this sender, so that the channel closes when every request has ended, even by a panic.
         self.sender = channel().0;
         let deadline = Instant::now() + self.batch_timeout;
         while self.num_waiting > 0 && !is_stopping() {

@@ -147,7 +147,7 @@ impl RewardFunctions {
         })
     }
 
-    /// The functions that judge rows of a data source, in the manifest's order.
+    /// Returns the functions that judge rows of a data source, in the manifest's order.
     pub(super) fn judging(&self, data_source: &str) -> impl Iterator<Item = &NamedFunction> {
         self.functions.iter().filter(move |function| judges(&function.data_sources, data_source))
     }

@@ -57,7 +57,7 @@ pub struct Policy<'a> {
     pub longest_sequence: usize,
 }
 
-/// How ranks shard a reward model.
+/// Sharding of reward models over ranks.
 #[derive(Clone, Debug)]
 pub struct Sharing<'a> {
     /// Ranks over which the model is sharded.
@@ -97,7 +97,7 @@ pub enum RewardModelError {
         /// The error of the tokenizer.
         source: TokenizerError,
     },
-    /// The model reads other tokens than the policy writes.
+    /// The model's vocabulary differs from the policy's.
     #[error(
         "the model of reward function {name:?} has another vocabulary than the policy: expected {expected}, got {got}"
     )]
@@ -109,7 +109,7 @@ pub enum RewardModelError {
         /// Property of the model's vocabulary that differs.
         got: String,
     },
-    /// The model judges full completions, but the manifest asks for steps.
+    /// The model judges full completions, but the manifest requests scores of steps.
     #[error(
         "the model of reward function {name:?} has one label: steps are judged by a token classifier with two"
     )]
@@ -157,7 +157,7 @@ pub enum RewardModelError {
 }
 
 impl RewardModelError {
-    /// The exit code of a run that ends with this error.
+    /// Returns the exit code of a run that ends with this error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Hub { source, .. } => source.exit_code(),
@@ -189,7 +189,8 @@ impl RewardModels {
         functions.iter().filter_map(|function| function.model.as_ref()).any(|model| model.hub.is_some())
     }
 
-    /// Folders of the models that `functions` name, in order. Models of the hub are fetched first.
+    /// Returns the folders of the models that `functions` name, in order. Models of the hub are fetched
+    /// first.
     ///
     /// # Errors
     /// [`RewardModelError::Hub`], with the function's name.
@@ -221,13 +222,13 @@ impl RewardModels {
         Ok(Self { models, max_tokens, ranks: ranks.clone() })
     }
 
-    /// Whether models are sharded, so that all ranks must ask when one does.
+    /// Whether models are sharded, so that all ranks must take part in scoring.
     pub fn are_shared(&self) -> bool {
         self.models.iter().any(|model| model.shards.is_some())
     }
 
-    /// The scores of every model for the samples that it judges, in the order of the samples. Collective with
-    /// FSDP; each rank gives its own samples.
+    /// Computes the scores of every model for the samples that it judges, in the order of the samples.
+    /// Collective with FSDP; each rank gives its own samples.
     ///
     /// # Errors
     /// [`RewardModelError::Packing`] if a sequence alone is longer than a pass, [`RewardModelError::Torch`],
@@ -284,7 +285,8 @@ impl RewardModel {
         Ok(scores)
     }
 
-    /// Positions of a pass at which scores are read, and the number of positions of each sequence.
+    /// Returns the positions of a pass at which scores are read, and the number of positions of each
+    /// sequence.
     fn positions(&self, read: &[&Reading]) -> (Vec<i64>, Vec<usize>) {
         let (mut all, mut counts, mut start) = (Vec::new(), Vec::new(), 0);
         for Reading { tokens, positions } in read {
@@ -297,8 +299,8 @@ impl RewardModel {
         (all, counts)
     }
 
-    /// The reward of each sequence, from the values `[k, n]` that were read in a pass; `counts` says how many
-    /// of each.
+    /// Computes the reward of each sequence from the values `[k, n]` that a pass has read; `counts` holds the
+    /// number of values of each sequence.
     fn rewards(&self, numbers: &[f32], counts: &[usize]) -> Vec<f64> {
         let num_read: usize = counts.iter().sum();
         let number = |label: usize, at: usize| f64::from(numbers[label * num_read + at]);
@@ -338,8 +340,8 @@ fn classifier(
     Ok((classifier, Some(shards)))
 }
 
-/// The reader of a model. A model that reads the policy's tokens must have the policy's vocabulary, and a
-/// context for its longest sequence.
+/// Creates the reader of a model's inputs. A model that reads the policy's tokens must have the policy's
+/// vocabulary, and a context for its longest sequence.
 fn reader(
     name: &str,
     model: &RewardModelSpec,
@@ -375,12 +377,12 @@ fn own_tokenizer(name: &str, dir: &Path) -> Result<Tokenizer, RewardModelError> 
     })
 }
 
-/// The reward functions with a model, each with its model.
+/// Returns the reward functions with a model, each with its model.
 fn named(functions: &[RewardFunctionSpec]) -> impl Iterator<Item = (&RewardFunctionSpec, &RewardModelSpec)> {
     functions.iter().filter_map(|function| Some((function, function.model.as_ref()?)))
 }
 
-/// The folder of a model on this machine. A model of the hub is fetched first.
+/// Returns the folder of a model on this machine. A model of the hub is fetched first.
 fn folder(name: &str, model: &RewardModelSpec) -> Result<PathBuf, RewardModelError> {
     match (&model.path, &model.hub) {
         (Some(path), _) => Ok(path.into()),

@@ -78,7 +78,7 @@ impl RewardPool {
         batch.rewards()
     }
 
-    /// Number of threads of this and earlier calls that hang in a function now.
+    /// Returns the number of threads of this and earlier calls that hang in a function now.
     pub fn num_abandoned(&self) -> usize {
         self.num_abandoned.load(Ordering::Acquire)
     }
@@ -269,8 +269,8 @@ impl Worker {
         if state.is_abandoned { Err(TimedOut) } else { Ok(()) }
     }
 
-    /// Abandons the thread if its call exceeds the time limit, and settles the call's sample. The lock on the
-    /// state is held, so that the thread learns of it before it could write a reward.
+    /// Abandons the thread if its call exceeds the time limit, and settles the call's sample. The state stays
+    /// locked meanwhile, so the thread sees that it was abandoned before it can write a reward.
     fn abandon_if_hung(&self, batch: &Batch, timeout: Duration, clock: &CallClock) -> bool {
         let mut state = locked(&self.state);
         let Some(call) = state.running.clone().filter(|call| clock(call) > timeout) else {

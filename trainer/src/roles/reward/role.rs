@@ -38,8 +38,8 @@ impl RewardsRole {
         Ok(groups)
     }
 
-    /// [`Self::judge`] without recording, for samples that are not, or not all, the step's own. Also returns
-    /// their cost.
+    /// Judges samples as [`Self::judge`] does, without recording them: some or all of them may not belong to
+    /// the step. Also returns their cost.
     pub(crate) fn judge_unrecorded(
         &mut self,
         sampled: Sampled,

@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// How long a test waits for another thread.
+/// Maximum time that a test waits for another thread.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// A reward made of a closure.
+/// A reward function that calls a closure.
 struct Closure<F>(F);
 
 impl<F: Fn(&Sample<'_>) -> Result<f64, RewardError> + Send + Sync> RewardFunction for Closure<F> {
@@ -70,7 +70,7 @@ fn functions(spec: Value) -> Result<RewardFunctions, RewardSetupError> {
     RewardFunctions::new(&spec, 100)
 }
 
-/// Four calls run at a time, and each waits for the end of the one behind it: the four end in reverse order.
+/// Four calls run at a time, and each waits for the next sample's call, so the four end in reverse order.
 #[test]
 fn rewards_are_returned_in_the_order_of_the_samples() {
     let ended = Arc::new((Mutex::new(Vec::<u64>::new()), Condvar::new()));
@@ -105,8 +105,7 @@ fn wait_until(what: &str, is_met: impl Fn() -> bool) {
     }
 }
 
-/// The clock of the calls says that exactly those on the text `hang` are past the limit, however slow this
-/// machine is.
+/// The replaced clock puts exactly the calls on the text `hang` past the limit, however slow the machine is.
 #[test]
 fn a_hung_function_costs_its_sample_and_nothing_else() {
     let release = Arc::new(AtomicBool::new(false));
@@ -134,7 +133,7 @@ fn a_hung_function_costs_its_sample_and_nothing_else() {
     wait_until("abandoned threads did not end", || pool.num_abandoned() == 0);
 }
 
-/// The clock is that of the machine: all calls hang, so that none can be too late by accident.
+/// The test uses the machine's clock: all calls hang, so none can be late by accident.
 #[test]
 fn hanging_threads_are_bounded_and_the_step_still_ends() {
     let num_started = Arc::new(AtomicUsize::new(0));
@@ -149,7 +148,7 @@ fn hanging_threads_are_bounded_and_the_step_still_ends() {
     let texts = vec!["x"; 200];
     let rewards = score(&pool, &texts);
     let timed_out = statuses(&rewards).iter().filter(|status| **status == RewardStatus::Timeout).count();
-    // A call may be abandoned before its thread has come to the first line of the function.
+    // A call may be abandoned before its thread has reached the first line of the function.
     wait_until("not every call that timed out has begun", || {
         num_started.load(Ordering::Acquire) >= timed_out
     });

@@ -63,13 +63,13 @@ pub struct RolloutRole {
 struct SamplingPlan {
     phase: Phase,
     usage: SeedUse,
-    /// Numbers from which the samples' seeds are derived, before the indices of prompt and sample.
+    /// Numbers that precede the indices of prompt and sample in the derivation of each sample's seed.
     seed_parts: Vec<u64>,
     params: SamplingParams,
     num_samples: u32,
 }
 
-/// The cost of the last batch that an engine has sampled.
+/// Returns the cost of the last batch that an engine has sampled.
 fn cost_of(stats: RolloutStats) -> SamplingCost {
     SamplingCost { num_preemptions: stats.num_preemptions as u64, cache_bytes: stats.cache_bytes as u64 }
 }
@@ -157,13 +157,13 @@ impl RolloutRole {
         self.engine.borrow_mut().sleep();
     }
 
-    /// Frees the cache and keeps the packed weights for the next sampling under the same policy. A role that
-    /// computes before then frees the weights.
+    /// Frees the cache and keeps the packed weights for the next sampling under the same policy. If another
+    /// role computes before that, the weights are freed, too.
     pub(crate) fn free_cache(&self) {
         self.engine.borrow_mut().free_cache();
     }
 
-    /// Number of weight syncs so far.
+    /// Returns the number of weight syncs so far.
     pub fn num_weight_syncs(&self) -> u64 {
         self.engine.borrow().num_syncs()
     }
@@ -224,7 +224,7 @@ impl RolloutRole {
             let sampled = own_idxs.into_iter().zip(completions);
             sampled.filter(|(prompt_idx, _)| assignment.judge_of(*prompt_idx) == rank).collect()
         });
-        // Ranks of a tensor-parallel group preempt alike: one of them counts.
+        // All ranks of a tensor-parallel group preempt the same sequences, so only one of them counts.
         let is_counted = rank.is_multiple_of(num_shards);
         let cost = if is_counted { cost_of(self.engine.borrow().stats()) } else { SamplingCost::default() };
         Ok(Sampled {
@@ -237,8 +237,8 @@ impl RolloutRole {
         })
     }
 
-    /// Exchanges the routers' choices for the first completion of each request, with which the actor compares
-    /// its own.
+    /// Exchanges the routers' choices for the first completion of each request. The actor compares its own
+    /// choices with them.
     fn exchange_routes(
         &self,
         actor: &ActorRole,
@@ -249,7 +249,7 @@ impl RolloutRole {
             return Ok(());
         }
         let mut engine = self.engine.borrow_mut();
-        // Ranks of a tensor-parallel group have equal choices: one of them sends.
+        // All ranks of a tensor-parallel group have the same choices, so only one of them sends.
         let tells = self.ranks.rank().is_multiple_of(engine.num_shards());
         let own =
             if tells { routes::logged(requests, completions, engine.take_routes()) } else { Vec::new() };

@@ -16,7 +16,7 @@ use crate::roles::step_context::completion_key;
 /// Key of a completion, and the digests of its routes.
 type Logged = (u64, Vec<u16>);
 
-/// The routes of the first completion of each request, if they were recorded.
+/// Returns the routes of the first completion of each request, if they were recorded.
 pub(super) fn logged(
     requests: &[Request],
     completions: &[Vec<Completion>],

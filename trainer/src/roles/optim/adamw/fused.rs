@@ -23,8 +23,8 @@ impl Parameter {
         leaf.device().is_cuda() && leaf.kind() == Kind::Float && is_dense
     }
 
-    /// Updates the parameter by a launch of its own, with prefetched moments. Returns whether the kernel
-    /// applied.
+    /// Updates the parameter by its own launch, with prefetched moments. Returns whether the kernel supports
+    /// the parameter.
     pub(super) fn step_by_kernel(
         &self,
         moments: &[Tensor; 2],

@@ -20,7 +20,7 @@ pub(super) enum Prefetched {
 }
 
 impl Moments {
-    /// Zero moments for a parameter, offloaded to `storage` if there is one.
+    /// Creates moments of zero for a parameter, offloaded to `storage` if there is one.
     pub(super) fn zeros(leaf: &Tensor, storage: Option<&mut OffloadStorage>) -> Result<Self, Error> {
         let zeros = || {
             Tensor::f_zeros(leaf.size(), (Kind::Float, leaf.device()))
@@ -41,7 +41,7 @@ impl Moments {
         })
     }
 
-    /// Writes moments from [`Prefetched::wait`], which have changed since, back to offload storage.
+    /// Writes the changed moments that [`Prefetched::wait`] returned back to offload storage.
     pub(super) fn put_back(&self, changed: &[Tensor; 2]) -> Result<(), Error> {
         match self {
             Self::Resident(_) => Ok(()),
@@ -61,7 +61,8 @@ impl Moments {
         Ok(self.put_back(&moments)?)
     }
 
-    /// The moments in place, to be read: offloaded ones take memory of the host while they are read.
+    /// Returns the moments for reading. Offloaded moments are not copied: they take memory of the host only
+    /// while they are read.
     pub(super) fn in_place(&self) -> Result<[Tensor; 2], Error> {
         Ok(match self {
             Self::Resident(moments) => moments.each_ref().map(Tensor::shallow_clone),

@@ -1,4 +1,4 @@
-//! Proves the optimizer: what a gradient changes, what decays, and where moments are.
+//! The optimizer: which values a gradient changes, which parameters decay, and where moments are stored.
 
 use rlt_models::{ModelConfig, TensorShape};
 use tch::Device;
@@ -63,7 +63,7 @@ fn narrow_parameters_have_wide_moments() {
     assert!(state[..2].iter().all(|(_, tensor)| tensor.kind() == Kind::Float));
 }
 
-/// A step without a gradient is decay alone.
+/// A step without a gradient only decays weights.
 #[test]
 fn matrices_decay_and_norms_and_biases_do_not() {
     let config = ModelConfig::from_json(&serde_json::json!({
@@ -88,7 +88,7 @@ fn matrices_decay_and_norms_and_biases_do_not() {
     optimizer.gradients();
     optimizer.step(0.5, None).expect("finite");
     for (name, leaf) in &leaves {
-        // A shard of a matrix is flat too: its name decides.
+        // A shard of a matrix is flat, too, so the name decides.
         let expected = if leaf.dim() == 2 || name.contains("value_head") { 0.75 } else { 1.0 };
         assert!(values(&leaf.reshape([-1])).iter().all(|value| *value == expected), "{name}");
     }
@@ -108,7 +108,7 @@ fn offloaded_moments_equal_those_in_memory_and_can_be_dropped() {
         }
         .expect("room");
         for step in 1..4 {
-            // The last one has no gradient in every step.
+            // The last parameter lacks a gradient in step 2.
             give_gradient(&leaves[0], &[0.3, 0.1, -0.2]);
             if step != 2 {
                 give_gradient(&leaves[2], &[step as f32]);

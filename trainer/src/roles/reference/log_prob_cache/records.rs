@@ -1,5 +1,5 @@
-//! File of log-probs of completions, which are read from it when they are needed. Memory holds eight bytes of
-//! each key and an offset.
+//! File of completions' log-probs, which are read from the file when they are needed. The index in memory
+//! takes eight bytes of each key and an offset.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -14,7 +14,8 @@ const KEY_BYTES: usize = 16;
 const HEADER_BYTES: usize = KEY_BYTES + 4 + 8;
 const VALUE_BYTES: usize = 4;
 
-/// Records of one file, at most. The index of as many takes 72 MB, whatever the length of the completions.
+/// Maximum number of records of one file. The index of as many takes 72 MB, whatever the length of the
+/// completions.
 pub(super) const MAX_RECORDS: usize = 3_500_000;
 
 /// Digest of a prompt and a completion.
@@ -87,12 +88,12 @@ impl RecordFile {
         Ok(())
     }
 
-    /// Whether no further record is kept.
+    /// Whether the file has its maximum number of records.
     pub(super) fn is_full(&self) -> bool {
         self.offsets.len() >= self.max_records
     }
 
-    /// The `num_values` values with this key; `None` if there are none, or they are damaged.
+    /// Reads the `num_values` values of a key; `None` if they are missing or damaged.
     pub(super) fn find(&self, key: &Key, num_values: usize) -> Option<Vec<f32>> {
         let offset = *self.offsets.get(&short(key))?;
         let mut bytes = [0; HEADER_BYTES];
@@ -107,8 +108,8 @@ impl RecordFile {
         (digest::digest64(&values) == header.digest).then_some(values)
     }
 
-    /// Appends records, as many as are kept. Nothing is synced: after a power loss a record is complete, or
-    /// damaged and computed again.
+    /// Appends records until the file is full, and ignores the rest. Nothing is synced: after a power loss a
+    /// record is complete, or damaged and computed again.
     pub(super) fn append<'a>(&mut self, records: impl Iterator<Item = Record<'a>>) -> io::Result<()> {
         let (mut bytes, mut offsets) = (Vec::new(), Vec::new());
         let num_free = self.max_records.saturating_sub(self.offsets.len());
@@ -126,12 +127,12 @@ impl RecordFile {
     }
 }
 
-/// The first bytes of a key. Two keys that share them are told apart in the file.
+/// Returns the first bytes of a key. Keys that share them are distinguished by the full key in the file.
 fn short(key: &Key) -> u64 {
     key.iter().take(8).fold(0, |short, byte| short << 8 | u64::from(*byte))
 }
 
-/// Values from their little-endian bytes.
+/// Parses values from their little-endian bytes.
 pub(super) fn values_of(bytes: &[u8]) -> Vec<f32> {
     let (values, _) = bytes.as_chunks::<VALUE_BYTES>();
     values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
@@ -147,7 +148,7 @@ mod tests {
         std::iter::once(Record { key: KEYS[idx], values })
     }
 
-    /// Values in memory would be found whatever the file holds.
+    /// A cache that held values in memory would find them whatever the file holds.
     #[test]
     fn values_are_read_from_the_file_and_damaged_ones_are_missing_until_they_are_appended_again() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The cache gives the first values to all ranks, from the file alone.
+//! The cache gives the first values to all ranks, and reads them only from the file.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use rlt_core::fixtures::preference;
 use super::*;
 use crate::tests::on_ranks;
 
-/// Two batches of two completions with three tokens.
+/// Creates two batches, each of two completions with three tokens in total.
 fn batches() -> [Batch; 2] {
     [
         Batch::from_preferences(&[preference(&[1, 2], &[&[3, 4], &[5]])]),
@@ -46,7 +46,7 @@ fn a_completion_that_a_batch_has_twice_keeps_its_first_log_probs() {
     assert_eq!(kept.find(&twice).unwrap(), Some(vec![-0.5, -1.5, -0.5, -1.5]));
 }
 
-/// Memory would know them all.
+/// A cache in memory would find all rows, despite the limit of the file.
 #[test]
 fn rows_beyond_the_limit_are_computed_again_and_the_others_are_not() {
     let folder = tempfile::tempdir().unwrap();

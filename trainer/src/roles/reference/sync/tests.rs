@@ -1,4 +1,4 @@
-//! A synced reference has the same numbers whole or sharded, in memory, in a file or offloaded.
+//! A synced reference has the same values unsharded or sharded, in memory, in a file or offloaded.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::tests::{actor_on_mesh, on_ranks, whole_parameters};
 
 const ALPHA: f64 = 0.3;
 
-/// Two layers whose numbers of parameters no small number divides.
+/// Creates a decoder of two layers whose parameter counts the ranks of the tests do not divide evenly.
 fn decoder(seed: u64, compute: Kind) -> Decoder {
     let config = ModelConfig::from_json(&serde_json::json!({
         "architectures": ["Qwen3ForCausalLM"], "vocab_size": 11, "hidden_size": 13, "intermediate_size": 17,
@@ -66,7 +66,7 @@ fn weights(reference: &FrozenPolicy) -> BTreeMap<String, Vec<u32>> {
     bits(&whole_parameters(DecoderUnits::new(reference.decoder(), reference.shards())))
 }
 
-/// The expected weights of a reference of one model that is synced to the other.
+/// Computes the expected weights of a reference of one model that is synced to the other.
 fn expected(compute: Kind) -> BTreeMap<String, Vec<u32>> {
     let of = |seed| decoder(seed, compute).named_parameters();
     let mix = |((name, own), (_, theirs)): ((String, Tensor), (String, Tensor))| {
@@ -75,7 +75,7 @@ fn expected(compute: Kind) -> BTreeMap<String, Vec<u32>> {
     bits(&of(7).into_iter().zip(of(8)).map(mix).collect())
 }
 
-/// How a reference is kept.
+/// Storage of a reference.
 #[derive(Clone, Copy, Debug)]
 struct Keeping {
     dp_shard: usize,
@@ -85,7 +85,8 @@ struct Keeping {
     compute: Kind,
 }
 
-/// Weights after one move, after they have been in their file alone, and after a move to the actor itself.
+/// Returns the weights after one sync with `ALPHA`, read back from their storage, and after a full sync with
+/// the actor.
 fn follow(keeping: Keeping, ranks: &Ranks, folder: &Path) -> [BTreeMap<String, Vec<u32>>; 2] {
     let Keeping { dp_shard, own_dp_shard, is_offloaded, compute } = keeping;
     let mesh = own_dp_shard.map(|degree| Rc::new(ranks.on_mesh(degree).unwrap()));
@@ -107,7 +108,7 @@ fn a_synced_reference_is_the_mixture_bit_for_bit_in_any_storage() {
     let whole = Keeping { dp_shard: 1, own_dp_shard: None, is_offloaded: false, compute: Kind::Float };
     let sharded = Keeping { dp_shard: 2, ..whole };
     let folder = tempfile::tempdir().unwrap();
-    // Where no file can be made it is in memory.
+    // The reference stays in memory if no file can be created.
     let nowhere = folder.path().join("nowhere");
     for compute in [Kind::Float, Kind::BFloat16] {
         let expected = expected(compute);

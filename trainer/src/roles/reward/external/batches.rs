@@ -43,7 +43,7 @@ impl BatchServer {
     }
 }
 
-/// A sample as JSON, in the form that our protocol and sandboxes use.
+/// Returns a sample as JSON, in the form that our protocol and sandboxes use.
 pub(super) fn sample_json(sample: &ExternalSample) -> Value {
     let ExternalSample { prompt, completion, num_tokens, .. } = sample;
     json!({
@@ -141,7 +141,7 @@ impl OpenRlhfServer {
     }
 }
 
-/// The label of a ground truth: a string is sent as it is, other values as JSON in a string.
+/// Returns the label of a ground truth: a string is sent as it is, other values as JSON in a string.
 fn label(ground_truth: &Value) -> Value {
     match ground_truth {
         Value::String(_) | Value::Null => ground_truth.clone(),

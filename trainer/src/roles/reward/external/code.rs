@@ -27,7 +27,7 @@ pub(super) enum Outcome {
     DoesNotCompile(String),
 }
 
-/// The programs that test a completion, or the verdict if there is nothing to run.
+/// Returns the programs that test a completion, or the verdict if there is nothing to run.
 pub(super) fn programs_of(
     sample: &ExternalSample,
     options: &CodeRewardSpec,

@@ -142,13 +142,13 @@ impl Endpoint {
         })
     }
 
-    /// Time limit of one attempt.
+    /// Returns the time limit of one attempt.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Sends the request of `question` until `take` accepts an answer. An error of `question` ends it. Both
-    /// may depend on the attempt.
+    /// Sends requests that `question` makes until `take` accepts an answer. An error of `question` ends the
+    /// attempts. The results of both functions may depend on the attempt.
     pub(super) async fn ask(
         &self,
         mut question: impl FnMut() -> Result<Value, String>,
@@ -210,7 +210,7 @@ impl Endpoint {
             .map_err(|error| Failure::passing(format!("expected JSON, got {}: {error}", self.quoted(&bytes))))
     }
 
-    /// The beginning of an answer, in which no secret is left.
+    /// Quotes the beginning of an answer, with all secrets removed.
     fn quoted(&self, bytes: &[u8]) -> String {
         let text = self.secrets.redact(&String::from_utf8_lossy(bytes));
         format!("{:?}", text.chars().take(QUOTED).collect::<String>())
@@ -253,7 +253,7 @@ fn headers(specs: &[HeaderSpec]) -> Result<HeaderMap, EndpointError> {
             (None, None) => return Err(wrong()),
         };
         let mut value = HeaderValue::from_str(value.trim()).map_err(|_| wrong())?;
-        // Other values of the manifest are no secrets, and may be words that the answer needs.
+        // Other values in the manifest are not secret, and may be words that an answer contains.
         value.set_sensitive(env.is_some() || rlt_api::is_secret_name(name));
         headers.insert(HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?, value);
     }
@@ -271,7 +271,7 @@ fn pause_asked_for(response: &Response) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// The error with its causes, without the URL, whose query may hold a secret.
+/// Formats the error with its causes, without the URL, whose query may hold a secret.
 fn in_words(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut words = error.to_string();

@@ -6,7 +6,7 @@ use rlt_api::spec::WasmSpec;
 use rlt_core::reward::Verdict;
 use rlt_sandbox::{Bounds, SandboxError};
 
-/// The limits of a function's calls.
+/// Returns the limits of a function's calls.
 pub(super) fn bounds_of(spec: &WasmSpec) -> Bounds {
     Bounds {
         fuel: spec.fuel,
@@ -15,7 +15,7 @@ pub(super) fn bounds_of(spec: &WasmSpec) -> Bounds {
     }
 }
 
-/// The verdict on a sample whose call ended without a result.
+/// Returns the verdict on a sample whose call ended without a result.
 pub(super) fn verdict_of(bounds: &Bounds, error: SandboxError) -> Verdict {
     match error {
         SandboxError::Fuel | SandboxError::Time => Verdict::timeout(bounds.reason(error)),

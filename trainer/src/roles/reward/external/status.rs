@@ -15,8 +15,8 @@ pub(super) enum Status {
 }
 
 impl Status {
-    /// The verdict with this status and the message of the answer; without one the message is about `judge`,
-    /// for example `the server`. `None` if `Ok` comes without a value.
+    /// Returns the verdict with this status and the message of the answer; without one the message is about
+    /// `judge`, for example `the server`. `None` if `Ok` comes without a value.
     pub(super) fn verdict(self, value: Option<f64>, message: Option<String>, judge: &str) -> Option<Verdict> {
         let words = |message: Option<String>, otherwise: &str| {
             message.unwrap_or_else(|| format!("{judge} {otherwise}"))

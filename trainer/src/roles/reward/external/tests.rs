@@ -38,7 +38,7 @@ fn completion(text: &str) -> Completion {
     fixtures::completion(&vec![1; text.len().max(1)], text)
 }
 
-/// The functions of a manifest with one function `f` of this kind; `settings` are beside its server's.
+/// Sets up one function `f` of this kind; `settings` are its fields besides `server`.
 fn functions(kind: &str, server: Value, settings: Value) -> Result<ExternalFunctions, RewardSetupError> {
     let mut function = json!({"name": "f", "kind": kind, "server": server});
     function.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
@@ -47,7 +47,7 @@ fn functions(kind: &str, server: Value, settings: Value) -> Result<ExternalFunct
     ExternalFunctions::new(&spec)
 }
 
-/// The verdicts of `f` on completions of one prompt, in their order.
+/// Judges completions of one prompt; returns the verdicts of `f` in the order of the completions.
 fn judge(functions: &ExternalFunctions, ground_truth: Value, texts: &[&str]) -> Vec<Verdict> {
     let (mut judging, prompt) = (functions.begin().unwrap(), prompt(ground_truth));
     for (idx, text) in texts.iter().enumerate() {

@@ -160,7 +160,8 @@ impl Runner {
         }
     }
 
-    /// The outcome of a program that exceeds a limit: a failed test, unless the limit depends on the machine.
+    /// Returns the outcome of a program that exceeds a limit: a failed test, or an error if the limit depends
+    /// on the machine.
     fn failed(&self, broken: SandboxError) -> Result<Outcome, Late> {
         match broken {
             SandboxError::Time => Err(Late),
@@ -174,7 +175,7 @@ fn answer_of(code: &mut Process) -> Result<(), SandboxError> {
     if code.is_suspended() { code.proceed().map(drop) } else { Ok(()) }
 }
 
-/// The reason that a failed test gives in the last line of its output.
+/// Returns the reason that a failed test reports in the last line of its output.
 fn fault(output: &[u8]) -> String {
     let text = String::from_utf8_lossy(output);
     let said = text.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
@@ -182,7 +183,7 @@ fn fault(output: &[u8]) -> String {
     end_of(message)
 }
 
-/// The end of an error text: the error is at the end of a stack trace.
+/// Returns the end of an error text, because the error follows the stack trace.
 fn end_of(text: &str) -> String {
     let text = text.trim_end();
     text.chars().skip(text.chars().count().saturating_sub(QUOTED)).collect()

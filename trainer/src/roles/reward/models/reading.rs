@@ -12,13 +12,14 @@ pub(super) struct Reader {
     pub input: RewardModelInput,
     /// The model's tokenizer if it reads text, else the policy's.
     pub tokenizer: Tokenizer,
-    /// How a process reward model splits completions into steps; `None` for a model of full completions.
+    /// Settings by which a process reward model splits completions into steps; `None` for a model of full
+    /// completions.
     pub steps: Option<StepRewardSpec>,
     /// Largest number of tokens of an input. Longer inputs are cut at their beginning.
     pub max_tokens: usize,
 }
 
-/// Tokens of a sequence, and the positions at which scores are read; `None` for its end.
+/// Tokens of a sequence, and the positions at which scores are read; `None` means the last token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reading {
     pub tokens: Vec<TokenId>,
@@ -26,7 +27,7 @@ pub(super) struct Reading {
 }
 
 impl Reader {
-    /// The model's input for a sample.
+    /// Creates the model's input for a sample.
     ///
     /// # Errors
     /// If the text cannot be rendered or tokenized.
@@ -49,7 +50,8 @@ impl Reader {
         Ok(self.cut(Reading { tokens, positions: Some(positions) }))
     }
 
-    /// Prompt and completion in the model's tokens: a conversation is rendered by its template.
+    /// Tokenizes prompt and completion for the model. A conversation is rendered by the model's chat
+    /// template.
     fn text(&self, prompt: &Prompt, completion: &Completion) -> Result<Vec<TokenId>, TokenizerError> {
         if let Some(messages) = self.conversation(prompt) {
             let answer = json!({ "role": "assistant", "content": completion.text });
@@ -70,7 +72,7 @@ impl Reader {
         }
     }
 
-    /// The prompt's messages, if there are any and the model has a chat template.
+    /// Returns the prompt's messages, if there are any and the model has a chat template.
     fn conversation<'p>(&self, prompt: &'p Prompt) -> Option<&'p Vec<Value>> {
         prompt.messages.as_array().filter(|_| self.tokenizer.has_chat_template())
     }
@@ -92,13 +94,13 @@ impl Reader {
     }
 }
 
-/// The non-empty steps of a completion; a single empty one if there are none.
+/// Returns the non-empty steps of a completion; a single empty one if there are none.
 fn steps_of<'t>(text: &'t str, separator: &str) -> Vec<&'t str> {
     let steps: Vec<&str> = text.split(separator).filter(|step| !step.trim().is_empty()).collect();
     if steps.is_empty() { vec![""] } else { steps }
 }
 
-/// Combines the probabilities that steps are right to one reward.
+/// Combines the probabilities that steps are right into one reward.
 pub(super) fn aggregate(verdicts: &[f64], aggregation: StepAggregation) -> f64 {
     match aggregation {
         StepAggregation::Min => verdicts.iter().copied().fold(1.0, f64::min),

@@ -30,7 +30,7 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// Starts a server with a certificate for `name`; its address.
+    /// Starts a server with a certificate for `name`; returns its address.
     fn serve(&self, name: &str) -> String {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new([name.to_owned()]).unwrap();
@@ -83,7 +83,7 @@ fn a_server_of_a_private_authority_is_trusted_with_its_file_and_with_no_other() 
         assert_eq!(verdict.status, Infra);
         assert!(verdict.message.as_deref().unwrap_or_default().contains("certificate"), "{verdict:?}");
     }
-    // The authority is right, and the name is another server's.
+    // The authority is trusted, but the certificate names another server.
     let verdict = judged_by(&ours.serve("judge.example.com"), Some(&our_file));
     assert_eq!(verdict.status, Infra);
     assert!(verdict.message.as_deref().unwrap_or_default().contains("certificate"), "{verdict:?}");

@@ -1,4 +1,4 @@
-//! Servers that fail in every way that a server can.
+//! Servers that fail in every possible way.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::server::{Request, Server, lengths, reply};
 use super::*;
 
-/// Longest that judging may take; a second on a quiet machine.
+/// Maximum time that judging may take; a second on a quiet machine.
 const PATIENCE: Duration = Duration::from_secs(200);
 
 /// Blocks for longer than any test waits.
@@ -19,9 +19,9 @@ fn hang() {
     thread::sleep(Duration::from_secs(3600));
 }
 
-/// Judges four samples of lengths 1 to 4, two a request; fails where that takes long.
+/// Judges four samples of lengths 1 to 4, two per request; fails if that exceeds [`PATIENCE`].
 fn judge_four(server: &Server, retries: u32) -> Vec<Verdict> {
-    // Longer than a server of this process can be kept from answering.
+    // No other load on the machine delays a server of this process for as long.
     judge_four_within(server, retries, 50.0)
 }
 
@@ -160,7 +160,7 @@ fn a_batch_ends_at_its_limit_whatever_waits_in_the_queue() {
     assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
     assert_eq!(statuses(&verdicts), [Timeout; 200]);
     assert!(verdicts[0].message.as_ref().unwrap().contains("no verdict within 500ms"), "{verdicts:?}");
-    // A busy machine may not have sent the second one within the limit.
+    // On a busy machine, the second request may not have been sent within the limit.
     let requests = server.requests();
     assert!(requests.len() <= 2, "more than maxConcurrent: {requests:?}");
     let started = Instant::now();
@@ -170,7 +170,7 @@ fn a_batch_ends_at_its_limit_whatever_waits_in_the_queue() {
     assert!(started.elapsed() < PATIENCE, "a run that stops does not wait");
 }
 
-/// The server's answer for sample `number`: one of ten failures, or the length of the completion.
+/// Answers the request for sample `number` with one of ten failures, or with the length of the completion.
 fn treat(number: usize, request: &Request, stream: &mut TcpStream) {
     let drip = |stream: &mut TcpStream, bytes: &[u8]| {
         while stream.write_all(bytes).is_ok() {
@@ -214,7 +214,7 @@ fn a_thousand_hostile_answers_cost_their_own_samples_and_the_step_ends_in_time()
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let started = Instant::now();
     let verdicts = judge(&functions("Server", spec, json!({})).unwrap(), json!(null), &texts);
-    // A fifth of them wait for twenty seconds, all at once.
+    // A fifth of the samples wait for twenty seconds, all at the same time.
     assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
     assert_eq!(verdicts.len(), 1000, "nothing is lost");
     for (number, (verdict, text)) in verdicts.iter().zip(&texts).enumerate() {

@@ -36,7 +36,7 @@ fn the_number_of_a_module_is_its_verdict_and_a_call_without_one_is_none() {
         ("(f64.const inf)", Infra, 0.0, "returned inf"),
         ("(unreachable)", Infra, 0.0, "trapped"),
         (forever, Timeout, 0.0, "used up its fuel of 300000"),
-        // A limit of memory is one that a module sees: it cannot grow.
+        // Growth beyond the memory limit returns -1, which the module observes.
         ("(f64.convert_i32_s (memory.grow (i32.const 3)))", Fine, 1.0, ""),
         ("(f64.convert_i32_s (memory.grow (i32.const 64)))", Fine, -1.0, ""),
     ] {
@@ -52,7 +52,7 @@ fn the_number_of_a_module_is_its_verdict_and_a_call_without_one_is_none() {
     assert!(late.status == Timeout && late.message.unwrap().contains("took longer than 200ms"));
 }
 
-/// The length of the sample as bytes of JSON, negative.
+/// Module that returns the length of the sample in bytes of JSON, negated.
 static MODULE: LazyLock<Vec<u8>> = LazyLock::new(|| module("(f64.neg (f64.convert_i32_u (local.get 1)))"));
 
 fn wasm_functions(wasm: Value) -> Result<ExternalFunctions, RewardSetupError> {

@@ -130,7 +130,7 @@ fn secrets_come_from_the_environment_and_are_in_no_message() {
         *head.lock().unwrap() = request.head;
         super::server::reply(stream, 403, "no");
     });
-    // Every test process has one of these.
+    // Every test process has this variable.
     let variable = "PATH";
     let headers = json!([{"name": "X-Key", "env": variable}, {"name": "X-Plain", "value": "yes"}]);
     let with = |headers: &Value| {
@@ -196,7 +196,7 @@ fn a_key_that_stands_in_the_manifest_is_in_no_message_and_other_values_are() {
     assert!(message.contains("tenant-of-the-manifest"), "{message}");
 }
 
-/// A sandbox that knows the outcome from the code: the text after `#` in its first line.
+/// Starts a sandbox that reads the outcome from the code: the text after `#` in its first line.
 fn sandbox() -> Server {
     Server::answering(|request| {
         let code = request.body["code"].as_str().unwrap();
@@ -248,7 +248,7 @@ fn code_is_worth_the_tests_that_it_passes() {
     assert!(check(json!(null)).is_err() && check(json!(["assert 1"])).is_ok());
 }
 
-/// A model that repeats the completion between two remarks, and counts 10 tokens.
+/// Starts a model that repeats the completion between two remarks, and reports a usage of 10 tokens.
 fn model() -> Server {
     Server::answering(|request| {
         let content = request.body["messages"][0]["content"].as_str().unwrap().to_owned();

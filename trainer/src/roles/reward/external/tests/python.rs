@@ -14,7 +14,7 @@ use super::*;
 /// Fuel of one call.
 const FUEL: u64 = 200_000_000;
 
-/// The interpreter's module; `None` where it cannot be fetched.
+/// Module of the interpreter; `None` if it cannot be fetched.
 pub(super) static MODULE: LazyLock<Option<Vec<u8>>> =
     LazyLock::new(|| Some(std::fs::read(rlt_tests::python_module()?).unwrap()));
 
@@ -29,11 +29,12 @@ fn python() -> PythonRewardSpec {
 
 const FUNCTION: &str = "compute_score";
 
-/// The interpreter that judges by [`SOURCE`]: to boot it takes seconds.
+/// Interpreter that judges by [`SOURCE`], shared by the tests because its start takes seconds.
 static BOOTED: LazyLock<Option<Interpreter>> =
     LazyLock::new(|| Some(load(MODULE.as_ref()?, &wasm(), &python(), SOURCE).unwrap()));
 
-/// A function as verl has them that does as the completion says, beside one that takes everything.
+/// Source of a reward function with verl's signature that does what the completion says, and of one that
+/// takes all fields of a sample.
 const SOURCE: &str = r#"
 import re
 

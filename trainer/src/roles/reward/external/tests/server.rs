@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// One request as a server sees it.
+/// A request as the server receives it.
 pub(super) struct Request {
     /// The number of earlier requests.
     pub(super) number: usize,
@@ -39,12 +39,12 @@ impl Server {
         Self { url, requests }
     }
 
-    /// A server that answers every request with the JSON that `answer` gives.
+    /// Starts a server that answers every request with the JSON that `answer` returns.
     pub(super) fn answering(answer: impl Fn(&Request) -> Value + Send + Sync + 'static) -> Self {
         Self::start(move |request, stream| reply(stream, 200, &answer(&request).to_string()))
     }
 
-    /// A server that gives every request the same file.
+    /// Starts a server that answers every request with the same file.
     pub(super) fn serving(bytes: &[u8]) -> Self {
         let bytes = bytes.to_vec();
         Self::start(move |_, stream| {
@@ -58,7 +58,7 @@ impl Server {
         self.requests.lock().unwrap().len()
     }
 
-    /// First line and body of every request so far, in the order of their arrival.
+    /// Returns first line and body of every request so far, in the order of arrival.
     pub(super) fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap().clone()
     }
@@ -101,7 +101,7 @@ pub(super) fn reply(stream: &mut impl Write, status: u16, body: &str) {
     let _ = stream.write_all(format!("{head}{body}").as_bytes());
 }
 
-/// The verdicts of a correct server: the length of each completion.
+/// Returns the verdicts of a correct server: the length of each completion.
 pub(super) fn lengths(request: &Request) -> Value {
     let verdict =
         |sample: &Value| json!({ "id": sample["id"], "value": sample["completion"].as_str().unwrap().len() });

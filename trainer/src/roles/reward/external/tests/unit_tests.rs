@@ -12,7 +12,7 @@ use super::super::unit_tests::Runner;
 use super::python::{MODULE, wasm};
 use super::*;
 
-/// The timeout is for the slowest machine: fuel ends endless loops.
+/// Time limit that no program of the tests reaches on the slowest machine: fuel ends endless loops before.
 const LONG: Duration = Duration::from_secs(300);
 
 static RUNNER: LazyLock<Option<Runner>> = LazyLock::new(|| {
@@ -21,7 +21,7 @@ static RUNNER: LazyLock<Option<Runner>> = LazyLock::new(|| {
     Some(bounded(&runner, 4_000_000_000, LONG))
 });
 
-/// Makes the same interpreter with other bounds.
+/// Creates the same interpreter with other limits.
 fn bounded(runner: &Runner, fuel: u64, timeout: Duration) -> Runner {
     Runner { interpreter: runner.interpreter.with_bounds(fuel, timeout), options: runner.options.clone() }
 }
@@ -113,7 +113,7 @@ const ATTACKS: [&str; 16] = [
     "def f(*_): return f",
 ];
 
-/// Code that takes all that it gets.
+/// Code that runs, prints, recurses or allocates without end.
 const ENDLESS: [&str; 6] = [
     "import atexit\natexit.register(lambda: print(1))\nwhile True: pass",
     "while True: print('x' * 1000)",
@@ -152,7 +152,7 @@ fn code_that_takes_all_it_gets_ends_in_time_with_the_same_verdict_every_time() {
     let tests = [json!({"inputs": ["1\n"], "outputs": ["41"]}), json!(["assert f(1) == 41"])];
     for code in ENDLESS {
         for tests in &tests {
-            // By its fuel: what the time limit ends is no verdict.
+            // Fuel must end the code: a time limit would give no verdict.
             let verdict = verdict_of(runner, code, tests);
             assert_eq!((verdict.status, verdict.value), (Wrong, 0.0), "{code}: {tests}: {verdict:?}");
         }
