@@ -84,7 +84,7 @@ impl Progress {
         }
     }
 
-    /// Mean held-out reward after the present step; `None` if it was not evaluated.
+    /// Returns the mean held-out reward after the present step; `None` if it was not evaluated.
     pub fn evaluation(&self) -> Option<f64> {
         self.last_evaluation.filter(|_| self.last_evaluated_step == Some(self.step))
     }
@@ -115,8 +115,8 @@ pub struct Run {
     /// Numbers of training rows that are left out or cut, which every step reports as metrics.
     pub(crate) data_metrics: Metrics,
     pub(crate) source: ModelOrigin,
-    /// Weights before quantization, from whose quantization error a fresh adapter starts; `None` once it is
-    /// known that no adapter needs them.
+    /// Weights before quantization, for an adapter that starts from the quantization error; `None` once no
+    /// adapter needs them.
     pub(crate) unquantized: Option<Weights>,
     pub(crate) started: Instant,
 }
@@ -178,7 +178,7 @@ impl Run {
         Err(TrainError::Diverged { num_steps, last_step: self.progress.step })
     }
 
-    /// Training time of all attempts so far, in seconds.
+    /// Returns the training time of all attempts so far, in seconds.
     pub(crate) fn elapsed_seconds(&self) -> f64 {
         self.progress.elapsed_seconds + self.started.elapsed().as_secs_f64()
     }

@@ -12,13 +12,13 @@ pub(crate) struct BestCheckpoint {
 }
 
 impl BestCheckpoint {
-    /// Returns the state of a run that resumes, whose best checkpoint is `kept`.
+    /// Creates the state of a resumed run, whose best checkpoint is `kept`.
     pub(crate) fn resumed(kept: Option<StepReward>) -> Self {
         Self { kept, pending: Vec::new() }
     }
 
-    /// Returns whether the reward of `evaluation` exceeds that of all checkpoints so far, and then expects
-    /// its step to be saved. The first of equal rewards is the best.
+    /// Returns whether the reward of `evaluation` exceeds that of all checkpoints so far; its step is then
+    /// pending until it is saved. The first of equal rewards is the best.
     pub(crate) fn take(&mut self, evaluation: StepReward) -> bool {
         let is_best = self.kept.iter().chain(&self.pending).all(|best| evaluation.reward > best.reward);
         if is_best {

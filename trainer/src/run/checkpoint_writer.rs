@@ -73,7 +73,7 @@ impl CheckpointWriter {
         self.is_folder_shared
     }
 
-    /// Step of the save in flight, if any.
+    /// Returns the step of the save in flight, if any.
     pub(crate) fn step(&self) -> Option<u64> {
         self.in_flight.as_ref().map(|in_flight| in_flight.step)
     }
@@ -82,8 +82,8 @@ impl CheckpointWriter {
     /// `None` if the leader writes for this rank. The leader's `state` is saved with it. Collective.
     ///
     /// # Errors
-    /// On all ranks, when one of them cannot write; nothing is left of the checkpoint then. Or when a rank is
-    /// lost.
+    /// Fails on all ranks if one of them cannot write, and leaves nothing of the checkpoint. Fails when a
+    /// rank is lost.
     pub(crate) fn begin(
         &mut self,
         ranks: &Ranks,
@@ -106,8 +106,8 @@ impl CheckpointWriter {
     /// Commits the save in flight, once all ranks have completed their files; returns the result. Collective.
     ///
     /// # Errors
-    /// On all ranks, when one of them could not save its shard, or the leader not commit; nothing is left of
-    /// the checkpoint then. Or when a rank is lost.
+    /// Fails on all ranks if one of them could not save its shard or the leader could not commit, and leaves
+    /// nothing of the checkpoint. Fails when a rank is lost.
     pub(crate) fn settle(
         &mut self,
         ranks: &Ranks,

@@ -48,7 +48,7 @@ pub(crate) fn check(spec: &ResolvedSpec, allowed: &[String]) -> Result<(), NotAl
     }
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let asked = not_allowed(sent_variables(spec), allowed, is_set);
-    // A terminal that is gone gives no answer.
+    // A closed terminal gives no answer, and so no consent.
     if asked.is_empty()
         || (rlt_terminal::has_user()
             && is_confirmed(&asked, &mut io::stdin().lock(), &mut rlt_terminal::messages()).unwrap_or(false))
@@ -131,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// All destinations that a manifest can name, each with every variable that it would get.
+    /// Returns all destinations that a manifest can name, each with every variable that it would get.
     fn everything() -> Vec<SentVariable> {
         let server = |url: &str, name: &str| json!({ "url": url, "headers": [{ "name": "A", "env": name }] });
         let manifest = tiny_job_with(json!({

@@ -38,7 +38,7 @@ pub struct OtherDemonstrations {
 }
 
 impl DemonstrationLimit {
-    /// Limit of a job whose demonstrations have at most `max_tokens` tokens.
+    /// Creates the limit of a job whose demonstrations have at most `max_tokens` tokens.
     pub(crate) fn new(spec: &ResolvedSpec, max_tokens: usize) -> Self {
         Self {
             max_tokens_per_micro_batch: spec.training.max_tokens_per_micro_batch,
@@ -80,8 +80,8 @@ struct LoadedRows {
 }
 
 impl LoadedRows {
-    /// Number of rows that are not the same under the limit `earlier`, under which `num_saved` rows were not
-    /// left out, as under the limit `now`, under which these were read.
+    /// Counts the rows that differ between the limits `now` and `earlier`. The rows in memory were read under
+    /// `now`; `num_saved` rows were not left out under `earlier`.
     fn num_different(&self, now: u64, earlier: u64, num_saved: u64) -> u64 {
         if now > earlier {
             // Rows within the earlier limit are the same under both.
@@ -120,7 +120,8 @@ fn effect(num_rows: Option<u64>) -> String {
     }
 }
 
-/// Returns how the earlier limit can be kept, as the begin of a sentence; empty if its fields did not change.
+/// Returns how the earlier limit can be kept, as the beginning of a sentence; empty if its fields did not
+/// change.
 fn way_back(earlier: &DemonstrationLimit, now: &DemonstrationLimit) -> String {
     let product =
         |limit: &DemonstrationLimit| u64::from(limit.max_tokens_per_micro_batch) * u64::from(limit.sp);
@@ -147,7 +148,7 @@ mod tests {
     }
 
     impl Row {
-        /// Number of its tokens under a limit; `None` if it is left out.
+        /// Returns the number of tokens that the row has under a limit; `None` if it is left out.
         fn len(self, limit: u64) -> Option<u64> {
             (self.num_tokens <= limit || self.is_truncated).then_some(self.num_tokens.min(limit))
         }

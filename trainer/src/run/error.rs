@@ -141,7 +141,7 @@ impl From<ReferenceError> for TrainError {
 }
 
 impl TrainError {
-    /// Exit code of the run, to which the operator reacts.
+    /// Returns the exit code of the run, to which the operator reacts.
     pub fn exit_code(&self) -> ExitCode {
         if self.is_peer_lost() {
             return ExitCode::PeerLost;

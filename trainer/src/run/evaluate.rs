@@ -22,7 +22,7 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// The metrics of [`held_out_metrics`], those of the recipe, and `timing_s/testing`.
+    /// Returns the metrics of [`held_out_metrics`], those of the recipe, and `timing_s/testing`.
     pub fn into_metrics(self) -> Metrics {
         self.metrics
     }
@@ -56,7 +56,8 @@ pub fn evaluate(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<Option<
     Ok((metrics.len() > 1).then_some(Evaluation { reward, metrics }))
 }
 
-/// Metrics of completions sampled for the held-out prompts; `None` when the run was asked to stop.
+/// Returns the metrics of completions sampled for the held-out prompts; `None` when the run was asked to
+/// stop.
 fn judged_metrics(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<Option<Metrics>, TrainError> {
     let sampled = roles.rollout.sample_held_out(&roles.actor, data.held_out())?;
     let judged = roles.rewards.judge_unrecorded(sampled);

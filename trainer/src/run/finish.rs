@@ -106,7 +106,7 @@ fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Dtype of exported weights; `source` is the dtype of the model's folder.
+/// Returns the dtype of exported weights; `source` is the dtype of the model's folder.
 pub(crate) fn export_kind(dtype: ExportDtype, source: Kind) -> Kind {
     match dtype {
         ExportDtype::Auto => source,

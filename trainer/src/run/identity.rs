@@ -10,11 +10,10 @@ use serde_json::Value;
 use crate::run::error::TrainError;
 
 /// Fields of the manifest, with all fields below them, that may change between a run and its continuation.
-/// Those that a machine needs more of, such as memory, have no other results, or results that differ by
-/// rounding, as they do on another machine. The limit that two of them set to the length of demonstrations is
-/// checked against the rows.
+/// Fields of resources, such as memory, do not change results, or only by rounding, as another machine does.
+/// Two of them limit the length of demonstrations; that limit is checked against the rows.
 const CONTINUABLE: [&str; 25] = [
-    // The name of a job is compared on its own; labels and annotations are no settings.
+    // The name of a job is compared separately; labels and annotations are not settings.
     "metadata",
     // Budgets: the run ends later or earlier.
     "spec.training.steps",
@@ -24,10 +23,10 @@ const CONTINUABLE: [&str; 25] = [
     "spec.training.evaluateEvery",
     "spec.checkpoint",
     "spec.tracking",
-    // Memory of updates and scores: denominators count the whole update, so its split changes no gradient,
-    // and what is recomputed, gathered again or offloaded has the same values. The budget of a micro-batch
-    // and `spec.workers.mesh.sp` also limit the length of demonstrations: `demonstration_limit` refuses
-    // another limit that changes rows.
+    // Memory of updates and scores: denominators count the full update, so its split into micro-batches
+    // changes no gradient, and recomputed, gathered or offloaded tensors have the same values. The budget of
+    // a micro-batch and `spec.workers.mesh.sp` also limit the length of demonstrations: `demonstration_limit`
+    // refuses another limit that changes rows.
     "spec.training.maxTokensPerMicroBatch",
     "spec.training.maxLogprobTokens",
     "spec.training.activationCheckpointing",
@@ -41,11 +40,12 @@ const CONTINUABLE: [&str; 25] = [
     "spec.training.roles.reference.offloadParameters",
     "spec.training.roles.rewardModels.maxForwardTokens",
     "spec.training.roles.rewardModels.offloadParameters",
-    // Memory of the rollout: each sample depends on its seed and its tokens, not on those beside it.
+    // Memory of the rollout: each sample depends on its seed and its tokens, not on other samples of the
+    // batch.
     "spec.rollout.maxConcurrentSequences",
     "spec.rollout.maxBatchedTokens",
     "spec.rollout.memoryFraction",
-    // Place: a checkpoint of any number of ranks resumes on any other.
+    // Placement: a checkpoint of any number of ranks resumes on any other number.
     "spec.workers",
     "spec.managedBy",
 ];
@@ -99,7 +99,7 @@ fn without_continuable(mut manifest: Value) -> Value {
     manifest
 }
 
-/// Removes a field, and each section above it of which nothing is left, as if it were not given.
+/// Removes a field, and each enclosing section that becomes empty, as if they were not given.
 fn remove(section: &mut Value, path: &[&str]) {
     let (Some((name, rest)), Some(fields)) = (path.split_first(), section.as_object_mut()) else { return };
     if rest.is_empty() {
@@ -146,10 +146,10 @@ pub fn of_manifest(yaml: &str) -> RunIdentity {
     RunIdentity { run, spec }
 }
 
-/// Checks that a run may continue from `checkpoint`: one in its own folder must have been saved under the
-/// same settings, one that `checkpoint.resumeFrom` names must be of the same `spec.model`, whose adapter
-/// settings tensors do not show. That the data is the same is checked by its digest, and by the length limit
-/// of demonstrations, when its position is restored.
+/// Checks that a run may continue from `checkpoint`. A checkpoint in the run's own folder must have been
+/// saved under the same settings. A checkpoint that `checkpoint.resumeFrom` names must have the same
+/// `spec.model`, because tensors do not show the settings of an adapter. The data is checked when its
+/// position is restored: by its digest, and by the length limit of demonstrations.
 ///
 /// # Errors
 /// [`TrainError::OtherRun`].
@@ -213,7 +213,7 @@ spec:
         }
     }
 
-    /// Another value of the same type.
+    /// Returns another value of the same type.
     fn other(value: &Value) -> Value {
         match value {
             Value::Bool(value) => json!(!value),

@@ -24,7 +24,7 @@ pub trait Recipe {
         Ok(Metrics::new())
     }
 
-    /// State of the recipe for a checkpoint, besides weights, optimizer and data positions.
+    /// Returns the state of the recipe for a checkpoint, besides weights, optimizer and data positions.
     fn state(&self) -> Value {
         Value::Null
     }

@@ -158,7 +158,7 @@ impl Saver {
                 Ok(())
             }
             Err(error) => {
-                // Another request for a checkpoint of that step makes a new one.
+                // A later request may save this step again.
                 self.saved_at = None;
                 step.iter().for_each(|step| self.best.failed(*step));
                 Err(error)

@@ -136,7 +136,7 @@ fn checkpoint_store(
 fn reward_pool(spec: &ResolvedSpec, data: &Datasets, cores: usize) -> Result<RewardPool, TrainError> {
     let functions = RewardFunctions::new(&spec.rewards, spec.rollout.max_completion_tokens as usize)?;
     if !spec.rewards.functions.is_empty() {
-        // Those of a stream are checked when they are read.
+        // Rows of a stream are checked when they are read.
         let in_memory = data.prompts.as_ref().and_then(TrainingRows::in_memory);
         in_memory.map_or(Ok(()), |prompts| functions.check(prompts))?;
         functions.check(&data.held_out)?;

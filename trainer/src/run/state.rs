@@ -126,7 +126,7 @@ fn begin(run: &Run, roles: &mut Roles, data: &Pipeline) -> Result<(), TrainError
         let parts = parts(run, roles)?;
         let mut small = Value::Null;
         if run.ranks.is_leader() {
-            // No step of the checkpoint may be missing from the logs.
+            // Logs are synced first, so that they lack no step of the checkpoint.
             run.context.watch().sync();
             small = state(run, roles, data)?;
         }
@@ -240,8 +240,8 @@ fn check_room_at_start(run: &Run, roles: &mut Roles) -> Result<Option<String>, T
     free.map_or(Ok(None), |free| room_at_start(&folder.display().to_string(), free, needed, num_kept))
 }
 
-/// Number of bytes of the tensors that this rank would save now. Those of all ranks are a full checkpoint; a
-/// critic or a copy of the reference that is created later is not counted.
+/// Returns the number of bytes that this rank would save now. The sum over ranks is the size of a checkpoint,
+/// without a critic or a copy of the reference that is created later.
 fn saved_bytes(run: &Run, roles: &mut Roles) -> Result<u64, TrainError> {
     let bytes_of = |parts: Vec<CheckpointShard>| -> u64 {
         parts.iter().map(|part| (part.values.numel() * part.values.kind().elt_size_in_bytes()) as u64).sum()
@@ -256,8 +256,8 @@ fn saved_bytes(run: &Run, roles: &mut Roles) -> Result<u64, TrainError> {
     Ok(num_bytes)
 }
 
-/// Largest number of checkpoints that a run of `num_steps` has at a time: a new one is complete before the
-/// oldest is deleted.
+/// Returns the largest number of checkpoints that a run of `num_steps` has at a time: a new one is complete
+/// before the oldest is deleted.
 fn num_kept(spec: &CheckpointSpec, num_steps: u64) -> u64 {
     let num_saves = if spec.every_steps == 0 { 1 } else { num_steps.div_ceil(spec.every_steps).max(1) };
     (u64::from(spec.keep) + 1).min(num_saves) + u64::from(spec.keep_best)
@@ -299,7 +299,7 @@ fn find(run: &Run) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
     let path = run.folder.checkpoints().display().to_string();
     let mut notes = match fetched {
         Ok(notes) => notes,
-        // The local checkpoint suffices for a resume.
+        // The local checkpoint suffices to resume.
         Err(error) if latest.checkpoint.is_some() && !error.is_permanent() => {
             vec![format!("copies of checkpoints could not be listed: {error}")]
         }
@@ -327,7 +327,7 @@ fn restore(
     checkpoint: &Checkpoint,
 ) -> Result<(Stage, u64), TrainError> {
     roles.actor.load(checkpoint)?;
-    // After the tensors, whose misfit says more.
+    // Checked after the tensors, because an error about a tensor is more specific.
     identity::check(&run.identity, checkpoint, checkpoint.path().starts_with(run.folder.checkpoints()))?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
     let demonstrations = demonstration_position(run, roles, data, &state)?;
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(kept(20, 1000, false, 0), 1);
     }
 
-    /// A job with this `algorithm`.
+    /// Returns a job with this `algorithm`.
     fn job(algorithm: &str) -> rlt_api::ValidatedJob {
         let text = format!(
             "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {{name: rows}}\nspec:\n  \

@@ -43,7 +43,7 @@ pub fn train(run: &mut Run, roles: &mut Roles, data: &mut Pipeline) -> Result<Ou
 
 fn run_to_the_end(run: &mut Run, roles: &mut Roles, data: &mut Pipeline) -> Result<Outcome, TrainError> {
     let stopped = run_steps(run, roles, data)?;
-    // An evaluation leaves weights packed for the next step, and there is none.
+    // The last evaluation keeps packed weights for a next step, which does not exist.
     roles.rollout.sleep();
     state::save(run, roles, data)?;
     Ok(stopped.map_or(Outcome::Complete, Outcome::Stopped))
@@ -102,7 +102,7 @@ fn cold_start(
         run.context.watch().end_step(Stage::ColdStart, step, metrics);
         run.check_divergence()?;
     }
-    // RL has another loss: moments of the supervised loss would steer its first updates.
+    // Moments of the supervised loss would steer the first updates by the RL loss.
     roles.actor.reset_optimizer()?;
     Ok(None)
 }
@@ -145,7 +145,8 @@ fn train_one_step(
         metrics.extend(evaluation.into_metrics());
     }
     run.saver.borrow_mut().commit_if_done(Wait::None)?;
-    // Logged first: after a kill at any moment, no step of a checkpoint is missing from the logs.
+    // The step is logged before its checkpoint, so that a kill at any moment leaves no checkpoint whose steps
+    // are missing from the logs.
     log(run, data, metrics);
     // The last step is followed by a checkpoint in any case, after the loop.
     let is_saved = is_best || is_due(step, run.spec().checkpoint.every_steps, u64::MAX);

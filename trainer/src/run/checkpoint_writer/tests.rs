@@ -1,4 +1,4 @@
-//! Ranks that are threads save together, and agree on the result after any failure of one of them.
+//! Ranks, each a thread, save together and agree on the result after any failure of one of them.
 
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -35,7 +35,7 @@ fn save(
     begun.and_then(|()| writer.settle(ranks, store, Wait::UntilWritten).map(drop)).map_err(|e| e.to_string())
 }
 
-/// The newest complete checkpoint, which must hold what was saved, and the other files of the folder.
+/// Returns the newest complete checkpoint, after a check of its content, and the other files of the folder.
 fn newest(dir: &Path) -> (u64, Vec<String>) {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
     let others = entries.map(|name| name.into_string().unwrap()).filter(|name| name.starts_with('.'));
@@ -71,7 +71,7 @@ fn a_rank_that_cannot_write_costs_that_checkpoint_on_all_ranks_and_no_other() {
     assert_eq!(newest(dir.path()), (3, vec![]));
 }
 
-/// The file of rank 1 is cut off while it is completed.
+/// The file of rank 1 is truncated while it is completed.
 #[test]
 fn a_file_that_differs_from_what_was_written_is_never_committed() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Saves that fail cost themselves, and never the best checkpoint before them.
+//! Failed saves lose only their own checkpoint, never the best checkpoint before them.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::*;
 use crate::observe::stop::StopRequest;
 
-/// A saver that keeps the newest checkpoint and the best one.
+/// Creates a saver that keeps the newest checkpoint and the best one.
 fn saver(dir: &Path) -> Saver {
     let (ranks, store) = (Ranks::alone(), CheckpointStore::open(dir, 1).unwrap());
     let writer = CheckpointWriter::prepare(&ranks, &store).unwrap();
@@ -37,13 +37,13 @@ fn the_old_best_checkpoint_stays_when_the_save_of_a_better_one_fails() {
     save(&mut saver, 1, 0.5).unwrap();
     save(&mut saver, 2, 0.4).unwrap();
     assert_eq!(steps(dir.path()), ["step-000001", "step-000002"]);
-    // A file stands where the folder of the save would be.
+    // A file with the name of the save's folder makes the save fail.
     std::fs::write(dir.path().join(".saving-step-000003"), "").unwrap();
     assert!(save(&mut saver, 3, 0.9).is_err());
     save(&mut saver, 4, 0.3).unwrap();
     assert_eq!(steps(dir.path()), ["step-000001", "step-000004"], "the old best is not lost with the new");
     assert_eq!(saver.best.after_save_of(4).unwrap().step, 1);
-    // Better than all that exist, if not than the one that was lost.
+    // The reward is higher than that of all existing checkpoints, but lower than that of the lost one.
     save(&mut saver, 5, 0.8).unwrap();
     save(&mut saver, 6, 0.1).unwrap();
     assert_eq!(steps(dir.path()), ["step-000005", "step-000006"]);

@@ -74,7 +74,7 @@ impl DownloadedData {
         Ok(())
     }
 
-    /// Commits of the data sets, each with the field that names the data set.
+    /// Returns the commits of the data sets, each with the field that names the data set.
     pub(super) fn commits(&self) -> Vec<ModelCommit> {
         let commit = |pinned: &PinnedDataset| ModelCommit {
             field: format!("spec.data.datasets[{}].hub", pinned.idx),
@@ -91,15 +91,15 @@ pub(crate) fn context_of(config: &ModelConfig) -> usize {
     longest.map_or(config.max_position_embeddings, |longest| longest.min(config.max_position_embeddings))
 }
 
-/// Limits prompts to what a model with a context of `context` tokens can complete, whatever
-/// `data.maxPromptTokens` allows. A longer prompt is treated as `data.overlongPrompts` says; it would end the
-/// run at the step that samples it.
+/// Limits prompts to the length that a model with a context of `context` tokens can complete, whatever
+/// `data.maxPromptTokens` allows. A longer prompt would end the run at the step that samples it, so it is
+/// treated as `data.overlongPrompts` says.
 pub(crate) fn within_context(spec: &DataSpec, context: usize) -> DataSpec {
     let longest = u32::try_from(context).unwrap_or(u32::MAX).saturating_sub(1);
     DataSpec { max_prompt_tokens: spec.max_prompt_tokens.min(longest), ..spec.clone() }
 }
 
-/// The record of an earlier attempt of the run in `folder`; empty before the first.
+/// Returns the record of an earlier attempt of the run in `folder`; empty before the first.
 fn recorded(folder: &Path) -> Result<Vec<PinnedDataset>, TrainError> {
     Ok(hub_models::read_record(&folder.join(DATA_RECORD))?.unwrap_or_default())
 }
@@ -223,7 +223,8 @@ impl Datasets {
         })
     }
 
-    /// Number of training steps. A streamed job sets `training.steps`, so its number of rows is not needed.
+    /// Returns the number of training steps. A streamed job sets `training.steps`, so its number of rows is
+    /// not needed.
     pub(super) fn num_steps(&self, spec: &ResolvedSpec) -> u64 {
         let demonstrations =
             || self.demonstrations.as_ref().and_then(TrainingRows::in_memory).map(Dataset::len);
@@ -252,8 +253,8 @@ pub(crate) fn repeat_metrics(draws: StepDraws) -> Metrics {
     repeated.into_iter().map(|(name, number)| (name.to_owned(), number as f64)).collect()
 }
 
-/// Returns a warning if the first step of a stage drew rows again: no warning before the start knows how many
-/// rows a stream has, or how often a step draws those of a data set with a weight.
+/// Returns a warning if the first step of a stage drew rows again. Before the start, the number of rows of a
+/// stream is unknown, and so is how often a step draws the rows of a weighted data set.
 pub(crate) fn first_step_warning(stage: Stage, draws: StepDraws) -> Option<String> {
     let StepDraws { num_drawn, num_repeated } = draws;
     let step = match stage {
@@ -312,14 +313,14 @@ fn context_warning(
     })
 }
 
-/// Maximum number of tokens of a demonstration for a model with a context of `context` tokens.
+/// Returns the maximum number of tokens of a demonstration for a model with a context of `context` tokens.
 pub(crate) fn max_demonstration_tokens(spec: &ResolvedSpec, context: usize) -> usize {
     let budget = spec.training.max_tokens_per_micro_batch as usize * spec.workers.mesh.sp as usize;
     budget.min(context)
 }
 
-/// Preference rows of a split; `None` if the algorithm does not learn from preferences of a data set. The
-/// model has a context of `context` tokens.
+/// Returns the preference rows of a split; `None` if the algorithm does not learn from preferences of a data
+/// set. The model has a context of `context` tokens.
 pub(crate) fn preference_rows(spec: &ResolvedSpec, split: Split, context: usize) -> Option<PreferenceRows> {
     let max_sequence_tokens = (spec.max_sequence_tokens() as usize).min(context);
     let max_completion_tokens = spec.rollout.max_completion_tokens as usize;
@@ -372,7 +373,7 @@ mod tests {
         assert_eq!([1, 512, 513, usize::MAX].map(longest), [0, 511, 512, 512]);
     }
 
-    /// A job of this kind with prompts of 512 tokens, completions of 256 and micro-batches of 2048.
+    /// Returns a job of this kind with prompts of 512 tokens, completions of 256 and micro-batches of 2048.
     fn job(kind: &str) -> rlt_api::ValidatedJob {
         let text = format!(
             "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {{name: rows}}\nspec:\n  \

@@ -123,8 +123,7 @@ pub(super) fn choices(
 fn matmul_precision(wanted: spec::MatmulPrecision, has_amx: bool) -> rlt_torch::MatmulPrecision {
     use spec::MatmulPrecision as Wanted;
     match wanted {
-        // Without matrix tiles libtorch's "medium" is full fp32 by a faster library; with them it would be
-        // bfloat16.
+        // Without AMX, libtorch's "medium" is full fp32 by a faster library; with AMX it would be bfloat16.
         Wanted::Highest if !has_amx => rlt_torch::MatmulPrecision::Medium,
         Wanted::Highest => rlt_torch::MatmulPrecision::Highest,
         Wanted::High => rlt_torch::MatmulPrecision::High,
@@ -166,7 +165,8 @@ fn with_kernels(placement: Placement, wanted: spec::Device) -> Result<Placement,
     }
 }
 
-/// Whether every rank has a GPU, as ranks exchange tensors that have to be on one kind of device. Collective.
+/// Whether every rank has a GPU. Ranks exchange tensors, which must all be on the same kind of device.
+/// Collective.
 fn is_everywhere(own: Device, ranks: &Ranks) -> Result<bool, RankError> {
     let mut num_with_gpu = vec![f64::from(u8::from(own.is_cuda()))];
     ranks.all_reduce(&mut [&mut num_with_gpu])?;
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
-    /// Environment variable of a process in which a test may change what all threads compute with.
+    /// Environment variable of a child process in which a test may change process-wide compute settings.
     const OWN_PROCESS: &str = "RLT_TEST_OWN_PROCESS";
 
     fn with_gpus(num_gpus: usize) -> CudaStatus {
@@ -275,7 +275,7 @@ mod tests {
         let error = room(1, 20 * GIB, 5 * GIB, 80 * GIB).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("GPU 1 has 5.0 of 80.0 GiB free") && text.contains("20.0 GiB"), "{text}");
-        // Another node may do, so the operator starts the job again and prefers others.
+        // Another node may work, so the operator starts the job again and prefers other nodes.
         assert_eq!(error.exit_code(), ExitCode::DeviceFailed);
         assert!(room(1, 20 * GIB, 30 * GIB, 80 * GIB).is_ok());
         assert!(room(1, 100 * GIB, 79 * GIB, 80 * GIB).is_ok());

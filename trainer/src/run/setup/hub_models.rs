@@ -25,7 +25,7 @@ pub(crate) struct RepoCommit {
 }
 
 impl RepoCommit {
-    /// Commit of a model that is cached in the folder `dir`, which is named after the commit.
+    /// Returns the commit of a model that is cached in the folder `dir`, which is named after the commit.
     pub(crate) fn of(hub: &HubSpec, dir: &Path) -> Option<Self> {
         Some(Self { repo: hub.repo.clone(), commit: dir.file_name()?.to_str()?.to_owned() })
     }
@@ -83,7 +83,7 @@ pub(crate) fn base_model(
     }
 }
 
-/// [`base_model`] of the run in `folder`. The leader records the commit of a model from the hub.
+/// Returns the [`base_model`] of the run in `folder`. The leader records the commit of a model from the hub.
 pub(super) fn model_folder(
     spec: &ResolvedSpec,
     folder: &RunFolder,

@@ -26,7 +26,7 @@ pub(super) struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// The sources of all models of a run, with the `commits` of its data sets.
+    /// Returns the sources of all models of a run, with the `commits` of its data sets.
     pub(super) fn origin(
         self,
         spec: &ResolvedSpec,
@@ -36,7 +36,7 @@ impl ModelFiles {
         let dir = self.dir.as_deref();
         ModelOrigin {
             commits: [model::commits(spec, dir, reward_folders), commits].concat(),
-            // The sum of a model and adapters is in no other folder.
+            // A model with merged adapters exists in no other folder.
             base: self.base.filter(|_| spec.model.adapters.is_empty()),
             kind: source_kind(dir),
         }
@@ -57,7 +57,7 @@ pub(super) struct Inputs {
     pub(super) datasets: Datasets,
     /// Warnings about rows that are left out or cut.
     pub(super) data_warnings: Vec<String>,
-    /// Warnings about rows that repeat within a step, because a data set has fewer.
+    /// Warnings about rows that repeat within a step, because a data set has fewer rows than a step takes.
     pub(super) repeat_warnings: Vec<String>,
 }
 
@@ -99,7 +99,7 @@ impl Inputs {
     }
 }
 
-/// Reports fields of the files of the model in `dir` and of its tokenizer that nothing reads.
+/// Reports unknown fields in the files of the model in `dir` and of its tokenizer.
 fn report_unknown_fields(spec: &ResolvedSpec, dir: Option<&Path>) -> Result<(), TrainError> {
     let tokenizer_dir = match &spec.model.tokenizer {
         Some(TokenizerSource::Path(path)) => Some(Path::new(path)),

@@ -46,7 +46,7 @@ pub(super) fn weights(
     let weights = weights.with_adapters(spec.model.adapters.iter().map(Path::new))?;
     Ok(match head {
         OutputHead::Vocabulary => weights,
-        // transformers finds the last token of a sequence as the last one that is no padding.
+        // transformers reads a sequence classifier at the last token that is not padding.
         OutputHead::Sequence | OutputHead::Tokens => {
             weights.with_pad(tokenizer.pad_id().or(tokenizer.eos_ids().first().copied()))
         }
@@ -144,12 +144,12 @@ fn decoder(
     Ok(decoder)
 }
 
-/// Compute dtype of the models.
+/// Returns the compute dtype of the models.
 fn compute_kind(spec: &ResolvedSpec) -> Kind {
     kind_of(spec.training.precision)
 }
 
-/// Tensor dtype of a precision; `Auto` has been resolved by then.
+/// Returns the tensor dtype of a precision; `Auto` has been resolved by then.
 pub(super) fn kind_of(precision: Precision) -> Kind {
     match precision {
         Precision::Auto | Precision::Fp32 => Kind::Float,

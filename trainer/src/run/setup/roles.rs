@@ -185,7 +185,7 @@ fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
     }
 }
 
-/// Learning rates of the cold start: a warm-up over a tenth of the steps, then constant.
+/// Returns the learning rates of the cold start: a warm-up over a tenth of the steps, then constant.
 fn cold_start_schedule(spec: &ResolvedColdStart) -> Schedule {
     Schedule {
         learning_rate: spec.learning_rate,

@@ -9,7 +9,7 @@ use tch::Kind;
 use crate::roles::optim::AdamWOptions;
 use crate::run::error::TrainError;
 
-/// Dtype in which the model's folder stores the weights; fp32 for a new model.
+/// Returns the dtype in which the model's folder stores the weights; fp32 for a new model.
 pub(crate) fn source_kind(model_dir: Option<&Path>) -> Kind {
     let config = model_dir.and_then(|dir| {
         rlt_files::read_to_string(&dir.join("config.json"), rlt_files::MAX_MODEL_JSON_BYTES).ok()

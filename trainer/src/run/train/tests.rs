@@ -1,4 +1,4 @@
-//! Whole runs in this process: of every choice of a manifest, and of cases that no manifest can request, such
+//! Full runs in this process: of every choice of a manifest, and of cases that no manifest can request, such
 //! as reward functions that panic and how often weights are packed.
 
 mod every_choice;
@@ -100,7 +100,7 @@ fn an_evaluation_and_the_step_after_it_sample_from_weights_that_are_packed_once(
         assert_eq!(train(&mut run, &mut roles, &mut data).unwrap(), Outcome::Complete);
         roles.rollout.num_weight_syncs()
     };
-    // After the last step there is an evaluation in any case, under weights that no step has sampled from.
+    // An evaluation always follows the last step, under weights that no step has sampled from.
     assert_eq!(num_syncs("rarely", 0), 3 + 1);
     assert_eq!(num_syncs("always", 1), 3 + 1);
 }

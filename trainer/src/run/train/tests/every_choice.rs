@@ -1,4 +1,4 @@
-//! Every algorithm, estimator, loss and model family that a manifest can name trains: whole runs of two steps
+//! Every algorithm, estimator, loss and model family that a manifest can name trains: full runs of two steps
 //! in this process, from the manifest to the exported model. The workspace's local runs start one manifest of
 //! each recipe as a process.
 
@@ -15,7 +15,7 @@ const VISION_LANGUAGE: [&str; 3] = ["Qwen2Vl", "Qwen25Vl", "Qwen3Vl"];
 /// The families that are mixtures of experts.
 const MIXTURES: [&str; 6] = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3", "GptOss"];
 
-/// The metric that holds the loss of step `step_idx`, counted from 0.
+/// Returns the name of the metric with the loss of step `step_idx`, counted from 0.
 fn loss_metric(algorithm: &ResolvedAlgorithm, step_idx: u32) -> &'static str {
     let Some(policy_gradient) = &algorithm.policy_gradient else {
         let is_preference = algorithm.preference.is_some();
@@ -27,7 +27,7 @@ fn loss_metric(algorithm: &ResolvedAlgorithm, step_idx: u32) -> &'static str {
     if step_idx < num_warmup_steps.unwrap_or(0) { "critic/vf_loss" } else { "actor/pg_loss" }
 }
 
-/// The lines of the training in `metrics.jsonl` of the run folder `root`, without evaluations.
+/// Reads the training steps from `metrics.jsonl` of the run folder `root`, without evaluations.
 fn steps_of(root: &Path) -> Vec<Value> {
     let metrics = std::fs::read_to_string(root.join("metrics.jsonl")).unwrap();
     let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -63,8 +63,8 @@ fn assert_trains(mut changes: Value) {
 #[test]
 fn every_preset_trains() {
     for kind in choices("spec.algorithm.kind") {
-        // ProcessReward trains on completions of several steps, which no generated task has: it has tests of
-        // its own.
+        // ProcessReward trains on completions of several steps, which no generated task has. Other tests
+        // cover it.
         if kind == "ProcessReward" {
             continue;
         }
@@ -128,7 +128,7 @@ fn every_family_trains() {
     }
 }
 
-/// A vision tower, and pictures of one token in place of sums.
+/// Returns changes of the job: a vision tower, and pictures of one token instead of sums.
 fn pictures() -> Value {
     let tower = json!({ "hiddenSize": 16, "numLayers": 1, "numHeads": 2, "patchSize": 4, "mergeSize": 2 });
     let task = json!({

@@ -1,6 +1,6 @@
 //! Every name that a manifest can choose reaches its own arithmetic. Each test drives all choices of a field
-//! from the manifest to numbers, and compares these with numbers that are computed here. No two choices have
-//! equal numbers, so a test fails if any two arms between the manifest and the arithmetic are swapped.
+//! from the manifest to results, and compares them with results that the test computes. No two choices have
+//! equal results, so a test fails if any two arms between the manifest and the arithmetic are swapped.
 
 mod adapter;
 
@@ -24,7 +24,7 @@ use crate::recipes::{Estimator, PolicyFiltration, RolloutCorrection};
 use crate::roles::objective::{objective, preference_objective};
 use crate::roles::reference::kl_controller;
 
-/// The tiny job with `changes`, with every default filled in.
+/// Returns the tiny job with `changes`, with every default filled in.
 fn resolved(changes: Value) -> ResolvedSpec {
     rlt_api::validate(&tiny_job_with(changes).to_string()).unwrap().spec().clone()
 }
@@ -33,14 +33,14 @@ fn policy_gradient(algorithm: Value) -> PolicyGradient {
     resolved(json!({ "algorithm": algorithm })).algorithm.policy_gradient.unwrap()
 }
 
-/// The roles of the tiny job with `changes`.
+/// Creates the roles of the tiny job with `changes`.
 fn roles_of(changes: Value) -> Roles {
     let root = tempfile::tempdir().unwrap();
     let (_, roles, _) = set_up(&tiny_job_with(changes).to_string(), &root.path().join("run"));
     roles
 }
 
-/// A batch of completions of these lengths, each in a rollout group of its own; advantages are 1.
+/// Creates a batch of completions of these lengths, each in its own rollout group; advantages are 1.
 fn batch(lens: &[usize]) -> Batch {
     let demonstration = |len: &usize| Demonstration {
         tokens: (0..2 + len).map(|at| (at % 10) as TokenId).collect(),
@@ -50,7 +50,7 @@ fn batch(lens: &[usize]) -> Batch {
     Batch::from_demonstrations(&lens.iter().map(demonstration).collect::<Vec<_>>())
 }
 
-/// Checks that `table` has a row for each choice of `field`, and that no two rows have equal numbers.
+/// Checks that `table` has a row for each choice of `field`, and that no two rows have equal values.
 #[track_caller]
 fn assert_complete<T: PartialEq + Debug>(field: &str, table: &[(&str, T)]) {
     let mut names: Vec<&str> = table.iter().map(|(name, _)| *name).collect();
@@ -143,7 +143,7 @@ fn a_cold_start_has_its_own_warm_up_and_rate_and_leaves_the_schedule_to_the_trai
     assert_close(&rates_of(1), &[0, 1, 2].map(|step_idx| schedule.at(step_idx)), "training");
 }
 
-/// Log-ratios of actor to rollout policy, by sequence, for which all rejection rules differ.
+/// Log-ratios of actor to rollout policy, by sequence. All rejection rules give different results for them.
 const LOG_RATIOS: [[f64; 3]; 6] = [
     [1.5, 0.0, 0.0],
     [1.6, 1.6, 0.0],
@@ -153,7 +153,7 @@ const LOG_RATIOS: [[f64; 3]; 6] = [
     [-2.0, 0.0, 0.0],
 ];
 
-/// A batch with [`LOG_RATIOS`], after the correction that a manifest requests.
+/// Creates a batch with [`LOG_RATIOS`] and applies the correction that a manifest requests.
 fn corrected(roles: &Roles, correction: &Value) -> Batch {
     let algorithm = policy_gradient(json!({ "importanceCorrection": correction }));
     let log_ratios = LOG_RATIOS.concat();
@@ -163,7 +163,7 @@ fn corrected(roles: &Roles, correction: &Value) -> Batch {
     RolloutCorrection::of(&algorithm).apply(roles, batch).unwrap()
 }
 
-/// Tokens of a sequence that the rule of this name keeps, by its documentation.
+/// Returns which tokens of a sequence the named rule keeps, according to its documentation.
 fn kept_tokens(statistic: &str, log_ratios: [f64; 3], (lower, upper): (f64, f64)) -> [bool; 3] {
     let (level, divergence) = statistic.split_at(statistic.len() - 2);
     let values = log_ratios.map(|x| match divergence {
@@ -204,7 +204,7 @@ fn every_rejection_statistic_rejects_its_own_tokens() {
     assert_complete("spec.algorithm.importanceCorrection.rejection.statistic", &table);
     for (statistic, expected) in &table {
         let mut rejection = json!({ "statistic": statistic, "upper": bounds.1 });
-        // Only ratios, those of K1, have a lower bound.
+        // Only the rules on ratios, named `K1`, have a lower bound.
         if statistic.ends_with("K1") {
             rejection["lower"] = bounds.0.into();
         }
@@ -285,8 +285,8 @@ const LOGPROBS: [f64; 5] = [-1.0, -2.0, -0.5, -3.0, -1.5];
 const REFERENCE_RATIOS: [f64; 5] = [0.5, -0.25, 1.0, -1.0, 0.125];
 const ENTROPIES: [f64; 5] = [0.3, 0.7, 1.1, 0.2, 0.5];
 
-/// Loss and slopes of an on-policy update with advantages from -1 to -5, in rows of three and two tokens,
-/// whose rewards are 1 and 0.5.
+/// Computes loss and derivatives of an on-policy update with advantages from -1 to -5, in rows of three and
+/// two tokens with rewards 1 and 0.5.
 fn loss_of(algorithm: &PolicyGradient) -> LossOutputs {
     let rows = Rows::unmasked([3, 2]);
     let objective = objective(algorithm, kl_controller(&algorithm.kl).coefficient());
@@ -301,7 +301,7 @@ fn loss_of(algorithm: &PolicyGradient) -> LossOutputs {
     prepared.evaluate(0..5, &LOGPROBS, &ENTROPIES).unwrap()
 }
 
-/// Loss and slopes of [`loss_of`] with these settings of the loss, in sums over tokens and without KL term.
+/// Computes [`loss_of`] with these settings of the loss, summed over tokens and without a KL term.
 fn loss_with(loss: Value) -> LossOutputs {
     let mut algorithm = json!({ "kl": { "placement": "None" }, "loss": { "aggregation": "TokenSum" } });
     rlt_tests::merge(&mut algorithm["loss"], loss);
@@ -354,7 +354,8 @@ fn completions_above_the_positive_threshold_are_positive_examples() {
     }
 }
 
-/// Value and slope that the KL estimator of this name has at the log-ratio `d`, by its documentation.
+/// Computes value and derivative of the named KL estimator at the log-ratio `d`, according to its
+/// documentation.
 fn kl_of(estimator: &str, d: f64) -> (f64, f64) {
     let k3 = (-d).exp() - 1.0 + d;
     match estimator {
@@ -391,7 +392,7 @@ fn every_kl_estimator_has_its_value_and_slope_in_the_loss() {
 fn every_kl_placement_adds_the_divergence_to_the_loss_or_takes_it_from_rewards() {
     let k2: Vec<f64> = REFERENCE_RATIOS.iter().map(|d| d * d / 2.0).collect();
     let penalty = k2.iter().map(|value| -0.5 * value).collect::<Vec<_>>();
-    // The divergence in the loss, and in the rewards of tokens.
+    // Expected divergence in the loss, and in the rewards of tokens.
     let table = [
         ("None", (0.0, vec![0.0; 5])),
         ("Loss", (0.5 * k2.iter().sum::<f64>(), vec![0.0; 5])),
@@ -468,7 +469,7 @@ fn every_preference_divergence_scores_completions_by_its_formula() {
     }
 }
 
-/// Generalised advantage estimation of one completion.
+/// Computes the generalized advantage estimation of one completion.
 fn gae(rewards: &[f64], values: &[f64], gamma: f64, lambda: f64) -> Vec<f64> {
     let next_value = |token: usize| values.get(token + 1).copied().unwrap_or(0.0);
     let error = |token: usize| rewards[token] + gamma * next_value(token) - values[token];
@@ -486,7 +487,7 @@ fn gae(rewards: &[f64], values: &[f64], gamma: f64, lambda: f64) -> Vec<f64> {
 fn each_lambda_of_an_estimator_with_a_critic_is_in_its_own_sum() {
     let rewards = [0.0, 0.1, 0.0, -0.2, 1.0, 0.0, 0.3, -1.0];
     let values = [0.3, -0.1, 0.4, 0.2, 0.5, -0.3, 0.1, 0.2];
-    // Lambda of advantages of 5 and 3 tokens, and lambda of returns.
+    // Expected lambda of the advantages of completions of 5 and 3 tokens, and lambda of returns.
     let cases = [
         (json!({ "estimator": "Gae", "gamma": 0.9, "lambda": 0.8 }), [0.8, 0.8], 0.8),
         (
@@ -523,7 +524,7 @@ fn the_value_clip_bounds_how_far_a_prediction_may_move() {
         let mut roles = roles_of(json!({ "algorithm": { "kind": "PPO", "critic": critic } }));
         roles.critic.begin(&roles.actor).unwrap();
         let mut batch = batch(&[3, 2]);
-        // A new critic predicts 0. It was 1 before the update, and -2 is right.
+        // The critic is new and predicts 0. The values before the update are set to 1, and the returns to -2.
         (batch.values, batch.returns) = (Some(vec![1.0; 5]), Some(vec![-2.0; 5]));
         let mini_batches = roles.critic.mini_batches;
         let report =

@@ -4,15 +4,15 @@ use tch::{Kind, Tensor};
 
 use super::*;
 
-/// Modules of the tiny model with as many inputs each.
+/// Modules of the tiny model that all have [`NUM_INPUTS`] inputs.
 const MODULES: [&str; 6] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"];
-/// Number of their inputs.
+/// Number of inputs of each of [`MODULES`].
 const NUM_INPUTS: f64 = 32.0;
 const RANK: f64 = 8.0;
 
 #[test]
 fn every_initialization_of_an_adapter_draws_its_matrices() {
-    // Root mean squares of A and of B. Those of LoftQ follow from the error of the quantization.
+    // Root mean squares of A and of B; those of LoftQ follow from the quantization error.
     let table = [
         ("Peft", Some([(1.0 / NUM_INPUTS / 3.0).sqrt(), 0.0])),
         ("Gaussian", Some([1.0 / RANK, 0.0])),
@@ -37,7 +37,7 @@ fn every_initialization_of_an_adapter_draws_its_matrices() {
         };
         let got = [rms("lora_A"), rms("lora_B")];
         if let Some(expected) = expected {
-            // Four standard errors of a sample of these sizes.
+            // The tolerance is four standard errors of a sample of this size.
             let is_close = got.iter().zip(expected).all(|(got, mean)| (got - mean).abs() <= 0.1 * mean);
             assert!(is_close, "{init}: {got:?}, expected {expected:?}");
         }
