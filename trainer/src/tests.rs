@@ -19,7 +19,7 @@ use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
 
-/// An actor whose decoder `dp_shard` ranks share.
+/// Creates an actor whose decoder is sharded over `dp_shard` ranks.
 pub(crate) fn actor_on_mesh(
     decoder: Decoder,
     options: ActorOptions,
@@ -29,7 +29,7 @@ pub(crate) fn actor_on_mesh(
     actor_with_offload(decoder, options, ranks, (dp_shard, 1), &Offload::default())
 }
 
-/// Makes the same actor with `offload`, whose experts `ep` ranks distribute.
+/// Creates an actor with `offload`, sharded over `dp_shard` ranks, with experts distributed over `ep` ranks.
 pub(super) fn actor_with_offload(
     decoder: Decoder,
     options: ActorOptions,
@@ -40,14 +40,14 @@ pub(super) fn actor_with_offload(
     actor_keeping_unsharded(decoder, options, ranks, (dp_shard, ep, 1), offload)
 }
 
-/// Chooses the library for products of matrices that runs use by default. The choice holds for the process,
-/// so without it a test would compute other roundings alone than after a test of a run.
+/// Selects the library for matrix products that runs use by default. The choice holds for the process, so
+/// without it the rounding of a test would depend on whether a test of a run came before.
 pub(crate) fn choose_products_of_runs() {
     let precision = if rlt_torch::cpu_has_amx() { MatmulPrecision::Highest } else { MatmulPrecision::Medium };
     rlt_torch::set_float32_matmul_precision(precision).unwrap();
 }
 
-/// Makes the same actor, whose last layers stay unsharded between forward and backward pass.
+/// Creates an actor whose last layers stay unsharded between forward and backward pass.
 pub(super) fn actor_keeping_unsharded(
     decoder: Decoder,
     options: ActorOptions,
@@ -77,7 +77,7 @@ pub(super) fn actor_keeping_unsharded(
     }
 }
 
-/// Copies of a decoder's parameters by name, gathered if they are sharded.
+/// Returns copies of a decoder's parameters by name, gathered if they are sharded.
 pub(crate) fn whole_parameters(decoder: DecoderUnits<'_>) -> BTreeMap<String, Tensor> {
     let (layers, outer) = decoder.decoder().parameters_by_layer();
     let mut all = BTreeMap::new();
@@ -90,7 +90,7 @@ pub(crate) fn whole_parameters(decoder: DecoderUnits<'_>) -> BTreeMap<String, Te
     all
 }
 
-/// Full parameters that an actor trains, by name.
+/// Returns the trained parameters of an actor by name, unsharded.
 pub(crate) fn trained_parameters(actor: &Actor) -> BTreeMap<String, Tensor> {
     let mut all = whole_parameters(actor.learner.units());
     let trained = actor.learner.decoder().trainable_parameters();

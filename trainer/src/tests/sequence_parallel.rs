@@ -1,5 +1,5 @@
-//! Sequence parallelism on ranks that are threads: passes and training equal those of one rank with all
-//! tokens.
+//! Sequence parallelism on ranks that are threads: passes and training equal those of a single rank that has
+//! all tokens.
 
 use rlt_api::spec::{CriticSpec, LoraInit, Precision, QuantizationSpec};
 use rlt_core::batch::Batch;
@@ -21,26 +21,28 @@ use crate::roles::learner::MicroBatch;
 use crate::roles::reference::{CopyOptions, FrozenPolicy};
 use crate::tests::{actor_on_mesh, choose_products_of_runs, on_ranks, trained_parameters};
 
-/// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
-/// enlarge that.
+/// Tolerance of results that are summed over ranks in another order. Five steps of an optimizer that divides
+/// by small gradients enlarge the differences.
 const TOLERANCE: f64 = 1e-5;
 
-/// Tolerance of losses over sequences: the ratio of a sequence has the roundings of all of its tokens.
+/// Tolerance of losses over sequences, because the ratio of a sequence accumulates the roundings of all of
+/// its tokens.
 const SEQUENCE_TOLERANCE: f64 = 5e-5;
 
-/// Prompt and completions of each group: uneven, of a single token, a group of one, a prompt of one token.
+/// Number of prompt tokens and of tokens of each completion, by group: uneven lengths, a completion of a
+/// single token, a group of one completion, a prompt of one token.
 const GROUPS: [(usize, &[usize]); 4] = [(7, &[4, 1, 6]), (3, &[5]), (1, &[2, 3]), (5, &[9, 2])];
 
-/// Every completion in one micro-batch.
+/// Token budget that puts every completion into one micro-batch.
 const ALL: usize = 4096;
 
 /// The settings of a training.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     kv_heads: usize,
-    /// The adapter that is trained: of which projections, and its dropout.
+    /// Projections with a trained adapter, and its dropout; `None` trains all weights.
     lora: Option<(&'static [&'static str], f64)>,
-    /// Whether the base has 4 bits.
+    /// Whether the base model is quantized to 4 bits.
     quantized: bool,
     activation_checkpointing: bool,
     compute: Kind,
@@ -56,7 +58,7 @@ const FULL: Case = Case {
     max_tokens: 15,
 };
 
-/// How many ranks there are, and how they share the model and the tokens.
+/// Number of ranks, and the degrees by which they share the model and the tokens.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     size: usize,
@@ -159,7 +161,8 @@ fn everywhere(layout: Layout, body: impl Fn(&Ranks) -> Vec<f64> + Sync) -> Vec<f
     all.swap_remove(0)
 }
 
-/// Numbers above 1 are compared by their size: fp32 has 24 bits of each.
+/// Checks that values differ by at most `tolerance`, relative for values above 1, because fp32 has 24 bits
+/// for each.
 #[track_caller]
 fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(got.len(), expected.len());
@@ -169,7 +172,7 @@ fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
     assert!(expected.iter().any(|number| number.abs() > 100.0 * tolerance), "{what}: nothing to compare");
 }
 
-/// Log-probs, entropies and squared probabilities, by every way in which a batch is scored.
+/// Computes log-probs, entropies and squared probabilities, by every way in which a batch is scored.
 fn scores(case: Case, ranks: &Ranks) -> Vec<f64> {
     let (actor, batch) = (actor(case, ranks, 1), batch());
     let on = actor.score(&batch, Adapter::On, case.max_tokens).unwrap();
@@ -180,7 +183,7 @@ fn scores(case: Case, ranks: &Ranks) -> Vec<f64> {
     [on.logprobs, on.entropies, off.logprobs, squares].concat()
 }
 
-/// Gradients of all parameters.
+/// Computes the gradients of all parameters.
 fn gradients(case: Case, ranks: &Ranks) -> Vec<f64> {
     let (mut actor, batch) = (actor(case, ranks, 1), batch());
     let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
@@ -197,7 +200,7 @@ fn gradients(case: Case, ranks: &Ranks) -> Vec<f64> {
     parameters.iter().flat_map(|(_, leaf)| numbers(&leaf.grad())).collect()
 }
 
-/// Sequence-parallel groups of `sp` ranks give the results of one rank in each case.
+/// Checks that sequence-parallel groups of `sp` ranks compute the results of one rank in each case.
 #[track_caller]
 fn assert_as_one_rank(sp: usize, cases: &[Case], compute: fn(Case, &Ranks) -> Vec<f64>, tolerance: f64) {
     let all = |ranks: &Ranks| cases.iter().map(|case| compute(*case, ranks)).collect::<Vec<_>>();
@@ -211,7 +214,7 @@ fn assert_as_one_rank(sp: usize, cases: &[Case], compute: fn(Case, &Ranks) -> Ve
     }
 }
 
-/// The reports of five updates, and the parameters after them.
+/// Returns the reports of five updates, and the parameters after them.
 fn train(case: Case, layout: Layout, policy: PolicyLoss) -> Vec<f64> {
     everywhere(layout, |ranks| {
         let (mut actor, batch) = (actor(case, ranks, layout.dp_shard), batch());
@@ -253,7 +256,8 @@ fn sequence_parallel_groups_train_like_one_rank_also_with_fsdp() {
     }
 }
 
-/// Adapters on few projections: of the first layer's attention only the queries need gradients, or nothing.
+/// The adapters cover few projections: in the first layer's attention only the queries need gradients, or
+/// nothing does.
 #[test]
 fn an_adapter_trains_as_on_one_rank_and_drops_the_same_inputs() {
     for (targets, dropout, layout) in [
@@ -297,7 +301,7 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
                 Critic::from_actor(&actor(FULL, ranks, 1), None, options, ranks.clone()).unwrap();
             batch.values = Some(critic.values(&batch, FULL.max_tokens).unwrap());
             let report = critic.learn(&batch, plan(FULL, POLICY, 3).mini_batches()).unwrap();
-            // How many passes there are depends on how rows are shared.
+            // The number of passes depends on the distribution of rows over ranks.
             let metrics = report.metrics().into_iter().filter(|(name, _)| name != "critic/num_micro_batches");
             let mut all: Vec<f64> = metrics.map(|(_, value)| value).collect();
             all.extend(critic.values(&batch, FULL.max_tokens).unwrap());
@@ -311,8 +315,8 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
     }
 }
 
-/// Updates, log-probs and those of the reference share tokens at degrees of their own, across the shards of
-/// the model.
+/// Updates, log-prob passes and passes of the reference have different sequence-parallel degrees, with a
+/// sharded model as well.
 #[test]
 fn every_pass_has_a_degree_of_its_own() {
     let compute = |ranks: &Ranks, [updates, logprobs, reference]: [usize; 3], dp_shard: usize| {
@@ -346,7 +350,7 @@ fn every_pass_has_a_degree_of_its_own() {
 
 #[test]
 fn layers_in_bf16_round_equally_with_and_without_sequence_parallelism() {
-    // The products are the same, of fewer rows each: at most the last of 8 bits differs.
+    // The products are the same with fewer rows each, so at most the last of 8 bits differs.
     let case = Case { compute: Kind::BFloat16, kv_heads: 1, ..FULL };
     assert_as_one_rank(2, &[case], scores, 0.05);
 }
@@ -383,7 +387,7 @@ fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_ste
         let alone = DecoderPass { decoder: actor.learner.decoder(), shards: None, sp_group: None };
         let whole_td = sample.hidden_states(alone, AxisPlace::ALONE).unwrap();
         let own = ranks.sp_place().padded_range(11);
-        // Each rank runs its tokens as if they were all there are.
+        // Each rank computes its tokens without attention to those of the other rank.
         let tokens = sample.tokens()[own.start..own.end.min(11)].to_vec();
         let input = PackedInput::new(&[&tokens], tch::Device::Cpu);
         let mut context = actor.learner.decoder().context(&input, Adapter::On);

@@ -1,4 +1,4 @@
-//! FSDP of a small decoder on ranks that are threads: training equals that of one rank with the whole model.
+//! FSDP of a small decoder on ranks that are threads: training equals that of one rank with the full model.
 
 mod adapter_sync;
 mod compositions;
@@ -36,34 +36,36 @@ use crate::tests::{
     actor_keeping_unsharded, actor_with_offload, on_ranks, trained_parameters, whole_parameters,
 };
 
-/// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
-/// enlarge that.
+/// Tolerance of results that are summed over ranks in another order. Five steps of an optimizer that divides
+/// by small gradients enlarge the differences.
 const TOLERANCE: f64 = 1e-5;
 
 /// The settings of a training.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     tied: bool,
-    /// The second layer has a feed-forward block, the others experts whose router has a loss.
+    /// Whether the layers have experts and a router loss, except for the second, which has a feed-forward
+    /// block.
     experts: bool,
-    /// Latent attention; the second layer has experts that a bias chooses, which nothing trains.
+    /// Whether attention is latent; the second layer then has experts, whose choice depends on an untrained
+    /// bias.
     latent: bool,
-    /// GPT-OSS: attention sinks, experts with biases.
+    /// Whether the model is a GPT-OSS: attention sinks, and experts with biases.
     sinks: bool,
-    /// The experts are those of Qwen2-MoE, beside a shared one with a gate.
+    /// Whether the model is a Qwen2-MoE, with a gated shared expert.
     shared: bool,
     lora: bool,
     dora: bool,
-    /// Embedding, head and norms are trained whole beside the adapter.
+    /// Whether embedding, head and norms are trained in full together with the adapter (`modulesToSave`).
     saves: bool,
-    /// How the base is quantized, and whether its scales are.
+    /// Quantization format of the base model, and whether its scales are quantized, too.
     quantized: Option<(QuantizationFormat, bool)>,
     activation_checkpointing: bool,
     compute: Kind,
     max_tokens: usize,
-    /// Experts of a layer; latent attention has its own number.
+    /// Number of experts of a layer; models with latent attention have their own number.
     num_experts: usize,
-    /// Ranks over which they are distributed; one rank has all.
+    /// Number of ranks over which the experts are distributed; a single rank has all of them.
     ep: usize,
     /// The architecture of a dense model.
     dense: &'static str,
@@ -101,7 +103,7 @@ fn decoder(case: Case) -> Decoder {
     with_adapter(Decoder::from_weights(&weights(case), &options(case)).unwrap(), case)
 }
 
-/// Drawn, and quantized where the case says so.
+/// Draws random weights, and quantizes them if the case says so.
 fn weights(case: Case) -> Weights {
     let spec = case.quantized.map(|(format, double_quantization)| QuantizationSpec {
         format,
@@ -132,13 +134,13 @@ fn with_adapter(mut decoder: Decoder, case: Case) -> Decoder {
     decoder
 }
 
-/// Names of the parameters of experts and routers that adapters are on; empty without experts.
+/// Returns the names of the expert and router parameters that have adapters; empty without experts.
 fn parameters_with_adapters(case: Case) -> Vec<String> {
     let all = ["gate.weight", "experts.gate_up_proj", "experts.down_proj"].map(str::to_owned);
     if case.experts { all.to_vec() } else { Vec::new() }
 }
 
-/// Five sequences of such lengths that ranks have different numbers of micro-batches.
+/// Creates five sequences whose lengths give ranks different numbers of micro-batches.
 fn batch() -> Batch {
     let rows: [&[u32]; 5] =
         [&[3, 1, 4, 1, 5, 9], &[2, 6, 5], &[3, 5, 8, 9, 7], &[9, 3], &[2, 3, 8, 4, 6, 2, 6, 4]];
@@ -166,13 +168,13 @@ fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
     actor.with_router_loss(case.experts.then_some(0.5))
 }
 
-/// Makes the same actor, with the offload `spec` to `folder`.
+/// Creates the actor of a case with the offload `spec` to `folder`.
 fn offloaded_actor(case: Case, ranks: &Ranks, dp_shard: usize, spec: OffloadSpec, folder: &Path) -> Actor {
     let degrees = (dp_shard, expert_parallel_degree(case, ranks));
     actor_with_offload(decoder(case), actor_options(case), ranks, degrees, &Offload::new(spec, folder))
 }
 
-/// Number of ranks that distribute the experts of a case; one rank has all.
+/// Returns the number of ranks that distribute the experts of a case; a single rank has all of them.
 fn expert_parallel_degree(case: Case, ranks: &Ranks) -> usize {
     case.ep.min(ranks.size())
 }
@@ -188,7 +190,7 @@ fn plan(case: Case, seed: u64) -> UpdatePlan {
     }
 }
 
-/// All trained parameters, whole.
+/// Returns the values of all trained parameters, unsharded.
 fn parameters(actor: &Actor) -> Vec<f64> {
     numbers(trained_parameters(actor).values())
 }
@@ -199,7 +201,7 @@ fn numbers<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Vec<f64> {
     tensors.into_iter().flat_map(of_one).collect()
 }
 
-/// Losses, gradient norms, log-probs and parameters of five updates.
+/// Returns losses, gradient norms, log-probs and parameters of five updates.
 fn train(case: Case, ranks: &Ranks, dp_shard: usize) -> Vec<f64> {
     train_actor(case, actor(case, ranks, dp_shard))
 }
@@ -230,7 +232,8 @@ fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
 
 fn largest_difference(one: &[f64], other: &[f64]) -> f64 {
     assert_eq!(one.len(), other.len());
-    // Numbers above 1, such as a gradient's norm, are compared by their size: fp32 has 24 bits of each.
+    // Differences of values above 1, such as a gradient norm, are relative, because fp32 has 24 bits for
+    // each.
     one.iter().zip(other).map(|(one, other)| (one - other).abs() / one.abs().max(1.0)).fold(0.0, f64::max)
 }
 
@@ -376,7 +379,8 @@ fn ranks_read_or_draw_their_shards_of_the_weights_of_one_rank() {
     }
 }
 
-/// The reports of five updates of a critic, its values after them, and on the leader its weights and moments.
+/// Returns the reports of five updates of a critic, its values after them, and on the leader its weights and
+/// moments.
 fn learn(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f64>) {
     learn_beside(case, &actor(case, ranks, dp_shard), Offload::default())
 }
@@ -399,7 +403,7 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     for step in 0..5 {
         let report = critic.learn(&batch, plan(case, step).mini_batches()).unwrap();
         assert_eq!(report.updates.num_skipped, 0);
-        // How many there are depends on how rows are shared.
+        // The number of micro-batches depends on the distribution of rows over ranks.
         let metrics = report.metrics().into_iter().filter(|(name, _)| name != "critic/num_micro_batches");
         reported.extend(metrics.map(|(_, value)| value));
     }
@@ -437,7 +441,7 @@ fn a_critic_in_shards_learns_as_the_whole() {
     }
 }
 
-/// Below its adapter a critic computes with the actor's shards: no part of the model exists twice.
+/// A critic that is an adapter computes with the actor's shards, so no weight of the model exists twice.
 #[test]
 fn a_critic_s_adapter_uses_the_actor_s_shards() {
     let case = Case { lora: true, ..FULL };
@@ -462,8 +466,8 @@ fn a_critic_s_adapter_uses_the_actor_s_shards() {
 
 #[test]
 fn layers_in_bf16_round_equally_with_and_without_sharding() {
-    // The very same products are summed in another order in fp32; AdamW's first steps turn on a gradient's
-    // sign.
+    // The products are the same, but their sums in fp32 have another order. The first steps of AdamW depend
+    // on the sign of a gradient.
     let case = Case { compute: Kind::BFloat16, max_tokens: 64, ..FULL };
     let alone = train(case, &Ranks::alone(), 1);
     let both = on_ranks(2, |ranks| train(case, &ranks, 2));
@@ -485,7 +489,7 @@ fn weights_are_gathered_in_the_compute_dtype_and_in_the_master_dtype_on_request(
         assert_eq!(parts.dtype_to_sample(Kind::Half), WeightDtype::Master, "no number is rounded twice");
         let visited = parts.visit(parts.dtype_to_sample(computed), |unit| {
             for (name, tensor) in actor.learner.shards().unwrap().parameters_of(unit) {
-                // A norm uses the master dtype, a projection the compute dtype.
+                // Norms use the master dtype, projections the compute dtype.
                 let expected = if tensor.dim() > 1 { Kind::BFloat16 } else { Kind::Float };
                 assert_eq!(tensor.kind(), expected, "{name}");
                 rounded.insert(name, tensor.copy());
@@ -520,7 +524,7 @@ fn between_passes_a_rank_holds_only_its_shard() {
             let mut actor = actor(case, &ranks, 3);
             let batch = batch();
             let plan = plan(Case { max_tokens: 64, ..case }, 0);
-            // Padding is less than a number for each buffer, of which there are at most eight.
+            // Padding takes less than one value in each buffer, and there are at most eight buffers.
             let sharded_bytes = 4 * num_parameters / 3..=4 * (num_parameters / 3 + 8);
             let num_bytes = |actor: &Actor| actor.learner.shards().unwrap().num_bytes();
             assert!(sharded_bytes.contains(&num_bytes(&actor)));

@@ -14,23 +14,23 @@ use crate::roles::learner::MicroBatch;
 use crate::roles::objective::supervised_objective;
 use crate::roles::offload::Offload;
 
-/// Bytes of a number of a gradient, and of a weight as it is kept.
+/// Bytes of an fp32 value, the dtype of gradients and master weights.
 const EXACT: f64 = 4.0;
 /// Number of query heads of the model below.
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 16;
 const LAYERS: usize = 3;
-/// Two sequences of 26 tokens are a micro-batch for each rank of a stream.
+/// Token budget of a rank: two sequences of 26 tokens per rank of a sequence-parallel group.
 const MAX_TOKENS: usize = 60;
 
-/// How many ranks there are, and how they share the model and the tokens.
+/// Number of ranks, and the degrees by which they share the model and the tokens.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     size: usize,
     dp_shard: usize,
     sp: usize,
-    /// Layers that stay gathered between forward and backward pass.
+    /// Number of layers that stay unsharded between forward and backward pass.
     unsharded: usize,
     lora: bool,
     compute: Kind,
@@ -63,7 +63,7 @@ fn decoder(Layout { lora, compute, .. }: Layout) -> Decoder {
     decoder
 }
 
-/// Eight sequences of one length, so that every rank makes as many passes.
+/// Creates eight sequences of one length, so that every rank makes the same number of passes.
 fn batch() -> Batch {
     let demonstration = |row: u32| Demonstration {
         tokens: (0..26).map(|at| (row * 7 + at * 3) % 40).collect(),
@@ -82,7 +82,8 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Counts the bytes of a decoder whose matrices take `matrix_number` bytes a value; vectors are exact.
+    /// Counts the bytes of a decoder whose matrices take `matrix_number` bytes per value; vectors take
+    /// [`EXACT`].
     fn of(decoder: &Decoder, matrix_number: usize) -> Self {
         let count = |tensors: &[(String, Tensor)], number: f64| {
             let bytes = |t: &Tensor| t.numel() as f64 * if t.dim() > 1 { number } else { EXACT };
@@ -96,43 +97,44 @@ impl Sizes {
         }
     }
 
-    /// The whole model.
+    /// Returns the bytes of the full model.
     fn all(&self) -> f64 {
         self.outer + self.layers.iter().sum::<f64>()
     }
 
-    /// The bytes gathered for a forward and backward pass: all units once, and the resharded layers again.
+    /// Returns the bytes that a forward and backward pass gathers: all units once, and resharded layers
+    /// again.
     fn of_update_pass(&self, unsharded: usize) -> f64 {
         self.all() + self.layers[..LAYERS - unsharded].iter().sum::<f64>()
     }
 }
 
-/// The fewest bytes that a rank sends in a step with the weights' sync, log-probs and one update, in
-/// `num_passes` micro-batches of together `num_tokens` tokens of this rank.
+/// Computes the minimum number of bytes that a rank sends in a step with weight sync, log-probs and one
+/// update, in `num_passes` micro-batches with `num_tokens` tokens of this rank in total.
 fn lower_bound(layout: Layout, decoder: &Decoder, num_passes: usize, num_tokens: usize) -> f64 {
     let Layout { size, dp_shard, sp, unsharded, lora, compute } = layout;
     let number = compute.elt_size_in_bytes();
     let (computed, exact) = (Sizes::of(decoder, number), Sizes::of(decoder, EXACT as usize));
-    // In an all-gather over `ranks` each rank sends its shard to all others, in a reduce-scatter each of the
-    // others' shards.
+    // In an all-gather over `ranks` each rank sends its shard to all others; in a reduce-scatter it sends the
+    // shards of all others.
     let of_others = |ranks: usize| (ranks - 1) as f64 / ranks as f64;
     let num_passes = num_passes as f64;
-    // An adapter is folded into weights as they are kept.
+    // An adapter is merged into master weights, so the weight sync gathers those.
     let synced = of_others(dp_shard) * if lora { exact.all() } else { computed.all() };
     let scored = num_passes * of_others(dp_shard) * computed.all();
     let updated = num_passes * of_others(dp_shard) * computed.of_update_pass(unsharded);
     let gradients = num_passes * of_others(dp_shard) * computed.gradients;
-    // Shards of gradients are added up over the copies of the model and handed back.
+    // Gradient shards are all-reduced over the replicas of the model.
     let copies = 2.0 * of_others(size / dp_shard) * computed.gradients / dp_shard as f64;
-    // Queries, keys and values of own tokens are sent to the ranks with their heads, and attention's outputs
-    // are sent back; a rank has at least one key head. Once for log-probs, and forward and back for the
-    // update.
+    // Queries, keys and values of local tokens are sent to the ranks with their heads, and attention outputs
+    // are sent back; a rank has at least one key head. That happens once for log-probs, and forward and
+    // backward for the update.
     let heads = 2 * HEADS + 2 * KV_HEADS.max(sp);
     let attention = 3.0 * of_others(sp) * (LAYERS * num_tokens * heads * HEAD_DIM * number) as f64;
     synced + scored + updated + gradients + copies + attention
 }
 
-/// The bytes that this rank sends in such a step, and the minimum.
+/// Runs such a step; returns the bytes that this rank sends, and the minimum.
 fn step(layout: Layout, ranks: &Ranks) -> (f64, f64) {
     let (batch, decoder) = (batch(), decoder(layout));
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
@@ -188,7 +190,7 @@ fn a_step_moves_hardly_more_bytes_than_its_layout_needs() {
         let all =
             on_ranks(layout.size, |ranks| step(layout, &ranks.with_sequence_parallel(layout.sp).unwrap()));
         for (sent, bound) in all {
-            // All-reduces of norms, losses and log-probs may exceed the minimum.
+            // All-reduces of norms, losses and log-probs add a little to the minimum.
             let ratio = sent / bound;
             assert!((1.0..1.05).contains(&ratio), "{layout:?}: {sent} bytes, {bound} at least: {ratio}");
         }

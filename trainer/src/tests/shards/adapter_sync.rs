@@ -1,4 +1,5 @@
-//! An adapter beside its base: what ranks that share the model gather of it, and how many bytes that takes.
+//! Weight sync of an unmerged adapter: the tensors that ranks with a sharded model gather, and the bytes that
+//! they send.
 
 use rlt_api::spec::LoraSpec;
 use rlt_engine::{Engine, EngineOptions};
@@ -12,7 +13,7 @@ fn engine() -> Engine {
     Engine::new(EngineOptions { block_size: 4, merge_lora: false, ..EngineOptions::default() })
 }
 
-/// Samples before and after an adapter has changed, after a full sync and one of the adapter.
+/// Returns samples after a full sync, and after a sync of a changed adapter alone.
 fn before_and_after(actor: &Actor) -> [Vec<Sampled>; 2] {
     let mut engine = engine();
     let sharded_bytes = actor.learner.shards().map(ShardedParameters::num_bytes);
@@ -54,7 +55,7 @@ fn an_unmerged_adapter_is_gathered_from_shards_like_a_full_one() {
     }
 }
 
-/// Sizes that four ranks divide.
+/// Creates a decoder whose sizes four ranks divide evenly.
 fn even(spec: &LoraSpec) -> Decoder {
     let config = ModelConfig::from_json(&serde_json::json!({
         "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24,
@@ -84,7 +85,7 @@ fn ranks_send_the_bytes_that_the_plan_names_and_the_digests_that_hold_them() {
             [sent(1), sent(2), sent(3)]
         });
         let planned = WeightSync::of_adapter(&spec, &even(&spec).config, size as u64);
-        // Of a digest for each layer, and of whether the base has changed.
+        // Bytes of a digest for each of three layers, and of a flag whether the base has changed.
         let words = 8 * (3 + 1) * (size as u64 - 1);
         for [first, second, third] in sent {
             assert_eq!(second, (planned.sent_bytes + words, planned.bytes), "{size} ranks");

@@ -1,16 +1,15 @@
-//! Every composition of FSDP, sequence, tensor and expert parallelism on up to eight ranks, against one rank:
-//! the losses and gradients of an update.
+//! Every composition of FSDP, sequence, tensor and expert parallelism on up to eight ranks has the losses and
+//! gradients of one rank in an update.
 
 use super::tensor_parallel::{TpLayout, go_on, save};
 use super::*;
 
-/// Experts whose routers have a loss, beside a shared one with a gate. Two, four and eight ranks divide all
-/// sizes.
+/// Experts with a router loss and a gated shared expert. Two, four and eight ranks divide all sizes.
 const MIXTURE: Case = Case { shared: true, experts: true, num_experts: 8, kv_heads: 8, ..FULL };
-/// Adapters of every weight, of layers that are computed again.
+/// Adapters on every weight, with activation checkpointing.
 const ADAPTED: Case = Case { lora: true, activation_checkpointing: true, ..MIXTURE };
 
-/// Degrees of the axes.
+/// Degrees of the parallel axes.
 #[derive(Clone, Copy, Debug)]
 struct Axes {
     dp_shard: usize,
@@ -19,7 +18,7 @@ struct Axes {
     ep: usize,
 }
 
-/// All degrees of `size` ranks.
+/// Returns all combinations of degrees of `size` ranks.
 fn compositions(size: usize) -> Vec<Axes> {
     let divisors = |number: usize| (1..=number).filter(move |divisor| number.is_multiple_of(*divisor));
     let mut all = Vec::new();
@@ -32,7 +31,8 @@ fn compositions(size: usize) -> Vec<Axes> {
     all
 }
 
-/// The model of `case`. Its adapters are not those of a first step, whose A has no gradient.
+/// Creates the model of `case`. The B matrices of its adapters are not zero, because A would have no
+/// gradient.
 fn mixture(case: Case) -> Decoder {
     let decoder = decoder(case);
     for (name, matrix) in decoder.trainable_parameters() {
@@ -44,8 +44,8 @@ fn mixture(case: Case) -> Decoder {
     decoder
 }
 
-/// Loss, gradient norm, log-probs and choices of experts of an update, and on the leader the gradients of all
-/// parameters: the first moments.
+/// Returns loss, gradient norm, log-probs and expert choices of an update, and on the leader the first
+/// moments of all parameters, which are proportional to their gradients.
 fn first_update(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f64>) {
     let degrees = (dp_shard, expert_parallel_degree(case, ranks));
     let actor = actor_with_offload(mixture(case), actor_options(case), ranks, degrees, &Offload::default());
@@ -63,8 +63,9 @@ fn first_update(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f6
     (reported, numbers(moments.iter().map(|(_, moment)| moment)))
 }
 
-/// Products over parts of a width add up in another order: a few roundings of numbers of the size of 1, and
-/// of moments, a tenth of a gradient that is clipped to a norm of 1.
+/// Checks every composition of axes against one rank. Products over shards of a width are summed in another
+/// order, so values of about 1 differ by a few roundings; moments are a tenth of a gradient that is clipped
+/// to a norm of 1.
 #[track_caller]
 fn assert_every_composition_trains_as_one(case: Case, size: usize) {
     let (alone, gradients) = first_update(case, &Ranks::alone(), 1);
@@ -101,7 +102,7 @@ fn every_composition_of_axes_of_eight_ranks_trains_adapters_as_one_rank() {
     assert_every_composition_trains_as_one(ADAPTED, 8);
 }
 
-/// Both models with `num_parts` heads and experts; their widths and vocabularies are multiples of it.
+/// Returns both models with `num_parts` heads and experts; their widths and vocabularies are multiples of it.
 fn in_parts(num_parts: usize) -> [Case; 2] {
     [MIXTURE, ADAPTED].map(|case| Case { num_experts: num_parts, kv_heads: num_parts, ..case })
 }
@@ -114,7 +115,8 @@ fn every_composition_of_axes_of_three_and_six_ranks_trains_as_one_rank() {
     }
 }
 
-/// FSDP, sequence and tensor parallelism one at a time, the first two also with expert parallelism.
+/// A prime number of ranks allows FSDP, sequence or tensor parallelism alone, the first two also with expert
+/// parallelism.
 #[test]
 fn every_composition_of_axes_of_five_and_seven_ranks_trains_as_one_rank() {
     for size in [5, 7] {
@@ -124,7 +126,7 @@ fn every_composition_of_axes_of_five_and_seven_ranks_trains_as_one_rank() {
     }
 }
 
-/// Every rank has half of the experts, by half of their width.
+/// Every rank has half of the experts, and half of their width.
 #[test]
 fn ranks_read_their_shards_of_experts_and_gather_the_weights_of_one_rank() {
     let one = decoder(MIXTURE);
@@ -146,7 +148,8 @@ fn ranks_read_their_shards_of_experts_and_gather_the_weights_of_one_rank() {
     }
 }
 
-/// Gathered weights equal the shards of all ranks; a number that was changed in the part of any is found.
+/// Checks that gathered weights match the shards of all ranks, and that a changed value of any rank is
+/// detected.
 fn verify(decoder: &Decoder, shards: &ShardedParameters) {
     let digest = |tensor: &Tensor| Ok::<u64, RankError>(tensor.sum(Kind::Double).double_value(&[]).to_bits());
     let down = || {
@@ -157,7 +160,8 @@ fn verify(decoder: &Decoder, shards: &ShardedParameters) {
         assert!(shards.matches_shards(unit, digest)?, "{unit:?}");
         if unit == FsdpUnit::Layer(0) {
             assert_eq!(down().size(), [8, 12, 8]);
-            // A number of the last rank: the second half of the experts, by the second half of their width.
+            // The value belongs to the last rank, which has the second half of the experts and of their
+            // width.
             tch::no_grad(|| drop(down().detach().get(6).get(3).get(5).fill_(0.25)));
             assert!(!shards.matches_shards(unit, digest)?, "a changed number of any rank is found");
         }

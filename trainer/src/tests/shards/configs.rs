@@ -1,10 +1,11 @@
-//! The models of these tests.
+//! Model configurations of the tests with shards.
 
 use rlt_models::ModelConfig;
 
 use super::Case;
 
-/// Three layers whose numbers of parameters no small number divides.
+/// Returns the configuration of a case's model, with two or three layers. Except for `shared`, the sizes make
+/// shards uneven.
 pub(super) fn config(case: Case) -> ModelConfig {
     if case.latent {
         return latent_config();
@@ -40,8 +41,8 @@ fn latent_config() -> ModelConfig {
     .unwrap()
 }
 
-/// A model whose second layer has a feed-forward block. What divides its heads divides its vocabulary and the
-/// widths that tensor parallelism splits.
+/// Returns a model whose second layer has a feed-forward block. Its vocabulary, and the widths that tensor
+/// parallelism splits, are multiples of the number of heads.
 fn shared_config(case: Case) -> ModelConfig {
     let heads = case.kv_heads;
     ModelConfig::from_json(&serde_json::json!({

@@ -1,5 +1,5 @@
-//! Expert parallelism: training, checkpoints, weight sync and bytes of ranks that have different experts,
-//! against one rank that has all.
+//! Expert parallelism: training, checkpoints, weight sync and traffic of ranks with different experts,
+//! compared with one rank that has all experts.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,22 @@ use rlt_parallel::schedule::{self, DecoderPass, SaveOptions};
 use super::saved::{Layout, Way, go_on, save};
 use super::*;
 
-/// Qwen3-MoE, whose routers have a loss.
+/// Qwen3-MoE with a router loss.
 const EXPERTS: Case = Case { experts: true, num_experts: 4, ..FULL };
-/// DeepSeek-V3: six experts, beside a shared one.
+/// DeepSeek-V3 with six routed experts and a shared one.
 const SHARED: Case = Case { latent: true, ..FULL };
 
-/// The numbers of [`train`] on the ranks of `layout`, all of which have the same.
+/// Returns the results of [`train`] on the ranks of `layout`, which must be equal on all ranks.
 fn train_on_layout(case: Case, (size, dp_shard, sp): Layout) -> Vec<f64> {
     let mut all = on_ranks(size, |ranks| train(case, &ranks.with_sequence_parallel(sp).unwrap(), dp_shard));
     assert!(all.iter().all(|numbers| numbers == &all[0]), "ranks differ");
     all.swap_remove(0)
 }
 
-/// Gradients of experts are sums over the rows of all ranks in one product, where FSDP adds products of
-/// ranks: other orders of the same sums, as between any two meshes. They differ by 2e-6; but one weight has a
-/// gradient near zero, which the optimizer divides by itself: 4e-6 by FSDP alone, 1.3e-5 with it.
+/// Tolerance of results whose sums have another order: the gradient of an expert is one product over the rows
+/// of all ranks, where FSDP adds the products of ranks. Results differ by 2e-6, except for one weight with a
+/// gradient near zero, which the optimizer divides by its own size: 4e-6 with FSDP alone, 1.3e-5 with expert
+/// parallelism.
 const TOLERANCE: f64 = 2e-5;
 
 #[track_caller]
@@ -43,8 +44,8 @@ fn ranks_with_different_experts_train_as_one_rank_with_fsdp_and_sequence_paralle
     assert_trains_as_one(EXPERTS, &layouts);
 }
 
-/// libtorch's product rounds a row by how many others it has, and an expert has those of all ranks. All else
-/// is computed in the same order.
+/// libtorch's product rounds a row differently for other numbers of rows, and an expert gets the rows of all
+/// ranks. Everything else is computed in the same order.
 #[test]
 fn log_probs_differ_from_those_of_ranks_with_all_experts_by_roundings_of_products() {
     let scored = |ep: usize| {
@@ -65,7 +66,7 @@ fn layers_in_bf16_learn_as_with_all_experts() {
         let case = Case { ep, compute: Kind::BFloat16, max_tokens: 64, ..EXPERTS };
         on_ranks(2, |ranks| train(case, &ranks, 2)).swap_remove(0)
     };
-    // AdamW's first steps turn on a gradient's sign.
+    // The first steps of AdamW depend on the sign of a gradient.
     let (all, distributed) = (trained(1), trained(2));
     assert!((all[0] - distributed[0]).abs() < 1e-3, "{} {}", all[0], distributed[0]);
 }
@@ -103,7 +104,8 @@ fn an_offloaded_mixture_trains_like_one_on_the_device() {
     assert!(trained(ALL) == trained(NONE));
 }
 
-/// Experts by which a critic's own backbone, or the adapter on the actor's, computes values.
+/// A critic with its own backbone, or with an adapter on the actor's, computes values by the experts of its
+/// rank.
 #[test]
 fn a_critic_has_the_experts_of_its_rank() {
     for (case, layout) in [(EXPERTS, (2, 2, 1)), (Case { lora: true, ..EXPERTS }, (2, 1, 2))] {
@@ -147,7 +149,7 @@ fn a_checkpoint_of_distributed_experts_is_resumed_with_all_on_one_rank_and_back(
     }
 }
 
-/// The numbers that a rank reads of each tensor when it loads the model.
+/// Returns the ranges that a rank reads of each tensor when it loads the model.
 fn read_by(case: Case, ranks: &Ranks, dp_shard: usize) -> BTreeMap<String, Vec<std::ops::Range<usize>>> {
     let actor = actor(case, ranks, dp_shard);
     let mut read = BTreeMap::<String, Vec<_>>::new();
@@ -163,13 +165,13 @@ fn read_by(case: Case, ranks: &Ranks, dp_shard: usize) -> BTreeMap<String, Vec<s
 fn a_rank_reads_and_keeps_the_weights_of_its_own_experts_alone() {
     let case = Case { ep: 2, ..EXPERTS };
     let of_ranks = on_ranks(4, |ranks| read_by(case, &ranks, 4));
-    // Gate and up are 14 rows for each expert, of 13 inputs.
+    // Gate and up have 14 rows of 13 inputs for each expert.
     let (name, of_expert) = ("model.layers.0.mlp.experts.gate_up_proj", 14 * 13);
     for (rank, read) in of_ranks.iter().enumerate() {
         let own = rank % 2 * 2 * of_expert..(rank % 2 + 1) * 2 * of_expert;
         let num_read: usize = read[name].iter().map(std::ops::Range::len).sum();
         assert!(read[name].iter().all(|range| range.start >= own.start && range.end <= own.end), "{rank}");
-        // Two ranks have the same experts, a shard each, in a buffer with the other tensors of experts.
+        // Two ranks shard the same experts, in a buffer with the other tensors of experts.
         assert!(num_read <= own.len(), "rank {rank} has {num_read} numbers");
     }
     let all: usize = of_ranks.iter().flat_map(|read| &read[name]).map(std::ops::Range::len).sum();
@@ -210,7 +212,7 @@ fn gathered_experts_are_verified_and_freed_with_their_unit() {
     });
 }
 
-/// A pass over so many tokens, forward and backward.
+/// Runs a forward and backward pass over `tokens`.
 fn pass(model: DecoderPass<'_>, tokens: &[u32]) {
     let input = PackedInput::new(&[tokens], model.decoder.device());
     let mut context = model.decoder.context(&input, Adapter::On);
@@ -223,7 +225,7 @@ fn pass(model: DecoderPass<'_>, tokens: &[u32]) {
     model.end_outer_gradient().unwrap();
 }
 
-/// Choices of each expert for these tokens in all layers, by a decoder with all experts.
+/// Counts the tokens that choose each expert, in all layers of a decoder with all experts.
 fn choices(case: Case, tokens: &[u32]) -> Vec<f64> {
     let decoder = decoder(case);
     let input = PackedInput::new(&[tokens], decoder.device());
@@ -248,15 +250,16 @@ fn each_row_is_sent_once_to_the_rank_of_its_expert_and_back_and_so_is_its_gradie
             run();
             ranks.traffic().since(before)
         };
-        // Without tokens, weights and gradients alone are exchanged, and the counts of rows.
+        // A pass without tokens exchanges only weights, gradients and the counts of rows.
         let without = measured(&|| model.join_forward_backward(false).unwrap());
         let with = measured(&|| pass(model, TOKENS[ranks.rank()]));
         (with.sent - without.sent, with.received - without.received)
     });
-    // Experts 0 and 1 are on the first rank.
+    // The first rank has experts 0 and 1.
     let for_other = [&choices(case, TOKENS[0])[2..], &choices(case, TOKENS[1])[..2]];
     let rows: f64 = for_other.iter().flat_map(|counts| counts.iter()).sum();
-    // Each rank sends its rows and returns the other's outputs; the same of gradients. Of 13 fp32 numbers.
+    // Each rank sends its rows and returns the outputs of the other's rows, then the same for gradients; a
+    // row has 13 fp32 values.
     let expected = 2 * rows as u64 * 13 * 4;
     assert!(
         rows > 0.0 && sent == vec![(expected, expected); 2],

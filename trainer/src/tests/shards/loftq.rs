@@ -1,8 +1,8 @@
-//! Ranks divide the decompositions with which LoftQ starts an adapter.
+//! Ranks divide the decompositions with which LoftQ initializes an adapter.
 
 use super::*;
 
-/// The started adapter, whole, by its names.
+/// Returns the adapter that LoftQ initializes, unsharded, by parameter name.
 fn started(ranks: &Ranks, dp_shard: usize, offload: OffloadSpec, folder: &Path) -> BTreeMap<String, Tensor> {
     let weights = weights(QUANTIZED);
     let lora = LoraSpec { rank: 3, init: LoraInit::Loftq, ..LoraSpec::default() };
@@ -14,7 +14,7 @@ fn started(ranks: &Ranks, dp_shard: usize, offload: OffloadSpec, folder: &Path) 
     trained_parameters(&actor)
 }
 
-/// B A of every module; the signs of B and A are free.
+/// Computes the product B A of every module, because the signs of B and A are arbitrary.
 fn products(adapter: &BTreeMap<String, Tensor>) -> Vec<f64> {
     let products = adapter.iter().filter_map(|(name, a)| {
         let b = adapter.get(&name.replace("lora_A", "lora_B")).filter(|_| name.contains("lora_A"))?;

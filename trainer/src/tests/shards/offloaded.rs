@@ -4,7 +4,7 @@
 use super::saved::{Layout, Way, go_on, save};
 use super::*;
 
-/// Several micro-batches for each update, of which inputs alone are kept.
+/// Several micro-batches for each update, whose backward pass keeps only layer inputs.
 const TIED: Case = Case { tied: true, activation_checkpointing: true, ..FULL };
 const UNTIED: Case = Case { activation_checkpointing: true, ..FULL };
 const ADAPTER: Case = Case { lora: true, activation_checkpointing: true, ..FULL };
@@ -55,7 +55,7 @@ fn an_offloaded_critic_trains_like_one_on_the_device() {
     for (case, size, dp_shard) in [(TIED, 1, 1), (ADAPTER, 1, 1), (UNTIED, 2, 2), (ADAPTER, 2, 2)] {
         let learned = |spec| {
             let folder = tempfile::tempdir().unwrap();
-            // The leader alone has all weights and moments.
+            // Only the leader has all weights and moments.
             let state = std::sync::Mutex::new(Vec::new());
             let reported = everywhere(size, |ranks| {
                 let actor = offloaded_actor(case, ranks, dp_shard, spec, folder.path());
@@ -105,7 +105,7 @@ fn any_number_of_ranks_resumes_from_a_checkpoint_saved_with_offload() {
         let [restored, went_on] = go_on(way, &dir.path().join("step-000002"));
         assert_eq!(restored, saved, "{way:?}");
         let difference = largest_difference(&numbers(ended.values()), &numbers(went_on.values()));
-        // Two updates from the same bits: sums over ranks are added in another order.
+        // Two updates from the same bits differ only by the order of sums over ranks.
         assert!(difference < 1e-6, "{way:?}: {difference}");
     }
 }

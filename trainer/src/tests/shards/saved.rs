@@ -1,4 +1,4 @@
-//! A checkpoint saved by any number of ranks is resumed by any number.
+//! A checkpoint of any number of ranks can be resumed by any other number.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::json;
 use super::*;
 use crate::run::checkpoint_writer::{CheckpointWriter, Settled, Wait};
 
-/// The layout of ranks: their number, `dpShard`, `sp`.
+/// Layout of ranks: their number, `dpShard` and `sp`.
 pub(super) type Layout = (usize, usize, usize);
 
 /// Trained parameters, ranks and offload of a case.
@@ -27,7 +27,8 @@ fn on_layout<T: Send>((size, _, sp): Layout, body: impl Fn(&Ranks) -> T + Sync) 
     }
 }
 
-/// Weights, moments and counts, whole, by their names in a checkpoint; nothing on other ranks than the first.
+/// Returns unsharded weights, moments and step counts, by their names in a checkpoint; empty on ranks other
+/// than the leader.
 fn state_of(actor: &mut Actor) -> BTreeMap<String, Tensor> {
     let folder = tempfile::tempdir().unwrap();
     let state = actor.learner.train_state().tensors(folder.path()).unwrap();
@@ -38,7 +39,8 @@ fn train_on(actor: &mut Actor, case: Case, steps: std::ops::Range<u64>) {
     steps.for_each(|step| drop(update(actor, &batch(), &plan(case, step)).unwrap()));
 }
 
-/// Two updates, a checkpoint in `dir`, two more; the state at the checkpoint, and at the end.
+/// Makes two updates, saves a checkpoint in `dir`, and makes two more. Returns the state at the checkpoint
+/// and at the end.
 pub(super) fn save(Way { case, layout, offload }: Way, dir: &Path) -> [BTreeMap<String, Tensor>; 2] {
     let ended = on_layout(layout, |ranks| {
         let mut actor = offloaded_actor(case, ranks, layout.1, offload, dir);
@@ -59,7 +61,7 @@ pub(super) fn save(Way { case, layout, offload }: Way, dir: &Path) -> [BTreeMap<
                 Some(actor.learner.train_state().checkpoint_shards().unwrap()),
             )
             .unwrap();
-        // Later changes of the weights are not in it.
+        // Later changes of the weights must not reach the checkpoint.
         train_on(&mut actor, case, 2..4);
         let settled = writer.settle(ranks, &mut store, Wait::UntilWritten).unwrap();
         assert!(matches!(settled, Settled::Committed));
@@ -68,7 +70,7 @@ pub(super) fn save(Way { case, layout, offload }: Way, dir: &Path) -> [BTreeMap<
     ended.into_iter().next().unwrap()
 }
 
-/// The state that the checkpoint gives, and that after two more updates.
+/// Resumes from a checkpoint and makes two more updates. Returns the restored state and the state at the end.
 pub(super) fn go_on(Way { case, layout, offload }: Way, path: &Path) -> [BTreeMap<String, Tensor>; 2] {
     let folder = tempfile::tempdir().unwrap();
     let ended = on_layout(layout, |ranks| {
@@ -110,7 +112,7 @@ fn any_number_of_ranks_resumes_from_a_checkpoint_of_any_number() {
             assert_eq!(restored, saved, "{heir:?} from {layout:?}");
             assert!(went_on.keys().eq(ended.keys()));
             let difference = largest_difference(&numbers(ended.values()), &numbers(went_on.values()));
-            // Two updates from the same bits: sums over ranks are added in another order.
+            // Two updates from the same bits differ only by the order of sums over ranks.
             assert!(difference < 1e-6, "{case:?}: {heir:?} from {layout:?} differ by {difference}");
         }
     }

@@ -1,8 +1,8 @@
-//! Modules that are trained whole beside an adapter (`model.lora.modulesToSave`), in shards.
+//! Modules that are trained in full together with an adapter (`model.lora.modulesToSave`), in shards.
 
 use super::*;
 
-/// Names of the saved modules; the head is the embedding if weights are tied.
+/// Returns the names of the saved modules; with tied weights the head is the embedding.
 pub(super) fn names(case: Case) -> Vec<String> {
     let all = ["embed_tokens", "norm", "lm_head"].map(str::to_owned);
     if case.saves { all.to_vec() } else { Vec::new() }

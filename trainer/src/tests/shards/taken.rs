@@ -1,4 +1,5 @@
-//! The rollout engine and the export read a sharded model unit by unit, with the same result as a whole one.
+//! The rollout engine and the export read a sharded model unit by unit, with the same result as an unsharded
+//! one.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -20,10 +21,10 @@ impl Detokenizer for Digits {
     }
 }
 
-/// Tokens of a completion, and the engine's log-probs.
+/// Tokens of a completion, and their log-probs in the rollout.
 pub(super) type Sampled = (Vec<u32>, Vec<f32>);
 
-/// Two prompts of three samples each.
+/// Samples three completions for each of two prompts.
 pub(super) fn sample(engine: &mut Engine, policy: DecoderUnits<'_>) -> Result<Vec<Sampled>, EngineError> {
     let request = |prompt: &[TokenId]| Request {
         images: Vec::new(),
@@ -41,12 +42,12 @@ pub(super) fn sample(engine: &mut Engine, policy: DecoderUnits<'_>) -> Result<Ve
         .collect())
 }
 
-/// An adapter begins as nothing.
+/// Gives the adapter a nonzero B. A fresh adapter has no effect.
 fn put_adapter_to_work(actor: &Actor) {
     set_adapter(actor, 0.25);
 }
 
-/// Gives B of every pair one number.
+/// Fills the B matrix of every adapter with `number`.
 pub(super) fn set_adapter(actor: &Actor, number: f64) {
     let set = |name: &str, values: Tensor| {
         if name.contains("lora_B") {
@@ -99,7 +100,7 @@ fn an_engine_samples_the_same_from_a_sharded_and_a_whole_model() {
             sample(&mut engine, actor.learner.units()).unwrap()
         };
         let whole = drawn(&Ranks::alone(), 1, NONE);
-        // The same products of the same bits.
+        // Offload changes neither the operands nor the order of the products.
         assert_eq!(drawn(&Ranks::alone(), 1, ALL), whole, "{case:?} offloaded");
         for offload in [NONE, ALL] {
             for samples in on_ranks(size, |ranks| drawn(&ranks, size, offload)) {
@@ -137,7 +138,7 @@ fn a_wrong_all_gather_is_detected_by_the_digests_of_all_ranks() {
         let mut matches = Vec::new();
         let visited = shards.visit(WeightDtype::Master, |unit| {
             matches.push(shards.matches_shards(unit, digest)?);
-            // The first number of rank 0's shard, as rank 1 has received it.
+            // Rank 1 changes the first value that it has received of rank 0's shard.
             if ranks.rank() == 1 {
                 let (_, leaf) = shards.parameters_of(unit).into_iter().next().unwrap();
                 let _ = leaf.view(-1).narrow(0, 0, 1).fill_(77.0);
@@ -152,7 +153,7 @@ fn a_wrong_all_gather_is_detected_by_the_digests_of_all_ranks() {
     assert!(matches[1].chunks(2).all(|pair| pair == [true, false]), "{:?}", matches[1]);
 }
 
-/// All files of a folder, by name.
+/// Reads all files of a folder, by name.
 fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     entries

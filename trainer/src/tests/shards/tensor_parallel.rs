@@ -1,5 +1,5 @@
-//! Tensor parallelism: training, checkpoints, weight sync and bytes of ranks that have parts of every weight,
-//! against one rank that has all.
+//! Tensor parallelism: training, checkpoints, weight sync and traffic of ranks with shards of every weight,
+//! compared with one rank that has the full weights.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ use serde_json::json;
 use super::*;
 use crate::run::checkpoint_writer::{CheckpointWriter, Settled, Wait};
 
-/// Qwen3 with four query and two key heads, whose norms act on heads of a rank; no rank has as many of the 11
-/// tokens as the other.
+/// Qwen3 with four query and two key heads, whose norms act on the heads of a rank. The vocabulary of 11
+/// tokens is split unevenly.
 const CUT: Case = Case { kv_heads: 2, ..FULL };
-/// Biases of every projection.
+/// Llama with biases on every projection.
 const BIASED: Case = Case { dense: "LlamaForCausalLM", ..CUT };
-/// q, k and v in one projection, gate and up in another.
+/// Phi-3, with q, k and v in one projection, and gate and up in another.
 const FUSED: Case = Case { dense: "Phi3ForCausalLM", ..CUT };
 
-/// Ranks in all, `tp`, `dpShard`, `sp`.
+/// Layout of ranks: their number, `tp`, `dpShard` and `sp`.
 pub(super) type TpLayout = (usize, usize, usize, usize);
 
 fn on_layout<T: Send>((size, tp, _, sp): TpLayout, body: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
@@ -32,9 +32,10 @@ fn on_layout<T: Send>((size, tp, _, sp): TpLayout, body: impl Fn(&Ranks) -> T + 
     }
 }
 
-/// Products over parts add up in another order than products over all, in every layer: a few roundings. A
-/// weight in hundreds has a gradient near zero, by which the optimizer divides in its step of 0.01; from the
-/// second update on all numbers see that, as they do by FSDP alone.
+/// Checks that two trainings agree. In every layer, products over shards are summed in another order than
+/// full products, which differ by a few roundings. One weight in hundreds has a gradient near zero, by which
+/// the optimizer divides in its step of 0.01, so from the second update on all values differ more, as with
+/// FSDP alone.
 #[track_caller]
 fn assert_equal(case: Case, layout: TpLayout, alone: &[f64], cut: &[f64]) {
     let pairs = alone.iter().zip(cut);
@@ -44,14 +45,15 @@ fn assert_equal(case: Case, layout: TpLayout, alone: &[f64], cut: &[f64]) {
     let num_enlarged = differences.iter().filter(|difference| **difference >= TOLERANCE).count();
     let is_rare = num_enlarged <= alone.len() / 500;
     assert!(largest < 1e-3 && is_rare, "{case:?} on {layout:?}: {largest}, {num_enlarged} numbers");
-    // Loss, gradient norm and log-probs of an update, and of the four after it.
+    // Loss, gradient norm and log-probs of the first update, and of the four after it.
     let largest_of =
         |reported: std::ops::Range<usize>| differences[reported].iter().copied().fold(0.0, f64::max);
     let (first, others) = (largest_of(0..NUM_REPORTED), largest_of(NUM_REPORTED..5 * NUM_REPORTED));
     assert!(first < 2e-6 && others < 5e-5, "{case:?} on {layout:?}: {first} {others}");
 }
 
-/// Number of compared values: 19 predicted tokens of five sequences, and two of an update.
+/// Number of compared values of an update: log-probs of 19 predicted tokens of five sequences, loss, and
+/// gradient norm.
 const NUM_REPORTED: usize = 21;
 
 #[track_caller]
@@ -78,7 +80,7 @@ fn a_rank_loads_as_many_numbers_as_are_planned() {
             let local_shards = actor.learner.shards().unwrap().local_shards();
             local_shards.iter().map(|(_, local_shard)| local_shard.numel() as u64).sum::<u64>()
         });
-        // The first rank has one of 11 tokens more.
+        // The first rank has six of 11 tokens of the vocabulary, one more than the second.
         assert_eq!(kept[0], config(case).parameter_count_of_rank(2).total(), "{case:?}");
         assert!(kept[1] < kept[0], "{case:?}");
     }
@@ -115,7 +117,7 @@ fn layers_in_bf16_learn_as_on_one_rank() {
     let case = Case { compute: Kind::BFloat16, max_tokens: 64, ..CUT };
     let all = on_layout((2, 2, 1, 1), |ranks| train(case, ranks, 1));
     let alone = train(case, &Ranks::alone(), 1);
-    // AdamW's first steps turn on a gradient's sign.
+    // The first steps of AdamW depend on the sign of a gradient.
     assert!((alone[0] - all[0][0]).abs() < 5e-3, "{} {}", alone[0], all[0][0]);
     assert_eq!(all[0], all[1]);
 }
@@ -155,7 +157,8 @@ fn train_steps(actor: &mut Actor, case: Case, steps: std::ops::Range<u64>) {
     steps.for_each(|step| drop(update(actor, &batch(), &plan(case, step)).unwrap()));
 }
 
-/// Two updates, a checkpoint in `dir`, two more; the state at the checkpoint, and at the end.
+/// Makes two updates, saves a checkpoint in `dir`, and makes two more. Returns the state at the checkpoint
+/// and at the end.
 pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
     let ended = on_layout(layout, |ranks| {
         let (mut actor, all) = (actor(case, ranks, layout.2), ranks.world());
@@ -177,7 +180,7 @@ pub(super) fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
     ended.into_iter().next().unwrap()
 }
 
-/// The state that the checkpoint gives, and that after two more updates.
+/// Resumes from a checkpoint and makes two more updates. Returns the restored state and the state at the end.
 pub(super) fn go_on(case: Case, layout: TpLayout, path: &Path) -> [State; 2] {
     let ended = on_layout(layout, |ranks| {
         let mut actor = actor(case, ranks, layout.2);
@@ -259,11 +262,11 @@ fn a_rank_reads_and_keeps_only_its_shard_of_a_weight() {
             [one] => one.clone(),
             others => panic!("{name}: {others:?}"),
         };
-        // 24 rows of queries, 13 inputs; 13 rows of outputs, of 24 columns.
+        // Queries have 24 rows of 13 inputs; outputs have 13 rows of 24 columns.
         assert_eq!(one("model.layers.0.self_attn.q_proj.weight"), place * 12 * 13..(place + 1) * 12 * 13);
         let columns = |row: usize| row * 24 + place * 12..row * 24 + (place + 1) * 12;
         assert_eq!(read["model.layers.1.self_attn.o_proj.weight"], (0..13).map(columns).collect::<Vec<_>>());
-        // 6 and 5 of 11 tokens.
+        // The ranks have 6 and 5 of the 11 tokens.
         assert_eq!(one("lm_head.weight"), if place == 0 { 0..6 * 13 } else { 6 * 13..11 * 13 });
         assert_eq!(one("model.norm.weight"), 0..13);
     }
@@ -284,7 +287,7 @@ fn gathered_weights_are_verified_and_freed_with_their_unit() {
             assert!(shards.matches_shards(unit, digest)?, "{unit:?}");
             if unit == FsdpUnit::Layer(0) {
                 assert_eq!(leaf().size(), [13, 34]);
-                // A number of the second rank's columns.
+                // The value is in the columns of the second rank.
                 tch::no_grad(|| drop(leaf().detach().get(3).get(20).fill_(0.25)));
                 assert!(!shards.matches_shards(unit, digest)?, "a changed number of any rank is found");
             }
@@ -295,7 +298,7 @@ fn gathered_weights_are_verified_and_freed_with_their_unit() {
     });
 }
 
-/// A pass over so many tokens, forward and backward.
+/// Runs a forward and backward pass over `tokens`.
 fn pass(model: DecoderPass<'_>, tokens: &[u32], inputs_only: bool) {
     let input = PackedInput::new(&[tokens], model.decoder.device());
     let mut context = model.decoder.context(&input, Adapter::On);
@@ -308,9 +311,9 @@ fn pass(model: DecoderPass<'_>, tokens: &[u32], inputs_only: bool) {
     model.end_outer_gradient().unwrap();
 }
 
-/// Embeddings once, and in each of three layers two sums forward and two backward, of fp32 numbers of each
-/// token; recomputed layers add up again. Between two ranks each sends half of what is added and half of the
-/// sums.
+/// A pass all-reduces the embeddings once, and in each of three layers two tensors forward and two backward,
+/// of fp32 values for each token; recomputed layers repeat their forward all-reduces. Of two ranks, each
+/// sends half of its summands and half of the sums.
 #[test]
 fn a_pass_exchanges_two_sums_a_layer_forward_and_two_backward() {
     const TOKENS: [u32; 8] = [3, 1, 4, 1, 5, 9, 2, 6];
@@ -330,8 +333,8 @@ fn a_pass_exchanges_two_sums_a_layer_forward_and_two_backward() {
     }
 }
 
-/// Statistics of each predicted position are four fp32 numbers, and the gradient of its hidden state is
-/// summed.
+/// The statistics of each predicted position are four fp32 values, and the gradient of its hidden state is
+/// all-reduced.
 #[test]
 fn an_update_adds_statistics_and_the_gradient_of_hidden_states_to_the_sums_of_layers() {
     let case = Case { max_tokens: 64, ..CUT };
@@ -341,11 +344,11 @@ fn an_update_adds_statistics_and_the_gradient_of_hidden_states_to_the_sums_of_la
         assert_eq!(update(&mut actor, &batch(), &plan(case, 0)).unwrap().updates.num_skipped, 0);
         ranks.traffic().since(before).sent
     });
-    // Sequences of 6, 3, 5, 2 and 8 tokens: their last ones are not computed.
+    // The last tokens of the sequences of 6, 3, 5, 2 and 8 tokens are not computed.
     let (computed, predicted) = (19, 19);
     let layers = (1 + 3 * 4) * computed * 13 * 4;
     let head = predicted * (4 * 4 + 13 * 4);
-    // Gradients of the norms of q and k, 6 numbers each, in three layers, and a sum of squares.
+    // The rest are gradients of the q and k norms, 6 values each in three layers, and a sum of squares.
     let expected = layers + head + 3 * 2 * 6 * 4 + 8;
     assert_eq!(sent, [expected; 2]);
 }

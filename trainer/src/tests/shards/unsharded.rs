@@ -2,10 +2,10 @@
 
 use super::*;
 
-/// The layers of every model here.
+/// Number of layers of every model in these tests.
 const LAYERS: usize = 3;
 
-/// The results of five updates on every rank, which must be equal.
+/// Returns the results of five updates, which must be equal on every rank.
 fn trained(
     case: Case,
     (size, dp_shard, sp): (usize, usize, usize),
