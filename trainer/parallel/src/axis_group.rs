@@ -1,5 +1,5 @@
-//! Groups of ranks along axes of the mesh, and the collectives by which they exchange tensors. The layout of
-//! ranks is in `rlt_layout`, and what is exchanged inside a layer in `layer`.
+//! Process groups along mesh axes, and their collectives. `rlt_layout` has the layout of ranks, and `layer`
+//! the exchanges inside a decoder layer.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,7 @@ use tch::Tensor;
 
 use super::RankError;
 
-/// The ranks that differ from this one along some axes of the mesh alone, connected.
+/// Process group of the ranks whose mesh coordinates differ from this rank's only along the group's axes.
 #[derive(Debug)]
 pub struct AxisGroup {
     place: AxisPlace,
@@ -21,7 +21,8 @@ impl AxisGroup {
         Self { place, collectives: Mutex::new(collectives) }
     }
 
-    /// This rank's place in the group, which is also that of its shard along the axes.
+    /// Returns this rank's index in the group, and the group's size. The index is also that of the rank's
+    /// shard along the axes.
     pub fn place(&self) -> AxisPlace {
         self.place
     }
@@ -34,7 +35,7 @@ impl AxisGroup {
         self.exchange(|group| group.all_reduce(tensor, Reduction::Sum))
     }
 
-    /// All-reduces numbers by their maximum, element by element.
+    /// All-reduces integers to their element-wise maximum.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -70,7 +71,8 @@ impl AxisGroup {
         Ok(output)
     }
 
-    /// The sum of a number over the group, in the order of ranks: the same bits on every rank.
+    /// Returns the sum of `number` over the group. Values are added in the order of ranks, so every rank gets
+    /// the same bits.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -87,7 +89,7 @@ impl AxisGroup {
         Ok(start(self.collectives().as_mut())?.wait()?)
     }
 
-    /// Collectives of the group, for operations that overlap others.
+    /// Returns the collectives of the group, for a caller that overlaps several operations.
     pub(super) fn collectives(&self) -> MutexGuard<'_, Box<dyn Collectives>> {
         self.collectives.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,13 +1,13 @@
-//! Connection of this rank to the other ranks, by which groups of ranks are made.
+//! The connection between this rank and all others, from which process groups are created.
 
 use rlt_torch::collectives::{Collectives, Rendezvous, SingleProcessGroup};
 
 use super::RankError;
 
-/// Collectives of a set of ranks, and the rendezvous by which groups of them are connected.
+/// Collectives of all ranks, and the rendezvous that connects groups of them.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Collectives of all ranks of the set.
+    /// Collectives of all ranks.
     pub(super) group: Box<dyn Collectives>,
     /// Rendezvous of all ranks; `None` for a single rank.
     pub(super) rendezvous: Option<Rendezvous>,

@@ -32,8 +32,8 @@ pub enum DigestError {
     Shards(#[from] RankError),
 }
 
-/// Digests of all parameters of a decoder, adapters included, at one time. If the decoder is sharded, they
-/// are those of this rank's shards.
+/// Digests of all parameters of a decoder, adapters included, at one point in time. For a sharded decoder
+/// they cover this rank's shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightDigest {
     parameters: Vec<(String, u64)>,
@@ -48,7 +48,8 @@ impl WeightDigest {
         Self::with_cache(policy.into(), &mut DigestCache::default())
     }
 
-    /// [`Self::of`] with a cache of digests that cannot have changed.
+    /// Digests the parameters like [`Self::of`], but takes the digests of unchanged frozen parameters from
+    /// the cache.
     pub fn with_cache(policy: DecoderUnits<'_>, digest_cache: &mut DigestCache) -> Result<Self, DigestError> {
         let trained = policy.decoder().trainable_parameters().into_iter().map(|(name, _)| name).collect();
         // Offloaded values are at another address each time they are read.
@@ -71,7 +72,7 @@ impl WeightDigest {
         Ok(Self { parameters: names.into_iter().zip(digests).collect() })
     }
 
-    /// One digest of the parameters whose names `counted` accepts, names included.
+    /// Combines the names and digests of the parameters that `counted` accepts into one digest.
     pub fn combined(&self, counted: impl Fn(&str) -> bool) -> u64 {
         let parameters = self.parameters.iter().filter(|(name, _)| counted(name));
         parameters.fold(0, |all, (name, own)| {
@@ -80,8 +81,8 @@ impl WeightDigest {
         })
     }
 
-    /// Whether both have parameters of the same names and equal digests of those that `trained` does not
-    /// select.
+    /// Whether both have the same parameter names, and equal digests except for the parameters that `trained`
+    /// selects.
     pub fn equals_beside(&self, other: &Self, trained: impl Fn(&str) -> bool) -> bool {
         let same = |((name, own), (theirs, other)): (&(String, u64), &(String, u64))| {
             name == theirs && (own == other || trained(name))
@@ -104,11 +105,11 @@ impl WeightDigest {
 #[derive(Debug, Default)]
 pub struct DigestCache {
     frozen: BTreeMap<String, CachedDigest>,
-    /// Number of tensors that were ever read.
+    /// Number of tensors read so far, over all passes.
     num_read: usize,
 }
 
-/// A cached digest, with the tensor and version that it is of.
+/// A cached digest, with the tensor and the version from which it was computed.
 #[derive(Debug)]
 struct CachedDigest {
     /// Keeps the memory allocated, so that no other tensor can have its address.
@@ -132,7 +133,7 @@ impl DigestCache {
     }
 }
 
-/// One pass over all parameters, which takes their digests.
+/// One pass over all parameters, which computes their digests or finds them in the cache.
 struct OfPolicy<'a> {
     before: BTreeMap<String, CachedDigest>,
     trained: BTreeSet<String>,
@@ -141,7 +142,7 @@ struct OfPolicy<'a> {
     num_read: &'a mut usize,
 }
 
-/// The digest of one parameter of the pass; that of one on a GPU may still be missing.
+/// The digest of one parameter. For a tensor on a GPU it is missing until the pass finishes.
 struct ParameterDigest {
     name: String,
     digest: Option<u64>,
@@ -150,7 +151,8 @@ struct ParameterDigest {
 }
 
 impl OfPolicy<'_> {
-    /// Takes a parameter's digest. Those of a GPU are taken later, all together.
+    /// Adds a parameter. Its digest comes from the cache or is computed here, but tensors on a GPU are
+    /// digested all together in [`Self::finish`].
     fn see(&mut self, name: &str, tensor: &Tensor) -> Result<(), DigestError> {
         let known = self.before.remove(name).filter(|known| known.is_of(tensor));
         *self.num_read += usize::from(known.is_none());
@@ -165,7 +167,8 @@ impl OfPolicy<'_> {
         Ok(())
     }
 
-    /// All digests in order, and those of frozen parameters for the cache.
+    /// Computes the missing digests. Returns all digests in order, and the cache entries of frozen
+    /// parameters.
     fn finish(self) -> Result<(Vec<u64>, BTreeMap<String, CachedDigest>), DigestError> {
         let absent = |parameter: &&ParameterDigest| parameter.digest.is_none();
         let unread: Vec<Tensor> = self
@@ -206,8 +209,8 @@ fn on_device(tensors: &[Tensor]) -> Result<Vec<u64>, DigestError> {
     digests().map_err(failed)
 }
 
-/// A tensor in a form that the kernel digests: 8-bit codes are read four at a time, or widened if their
-/// number is not a multiple of four.
+/// Returns a tensor as the kernel reads it: 8-bit codes are viewed as f32, four codes in each, or cast to f32
+/// if their number is not a multiple of four.
 fn numbers_of(tensor: &Tensor) -> Tensor {
     if !matches!(tensor.kind(), Kind::Uint8 | Kind::Int8) {
         return tensor.shallow_clone();
@@ -229,8 +232,8 @@ pub fn digest_of(what: &str, tensor: &Tensor) -> Result<u64, DigestError> {
     let flat = tensor.detach().contiguous().view([-1]);
     let in_a_float = (size_of::<f32>() / flat.kind().elt_size_in_bytes().min(size_of::<f32>())) as i64;
     let is_viewable = flat.size1().is_ok_and(|len| len % in_a_float == 0);
-    // Narrower values are read several at a time. If their number does not fit, all are widened, which loses
-    // nothing.
+    // Several narrower values are viewed as one f32. If their number does not allow that, all are cast to
+    // f32, which is lossless.
     let values = if is_viewable { flat.view_dtype(Kind::Float) } else { flat.to_kind(Kind::Float) };
     let digest = rlt_torch::f32_slice(&values).map(digest64);
     digest.map_err(|source| DigestError::Tensor { what: what.to_owned(), source })

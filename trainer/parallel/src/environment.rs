@@ -2,9 +2,9 @@
 //!
 //! | variable | value |
 //! |---|---|
-//! | `RANK`, `WORLD_SIZE` | this rank, from 0, and how many there are; without `WORLD_SIZE` there is one |
+//! | `RANK`, `WORLD_SIZE` | index of this rank, from 0, and number of ranks (one if not set) |
 //! | `LOCAL_WORLD_SIZE` | ranks on this machine |
-//! | `MASTER_ADDR`, `MASTER_PORT` | where the first rank's launcher serves the rendezvous |
+//! | `MASTER_ADDR`, `MASTER_PORT` | address at which the first rank's launcher serves the rendezvous |
 //! | `RLT_ATTEMPT` | number of the job's attempt, from 1 |
 //! | `RLT_RENDEZVOUS_KEY`, `RLT_RENDEZVOUS_KEY_FILE` | key of the rendezvous, or a file with it |
 
@@ -21,7 +21,8 @@ const KEY_FILE: &str = "RLT_RENDEZVOUS_KEY_FILE";
 /// Maximum size of the file of the key, in bytes.
 const MAX_KEY_FILE_BYTES: u64 = 64 << 10;
 
-/// Rank of a process, and the address of the rendezvous. For a launcher: those of its first rank.
+/// Rank of a process, and address of the rendezvous. A launcher has the environment of the first rank that it
+/// starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankEnvironment {
     /// Index of the rank, from 0.
@@ -77,7 +78,8 @@ impl RankEnvironment {
         self.local_world_size == self.world_size
     }
 
-    /// Whether all ranks reach the rendezvous over loopback: they are on this machine, or its host is.
+    /// Whether all ranks reach the rendezvous over loopback: they are all on this machine, or the master
+    /// address is `localhost` or `127.0.0.1`.
     pub fn is_local(&self) -> bool {
         self.has_all_ranks() || ["localhost", "127.0.0.1"].contains(&self.master_address.as_str())
     }
@@ -95,7 +97,7 @@ impl RankEnvironment {
         Self::read(|name| std::env::var(name).ok())
     }
 
-    /// The variables for the process of rank `local_rank` of this machine.
+    /// Returns the environment variables for the process of this machine's rank `local_rank`.
     pub fn variables(&self, local_rank: usize) -> [(&'static str, String); 8] {
         [
             ("RANK", (self.rank + local_rank).to_string()),
@@ -118,7 +120,8 @@ fn key(variable: impl Fn(&'static str) -> Option<String>) -> Result<Option<Rende
         got,
     };
     let (name, text) = match (variable(KEY), variable(KEY_FILE)) {
-        // An empty one is a launcher's word that there is none.
+        // A launcher without a key sets the variable to the empty string. Its ranks then ignore `KEY_FILE`
+        // too.
         (Some(text), _) if text.is_empty() => return Ok(None),
         (Some(text), _) => (KEY, text),
         (None, Some(path)) => {

@@ -8,7 +8,8 @@ use super::{AxisGroup, RankError, Ranks};
 
 impl AxisGroup {
     /// Exchanges `counts`, one per expert of the model in order: each rank gets the counts of its experts
-    /// from every rank, rank-major. The result is on the host, where it decides what is sent next.
+    /// from every rank, rank-major. The result is on the host, which needs it for the sizes of the next
+    /// all-to-all.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

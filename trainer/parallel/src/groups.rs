@@ -1,18 +1,17 @@
-//! Parallel groups of this rank: their connection, and its place in them. The layout of ranks is in
-//! `rlt_layout`.
+//! Sequence-parallel and tensor-parallel groups of this rank. `rlt_layout` has the layout of ranks.
 //!
-//! The ranks with the same index in their tensor-parallel groups form a set of ranks of its own, which
-//! replicates and shards the model and distributes tokens as if it were alone. The ranks of one group compute
-//! the same tokens with different shards of every weight.
+//! The ranks of a tensor-parallel group compute the same tokens with different shards of every weight. The
+//! ranks with the same index in their tensor-parallel groups form one set, within which the other axes are
+//! laid out as if there were no other ranks.
 //!
 //! ```text
-//! rank = number among the ranks of a place * tp + place        8 ranks, tp 2:
+//! rank = index in the set * tp + tensor-parallel index        8 ranks, tp 2:
 //!
-//!     place 0    0  2  4  6      dp_replicate, dp_shard, sp and ep are laid out along these
-//!     place 1    1  3  5  7
+//!     index 0    0  2  4  6      one set: dp_replicate, dp_shard, sp and ep are laid out along it
+//!     index 1    1  3  5  7
 //! ```
-//! The ranks of a group are adjacent, because they exchange the most. Which rows and columns of a weight a
-//! rank holds is in `rlt_decoder`.
+//! The ranks of a tensor-parallel group are adjacent, because they exchange the most data. `rlt_decoder`
+//! decides which rows and columns of a weight a rank holds.
 
 use std::sync::Arc;
 
@@ -42,12 +41,14 @@ impl Ranks {
         self.sp_group.as_deref()
     }
 
-    /// This rank's place in its sequence-parallel group, by which it computes a shard of the packed tokens.
+    /// Returns this rank's index in its sequence-parallel group, and the group's size. They select the rank's
+    /// shard of the packed tokens.
     pub fn sp_place(&self) -> AxisPlace {
         self.sp_group().map_or(AxisPlace::ALONE, AxisGroup::place)
     }
 
-    /// Whether this is the first rank of its group, which alone counts values that all of them have.
+    /// Whether this rank is the first of its sequence-parallel group. Only the first counts values that all
+    /// ranks of the group have, so that a sum over all ranks contains them once.
     pub fn is_sp_leader(&self) -> bool {
         self.sp_place().index == 0
     }
@@ -66,8 +67,8 @@ impl Ranks {
         Ok(())
     }
 
-    /// Connects tensor-parallel groups of `tp` adjacent ranks; returns the ranks with this rank's index in
-    /// their groups. Collective, once.
+    /// Connects tensor-parallel groups of `tp` adjacent ranks. The result spans only the ranks with this
+    /// rank's tensor-parallel index. Collective, once.
     ///
     /// # Errors
     /// [`RankError`] when `tp` does not divide the ranks, or one is lost.
@@ -92,7 +93,8 @@ impl Ranks {
         self.tp_group.clone()
     }
 
-    /// All ranks of the job, whatever their tensor-parallel index, without sequence-parallel groups.
+    /// Returns all ranks of the job, whatever their tensor-parallel index. With tensor parallelism the result
+    /// has no sequence-parallel group.
     #[must_use]
     pub fn world(&self) -> Self {
         if self.tp_group.is_none() {

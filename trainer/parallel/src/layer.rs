@@ -1,4 +1,4 @@
-//! One pass over a decoder layer, forward and backward, on ranks that have it together.
+//! One pass over a decoder layer, forward and backward, on ranks that compute the layer together.
 //!
 //! ```text
 //! style            exchanges, forward                                          backward
@@ -14,7 +14,7 @@
 //! inverse exchanges. Without a style a layer is one graph.
 //!
 //! Exchanges are calls of this pass, not nodes of autograd's graph, so that a lost rank is an error that
-//! names it. Styles know nothing of each other: with several of them a layer has the cuts of all.
+//! names it. Styles are independent of each other: a layer with several styles has the cuts of all.
 
 mod expert_parallel;
 mod graphs;

@@ -61,15 +61,15 @@ pub use units::DecoderUnits;
 /// names.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// This rank and its group. Clones share the group, in which all ranks call the same operations in the same
-/// order.
+/// This rank's connection to the ranks that train with it. Clones share the process group, in which all ranks
+/// must call the same operations in the same order.
 #[derive(Clone, Debug)]
 pub struct Ranks {
     /// Index of this rank among those with the same tensor-parallel index.
     rank: usize,
     /// Number of ranks with the same tensor-parallel index.
     size: usize,
-    /// Place of this rank among all ranks of the job.
+    /// Index of this rank among all ranks of the job, and their number.
     world: AxisPlace,
     /// Number of ranks on this machine.
     local_size: usize,
@@ -146,12 +146,12 @@ impl Ranks {
         Self { balance, ..self }
     }
 
-    /// Number of this rank, from 0.
+    /// Index of this rank, from 0, among the ranks with its tensor-parallel index.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Number of ranks.
+    /// Number of ranks with this rank's tensor-parallel index.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -161,7 +161,7 @@ impl Ranks {
         self.world.index == 0
     }
 
-    /// Number of this rank on its machine, from 0.
+    /// Index of this rank on its machine, from 0.
     pub fn local_rank(&self) -> usize {
         // Ranks of a machine have consecutive numbers.
         self.world.index % self.local_size
@@ -183,10 +183,11 @@ impl Ranks {
         (cores / self.local_size).max(1)
     }
 
-    /// Returns the rows of `row_idxs` that are assigned to this rank's sequence-parallel group. They are full
-    /// runs of rollout groups if there are enough runs, else single rows, balanced by the rule of
-    /// [`Self::balanced_by`] on the work of a decoder of `hidden_size`. Every rank computes the same
-    /// assignment. A single sequence-parallel group gets all rows, in order.
+    /// Returns the rows of `row_idxs` that are assigned to this rank's sequence-parallel group. A run of rows
+    /// of one rollout group is assigned as a unit, unless there are fewer runs than sequence-parallel groups;
+    /// then single rows are. The rule of [`Self::balanced_by`] balances the estimated work of a decoder with
+    /// `hidden_size`. Every rank computes the same assignment. A single sequence-parallel group gets all
+    /// rows, in order.
     pub fn share_of(&self, batch: &Batch, row_idxs: &[usize], hidden_size: usize) -> Vec<usize> {
         let sp = self.sp_place().size;
         let (num_sp_groups, sp_group) = (self.size / sp, self.rank / sp);
@@ -291,7 +292,7 @@ impl Ranks {
         self.all_gather(own)?.into_iter().flatten().next().ok_or(RankError::NothingFromLeader)
     }
 
-    /// Runs `work` on the leader, then on the other ranks, with a barrier in between: they find what the
+    /// Runs `work` on the leader, then on the other ranks. A barrier in between lets them find what the
     /// leader created.
     ///
     /// # Errors
@@ -328,7 +329,8 @@ impl Ranks {
         }
     }
 
-    /// Connects this rank with the other `members`, numbered as these ranks are.
+    /// Connects this rank with the other `members`, which are indices among the ranks with its
+    /// tensor-parallel index.
     fn connect(&self, name: &str, members: &[usize]) -> Result<Box<dyn Collectives>, RankError> {
         let Some(tp_group) = &self.tp_group else { return self.lock().connect(name, members) };
         let AxisPlace { index, size } = tp_group.place();

@@ -9,19 +9,20 @@ use tch::{Kind, Tensor};
 
 use super::{AxisGroup, RankError, Ranks};
 
-/// Process groups of this rank for a sharded model: those of its replica and of its shard.
+/// Process groups of this rank for a sharded model: the ranks of its replica, and the ranks that hold its
+/// shard.
 #[derive(Debug)]
 pub struct ProcessGroups {
-    /// Ranks that hold a replica together, each a shard (FSDP).
+    /// Ranks that together hold one replica, one shard each (FSDP).
     shards: AxisGroup,
     /// Ranks that hold the same shard, one or more of each replica (`dp_replicate`).
     copies: AxisGroup,
     /// Groups of the ranks that hold the same experts, for the experts' weights; `None` if these are sharded
     /// like all others.
     experts: Option<Box<ProcessGroups>>,
-    /// Ranks that hold all experts together; `None` if each has all.
+    /// Expert-parallel group, whose ranks together hold all experts; `None` if every rank holds all.
     ep_group: Option<AxisGroup>,
-    /// Ranks that hold the other tensor-parallel shards of every weight; `None` without tensor parallelism.
+    /// Tensor-parallel group, whose ranks hold the shards of every weight; `None` without tensor parallelism.
     tp_group: Option<Arc<AxisGroup>>,
 }
 
@@ -83,7 +84,7 @@ impl ProcessGroups {
         self.shards.place().index
     }
 
-    /// Place of this rank among those that hold the same shard.
+    /// Index of this rank among the ranks that hold the same shard, and their number.
     pub fn copies(&self) -> AxisPlace {
         self.copies.place()
     }
@@ -94,12 +95,12 @@ impl ProcessGroups {
         self.experts.as_deref()
     }
 
-    /// Ranks that hold all experts together; `None` if each has all.
+    /// Expert-parallel group, whose ranks together hold all experts; `None` if every rank holds all.
     pub fn ep_group(&self) -> Option<&AxisGroup> {
         self.ep_group.as_ref()
     }
 
-    /// Ranks that hold the other shards of weights that `axis` splits; `None` if it splits none.
+    /// Group of the ranks that hold the shards of weights split along `axis`; `None` if no weight is.
     pub(super) fn group_along(&self, axis: Axis) -> Option<&AxisGroup> {
         match axis {
             Axis::Tp => self.tp_group.as_deref(),
@@ -108,7 +109,8 @@ impl ProcessGroups {
         }
     }
 
-    /// Groups of the ranks that hold the same values of weights that `axes` split.
+    /// Groups over which weights split along `axes` are sharded and replicated: those of the experts if
+    /// `axes` contain `Axis::Ep`.
     pub(super) fn of_weights(&self, axes: &[Axis]) -> &Self {
         self.experts().filter(|_| axes.contains(&Axis::Ep)).unwrap_or(self)
     }
@@ -150,7 +152,8 @@ impl ProcessGroups {
         Ok(())
     }
 
-    /// The sum of a number over this replica's ranks, in the order of shards: the same bits on every rank.
+    /// Returns the sum of `number` over this replica's ranks. Values are added in the order of shards, so
+    /// every rank gets the same bits.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

@@ -7,8 +7,8 @@
 //! ```
 //! Each layer is an autograd graph of its own: its input is a detached leaf, and its backward pass takes an
 //! explicit gradient and returns one. Activation checkpointing, FSDP and offload use this instead of hooks:
-//! what is kept, recomputed, gathered or offloaded is decided between layers, by this schedule, and never
-//! inside a model. Losses are defined elsewhere.
+//! this schedule decides between layers which tensors are kept, recomputed, gathered or offloaded, and models
+//! contain none of it. Losses are defined elsewhere.
 //!
 //! ```text
 //! FSDP         the root unit is unsharded for the whole pass
@@ -25,8 +25,8 @@
 //!   backward   wait for the input, prefetch the previous one, compute again, then backward
 //! ```
 //! A rank without a micro-batch still takes part in every all-gather, because collectives need all ranks. In
-//! an expert-parallel group it also computes its experts for the other ranks. [`LayerPass`] has what ranks
-//! exchange inside a layer.
+//! an expert-parallel group it also computes its experts for the other ranks. [`LayerPass`] describes the
+//! exchanges inside a layer.
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 
@@ -58,8 +58,8 @@ pub struct DecoderPass<'a> {
 }
 
 impl<'a> DecoderPass<'a> {
-    /// The styles of a pass over `num_tokens` packed tokens, those of all ranks of the sequence-parallel
-    /// group.
+    /// Returns the parallel styles of a pass. `num_tokens` is the number of packed tokens of all ranks of the
+    /// sequence-parallel group.
     fn styles(&self, num_tokens: usize) -> Styles<'a> {
         let experts = self.shards.and_then(ShardedParameters::ep_group);
         Styles::default()
@@ -68,8 +68,8 @@ impl<'a> DecoderPass<'a> {
             .with(experts.map(ExpertParallel))
     }
 
-    /// The group whose ranks compute the same tokens with other shards of every weight; `None` without tensor
-    /// parallelism.
+    /// Tensor-parallel group, whose ranks compute the same tokens with different shards of every weight;
+    /// `None` without tensor parallelism.
     pub fn tensor_parallel(&self) -> Option<TensorParallel<'a>> {
         self.shards.and_then(ShardedParameters::tensor_parallel)
     }
@@ -84,8 +84,9 @@ impl<'a> DecoderPass<'a> {
         no_grad(|| styles.forward_at(Boundary::Embedding, self.decoder.embed_input(input, context)))
     }
 
-    /// The passes of this rank: its `own` micro-batches, padded with `None` to the number of the rank with
-    /// the most. Without FSDP nothing is padded, because ranks need not make the same number of passes.
+    /// Returns one entry for each pass of this rank: its micro-batches `own`, padded with `None` to the
+    /// largest number of micro-batches of any rank. Without FSDP nothing is padded, because ranks need not
+    /// make the same number of passes.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -227,7 +228,7 @@ pub struct SaveOptions<'a> {
 #[derive(Debug)]
 pub struct SavedForward<'a> {
     layers: Vec<SavedLayer<'a>>,
-    /// Pass over images whose features need a gradient; `None` without one.
+    /// Vision-tower pass over the images; `None` unless their features need a gradient.
     tower: Option<TowerPass>,
     norm_input_td: Tensor,
     /// Hidden states after the final norm, `[t, d]`, with the final norm's graph.

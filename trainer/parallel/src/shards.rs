@@ -19,7 +19,7 @@
 //!
 //! Expert and tensor parallelism split weights before they are sharded ([`RankSharding::layout`]): a rank
 //! holds, gathers and updates only its local values, and has full weights only in
-//! [`ShardedParameters::visit`]. Those of experts are sharded over ranks of their own
+//! [`ShardedParameters::visit`]. The weights of experts are sharded over separate groups
 //! ([`ProcessGroups::experts`]).
 
 mod flat;
@@ -56,18 +56,19 @@ pub struct ShardedParameters {
     ranks: Rc<ProcessGroups>,
     /// Placement of the parameters along the axes that split weights.
     sharding: RankSharding,
-    /// File with the shards of a frozen model; `None` where shards can be written.
+    /// File with the shards of a frozen model, see [`Self::move_to_file`]; `None` if they are elsewhere.
     offload_file: Option<TensorFile>,
     /// Number of last layers that stay unsharded between forward and backward pass.
     unsharded_layers: usize,
-    /// Reduce-scatter in flight. There is at most one, so that at most one layer's gradient is pending beside
-    /// the one that is computed.
+    /// Reduce-scatter in flight. There is at most one, so that at most two layers have unsharded gradients:
+    /// the layer that is computed, and the one whose gradient is being reduced.
     scattering: RefCell<Option<PendingReduceScatter>>,
 }
 
 impl ShardedParameters {
     /// Shards the parameters of `decoder` and frees its memory: from now on they can be read only while their
-    /// unit is unsharded. With a folder shards are offloaded, on the CPU to an unlinked file there.
+    /// unit is unsharded. If `offload_to` is given, shards are offloaded; on the CPU, to an unlinked file in
+    /// that folder.
     ///
     /// # Errors
     /// [`RankError::Shards`] when there is not enough memory, or the file cannot be written.
@@ -80,7 +81,8 @@ impl ShardedParameters {
         Self::from_units(decoder, layers, outer, ranks, offload_to)
     }
 
-    /// Shards the given parameters of `decoder`, or others with the same units, see [`Self::new`].
+    /// Shards the given parameters of `decoder`, or those of another role with the same units, like
+    /// [`Self::new`].
     pub fn from_units(
         decoder: &Decoder,
         layers: Vec<NamedTensors>,
@@ -119,8 +121,8 @@ impl ShardedParameters {
         layer_idx + self.unsharded_layers >= self.layers.len()
     }
 
-    /// Shards the trained parameters of another role: those of each layer, and those `outer` of layers. The
-    /// shards of the frozen ones are shared with `base`.
+    /// Shards the trained parameters of another role: `layers` are those of each layer, `outer` those outside
+    /// of the layers. The role shares the shards of frozen parameters with `base`.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -157,7 +159,8 @@ impl ShardedParameters {
         Some(TensorParallel { group: self.ranks.group_along(Axis::Tp)? })
     }
 
-    /// This rank's place among those that hold the same values of weights that `axes` split.
+    /// Index of this rank among the ranks that hold the same values of weights split along `axes`, and their
+    /// number.
     pub fn copies(&self, axes: &[Axis]) -> AxisPlace {
         let copies = self.ranks.of_weights(axes).copies();
         // All ranks of a tensor-parallel group have copies of parameters that it does not split.
@@ -166,7 +169,7 @@ impl ShardedParameters {
         AxisPlace { index: copies.index * tp.size + tp.index, size: copies.size * tp.size }
     }
 
-    /// Axes that split a parameter: along them other ranks hold other values of it.
+    /// Axes along which a parameter is split, so that ranks hold different values of it.
     pub fn split_axes(&self, name: &str) -> Vec<Axis> {
         self.sharding.layout(name).split_axes()
     }
@@ -176,8 +179,8 @@ impl ShardedParameters {
         std::iter::once(FsdpUnit::Root).chain((0..self.layers.len()).map(FsdpUnit::Layer))
     }
 
-    /// Leaves of the optimizer: this rank's shard of every trained parameter, `[len]`, which may be empty,
-    /// under the parameter's name.
+    /// Leaves of the optimizer by parameter name: this rank's shard of every trained parameter, `[len]`. A
+    /// shard may be empty.
     pub fn local_shards(&self) -> Vec<(String, Tensor)> {
         self.trained().flat_map(FlatParameter::local_shards).collect()
     }
@@ -187,8 +190,8 @@ impl ShardedParameters {
         self.units().flat_map(|unit| self.unit_parameters(unit).flats()).map(FlatParameter::num_bytes).sum()
     }
 
-    /// The norm over the replica, from the norms that `norm_of` gives for a selection of this rank's shards.
-    /// Each value of the model counts once. The same bits on all ranks.
+    /// Computes the norm over the replica, in which each value of the model counts once. `norm_of` computes
+    /// the norm of those local shards whose names its argument accepts. All ranks get the same bits.
     ///
     /// # Errors
     /// The error of `norm_of`, or [`RankError`] when a rank is lost.
@@ -212,7 +215,7 @@ impl ShardedParameters {
         Ok(square.sqrt())
     }
 
-    /// The sum of a number over the ranks that hold different values of weights that `axes` split.
+    /// Returns the sum of `number` over the ranks that hold different values of weights split along `axes`.
     fn sum_over_holders(&self, axes: &[Axis], number: f64) -> Result<f64, RankError> {
         let of_shards = self.ranks.of_weights(axes).sum_over_shards(number)?;
         axes.iter()
@@ -220,8 +223,9 @@ impl ShardedParameters {
             .try_fold(of_shards, |sum, group| group.sum(sum))
     }
 
-    /// Calls `change` for all trained parameters together, or, if any are offloaded, for each buffer of them,
-    /// while this rank's shards can be read and written. Its argument says whether a name is among them.
+    /// Calls `change` while this rank's shards of trained parameters can be read and written: once for all of
+    /// them or, if any are offloaded, once for each flat buffer. The argument of `change` says whether a
+    /// parameter is in the buffers of that call.
     ///
     /// # Errors
     /// The error of `change`, or when offloaded shards cannot be fetched or put back.
@@ -252,7 +256,7 @@ impl ShardedParameters {
     /// shards, by the `digest` of each shard.
     ///
     /// # Errors
-    /// What `digest` fails with, or as [`Self::gather_parameters`].
+    /// The error of `digest`, or as [`Self::gather_parameters`].
     pub fn gather_verified<E: From<RankError>>(
         &self,
         unit: FsdpUnit,
@@ -267,8 +271,9 @@ impl ShardedParameters {
         Ok(matches_shards.then_some(full))
     }
 
-    /// Gathers a tensor that belongs to each trained parameter of a unit, such as a moment, from this rank's
-    /// shard `local_shard_of` the parameter, `[len]`. The results have the parameters' names and full shapes.
+    /// Gathers one tensor for each trained parameter of a unit, such as an optimizer moment. `local_shard_of`
+    /// returns this rank's shard of that tensor, `[len]`, by the parameter's name. The results have the
+    /// parameters' names and full shapes.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

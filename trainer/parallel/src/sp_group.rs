@@ -1,5 +1,5 @@
-//! Exchange of sequence-parallel groups (Ulysses), whose ranks compute the same packed tokens, each a shard
-//! of them. `layer` uses it around attention; the layout of ranks is in `rlt_layout`.
+//! Exchange of sequence-parallel groups (Ulysses), whose ranks each compute a shard of the same packed
+//! tokens. `layer` uses it around attention; the layout of ranks is in `rlt_layout`.
 
 use tch::Tensor;
 

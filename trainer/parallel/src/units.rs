@@ -6,7 +6,8 @@ use tch::Kind;
 
 use super::{FsdpUnit, RankError, ShardedParameters, WeightDtype};
 
-/// A decoder to be read unit by unit: it is unsharded anyway, or its units are unsharded one at a time.
+/// Read access to a decoder, one FSDP unit at a time. The units of a sharded decoder are unsharded one after
+/// the other.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderUnits<'a> {
     decoder: &'a Decoder,
@@ -21,7 +22,7 @@ impl<'a> From<&'a Decoder> for DecoderUnits<'a> {
 }
 
 impl<'a> DecoderUnits<'a> {
-    /// A decoder that is sharded as `shards`; without them it is not sharded.
+    /// Creates access to a decoder with the shards `shards`; `None` if it is not sharded.
     pub fn new(decoder: &'a Decoder, shards: Option<&'a ShardedParameters>) -> Self {
         Self { decoder, shards }
     }
@@ -36,15 +37,15 @@ impl<'a> DecoderUnits<'a> {
         self.shards
     }
 
-    /// The weight dtype from which a sampling copy in `kind` is made: that of the layers' compute, unless an
-    /// adapter must be folded in or `kind` differs. So no value is rounded twice.
+    /// Returns the weight dtype from which a rollout copy in `kind` is made: the compute dtype, or the master
+    /// dtype if an adapter must be merged or `kind` is not the compute dtype. So no value is rounded twice.
     pub fn dtype_to_sample(&self, kind: Kind) -> WeightDtype {
         let is_other = self.decoder.lora().is_some() || kind != self.decoder.compute_kind();
         if is_other { WeightDtype::Master } else { WeightDtype::Compute }
     }
 
     /// Calls `read` for every unit while it is unsharded, in `dtype` if the decoder is sharded: first the
-    /// outer unit, then the layers. Collective with FSDP.
+    /// root unit, then the layers. Collective with FSDP.
     ///
     /// # Errors
     /// The error of `read`, or [`RankError`] when a rank is lost or memory is short.

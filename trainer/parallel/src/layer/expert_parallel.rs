@@ -9,8 +9,9 @@
 //! ```
 //! A rank without tokens takes part, because other ranks have rows for its experts.
 //!
-//! A token's rows are summed in f32 in the order of its choices, on its own rank, as without expert
-//! parallelism. Only products differ, by rounding: libtorch's depend on the number of rows.
+//! Each rank sums the expert outputs of its own tokens in f32, in the order in which a token chose its
+//! experts, as without expert parallelism. Results differ only by the rounding of matrix products, which in
+//! libtorch depends on the number of rows.
 //!
 //! Legend of shapes: n rows of local tokens, m rows for local experts, d hidden size.
 
@@ -24,12 +25,13 @@ use tch::{Device, Tensor};
 use super::style::{Boundary, Exchange, ParallelStyle};
 use crate::{AxisGroup, RankError};
 
-/// The group whose ranks have the experts of each other's tokens.
+/// Expert-parallel group, whose ranks hold different experts and compute rows for each other's tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertParallel<'a>(pub &'a AxisGroup);
 
 impl<'a> ParallelStyle<'a> for ExpertParallel<'a> {
-    /// None without the routes of a layer, see [`ExpertDispatch::exchange`].
+    /// Returns `None`: the exchange depends on the routes of a layer, so [`ExpertDispatch::exchange`] makes
+    /// it.
     fn exchange(&self, _: Boundary) -> Option<Box<dyn Exchange + 'a>> {
         None
     }
@@ -45,13 +47,14 @@ pub struct ExpertDispatch<'a> {
     group: &'a AxisGroup,
     /// Order of the received rows by local expert.
     rows: Rc<ExpertRows>,
-    /// Number of rows that this rank sends to each rank; `received` is the number that it receives from each.
+    /// Number of rows that this rank sends to each rank.
     sent: Rc<[i64]>,
+    /// Number of rows that this rank receives from each rank.
     received: Rc<[i64]>,
 }
 
 impl<'a> ExpertDispatch<'a> {
-    /// Exchanges the numbers of rows for each expert, `counts`. Collective.
+    /// Exchanges `counts`, the number of this rank's rows for each expert. Collective.
     fn new(group: &'a AxisGroup, counts: &[i64], device: Device) -> Result<Self, RankError> {
         let num_ranks = group.place().size;
         let num_own = counts.len() / num_ranks;
@@ -66,7 +69,7 @@ impl<'a> ExpertDispatch<'a> {
         &self.rows
     }
 
-    /// This rank's place among those with other experts.
+    /// Returns this rank's index in the expert-parallel group, and the group's size.
     pub(super) fn place(&self) -> AxisPlace {
         self.group.place()
     }
@@ -104,7 +107,7 @@ impl Exchange for RowsToExperts<'_> {
 
     fn unpack(&self, leaves: &[Tensor]) -> Result<Vec<Tensor>, RankError> {
         let sorted_md = self.0.rows.gather(&leaves[0]);
-        // The products keep the sorted rows.
+        // The graph of the experts keeps the sorted rows, so the rows in received order can be freed.
         forget_values(&leaves[0])?;
         Ok(vec![sorted_md])
     }
@@ -129,7 +132,7 @@ impl Exchange for OutputsToTokens<'_> {
 
     fn forward(&self, end: &Tensor) -> Result<Tensor, RankError> {
         let returned_nd = self.0.to_tokens(end)?;
-        // The weighted sum keeps the returned rows.
+        // The graph of the weighted sum keeps the returned rows, so the values that were sent can be freed.
         forget_values(end)?;
         Ok(returned_nd)
     }

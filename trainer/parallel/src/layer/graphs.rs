@@ -15,7 +15,7 @@ pub(super) struct Graphs<'s, 'a> {
     experts: Option<ExpertDispatch<'a>>,
     /// Cuts so far, in forward order.
     cuts: Vec<GraphCut<'a>>,
-    /// Term of the loss with the present graph.
+    /// Term of the loss that the current graph computes, such as a router's auxiliary loss.
     term: Option<Tensor>,
 }
 
@@ -24,11 +24,11 @@ pub(super) struct Graphs<'s, 'a> {
 pub(super) struct CutGraphs<'a> {
     /// Cuts in forward order.
     pub(super) cuts: Vec<GraphCut<'a>>,
-    /// Term of the loss with the last graph.
+    /// Term of the loss that the last graph computes.
     pub(super) term: Option<Tensor>,
 }
 
-/// A place where the graph was cut.
+/// One cut of a layer's autograd graph, at an exchange.
 #[derive(Debug)]
 pub(super) struct GraphCut<'a> {
     /// Outputs of the graph before the cut that were exchanged; their values may have been freed.
@@ -37,7 +37,7 @@ pub(super) struct GraphCut<'a> {
     leaves: Vec<Tensor>,
     /// Tensors that crossed the cut without an exchange.
     carried: Vec<Carried>,
-    /// Term of the loss with the graph before the cut.
+    /// Term of the loss that the graph before the cut computes.
     term: Option<Tensor>,
     exchange: Box<dyn Exchange + 'a>,
 }
@@ -54,9 +54,9 @@ impl<'s, 'a> Graphs<'s, 'a> {
         Self { styles, experts: None, cuts: Vec::new(), term: None }
     }
 
-    /// Exchanges the tensors of a boundary as all styles do; the results have the values with which this rank
-    /// goes on. `carried` are the other tensors that later segments read: if a style cuts the graph they
-    /// become leaves. A leaf stays the same leaf at later cuts. Collective.
+    /// Runs the exchanges of all styles at a boundary, and returns the tensors for the next segment.
+    /// `carried` are the other tensors that later segments read: if a style cuts the graph, they become
+    /// leaves of the next graph, and remain the same leaves at later cuts. Collective.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -100,13 +100,13 @@ impl<'s, 'a> Graphs<'s, 'a> {
         Ok(self.experts.clone())
     }
 
-    /// Adds a term of the loss that is computed by the present graph, alike on ranks whose gradients are
-    /// summed.
+    /// Sets the term of the loss that the current graph computes. If several ranks compute the same term and
+    /// sum their gradients, all ranks but one drop it.
     pub(super) fn add_term(&mut self, term: Option<Tensor>) {
         self.term = term.filter(|_| self.styles.counts_terms());
     }
 
-    /// Ends the forward pass of a layer with the output `output_td`. Without a graph nothing is kept.
+    /// Ends the forward pass of a layer. If the output `output_td` has no graph, the cuts are dropped.
     pub(super) fn finish(self, output_td: &Tensor) -> CutGraphs<'a> {
         let cuts = if output_td.requires_grad() { self.cuts } else { Vec::new() };
         CutGraphs { cuts, term: self.term }
@@ -127,7 +127,7 @@ impl<'s, 'a> Graphs<'s, 'a> {
         }
         let crossed = exchange.unpack(&leaves)?;
         let carried: Vec<Carried> = carried.iter_mut().filter_map(|tensor| Carried::over(tensor)).collect();
-        // A cut of no graph is not kept: nothing before it is trained, on this and the other ranks.
+        // A cut without a graph is not kept, because no rank trains anything before it.
         if spans || !carried.is_empty() || ends.iter().any(Tensor::requires_grad) {
             let term = self.term.take();
             self.cuts.push(GraphCut { ends, leaves, carried, term, exchange });

@@ -18,7 +18,7 @@ pub struct LayerPass<'a> {
     pub output_td: Tensor,
     /// Cuts of the layer's graph, in forward order.
     cuts: Vec<GraphCut<'a>>,
-    /// Term of the routers' auxiliary loss with the last graph, if the layer has one to train.
+    /// Term of the router's auxiliary loss that the last graph computes; `None` if the layer trains none.
     term: Option<Tensor>,
 }
 

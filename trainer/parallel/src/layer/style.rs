@@ -1,4 +1,4 @@
-//! Boundaries between the segments of a layer, and what ranks exchange there.
+//! Boundaries between the segments of a layer, and the exchanges between ranks at each of them.
 
 use std::fmt::Debug;
 
@@ -7,7 +7,7 @@ use tch::{Device, Tensor};
 use super::expert_parallel::ExpertDispatch;
 use crate::RankError;
 
-/// A place at which ranks may exchange tensors, in the order of a forward pass.
+/// A point of the forward pass at which ranks may exchange tensors. Variants are in the order of the pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Boundary {
     /// Embedded tokens, `[t, d]`, outside of the layers.
@@ -32,13 +32,13 @@ pub enum Boundary {
     HeadInput,
 }
 
-/// Exchanges of the ranks along one axis inside a layer.
+/// Parallelism along one mesh axis: the exchanges of its ranks inside a layer.
 pub trait ParallelStyle<'a>: Debug {
     /// The exchange at a boundary; `None` where the graph is not cut.
     fn exchange(&self, at: Boundary) -> Option<Box<dyn Exchange + 'a>>;
 
-    /// Exchanges `counts`, the number of this rank's rows for each expert of a layer, where other ranks have
-    /// experts; `None` if all are local. Collective.
+    /// Exchanges `counts`, the number of this rank's rows for each expert of a layer, with the ranks that
+    /// hold the other experts; `None` if all experts are local. Collective.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -46,8 +46,8 @@ pub trait ParallelStyle<'a>: Debug {
         Ok(None)
     }
 
-    /// Whether this rank counts terms of the loss that all ranks of the axis compute alike, and whose
-    /// gradients are summed over them.
+    /// Whether this rank counts the terms of the loss that all ranks of the axis compute with the same value.
+    /// Only one rank does, because gradients are summed over the axis.
     fn counts_terms(&self) -> bool {
         true
     }
@@ -56,7 +56,7 @@ pub trait ParallelStyle<'a>: Debug {
 /// One exchange of tensors between ranks, with its inverse for gradients. It may free values that no graph
 /// needs any more.
 pub trait Exchange: Debug {
-    /// Makes the tensors that are exchanged from those of the boundary; part of the graph before the cut.
+    /// Packs the tensors of the boundary into the tensors to send, as part of the graph before the cut.
     fn pack(&mut self, tensors: Vec<Tensor>) -> Vec<Tensor> {
         tensors
     }
@@ -67,7 +67,7 @@ pub trait Exchange: Debug {
     /// [`RankError`] when a rank is lost.
     fn forward(&self, end: &Tensor) -> Result<Tensor, RankError>;
 
-    /// Makes the tensors of the boundary from the received ones; part of the graph after the cut.
+    /// Unpacks the received tensors into the tensors of the boundary, as part of the graph after the cut.
     ///
     /// # Errors
     /// [`RankError`] when memory cannot be freed.
@@ -143,7 +143,7 @@ impl<'a> Styles<'a> {
         Ok(None)
     }
 
-    /// Whether this rank counts terms of the loss that several ranks compute alike.
+    /// Whether this rank counts the terms of the loss that several ranks compute with the same value.
     pub(super) fn counts_terms(&self) -> bool {
         self.styles.iter().all(|style| style.counts_terms())
     }

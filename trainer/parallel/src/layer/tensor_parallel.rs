@@ -5,12 +5,12 @@
 //! forward   input, norm | q k v, attention, o -> (+) -> residual sum, norm | gate up, down -> (+) -> output
 //! backward  <-         (+) <-                     <-                      (+) <-                  <-
 //! ```
-//! `(+)` is an all-reduce: in the forward pass of the row-parallel products' summands, in the backward pass
-//! of the gradients of the column-parallel products' input. Norms and residual sums are computed on every
-//! rank from the same bits by the same operations, and so are their gradients: these need no exchange.
+//! `(+)` is an all-reduce. In the forward pass it sums the outputs of row-parallel products, in the backward
+//! pass the input gradients of column-parallel products. Norms and residual sums are computed on every rank
+//! from the same bits by the same operations, and so are their gradients: these need no exchange.
 //!
-//! A router acts on the input of the block as column-parallel products do. All ranks choose the same experts;
-//! each has a summand of the experts' outputs, whose weighted sum is all-reduced with the block's output.
+//! A router reads the same input as column-parallel products, so all ranks choose the same experts. Each rank
+//! computes a summand of the experts' outputs, and their weighted sum is all-reduced with the block's output.
 
 use tch::Tensor;
 
@@ -20,7 +20,7 @@ use crate::{AxisGroup, RankError};
 /// Tensor-parallel group of a sharded role.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorParallel<'a> {
-    /// Group of the ranks with the other shards of every weight.
+    /// Group whose ranks hold the shards of every weight.
     pub group: &'a AxisGroup,
 }
 
@@ -58,8 +58,8 @@ impl Exchange for Copied<'_> {
     }
 }
 
-/// Summands, which are all-reduced in place, since no product needs its own output; the gradient of the sum
-/// is that of each summand.
+/// Summands of the ranks, which are all-reduced in place, because the backward pass of a product does not
+/// need the product's output. The gradient of the sum is the gradient of each summand.
 #[derive(Debug)]
 struct Summed<'a>(&'a AxisGroup);
 

@@ -12,7 +12,7 @@ use tch::{Kind, Tensor};
 use super::{DecoderPass, infer};
 use crate::{RankError, Ranks};
 
-/// Number of tokens of each rank, even: enough that sequences cross the borders of shards.
+/// Number of tokens per rank. It is even, and large enough that sequences cross the borders of shards.
 const TOKENS_PER_RANK: usize = 6;
 
 /// Tolerance of f32 hidden states, relative: products with fewer rows round differently. An attention that
@@ -25,7 +25,7 @@ const REDUCED_TOLERANCE: f64 = 2e-2;
 /// A job with sequence parallelism cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// A sequence-parallel group computes something other than one rank.
+    /// A sequence-parallel group and a single rank compute different hidden states.
     #[error(
         "{field}: hidden states of {num_tokens} tokens differ by {difference:.1e} of their size between {sp} \
          workers that share them and one that has all, expected at most {tolerance:.0e}: the model does not see beyond a \
@@ -71,7 +71,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// The probe's input for `num_parts` shards, the same on every rank.
+    /// Creates the probe's input for `num_parts` shards, which is the same on every rank.
     pub fn new(num_parts: usize, vocab_size: usize) -> Self {
         let num_tokens = (TOKENS_PER_RANK * num_parts - 1) as u64;
         let tokens = (0..num_tokens).map(|at| (splitmix64(0, at) % vocab_size.max(1) as u64) as TokenId);
@@ -83,7 +83,7 @@ impl Sample {
         &self.tokens
     }
 
-    /// Hidden states after the final norm of the shard `part` of the tokens, padding included, `[t, d]`.
+    /// Computes the hidden states of the token shard `part` after the final norm, padding included, `[t, d]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.

@@ -1,5 +1,6 @@
-//! A vocabulary's head with tensor parallelism, where ranks hold different rows of its weight. Log-probs and
-//! entropies are those of the full vocabulary on each rank, and gradients of hidden states are summed.
+//! The language-model head with tensor parallelism, whose ranks hold different rows of the head's weight.
+//! Every rank gets log-probs and entropies over the full vocabulary, and gradients of hidden states are
+//! summed over the ranks.
 
 use rlt_torch::collectives::CollectiveError;
 use rlt_torch::{HeadWeight, VocabularyShard};

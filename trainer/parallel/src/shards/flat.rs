@@ -11,9 +11,9 @@
 //! With `dp_shard` 1 the shard is the full buffer. Parameters then begin at aligned addresses, so that
 //! products have the bits of separate tensors.
 //!
-//! A buffer holds this rank's local values of weights that are split along axes, such as those of its experts
-//! or of its tensor-parallel shard, and is sharded over the ranks that hold the same. Full weights are
-//! gathered only where a role reads the model, see [`FlatParameter::gather_full_tensors`].
+//! If weights are split along mesh axes (by expert or tensor parallelism), a buffer contains only this rank's
+//! local values, and is sharded over the ranks that have the same ones. Full weights are gathered only where
+//! a role reads the model, see [`FlatParameter::gather_full_tensors`].
 
 mod copies;
 mod gradients;
@@ -48,9 +48,9 @@ pub(super) struct FlatParameter {
     compute: Option<UnshardedBuffer>,
     state: RefCell<UnshardState>,
     gradients: RefCell<Gradients>,
-    /// Axes along which other ranks hold other values of these parameters.
+    /// Axes along which ranks hold different values of these parameters.
     axes: Vec<Axis>,
-    /// Whether the leaves hold full parameters at present, although axes split them.
+    /// Whether the leaves of split parameters currently hold full tensors, gathered along the axes.
     has_others: Cell<bool>,
 }
 
@@ -66,9 +66,9 @@ struct Parameter {
 }
 
 impl FlatParameter {
-    /// Takes the named leaves, all of one dtype and split along the same axes, which layers use in `compute`;
-    /// `None` if there are none. The shard is offloaded to `place` if there is one. The leaves hold full
-    /// tensors, or this rank's local values by `sharding`.
+    /// Creates the buffer of the named leaves, which have one dtype and are split along the same axes; `None`
+    /// if there are none. Layers use them in the dtype `compute`. The shard is offloaded to `place` if there
+    /// is one. The leaves hold full tensors, or this rank's local values by `sharding`.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
         ranks: &ProcessGroups,
@@ -117,12 +117,12 @@ impl FlatParameter {
         }))
     }
 
-    /// The ranks among `ranks` over which the buffer is sharded.
+    /// Returns the groups of `ranks` over which the buffer is sharded.
     pub(super) fn own_ranks<'a>(&self, ranks: &'a ProcessGroups) -> &'a ProcessGroups {
         ranks.of_weights(&self.axes)
     }
 
-    /// Axes along which other ranks hold other values of these parameters.
+    /// Axes along which ranks hold different values of these parameters.
     pub(super) fn axes(&self) -> &[Axis] {
         &self.axes
     }
@@ -180,7 +180,7 @@ impl FlatParameter {
         })
     }
 
-    /// Shows `see` the local shards, in place.
+    /// Calls `see` with every local shard, in place.
     pub(super) fn for_each_shard<E: From<RankError>>(
         &self,
         see: &mut impl FnMut(&TensorSlice<'_>, &Tensor) -> Result<(), E>,
@@ -239,8 +239,7 @@ impl FlatParameter {
 }
 
 impl Parameter {
-    /// Takes a leaf, which becomes a view of the buffer, and copies its values in this rank's shard to
-    /// `local_shard`.
+    /// Copies this rank's shard of a leaf to `local_shard`, and rebinds the leaf to a view of the buffer.
     fn new((name, mut leaf): (String, Tensor), place: FlatSlot, local_shard: Tensor, view: &Tensor) -> Self {
         place.copy_local_shard(&name, &leaf, &local_shard);
         no_grad(|| leaf.set_data(view));

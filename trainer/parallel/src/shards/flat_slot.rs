@@ -54,15 +54,16 @@ impl FlatSlot {
         unsharded.narrow(0, self.range.start as i64, self.range.len() as i64).view(self.size.as_slice())
     }
 
-    /// A view of the parameter's local shard in a `shard` whose range in the buffer is `own`, `[len]`.
+    /// Returns a view of the parameter's local shard, `[len]`, in `shard`, which has the range `own` of the
+    /// buffer.
     pub(super) fn in_shard(&self, shard: &Tensor, own: &Range<usize>) -> Tensor {
         shard.narrow(0, (self.part.start - own.start) as i64, self.part.len() as i64)
     }
 }
 
-/// Places of parameters in a buffer over `num_shards` ranks, whose values take `width` bytes, for the rank
-/// that holds shard `shard`; and the layout of the buffer. `locals` are the parameters' local indices and
-/// layouts.
+/// Lays out parameters in a buffer that is sharded over `num_shards` ranks. Returns each parameter's slot for
+/// the rank that holds shard `shard`, and the layout of the buffer. `width` is the size of a value in bytes,
+/// and `locals` are the parameters' local indices and layouts.
 pub(super) fn places(
     locals: Vec<(LocalTensor, ParameterLayout)>,
     num_shards: usize,
@@ -79,8 +80,8 @@ pub(super) fn places(
     (places, split)
 }
 
-/// The ranges of consecutive parameters of `sizes` in a buffer of `num_shards`. They are contiguous, but with
-/// one shard aligned to cache lines, for values of `width` bytes.
+/// Returns the range of each parameter in a buffer. Ranges are adjacent, except that with a single shard each
+/// begins at a cache line. `width` is the size of a value in bytes.
 fn ranges(sizes: &[Vec<i64>], num_shards: usize, width: usize) -> Vec<Range<usize>> {
     let step = if num_shards == 1 { CACHE_LINE / width } else { 1 };
     let mut end = 0_usize;
@@ -92,8 +93,8 @@ fn ranges(sizes: &[Vec<i64>], num_shards: usize, width: usize) -> Vec<Range<usiz
     sizes.iter().map(range).collect()
 }
 
-/// Copies a run of the tensor `full` to `values`, `[len]`. A tensor that is not contiguous, such as an
-/// expanded one, is copied chunk by chunk.
+/// Copies a run of the tensor `full` to `values`, `[len]`, chunk by chunk, so that a tensor that is not
+/// contiguous, such as an expanded one, is never copied in full.
 pub fn copy_tensor_run(tensor_run: &TensorRun<'_>, full: &Tensor, values: &Tensor) {
     let full = if full.dim() == 0 { full.detach().view(1) } else { full.detach() };
     let chunks = tensor_run.chunks(READ_CHUNK_NUMBERS as usize);

@@ -48,7 +48,8 @@ impl ShardedParameters {
     /// [`RankError`] when a rank is lost.
     pub fn finish_gradients(&self) -> Result<(), RankError> {
         self.wait_reduce_scatter()?;
-        // An expert receives rows from all ranks, so its gradient is that of the whole group.
+        // An expert receives rows from all ranks of its expert-parallel group, so its gradient already is
+        // that of the group. It is summed only over the ranks that hold the same experts.
         for ranks in self.ranks.of_all_weights() {
             let flats = self.trained().filter(|flat| std::ptr::eq(flat.own_ranks(&self.ranks), ranks));
             let gradients: Vec<Tensor> = flats.map(FlatParameter::gradient_shard).collect();
@@ -63,8 +64,8 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// All-reduces, in one call, the gradients for which each rank along `axis`, those of `group`, has a
-    /// summand. They have the same offsets on all of its ranks.
+    /// All-reduces the gradients of which every rank along `axis` has only a summand, in one call over
+    /// `group`. Their offsets are the same on all ranks of the group.
     fn sum_partial(&self, axis: Axis, group: &AxisGroup) -> Result<(), RankError> {
         let gradients: Vec<Tensor> = self.trained().flat_map(|flat| flat.partial_gradients(axis)).collect();
         if gradients.is_empty() {

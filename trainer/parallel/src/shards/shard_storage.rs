@@ -43,8 +43,8 @@ impl ShardStorage {
         }
     }
 
-    /// The values in place: offloaded ones take memory of the host while they are read, and change with the
-    /// next write.
+    /// Returns the values where they are stored. Offloaded values take host memory while they are read, and
+    /// change with the next write.
     pub(super) fn in_place(&self) -> Result<Tensor, Error> {
         match self {
             Self::Resident(shard) => Ok(shard.shallow_clone()),

@@ -40,8 +40,8 @@ pub(super) struct UnitParameters {
 }
 
 impl UnitParameters {
-    /// Shards parameters that layers use in the dtype `compute`, offloaded to `place` if there is one. Of
-    /// weights that `sharding` splits only this rank's values are kept. Parameters that are split along
+    /// Shards parameters that layers use in the dtype `compute`, offloaded to `place` if there is one. Only
+    /// this rank's values of weights that `sharding` splits are kept. Parameters that are split along
     /// different axes are in different buffers.
     pub(super) fn new(
         parameters: NamedTensors,
@@ -83,7 +83,7 @@ enum Form {
     Code,
     /// Weights that layers use in the compute dtype.
     Matrix,
-    /// Weights that layers use unrounded.
+    /// Weights that layers use in the master dtype.
     Vector,
 }
 

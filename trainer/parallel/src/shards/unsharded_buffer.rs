@@ -9,8 +9,8 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::flat_slot::FlatSlot;
 use crate::RankError;
 
-/// Dtype in which a unit is unsharded. A unit in the master dtype need not be gathered again in the compute
-/// dtype.
+/// Dtype in which a unit is unsharded. A unit that is unsharded in the master dtype is not gathered again for
+/// the compute dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WeightDtype {
     /// The dtype that layers compute in.

@@ -1,5 +1,6 @@
 //! Values of shards, and the storage of a frozen model's shards. Each rank requests only its local shards, so
-//! that no rank ever loads the full model. What the values mean is the caller's business.
+//! that no rank ever loads the full model. Callers decide which values these are, such as weights of a
+//! checkpoint or optimizer moments.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,8 +40,8 @@ impl ShardedParameters {
         self.trained().try_for_each(|flat| flat.load_shards(&mut fill))
     }
 
-    /// Shows `see` every local shard, `[len]`, in place: an offloaded one is on the host, and takes
-    /// memory while it is read. It may be kept only until the parameters change.
+    /// Calls `see` with every local shard, `[len]`, in place. An offloaded shard is on the host, and takes
+    /// memory while it is read. `see` may keep a shard only until the parameters change.
     ///
     /// # Errors
     /// The error of `see`, or when an offloaded shard cannot be read.
@@ -84,8 +85,8 @@ impl ShardedParameters {
         self.unit_parameters(unit).flats().try_for_each(|flat| flat.load_shards(fill))
     }
 
-    /// Lets `fill` write a moment of this rank's shard of the trained parameter `name` into `values`,
-    /// `[len]`. An empty shard requests nothing.
+    /// Lets `fill` write this rank's shard of a tensor that belongs to the trained parameter `name`, such as
+    /// an optimizer moment, into `values`, `[len]`. `fill` is not called for an empty shard.
     ///
     /// # Errors
     /// The error of `fill`.
@@ -112,9 +113,9 @@ impl ShardedParameters {
         })
     }
 
-    /// Calls `fill` with every local shard, `[len]`, and the other role's full tensor in the master
-    /// dtype, unit by unit; `name_there` gives its name in the other role. Parameters that the other role
-    /// does not have are skipped. Collective.
+    /// Calls `fill` with every local shard, `[len]`, and the other role's full tensor of that parameter in
+    /// the master dtype, unit by unit. `name_there` maps a parameter's name to its name in the other role.
+    /// Parameters that the other role does not have are skipped. Collective.
     ///
     /// # Errors
     /// The error of `fill`, or [`RankError`] when a rank is lost.
@@ -136,13 +137,14 @@ impl ShardedParameters {
         })
     }
 
-    /// File with the shards of a frozen model; `None` where shards can be written.
+    /// File with the shards of a frozen model, see [`Self::move_to_file`]; `None` if they are elsewhere.
     pub fn file(&self) -> Option<&TensorFile> {
         self.offload_file.as_ref()
     }
 
-    /// Initializes the parameters of a fresh adapter that follow from the base weights, unit by unit;
-    /// `name_there` gives the decoder's name of a parameter. Collective.
+    /// Initializes those parameters of a fresh adapter that are computed from the base weights (DoRA
+    /// magnitudes and saved modules), unit by unit. `name_there` maps a parameter's name to its name in the
+    /// decoder. Collective.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.

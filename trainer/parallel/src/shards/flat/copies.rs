@@ -53,7 +53,7 @@ impl FlatParameter {
         Ok(unsharded)
     }
 
-    /// The full parameters in an unsharded buffer, with the values of other ranks.
+    /// Returns the full parameters of an unsharded buffer, gathered along the axes that split them.
     fn parameters_in(&self, unsharded: &Tensor, ranks: &ProcessGroups) -> Result<NamedTensors, RankError> {
         let one = |Parameter { name, place, .. }: &Parameter| {
             Ok((name.clone(), self.with_others(&place.in_unsharded(unsharded), place, ranks)?))

@@ -61,7 +61,8 @@ impl FlatParameter {
         *self.gradients.borrow_mut() = Gradients::default();
     }
 
-    /// Views of this rank's gradients, `[len]` each, of which every rank along `axis` has a summand.
+    /// Returns views of those local gradients, `[len]` each, of which every rank along `axis` has only a
+    /// summand.
     pub(in crate::shards) fn partial_gradients(&self, axis: Axis) -> Vec<Tensor> {
         let gradient = self.gradient_shard();
         let partial = self.own_parameters().filter(|parameter| parameter.place.layout.is_partial_along(axis));

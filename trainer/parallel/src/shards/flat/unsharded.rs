@@ -23,7 +23,7 @@ impl FlatParameter {
         Ok(())
     }
 
-    /// The full parameter from this rank's local values, whose shards are joined axis by axis.
+    /// Gathers a full parameter from the ranks' local values, one axis after the other.
     pub(super) fn with_others(
         &self,
         own: &Tensor,
@@ -48,7 +48,8 @@ impl FlatParameter {
         }
     }
 
-    /// Starts to gather the buffer, unless it is unsharded or being gathered in at least this dtype.
+    /// Starts to gather the buffer, unless it is already unsharded, or being gathered, in `wanted` or in the
+    /// master dtype.
     pub(in crate::shards) fn prefetch(
         &self,
         ranks: &ProcessGroups,
@@ -107,7 +108,8 @@ impl FlatParameter {
     }
 }
 
-/// All-gathers the shards of a dim, of which `own` is this rank's: the tensor with the full dim.
+/// All-gathers the shards of one dimension, and returns the tensor with the full dimension. `own` is this
+/// rank's shard.
 fn gather_dim(own: &Tensor, shards: &DimShards, group: &AxisGroup) -> Result<Tensor, RankError> {
     let full_len = shards.of_ranks.first().map_or(0, |ranges| ranges.len);
     let full_size = with_dim(own, shards, full_len);
@@ -117,7 +119,7 @@ fn gather_dim(own: &Tensor, shards: &DimShards, group: &AxisGroup) -> Result<Ten
     let sizes: Vec<Vec<i64>> =
         shards.of_ranks.iter().map(|ranges| with_dim(own, shards, ranges.count())).collect();
     let lens = sizes.iter().map(|size| size.iter().product::<i64>());
-    // Ranks send equally many values.
+    // An all-gather needs the same number of values from every rank.
     let padding = lens.clone().max().unwrap_or(0) - own.numel() as i64;
     let sent = own.detach().contiguous().view(-1).constant_pad_nd([0, padding]);
     let received = group.all_gather(&sent)?;
@@ -129,14 +131,14 @@ fn gather_dim(own: &Tensor, shards: &DimShards, group: &AxisGroup) -> Result<Ten
     Ok(all)
 }
 
-/// The size of `own` with `len` indices of the dim that is sharded.
+/// Returns the size of `own` with the sharded dimension set to `len`.
 fn with_dim(own: &Tensor, shards: &DimShards, len: usize) -> Vec<i64> {
     let mut size = own.size();
     size.iter_mut().skip(shards.dim).take(1).for_each(|dim| *dim = len as i64);
     size
 }
 
-/// Copies `part` to some indices of dim `dim` of the tensor `all`.
+/// Copies `part` to the given indices of `all` along dimension `dim`.
 fn copy_to_ranges(all: &Tensor, part: &Tensor, dim: i64, indices: &DimRanges) {
     let mut start = 0;
     for range in &indices.ranges {

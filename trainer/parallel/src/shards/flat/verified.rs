@@ -1,4 +1,4 @@
-//! Verification of gathered values: whether they equal the ranks' shards, by digests of these.
+//! Verification of gathered values against digests of the ranks' shards.
 
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ impl FlatParameter {
         Ok(matches_shards && others_match)
     }
 
-    /// Whether `unsharded` equals the ranks' shards, by the `digest` of each.
+    /// Whether `unsharded` equals the ranks' shards, compared by the `digest` of each shard.
     pub(super) fn equals_shards<E: From<RankError>>(
         &self,
         unsharded: &Tensor,
@@ -70,7 +70,7 @@ impl FlatParameter {
     }
 }
 
-/// The shards of `all` that ranks hold by `shards`, in the order of ranks.
+/// Returns the shard of `all` that each rank holds, in the order of ranks.
 fn shards_of(all: &Tensor, shards: &DimShards) -> Vec<Tensor> {
     shards.of_ranks.iter().map(|own| of_ranges(all, &own.ranges, shards.dim as i64)).collect()
 }
