@@ -28,7 +28,8 @@ impl SequenceOutput {
         Self { sampling, max_new_tokens, tokens: Vec::new(), logprobs: Vec::new(), text, end: None }
     }
 
-    /// Returns the limit that ends the sequence at its present length.
+    /// Returns the finish reason of a sequence that has reached a limit: `Length` for its maximum of new
+    /// tokens, else `Context`.
     fn reached_limit(&self) -> FinishReason {
         if self.tokens.len() < self.max_new_tokens { FinishReason::Context } else { FinishReason::Length }
     }
@@ -41,15 +42,15 @@ struct Ended {
     text_len: Option<usize>,
 }
 
-/// The outputs of the sequences that exist.
+/// Outputs of all sequences that have not been removed.
 pub(super) struct RequestOutputs<'a> {
     detokenizer: &'a dyn Detokenizer,
     eos_token_ids: Vec<TokenId>,
     sequences: HashMap<SequenceId, SequenceOutput>,
     /// Number of each request's sequences.
     num_sequences: HashMap<usize, usize>,
-    /// Digests of the routes from which each request's first sample was drawn, by the request; `None` where
-    /// they are not kept.
+    /// Digests of the expert routes of each request's first sample, by request index; `None` if routes are
+    /// not recorded.
     routes: Option<HashMap<usize, Vec<u16>>>,
 }
 
@@ -95,7 +96,7 @@ impl<'a> RequestOutputs<'a> {
     }
 
     /// Records the token sampled for a sequence, and returns whether it is the last one. `is_longest` says
-    /// that it brings the sequence to its token limit.
+    /// whether the token brings the sequence to its token limit.
     pub(super) fn push(
         &mut self,
         id: SequenceId,
@@ -124,8 +125,8 @@ impl<'a> RequestOutputs<'a> {
         Ok(reason.is_some())
     }
 
-    /// Records the routes of the pass from which a sequence's next token is drawn, a digest for each layer.
-    /// Only those of each request's first sample are kept.
+    /// Records the expert routes of the pass that samples a sequence's next token, one digest for each layer.
+    /// Only the routes of each request's first sample are kept.
     pub(super) fn log_routes(&mut self, id: SequenceId, digests: &[u16]) {
         let Some(routes) = &mut self.routes else { return };
         if id.sample_idx == 0 && !digests.is_empty() {
@@ -139,7 +140,8 @@ impl<'a> RequestOutputs<'a> {
         (0..num_requests).map(|request_idx| routes.remove(&request_idx).unwrap_or_default()).collect()
     }
 
-    /// Takes the completion of a sequence that has ended. Another turn of it begins with an empty output.
+    /// Takes the completion of a sequence that has ended. A later turn of the sequence begins with an empty
+    /// output.
     pub(super) fn complete(&mut self, id: SequenceId) -> Result<Option<Completion>, EngineError> {
         let Some(output) = self.sequences.get_mut(&id) else { return Ok(None) };
         let next = SequenceOutput::new(Arc::clone(&output.sampling), output.max_new_tokens);

@@ -8,8 +8,8 @@
 //! A step consists of one copy of the changed state to the device, kernel launches, and one copy of tokens
 //! and log-probs to pinned memory, for which the host waits while the next step runs. The launches for a
 //! number of rows (1, 2, 4, 8 and so on) are captured as a CUDA graph when they are needed for the second
-//! time. [`rows`] assigns sequences to rows, [`layers`] launches kernels, [`runner`] starts and reads steps.
-//! Sequences are scheduled in `rlt_core::engine`.
+//! time. [`batch_state`] assigns sequences to rows, [`layers`] launches kernels, [`runner`] starts and reads
+//! steps. Sequences are scheduled in `rlt_core::engine`.
 //!
 //! Ranks of a tensor-parallel group launch the same steps, whose collectives run on the same stream. The
 //! tokens of all ranks are gathered at the end of a step, so the host waits only once.
@@ -80,7 +80,7 @@ pub(super) struct CudaRunner<'a> {
     /// Number of failed captures; the first one ends the use of graphs.
     num_failed_captures: usize,
     num_steps: usize,
-    /// Number of the last step among ranks of a rollout TP group.
+    /// Sequence number of the last step in the rollout TP group; 0 without one.
     sequence: u64,
     /// Steps that are launched and not read, oldest first.
     launched: VecDeque<Launched>,
@@ -90,7 +90,7 @@ pub(super) struct CudaRunner<'a> {
     is_stop_wanted: bool,
 }
 
-/// The decode of a fixed number of rows.
+/// Views, buffers and CUDA graph of a decode step with a fixed number of rows.
 struct Pass {
     inputs: ModelInput,
     context_lens: Tensor,
@@ -115,7 +115,7 @@ struct Launched {
     place: usize,
     /// The row of each sequence that ran.
     rows: Vec<usize>,
-    /// Number of the step among ranks of a rollout TP group.
+    /// Sequence number of the step in the rollout TP group; 0 without one.
     sequence: u64,
 }
 
@@ -192,8 +192,8 @@ impl RunnerLimits {
 }
 
 impl<'a> CudaRunner<'a> {
-    /// Allocates the buffers of a decoder on the device of `weights`. The decoder's work begins after that of
-    /// this thread's current stream.
+    /// Allocates the buffers of a decoder on the device of `weights`. The decoder's work begins after all
+    /// work that is already in this thread's current stream.
     pub(super) fn new(
         weights: &'a RolloutWeights,
         cache: &'a mut KvCache,
@@ -399,7 +399,8 @@ fn follow(stream: &Stream, other: &Stream) -> Result<(), Error> {
     stream.wait_for(&event)
 }
 
-/// Returns the words of `state` to which this rank writes its draws.
+/// Returns the words of `state` to which this rank writes the results of a step, see
+/// [`BatchStateLayout::drawn`].
 fn own_drawn(state: &Tensor, layout: &BatchStateLayout) -> Tensor {
     state.narrow(0, layout.drawn() as i64, layout.num_drawn_words() as i64)
 }

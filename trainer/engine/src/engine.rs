@@ -85,11 +85,11 @@ impl Engine {
         self.ranks.as_ref().map_or(AxisPlace::ALONE, |ranks| ranks.place()).size
     }
 
-    /// Packs the weights of `policy`, with merged adapters, as policy version `policy_version`, and returns
-    /// what [`WeightDigest::of`] returns for them. Cached keys and values are dropped after each call of
-    /// [`Self::generate`], so none were computed under earlier weights. If adapters are unmerged, an
-    /// unchanged base is kept and only the adapter is copied. Collective if the policy is sharded; at most
-    /// two FSDP units are unsharded at a time.
+    /// Packs the weights of `policy` as policy version `policy_version`, and returns their [`WeightDigest`].
+    /// Adapters are merged into the packed weights. If the options leave them unmerged, an unchanged base is
+    /// kept and only the adapter is copied. Cached keys and values are dropped after each call of
+    /// [`Self::generate`], so none were computed under earlier weights. Collective if the policy is sharded;
+    /// at most two FSDP units are unsharded at a time.
     ///
     /// # Errors
     /// [`EngineError::OlderWeights`] when the engine already has a later version, [`EngineError::Tensor`] or
@@ -103,7 +103,8 @@ impl Engine {
         if let Some(current) = self.policy_version().filter(|&current| current > policy_version) {
             return Err(EngineError::OlderWeights { current, offered: policy_version });
         }
-        // Frees old packed weights before new ones exist, and first memory that an update no longer needs.
+        // Old packed weights, and memory that the update no longer needs, are freed before new weights are
+        // allocated.
         let policy: DecoderUnits<'_> = policy.into();
         let pack_options = self.pack_options(policy);
         let is_kept = |weights: &RolloutWeights| {

@@ -39,7 +39,8 @@ pub(super) struct PackedExperts {
 
 impl PackedExperts {
     /// Packs the experts of `layer` in `kind`, or this rank's shard of each by `sharding`; `None` if the
-    /// layer has none. The shared expert's gate is given if its adapter is unmerged.
+    /// layer has none. `shared_gate` is given if the gate's adapter is unmerged; otherwise the gate is packed
+    /// too.
     pub(super) fn pack(
         layer: &DecoderLayer,
         sharding: &TpSharding<'_>,
@@ -151,8 +152,8 @@ impl PackedExperts {
 struct ExpertProduct {
     /// The packed weight, with the bias unless that is separate.
     packed: PackedLinear,
-    /// Bias that is added after the product is rounded, as the actor does, where rollout and training have
-    /// the same bits.
+    /// Bias that is added after the product is rounded, as the actor does, so that rollout and training have
+    /// the same bits; `None` if `packed` contains the bias.
     bias_apart: Option<Tensor>,
 }
 

@@ -33,14 +33,14 @@ struct ImagesOfRequest {
 pub(super) struct RequestImages {
     /// Requests with images, by index.
     of_requests: HashMap<usize, ImagesOfRequest>,
-    /// Whether a request of the run has had images. All positions are by time, height and width then.
+    /// Whether a request of the run has had images. From then on all positions have three axes.
     by_axis: bool,
     /// Number of patches of a token in each direction.
     merge: usize,
 }
 
 impl RequestImages {
-    /// No images yet, for a decoder.
+    /// Creates an empty set of images for the vision tower of `decoder`.
     pub(super) fn new(decoder: &Decoder) -> Self {
         let merge = decoder.config.vision.as_ref().map_or(1, |vision| vision.spatial_merge_size);
         Self { of_requests: HashMap::new(), by_axis: false, merge }

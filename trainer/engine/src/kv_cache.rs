@@ -2,9 +2,9 @@
 //! shard of the model.
 //!
 //! Each layer has two tensors [num_blocks, block_size, kv_heads, head_dim]. Latent attention has only one,
-//! [num_blocks, block_size, 1, rank + turned keys], whose first `rank` dims are the values. They are not
-//! initialised: the scheduler assigns no slot that is read before it was written, and on a CPU a block that
-//! was never used takes no memory.
+//! [num_blocks, block_size, 1, rank + width of rotated keys], whose first `rank` dims are the values. They
+//! are not initialised: the scheduler assigns no slot that is read before it was written, and on a CPU a
+//! block that was never used takes no memory.
 
 use rlt_core::engine::BlockCopy;
 use rlt_models::ModelConfig;

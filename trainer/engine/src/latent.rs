@@ -15,15 +15,15 @@ use super::product::Product;
 pub(super) struct PackedLatent {
     /// Projection from the latent of queries; `None` if queries are projected from the hidden state.
     queries: Option<PackedLinear>,
-    /// Projections of each head: of its queries without positions to the latent's width, and of latents to
-    /// its values.
+    /// Two projections for each head: from its queries without a rotary embedding to the width of the latent,
+    /// and from latents to its values.
     heads: Vec<[PackedLinear; 2]>,
     rank: i64,
 }
 
 impl PackedLatent {
-    /// Packs those of `weights`, the products of this rank's heads, that belong to latents. Also returns the
-    /// weights that are multiplied with the hidden state.
+    /// Packs the projections of this rank's heads, `weights`, that read a latent. Also returns the weights
+    /// that are multiplied with the hidden state.
     pub(super) fn pack(
         layer: &DecoderLayer,
         latent: &LatentAttention,
@@ -61,7 +61,7 @@ impl PackedLatent {
         self.heads.iter().flatten().chain(&self.queries).map(PackedLinear::num_bytes).sum()
     }
 
-    /// Upper bound of the packed bytes of a layer with `num_heads` heads, where the engine packs by itself.
+    /// Upper bound of the packed bytes of a layer with `num_heads` heads, if the engine packs weights itself.
     pub(super) fn packed_bytes(latent: &LatentAttention, num_heads: usize) -> usize {
         let of = |outputs: usize, inputs: usize| PackedLinear::packed_bytes(outputs as i64, inputs as i64);
         num_heads * (of(latent.rank, latent.nope_dim) + of(latent.value_dim, latent.rank))

@@ -16,11 +16,11 @@
 //!   the cache.
 //! - On a GPU (`device`) a step is launched before the tokens of the previous step are read.
 //! - Sequences join and leave the batch between two steps, and no row of a batch is padding.
-//! - Ranks may form a tensor-parallel group ([`Engine::with_tp_group`]): each rank packs its shard of
-//!   every layer and caches the keys and values of its heads. All ranks run the same scheduler on the same
+//! - Ranks may form a tensor-parallel group ([`Engine::with_tp_group`]): each rank packs its shard of every
+//!   layer and caches the keys and values of its heads. All ranks run the same scheduler on the same
 //!   requests, and sample from logits that are bitwise equal. In every step they verify that they sampled the
-//!   same tokens, and exchange stop requests. Commands of the first rank reach all of them before the same
-//!   step (`engine/inbox.rs`). Embeddings and norms are full on each rank.
+//!   same tokens, and exchange stop requests. Commands of the first rank reach all ranks before the same step
+//!   (`engine/inbox.rs`). Embeddings and norms are full on each rank.
 //! - `sync_weights` packs the weights one FSDP unit at a time, and computes a digest of every parameter.
 //!   Generation first computes the digests of the trainer's parameters again, and refuses to run if one of
 //!   them has changed. With FSDP each rank digests its shard, and gathered units are compared with the
@@ -82,8 +82,8 @@ pub struct EngineOptions {
     /// Maximum number of tokens of prompt and completion together; `None` means the model's
     /// `max_position_embeddings`, which is also the upper limit.
     pub max_model_len: Option<usize>,
-    /// Memory limit for keys and values in bytes; `None` means what the requests can fill. Sequences that
-    /// find no free block are preempted and computed again later.
+    /// Memory limit for keys and values in bytes; `None` means as much as the requests can fill. Sequences
+    /// that find no free block are preempted and computed again later.
     pub max_cache_bytes: Option<usize>,
     /// Memory limit for packed weights and cache together; `None` means no limit.
     pub memory: Option<MemoryShare>,

@@ -1,7 +1,7 @@
 //! Layout of heads for a GPU's kernels: a width that is a multiple of eight, with the two dims of a rotary
-//! pair half a head apart. Heads of other widths are padded with zeros in their weights, each half for
-//! itself, so that the zeros of queries, keys and values are at the same dims and no sum changes. Queries and
-//! keys whose pairs are not half a head apart are reordered in their weights.
+//! pair half a head apart. The weights of heads with other widths are padded with zeros, separately for each
+//! half of a head. The zeros of queries, keys and values are then at the same dims, so no sum changes. The
+//! weights of queries and keys whose pairs are not half a head apart are reordered.
 //!
 //! ```text
 //! 10 dims    a b c d e | f g h i j
@@ -33,14 +33,15 @@ impl PaddedHeads {
         Self { width, padded_width: width, dim_order: None }
     }
 
-    /// Reorders and pads the first dim of a tensor, which is the dims of consecutive query or key heads.
+    /// Reorders and pads the first dim of a tensor, which contains the dims of consecutive query or key
+    /// heads.
     pub(super) fn rope_rows(&self, weight: &Tensor) -> Tensor {
         let Some(order) = &self.dim_order else { return self.rows(weight) };
         let heads = weight.unflatten(0, [-1, self.width as i64]);
         self.rows(&heads.index_select(1, order).flatten(0, 1))
     }
 
-    /// Pads the first dim of a tensor, which is the dims of consecutive value heads.
+    /// Pads the first dim of a tensor, which contains the dims of consecutive value heads.
     fn rows(&self, weight: &Tensor) -> Tensor {
         if self.width == self.padded_width {
             return weight.shallow_clone();
@@ -54,7 +55,8 @@ impl PaddedHeads {
         halves.constant_pad_nd(pads).flatten(0, 1)
     }
 
-    /// Lays out the first dim of a tensor, which is the outputs of product `product`: q, k and v are changed.
+    /// Lays out the first dim of a tensor, which contains the outputs of product `product`. Only q, k and v
+    /// are changed.
     pub(super) fn outputs(&self, product: usize, weight: &Tensor) -> Tensor {
         match product {
             0 | 1 => self.rope_rows(weight),
@@ -68,12 +70,12 @@ impl PaddedHeads {
         self.width == self.padded_width && self.dim_order.is_none()
     }
 
-    /// Pads a tensor that has a value for each pair of a head's dims, in its last dim.
+    /// Pads the last dim of a tensor, which has one value for each rotary pair of a head.
     pub(super) fn pairs(&self, of_pairs: &Tensor) -> Tensor {
         of_pairs.constant_pad_nd([0, (self.padded_width - self.width) as i64 / 2]).contiguous()
     }
 
-    /// Lays out the weights of a layer: q, k, v and o. Those after them are not changed.
+    /// Lays out the weights q, k, v and o of a layer. The weights after them are not changed.
     pub(super) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
         let fill = |(idx, ProjectionWeights { weight, bias }): (usize, ProjectionWeights)| {
             let rows = |tensor: &Tensor| self.outputs(idx, tensor);

@@ -1,8 +1,9 @@
 //! A product of a layer in the engine: packed with its adapter merged, or by projections with unmerged
 //! adapters, as in the actor.
 //!
-//! A quantized base is shared with the trainer, or with FSDP a copy; the product dequantizes it. Any other
-//! base is packed. A sync may transfer only the adapter. Such products on GPUs are in [`on_device`].
+//! A quantized base is shared with the trainer, or copied if the trainer is sharded, and dequantized by the
+//! product. Any other base is packed. With unmerged adapters a sync transfers only the adapter. [`on_device`]
+//! has these products for GPUs.
 
 mod on_device;
 
@@ -63,13 +64,13 @@ enum Base {
 enum Lora {
     /// Packed f32 matrices, with which each row is multiplied independently of its batch.
     Packed { a: PackedLinear, b: PackedLinear, scaling: f64 },
-    /// Matrices in a narrower dtype, with which the sum is rounded where the actor rounds it.
+    /// Matrices in a narrower dtype, with which the output is rounded at the same points as in the actor.
     Plain { a: Tensor, b_ro: Tensor, scaling: f64 },
 }
 
 impl Product {
-    /// Makes products by projections, or by shards of them. A dense base is packed in `arena` while that has
-    /// space.
+    /// Creates the product of `projections`, or of this rank's shards of them. A dense base is packed in
+    /// `arena` while that has space.
     pub(super) fn of_projections(
         projections: Vec<(&Linear, LocalTensor)>,
         sharding: &TpSharding<'_>,
@@ -82,8 +83,9 @@ impl Product {
         adapted.collect::<Result<_, _>>().map(Self::Projections)
     }
 
-    /// Copies the unmerged adapters of projections, which `of_name` finds; if the policy is sharded, their
-    /// matrices are in `gathered`. Returns the number of bytes copied from the trainer.
+    /// Copies the unmerged adapters of the product's projections. `of_name` finds a projection by its name,
+    /// and `gathered` has the adapters' matrices if the policy is sharded. Returns the number of bytes copied
+    /// from the trainer.
     pub(super) fn take_adapter<'a>(
         &mut self,
         of_name: impl Fn(&str) -> Option<&'a Linear>,
@@ -197,8 +199,9 @@ impl AdaptedProjection {
         Ok(adapted)
     }
 
-    /// Copies the adapter of `projection`, whose matrices are in `gathered` if the policy is sharded; removes
-    /// the present one if there is none. Returns the number of bytes copied from the trainer.
+    /// Replaces the adapter by a copy of that of `projection`, or removes it if `projection` has none.
+    /// `gathered` has the adapter's matrices if the policy is sharded. Returns the number of bytes copied
+    /// from the trainer.
     fn take_adapter(
         &mut self,
         projection: &Linear,
@@ -276,8 +279,8 @@ fn local_outputs(local: &LocalTensor, all: &Tensor) -> Tensor {
     of_ranges(all, &local.dims()[0].ranges, 0)
 }
 
-/// Selects a rank's shard of an adapter with A [rank, in] and B [out, rank], as views. For some of the inputs
-/// its output is a summand of the full adapter's output, as it is for the weight.
+/// Selects a rank's shard of an adapter with A [rank, in] and B [out, rank], as views. If the shard has only
+/// some of the inputs, its output is a summand of the full adapter's output, as it is for the weight.
 fn local_adapter(local: &LocalTensor, [a, b]: [&Tensor; 2]) -> [Tensor; 2] {
     [of_ranges(a, &local.dims()[1].ranges, 1), local_outputs(local, b)]
 }

@@ -51,8 +51,9 @@ pub(super) trait Runner {
     /// Waits for the oldest launched step, which is step number `stats.num_steps` of the run.
     fn read(&mut self, stats: &mut RolloutStats) -> Result<StepOutput, EngineError>;
 
-    /// Returns whether the run stops after step `step`, the last one read: whether this rank `wants_stop`, or
-    /// a rank of its tensor-parallel group is known to. Fails on all ranks that sampled different tokens.
+    /// Returns whether the run stops after step `step`, the last step read. Without a tensor-parallel group
+    /// that is `wants_stop`. Ranks of a group stop together, once all of them know that one wants to. Fails
+    /// on all ranks if they are found to have sampled different tokens.
     fn agrees_to_stop(&mut self, wants_stop: bool, step: usize) -> Result<bool, EngineError>;
 
     /// Ends the run after its last step. Returns whether a rank has made a stop request that no step

@@ -154,7 +154,8 @@ impl PackedLayer {
             (if product < 3 { own / layout.width * layout.padded_width } else { own }) as i64
         };
         let mut of = |range: Range<usize>| {
-            // Padded or reordered heads are found by the index of their product.
+            // Padding and reordering need the index of each product (q, k or v), so products are merged only
+            // without them.
             let is_whole = sharding.is_whole() && layout.keeps_order();
             let projections = if is_whole {
                 full_projections(&parts[range.clone()])

@@ -105,7 +105,7 @@ impl RolloutWeights {
         policy.visit(policy.dtype_to_sample(kind), |unit| {
             packer.verify_gathered(unit)?;
             if unit == FsdpUnit::Layer(0) && policy.shards().is_some() {
-                // Gathered tensors of the outer unit are freed by now, and layers are smaller.
+                // The gathered tensors of the root unit are freed by now, and layers are smaller.
                 rlt_torch::release_free_memory();
             }
             match unit {
@@ -144,7 +144,7 @@ impl RolloutWeights {
         })
     }
 
-    /// The group whose ranks hold the other shards of the weights.
+    /// Tensor-parallel group of the rollout, whose ranks hold the shards of the weights; `None` without one.
     pub(super) fn ranks(&self) -> Option<&AxisGroup> {
         self.ranks.as_deref()
     }
@@ -178,7 +178,7 @@ impl RolloutWeights {
         let own = self.head.forward(normed_bd);
         let all = match &self.ranks {
             None => own,
-            // The last shards may be padded with rows.
+            // The last ranks' shards may have padding rows, whose logits are cut off.
             Some(ranks) => {
                 ranks.all_gather_columns(&own)?.narrow(1, 0, self.unpacked.config.vocab_size as i64)
             }
@@ -225,7 +225,7 @@ impl Packer<'_> {
         }
     }
 
-    /// Packs the outer unit: a decoder with embedding and final norm, and the head.
+    /// Packs the root unit. Returns a decoder with embedding and final norm, and the packed head.
     fn outer(&mut self) -> Result<(Decoder, PackedLinear), rlt_torch::Error> {
         let (decoder, kind) = (self.policy.decoder(), self.kind);
         let embedding_vd = decoder.embedding_weight(Adapter::On);
@@ -238,7 +238,8 @@ impl Packer<'_> {
         let shares = self.policy.shards().is_none();
         let of = |_: &str, own: &Tensor| if shares { own.detach() } else { copied(own) };
         unpacked.vision = decoder.vision.as_ref().map(|tower| tower.snapshot(of));
-        // On the CPU f32 is packed, and other dtypes were cast: both make copies.
+        // In f32 on the CPU packing makes a copy. Otherwise the head keeps the tensor, so gathered memory is
+        // copied.
         let is_kept_plain = kind != Kind::Float || decoder.device() != Device::Cpu;
         let rows_vd = self.sharding.head(decoder.head_weight(Adapter::On));
         let head_vd = match self.policy.shards() {
@@ -358,8 +359,8 @@ impl PackedBlock {
     }
 }
 
-/// Number of bytes for the packed projections and head, where the engine packs them itself: f32 on the CPU.
-/// It includes the padding of each product's last panel.
+/// Number of bytes of the packed projections and head, the padding of each product's last panel included. It
+/// is 0 unless the engine packs weights itself, which it does in f32 on the CPU.
 fn packed_bytes(device: Device, kind: Kind, shard: &ModelConfig) -> usize {
     if kind != Kind::Float || device != Device::Cpu {
         return 0;

@@ -1,8 +1,8 @@
 //! Assignment of sequences to rows of the batch on the device, and the changes between two steps.
 //!
 //! The state of a batch is one array of words (i32) on the device, laid out by [`BatchStateLayout`]. The
-//! device advances every continuing row by one token. The host writes what only it knows: rows that begin,
-//! move or end, and new blocks. No tensors here.
+//! device advances every continuing row by one token. The host writes only what the device cannot derive:
+//! rows that begin, move or end, and new blocks. This file uses no tensors.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,7 +23,7 @@ pub(super) struct BatchStateLayout {
     /// repetition penalty.
     pub(super) seen_words: usize,
     pub(super) block_size: usize,
-    /// Number of layers whose routers' choices a step writes to be read.
+    /// Number of layers with experts. For each of them a step writes a digest of every row's chosen experts.
     pub(super) route_layers: usize,
 }
 
@@ -32,8 +32,8 @@ pub(super) struct BatchStateLayout {
 pub(super) enum RowArray {
     /// Input token of the next step.
     Token,
-    /// Position of the input token, which is smaller than the number of tokens before it after an image;
-    /// negative for an empty row.
+    /// Position of the input token; negative for an empty row. After an image it is smaller than the number
+    /// of tokens before the input token.
     Position,
     /// Cache slot of the input token's keys and values.
     Slot,
@@ -60,9 +60,9 @@ impl BatchStateLayout {
         self.tables() + self.max_rows * self.max_blocks
     }
 
-    /// Offset of the words that a step writes to be read: drawn tokens, the bits of their log-probs, a word
-    /// that is not 0 once this rank wants to end, and for each layer with experts a digest of each row's
-    /// choices.
+    /// Offset of the words that the host reads after a step: sampled tokens, the bits of their log-probs, a
+    /// word that is not 0 once this rank wants to stop, and for each layer with experts a digest of each
+    /// row's chosen experts.
     pub(super) fn drawn(&self) -> usize {
         self.seen_tokens() + self.max_rows * self.seen_words
     }
@@ -71,12 +71,12 @@ impl BatchStateLayout {
         self.routes() + self.route_layers * self.max_rows
     }
 
-    /// Index, in the words from [`Self::drawn`] on, of the word by which a rank asks for the end.
+    /// Index, relative to [`Self::drawn`], of the word by which a rank requests a stop.
     pub(super) fn end_word(&self) -> usize {
         2 * self.max_rows
     }
 
-    /// Index, in the words from [`Self::drawn`] on, of the digests `[route_layers, max_rows]`.
+    /// Index, relative to [`Self::drawn`], of the digests `[route_layers, max_rows]`.
     pub(super) fn routes(&self) -> usize {
         self.end_word() + 1
     }
@@ -85,7 +85,8 @@ impl BatchStateLayout {
         self.drawn() + self.num_drawn_words()
     }
 
-    /// Upper bound of the words of a step's changes: their number, and every word of every row once.
+    /// Maximum length of a step's changes in words: their number, and an offset and a value for every word of
+    /// the state.
     pub(super) fn max_change_words(&self) -> usize {
         1 + 2 * self.num_words()
     }
@@ -131,8 +132,8 @@ impl StateUpdates {
 /// The sequence in a row.
 #[derive(Clone, Copy, Debug)]
 struct RowSequence {
-    /// Number of the admission by which the sequence runs. A preempted sequence has another row after each
-    /// admission.
+    /// Number of the sequence's admission by the scheduler. A preempted sequence is admitted again under
+    /// another number, and gets another row.
     admission: u64,
     num_blocks: usize,
 }
@@ -266,7 +267,8 @@ impl BatchState {
         self.row_of.insert(sequence.admission(), row);
     }
 
-    /// Writes blocks that the sequence got since the last step, and the slot of its last token in the newest.
+    /// Writes the cache blocks that the sequence got since the last step and, if there are any, the slot of
+    /// its last token.
     fn append_blocks(&mut self, row: usize, sequence: &Sequence, changes: &mut StateUpdates) {
         let layout = self.layout;
         let slot = self.at(RowArray::Slot, row);

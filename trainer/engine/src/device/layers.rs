@@ -36,8 +36,8 @@ struct Norms {
     heads: Option<[Tensor; 2]>,
 }
 
-/// Copies `source` into the memory of `target`. A pass must not panic where an operator fails: decoding
-/// continues without graphs if one cannot be captured.
+/// Copies `source` into the memory of `target`. Returns an error where tch's `copy_` would panic, because
+/// decoding continues without graphs after a capture has failed.
 pub(super) fn copy_into(target: &Tensor, source: &Tensor) -> Result<(), Error> {
     target.shallow_clone().f_copy_(source).map_err(failed)
 }
@@ -55,7 +55,7 @@ type RotaryTable = (Tensor, f64);
 pub(super) struct Model<'a> {
     pub(super) kernels: Kernels,
     pub(super) weights: &'a RolloutWeights,
-    /// Ranks that hold the other tensor-parallel shards of the weights; `None` without tensor parallelism.
+    /// Tensor-parallel group, whose ranks hold the shards of the weights; `None` without tensor parallelism.
     pub(super) peers: Option<StreamTensorParallel>,
     embedding: Tensor,
     embedding_scale: f64,

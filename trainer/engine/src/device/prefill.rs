@@ -1,5 +1,5 @@
-//! Prompts on a device: keys and values of many tokens in one pass, whose number of launches does not depend
-//! on the number of sequences; and copies of blocks.
+//! Prefill on a device, and copies of cache blocks. One pass computes the keys and values of many sequences,
+//! with a number of launches that does not depend on the number of sequences.
 
 use rlt_core::engine::{BlockCopy, Prefill, Step};
 use rlt_torch::cuda::pinned;
@@ -22,7 +22,8 @@ impl CudaRunner<'_> {
         Ok(self.copy_blocks(&step.copies)?)
     }
 
-    /// Uploads the tokens of a pass, a row each, and the cached tokens of its sequences, by one copy.
+    /// Uploads the inputs of a pass in one copy: its tokens, one per row, and the slots of the cached tokens
+    /// to which its sequences attend.
     fn inputs_of(&mut self, prefills: &[Prefill]) -> Result<ModelInput, Error> {
         let mut words = Words::of(prefills, self.layout.block_size);
         let spans: Vec<TokenSpan> = prefills.iter().map(token_span).collect();

@@ -2,8 +2,8 @@
 
 use rlt_torch::cuda::{attention_splits, attention_workspace_bytes};
 
-/// Sizes from which the number of splits of a context follows. It depends on the rows that run: a few rows
-/// with few splits would leave most multiprocessors idle.
+/// Sizes that determine the number of splits of a context. The number also depends on how many rows run: a
+/// few rows with few splits would leave most multiprocessors idle.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Splits {
     /// Number of query heads.

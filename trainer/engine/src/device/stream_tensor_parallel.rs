@@ -1,6 +1,7 @@
 //! Tensor-parallel rollout on GPUs. Partial sums, logits and drawn tokens are exchanged by collectives on the
-//! decoder's stream. From the tokens all ranks verify that they drew the same, and learn of stop requests.
-//! That is two all-reduces a layer and three launches a step more than without.
+//! decoder's stream. Every rank verifies that the gathered tokens of all ranks are equal, and reads the
+//! ranks' stop requests from the same buffer. Tensor parallelism adds two all-reduces per layer and three
+//! launches per step.
 
 use rlt_layout::AxisPlace;
 use rlt_parallel::{AxisGroup, RankError};
@@ -24,7 +25,7 @@ impl StreamTensorParallel {
         self.place.size
     }
 
-    /// Length of the longest rank's shard of `len` elements.
+    /// Length of the longest of the ranks' shards of `len` elements.
     pub(super) fn longest(&self, len: usize) -> usize {
         self.place.longest(len)
     }

@@ -10,7 +10,7 @@ use crate::{EngineError, EngineOptions, Request};
 /// Bounds of requests by the model and the engine's options.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestBounds {
-    /// Longest prompt and completion together, in tokens.
+    /// Maximum number of tokens of prompt and completion together.
     pub(super) max_model_len: usize,
     vocab_size: usize,
     /// Placeholder of images, if the model reads images.
@@ -43,8 +43,8 @@ impl RequestBounds {
         })
     }
 
-    /// Checks the tokens that extend a sequence of `num_before` tokens, which bring no images, and cuts its
-    /// next completion to the model's context.
+    /// Checks the tokens that extend a sequence of `num_before` tokens, and returns `max_new_tokens` cut to
+    /// the model's context. The tokens must not contain placeholders of images.
     pub(super) fn plan_turn(
         &self,
         request_idx: usize,

@@ -8,7 +8,7 @@ use crate::kv_cache::{self, KvCache};
 use crate::weights::RolloutWeights;
 use crate::{EngineError, EngineOptions, Request};
 
-/// Environment variable that with the value 0 forbids CUDA graphs: steps are launched one by one.
+/// Environment variable that disables CUDA graphs if its value is 0: kernels are then launched one by one.
 const GRAPHS_VARIABLE: &str = "RLT_CUDA_GRAPHS";
 
 /// Cache and limits that a run asks for.
@@ -52,13 +52,14 @@ impl RunCapacity {
     }
 }
 
-/// Whether the environment forbids CUDA graphs, to find out whether they cause a fault.
+/// Whether the environment disables CUDA graphs, which users do to find out whether graphs cause a fault.
 fn graphs_are_forbidden() -> bool {
     std::env::var_os(GRAPHS_VARIABLE).is_some_and(|value| value == "0")
 }
 
-/// Returns the cache of the last run if it has `wanted` blocks, or as many as are allowed, else a new one.
-/// Fails if it may not become large enough for the longest sample of each request.
+/// Returns a cache of `wanted` blocks, or of as many as the memory limits allow. The cache of the last run is
+/// reused if it is at least that large. Fails if the limits leave too little memory for the longest sample of
+/// a request.
 pub(super) fn allocate_cache<'a>(
     cache: &'a mut Option<KvCache>,
     options: &EngineOptions,

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{EngineError, Request};
 
-/// A change of what an engine works on.
+/// A change of the sequences that a running engine works on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Samples a request.
@@ -32,8 +32,9 @@ pub enum Command {
         /// Whether the request's sequences stay after their end, so that they can be extended.
         keep_open: bool,
     },
-    /// Begins another turn of a sequence that has ended and is kept open. It samples what a new request
-    /// samples whose prompt is all tokens of the sequence, with the seed and parameters of its own request.
+    /// Begins another turn of a sequence that has ended and is kept open. The turn samples like a new request
+    /// whose prompt is all tokens of the sequence, with the seed and parameters of the sequence's own
+    /// request.
     Extend {
         /// The sequence that continues.
         id: SequenceId,
@@ -102,17 +103,18 @@ pub enum Event {
 
 /// Source of an engine's commands.
 pub trait CommandSource {
-    /// Takes the next command if one has come. The engine applies all that have come before it plans a step.
+    /// Takes the next command if one has arrived. The engine applies all commands that have arrived before it
+    /// schedules a step.
     fn poll(&mut self) -> Option<Command>;
 
     /// Waits for the next command, because nothing runs; `None` ends the run.
     fn wait(&mut self) -> Option<Command>;
 
-    /// Waits as [`Self::wait`] does, but no longer than `limit`: other ranks wait for this one. A source that
-    /// never waits long need not heed it.
+    /// Waits as [`Self::wait`] does, but no longer than `limit`, because other ranks wait for this one. A
+    /// source that never waits long may ignore the limit.
     ///
     /// # Errors
-    /// [`NoCommandYet`] if none has come, and some can still come.
+    /// [`NoCommandYet`] if no command has arrived in time, and one can still arrive.
     fn wait_at_most(&mut self, _limit: Duration) -> Result<Option<Command>, NoCommandYet> {
         Ok(self.wait())
     }
@@ -123,8 +125,8 @@ pub trait CommandSource {
 #[error("no command has come yet")]
 pub struct NoCommandYet;
 
-/// Source without commands: that of a run whose requests are all known at its begin, and of a rank that is
-/// not the first of its group.
+/// Source without commands, for a run whose requests are all given at its start, and for ranks other than the
+/// first of their group.
 #[derive(Clone, Copy, Debug)]
 pub struct NoCommands;
 
@@ -178,13 +180,13 @@ pub struct EngineEnded;
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     sender: mpsc::Sender<Command>,
-    /// Index of the next request, of all clones.
+    /// Index of the next request, shared by all clones.
     next_request: Arc<AtomicUsize>,
 }
 
 impl EngineHandle {
-    /// Lets the engine sample a request, and returns the names of its sequences. With `keep_open` they stay
-    /// when they have ended, so that they can be extended.
+    /// Lets the engine sample a request, and returns the ids of its sequences. With `keep_open`, sequences
+    /// that have ended are kept, so that they can be extended.
     ///
     /// # Errors
     /// [`EngineEnded`] if the run has ended, as for all commands.

@@ -6,10 +6,10 @@
 //!                                                  broadcast --> all ranks apply them in order
 //! other ranks   ----------------------------------+
 //! ```
-//! The message is empty where no command has come: the exchange of one number before each step. Appended to
-//! the exchange of tokens, commands would come a step late on GPUs, where the next step is already launched.
-//! While nothing runs the other ranks wait for the first, which sends an empty message from time to time,
-//! because they take a rank for lost that is silent for longer than the job allows.
+//! If no command has arrived, the message is empty and costs the exchange of one number before each step. If
+//! commands were appended to the exchange of tokens, they would take effect one step late on GPUs, where the
+//! next step is already launched. While nothing runs, the first rank sends an empty message from time to
+//! time: otherwise the other ranks, which wait for it, would take it for lost after the job's timeout.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::commands::{Command, CommandSource};
 
-/// Longest silence of the first rank of a group in which nothing runs.
+/// Maximum time between two messages of the first rank of a group while nothing runs.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
 
 /// A message of the first rank to its group.
@@ -41,7 +41,7 @@ pub(super) struct Inbox<'c> {
 }
 
 impl<'c> Inbox<'c> {
-    /// Makes the inbox of a run. In a group the source of the first rank alone is asked.
+    /// Makes the inbox of a run. In a group only the first rank reads its source.
     pub(super) fn new(source: &'c mut dyn CommandSource, group: Option<&'c AxisGroup>) -> Self {
         Self { source, group, received: VecDeque::new() }
     }

@@ -4,8 +4,8 @@
 //! one step in flight (CPU)     launch 1, read 1, launch 2, read 2, launch 3, read 3
 //! two steps in flight (GPU)    launch 1, launch 2, read 1, launch 3, read 2, read 3
 //! ```
-//! With two steps in flight a step is launched before the tokens of the one before are known, so a sequence
-//! that a token ends runs one step more, whose token is dropped.
+//! With two steps in flight, a step is launched before the tokens of the previous step are read. A sequence
+//! that turns out to have ended in the previous step has then run once more; the extra token is dropped.
 
 mod apply;
 
@@ -133,14 +133,16 @@ impl<'a, 'o, 'c> RunLoop<'a, 'o, 'c> {
         Ok(())
     }
 
-    /// Drops what is held of a sequence that no longer exists.
+    /// Drops the output of a sequence that no longer exists and, if it was the last of its request, the
+    /// request's images.
     fn forget(&mut self, id: SequenceId) {
         if self.outputs.remove(id) {
             self.runner.remove_request(id.request_idx);
         }
     }
 
-    /// Reports a step with so many new tokens and ended sequences.
+    /// Reports the progress after a step, with `num_new` new tokens and `num_ended` ended sequences. Fails if
+    /// the run is to stop.
     fn report(&mut self, num_new: usize, num_ended: usize) -> Result<(), EngineError> {
         // After a stop request progress is not reported until all ranks know of it.
         if !self.wants_stop {

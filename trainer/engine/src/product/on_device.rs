@@ -9,9 +9,9 @@
 //!              0    B_k 0                B before it is rounded
 //!              0    0   B_v
 //! ```
-//! Quantized weights are shared with the trainer, or with FSDP copies. Rows of heads that kernels need in
-//! another order, or padded, are found by a list of rows; columns of padded heads are left out of the
-//! product.
+//! Quantized weights are shared with the trainer, or with FSDP copies. If kernels need heads in another order
+//! or padded, a list of row indices maps outputs to stored rows. The padding of input heads is removed before
+//! the product.
 
 use rlt_decoder::{Adapter, BaseWeight, Linear, NamedTensors, ProjectionWeights, TpSharding};
 use rlt_layout::LocalTensor;
@@ -49,7 +49,7 @@ struct Part {
     outputs: i64,
 }
 
-/// A quantized weight with the rows of it that are outputs.
+/// A quantized weight, and its rows that the product computes.
 #[derive(Debug)]
 struct QuantizedOutputs {
     matrix: QuantizedMatrix,
@@ -144,8 +144,8 @@ impl DeviceProduct {
         Ok(())
     }
 
-    /// Adds a quantized weight, to those before it if they have the same layout. Returns the number of its
-    /// outputs.
+    /// Adds a quantized weight, fused with the previous ones if these have the same layout. Returns the
+    /// number of its outputs.
     fn push_quantized(
         &mut self,
         matrix: &QuantizedMatrix,
@@ -178,9 +178,9 @@ impl DeviceProduct {
         outputs
     }
 
-    /// Copies the adapters of the projections, which `of_name` finds; if the policy is sharded, their
-    /// matrices are in `gathered`. Adapters that are gone are removed. Returns the number of bytes copied
-    /// from the trainer.
+    /// Copies the adapters of the projections, and drops the previous ones. `of_name` finds a projection by
+    /// its name, and `gathered` has the adapters' matrices if the policy is sharded. Returns the number of
+    /// bytes copied from the trainer.
     pub(super) fn take_adapter<'a>(
         &mut self,
         of_name: &impl Fn(&str) -> Option<&'a Linear>,
@@ -233,7 +233,7 @@ impl DeviceProduct {
         self.adapter.as_ref().map_or(0, |[a, _]| a.size()[0] as usize)
     }
 
-    /// Number of values of weights that are dequantized side by side.
+    /// Largest number of weight values that are dequantized at once, side by side.
     pub(crate) fn dequantized_numbers(&self) -> usize {
         let of_base = |base: &Base| match base {
             Base::Dense(_) => 0,

@@ -139,7 +139,7 @@ impl Runner for CpuRunner<'_> {
 
     fn agrees_to_stop(&mut self, wants_stop: bool, step: usize) -> Result<bool, EngineError> {
         let Some(ranks) = self.weights.ranks() else { return Ok(wants_stop) };
-        // The largest and the smallest of the digests.
+        // The maximum of the negated digests is the smallest digest, negated.
         let [stops, largest, smallest] =
             ranks.all_reduce_max([wants_stop.into(), self.digest, -self.digest])?;
         if largest == -smallest { Ok(stops > 0) } else { Err(EngineError::Disagreement { step }) }

@@ -11,10 +11,11 @@ impl RunLoop<'_, '_, '_> {
     /// Applies a command, or reports why it cannot be applied.
     ///
     /// # Errors
-    /// Those of a step that has to be read first.
+    /// The error of a step that has to be read first.
     pub(super) fn apply(&mut self, command: Command) -> Result<(), EngineError> {
         if let Command::Pause(id) = command {
-            // A paused sequence knows all of its tokens, so those in flight are read first.
+            // A sequence can be paused only when all of its tokens are known, so steps in flight are read
+            // first.
             while self.scheduler.is_in_flight(id) {
                 self.read()?;
             }
