@@ -3,9 +3,9 @@
 //! ```text
 //! checkpoints/
 //!   step-000020/
-//!     manifest.json              what is where: global shapes, byte offsets, SHA-256 of every file
-//!     shard-00000.safetensors    tensors or shards of them, a file a rank; any safetensors library reads it
-//!     state.json                 everything small: counters, random states, data position, controllers
+//!     manifest.json              table of contents: full shapes, byte offsets, SHA-256 of every file
+//!     shard-00000.safetensors    tensors or shards of tensors, one file per rank, in the usual format
+//!     state.json                 all other state: counters, random states, data position, controllers
 //! ```
 //!
 //! All processes write a checkpoint together into a temporary folder, each into a file of its own. The files

@@ -50,7 +50,7 @@ pub enum JsonlError {
 }
 
 impl JsonlError {
-    /// Creates the error of a line that was parsed, but that its reader refuses.
+    /// Creates the error of a line that parses, but that the caller rejects.
     pub fn at_line(
         path: &Path,
         line: usize,

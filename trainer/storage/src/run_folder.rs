@@ -160,7 +160,7 @@ impl RunFolder {
         Self { root: root.to_path_buf(), _lock: None }
     }
 
-    /// Writes the resolved manifest, unless an earlier one in the folder is of another run.
+    /// Writes the resolved manifest, unless the folder has the manifest of another run.
     ///
     /// `changed` gets both manifests, the earlier one first, and describes the first setting that differs
     /// although it must not change between a run and its continuation.
@@ -174,7 +174,7 @@ impl RunFolder {
     ) -> Result<(), RunFolderError> {
         let path = self.manifest();
         match std::fs::read_to_string(&path) {
-            // Nothing is written, for which a full disk may have no room.
+            // An unchanged manifest is not written again, because a full disk may have no room for it.
             Ok(earlier) if earlier == resolved_yaml => return Ok(()),
             Ok(earlier) => {
                 if let Some(difference) = changed(&earlier, resolved_yaml) {
@@ -299,7 +299,8 @@ fn take_lock(root: &Path) -> Result<File, RunFolderError> {
         .map_err(|source| io("open the lock", &path, source))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {
-            // For whoever waits; a full disk keeps no run from its lock.
+            // The text is for processes that wait. Errors are ignored, so that a run gets its lock even if
+            // the disk is full.
             let _ = file.set_len(0).and_then(|()| file.write_all(holder().as_bytes()));
             Ok(file)
         }

@@ -37,7 +37,7 @@ pub(super) fn to_kind(dtype: Dtype) -> Option<Kind> {
     KINDS.into_iter().find(|&kind| of_kind(kind) == Some(dtype))
 }
 
-/// Size of one element in bytes; every dtype of [`of_kind`] has a whole number of them.
+/// Size of one element in bytes, which is a whole number for every dtype of [`of_kind`].
 pub(super) fn num_bytes(dtype: Dtype) -> u64 {
     dtype.bitsize() as u64 / 8
 }

@@ -1,5 +1,5 @@
-//! Opens a committed checkpoint: every byte is verified before any of it is used, by this process or by the
-//! one that chose the checkpoint for all.
+//! Opening of committed checkpoints. Every byte is verified before any of it is used, by this process or by
+//! the leader, which selects the checkpoint for all ranks.
 
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -40,12 +40,12 @@ impl Checkpoint {
         Self::with_state(folder, manifest)
     }
 
-    /// Opens the checkpoint in `folder`, whose files another process has verified. `digest` is that of its
-    /// manifest. Only the state and the requested tensors are read.
+    /// Opens the checkpoint in `folder`, whose files another process has verified. `digest` is the digest of
+    /// the manifest that was verified. Only the state and the requested tensors are read.
     ///
     /// # Errors
-    /// The same as [`Self::open`] for manifest and state; [`CheckpointError::Digest`] if the manifest is
-    /// another one.
+    /// The same as [`Self::open`] for manifest and state; [`CheckpointError::Digest`] if the manifest has
+    /// another digest.
     pub fn open_verified(folder: &Path, digest: &str) -> Result<Self, CheckpointError> {
         let manifest = read_manifest(folder)?;
         if manifest.sha256 != digest {

@@ -71,9 +71,9 @@ pub struct TensorPiece {
     pub start: Vec<u64>,
     /// Shape of the box.
     pub shape: Vec<u64>,
-    /// Name of the file that holds it.
+    /// Name of the file that contains the values.
     pub file: String,
-    /// Offset of its first byte in the file.
+    /// Offset in the file at which the values begin, in bytes.
     pub byte_offset: u64,
 }
 

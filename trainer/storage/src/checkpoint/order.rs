@@ -13,7 +13,8 @@ pub(super) fn save_order(folder: &Path, step: u64) -> Result<SaveOrder, Checkpoi
     order_of(&load::read_manifest(folder)?, step, folder)
 }
 
-/// Sort key of a checkpoint in `folder`, whose name says `step`.
+/// Returns the sort key of the checkpoint in `folder`. Fails unless its step is `step`, the one in the
+/// folder's name.
 pub(super) fn order_of(
     checkpoint: &Manifest,
     step: u64,

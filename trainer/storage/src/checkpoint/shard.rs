@@ -1,13 +1,13 @@
-//! Shards of tensors that one process saves, and their distribution over processes with equal copies. This
-//! module writes nothing.
+//! Shards of tensors that one process saves, and their distribution over the replicas that hold the same
+//! values. This module writes nothing.
 
 use std::ops::Range;
 
 use rlt_layout::{EvenSplit, LocalTensor, TensorSlice};
 use tch::Tensor;
 
-/// Minimum size in bytes of a tensor of which each copy saves a range; smaller tensors are saved by one copy
-/// each.
+/// Minimum size in bytes of a tensor of which every replica saves a range. A smaller tensor is saved by a
+/// single replica.
 const DIVIDED_BYTES: usize = 64 << 10;
 
 /// A range of a tensor's values that one process saves.
@@ -15,7 +15,7 @@ const DIVIDED_BYTES: usize = 64 << 10;
 pub struct CheckpointShard {
     /// Name of the tensor, unique in a checkpoint.
     pub name: String,
-    /// Indices of the tensor of which this process has the values.
+    /// Indices of the full tensor whose values this process holds.
     pub local: LocalTensor,
     /// Range of the values, in row-major order of `local`.
     pub range: Range<usize>,
@@ -73,8 +73,8 @@ impl CheckpointShard {
     }
 }
 
-/// Selects what replica `index` of `num_copies` saves of `parts`, which all replicas hold: together they save
-/// every value once, and each about the same number of bytes.
+/// Selects the shards, or ranges of shards, that replica `index` of `num_copies` saves. All replicas hold the
+/// same `parts`. Together they save every value once, and each saves about the same number of bytes.
 pub fn split_between_copies(
     parts: Vec<CheckpointShard>,
     index: usize,

@@ -19,7 +19,7 @@ use super::{CheckpointContent, CheckpointError};
 
 /// Prefix of a temporary folder into which a checkpoint is written.
 const SAVING: &str = ".saving-";
-/// Prefix of a marker file by which processes find out that they share the folder.
+/// Prefix of a marker folder, by which processes find out whether they share the folder of checkpoints.
 const SIGN: &str = ".shared-";
 /// Prefix of a folder that a newer checkpoint of the same step has replaced.
 const REPLACED: &str = ".replaced-";
@@ -101,10 +101,11 @@ impl CheckpointStore {
         }
     }
 
-    /// Creates a marker file, by which other processes see that they use the same folder; returns its name.
+    /// Creates a marker folder, by which other processes see that they share the folder of checkpoints.
+    /// Returns its name.
     ///
     /// # Errors
-    /// When the marker file cannot be created.
+    /// When the marker folder cannot be created.
     pub fn leave_sign(&self) -> Result<String, CheckpointError> {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let name = format!("{SIGN}{}-{}", std::process::id(), since.as_nanos());
@@ -113,12 +114,13 @@ impl CheckpointStore {
         Ok(name)
     }
 
-    /// Whether process `writer_idx` finds the marker file `name` in its folder and may write there.
+    /// Whether process `writer_idx` finds the marker folder `name` and may write there. It tries by creating
+    /// a folder inside.
     pub fn sees_sign(&self, name: &str, writer_idx: usize) -> bool {
         self.storage.create_dir(&self.dir.join(name).join(writer_idx.to_string())).is_ok()
     }
 
-    /// Removes the marker file; errors are ignored.
+    /// Removes the marker folder; errors are ignored.
     pub fn remove_sign(&self, name: &str) {
         // Leftovers are removed at the next open.
         let _ = self.storage.remove_dir_all(&self.dir.join(name));
@@ -287,7 +289,7 @@ impl CheckpointStore {
             match order.and_then(|_| Checkpoint::open(&path)) {
                 Ok(checkpoint) => {
                     if let Some(copies) = &self.copies {
-                        // A run that ended early may have left it without one.
+                        // The run that saved the checkpoint may have ended before its copy was complete.
                         copies.uploads.request(checkpoint.step(), &path);
                     }
                     self.resumed_from = Some(path);
@@ -345,8 +347,8 @@ impl CheckpointStore {
                 .map_err(CheckpointError::folder("rename folder", temporary));
         }
         let swapped = match storage.exchange(temporary, path) {
-            // Two renames: between them only the earlier checkpoints are visible, and `open` puts this one
-            // back.
+            // Two renames replace the folder. Between them only the checkpoints of other steps are visible;
+            // after a crash there, `open` restores the replaced one.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 let replaced = self.sibling(REPLACED, path);
                 storage
@@ -370,7 +372,8 @@ impl CheckpointStore {
             if order.is_ok_and(|(_, step)| self.protected == Some(step)) {
                 continue;
             }
-            // Out of sight first: a half-removed checkpoint must never look like one.
+            // The folder is renamed first, so that a partly removed checkpoint never looks like a complete
+            // one.
             let removing = self.sibling(REMOVING, &path);
             let removed = self.storage.rename(&path, &removing);
             removed

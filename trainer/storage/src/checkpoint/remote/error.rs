@@ -97,7 +97,8 @@ pub enum CopyError {
         /// Error of the JSON parser, with line and column.
         source: serde_json::Error,
     },
-    /// A file of the prefix is not read: it is a device or a pipe, or longer than any of a checkpoint.
+    /// A file of the prefix is not read, because it is a device or a pipe, or longer than any file of a
+    /// checkpoint.
     #[error("spec.checkpoint.uri: `{place}` is not read: remove it")]
     Unreadable {
         /// Address of the file in the store.
@@ -144,7 +145,7 @@ impl CopyError {
                 _ if NO_BUCKET.iter().any(|sign| text.contains(sign)) => Self::NoBucket { uri, source },
                 object_store::Error::PermissionDenied { .. }
                 | object_store::Error::Unauthenticated { .. } => Self::Refused { uri, source },
-                // Listings keep the status in the text alone.
+                // Errors of list requests have the HTTP status only in their text.
                 _ if text.contains("status code: 403") || text.contains("status code: 401") => {
                     Self::Refused { uri, source }
                 }

@@ -1,4 +1,4 @@
-//! Downloads into the local folder the newest complete copy that is newer than all local checkpoints.
+//! Download of the newest complete copy into the local folder, if it is newer than all local checkpoints.
 
 use std::error::Error;
 use std::fs;
@@ -40,8 +40,8 @@ pub(in super::super) fn fetch_newer(
     tried_again(|| runtime.block_on(fetch_from(&remote, run, folder, newer_than)))
 }
 
-/// Removes all copies at `uri`, which belongs to `run` afterwards. Before, it may also belong to the run
-/// `earlier`.
+/// Removes all copies at `uri`, and makes `run` their owner. The copies that are removed may belong to `run`,
+/// to `earlier`, or to no run.
 ///
 /// # Errors
 /// When the object store cannot be reached or rejects the credentials, or when the copies belong to another
@@ -143,7 +143,7 @@ async fn fetch_one(
     folder: &Path,
     name: &str,
 ) -> Result<(), CopyError> {
-    // A process's own: several may fetch on one machine.
+    // The name contains the process id, because several processes of a machine may fetch into one folder.
     let temporary = folder.join(format!("{FETCHING}{name}-{}", std::process::id()));
     if temporary.exists() {
         fs::remove_dir_all(&temporary).map_err(CopyError::local("remove folder", &temporary))?;
@@ -153,7 +153,7 @@ async fn fetch_one(
     let fetched = fetched.and_then(|checkpoint| check_run(remote, run, &checkpoint));
     let fetched = fetched.and_then(|()| commit(&temporary, &folder.join(name)));
     if fetched.is_err() {
-        // The error that matters is the one above; leftovers are removed at the next open.
+        // An error of the removal would hide the one above; leftovers are removed at the next open.
         let _ = fs::remove_dir_all(&temporary);
     }
     fetched

@@ -104,7 +104,7 @@ impl RemoteStore {
         if created.is_ok() || self.check_owner(run).await? {
             return Ok(());
         }
-        // A store that does not know how to create without replacing.
+        // The store does not support creating an object only if it does not exist.
         self.give_to(run).await
     }
 
@@ -165,8 +165,8 @@ impl RemoteStore {
         Ok(())
     }
 
-    /// Uploads a local file, and fails if it does not match `entry`. What was uploaded before the failure is
-    /// not part of a checkpoint, because the manifest is uploaded last.
+    /// Uploads a local file, and fails if it does not match `entry`. Bytes uploaded before a failure never
+    /// become part of a checkpoint, because the manifest is uploaded last.
     pub(super) async fn put_file(
         &self,
         folder: &str,
@@ -190,7 +190,7 @@ impl RemoteStore {
         let mut writer = WriteMultipart::new_with_chunk_size(upload, part_bytes as usize);
         let sent = self.send_parts(&mut writer, &mut file, &mut reading).await;
         if let Err(error) = sent.and_then(|()| reading.check(entry)) {
-            // Leftover parts cost money; the error that matters is the one above.
+            // Stores charge for leftover parts. An error of the removal would hide the one above.
             let _ = writer.abort().await;
             return Err(error);
         }
@@ -305,7 +305,7 @@ fn store_of(uri: &str) -> Result<(Arc<dyn ObjectStore>, Path), CopyError> {
     let prepare = |source| CopyError::Prepare { uri: uri.to_owned(), source };
     let (scheme, rest) = uri.split_once("://").ok_or_else(address)?;
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-    // The stores' clients name the bucket in errors, so a password never gets there.
+    // Clients of object stores quote the bucket in errors, so an address with a password never reaches them.
     if bucket.is_empty() != (scheme == "file") || bucket.contains('@') {
         return Err(address());
     }

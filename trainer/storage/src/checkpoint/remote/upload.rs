@@ -92,13 +92,13 @@ impl Uploads {
         let uploads = Self { shared: shared.clone(), sent: remote.sent(), uri: remote.uri().to_owned() };
         let runtime = runtime()?;
         let mut copier = Copier { remote, run: run.clone(), keep: keep.max(1), known: BTreeMap::new() };
-        // Never joined: a store that hangs must not delay the end of the run.
+        // The thread is never joined, because a store that hangs must not delay the end of the run.
         let thread = std::thread::Builder::new().name("copy checkpoints".into());
         thread.spawn(move || copier.copy_all(&shared, &runtime)).map_err(CopyError::Thread)?;
         Ok(uploads)
     }
 
-    /// Requests a copy of the committed checkpoint in `folder`, instead of any older one that waits.
+    /// Requests a copy of the committed checkpoint in `folder`. An older request that still waits is dropped.
     pub(in super::super) fn request(&self, step: u64, folder: &Path) {
         let mut state = self.shared.lock();
         state.num_requests += 1;
@@ -114,7 +114,7 @@ impl Uploads {
             (state.protected, state.best) = (Some(step), None);
             return;
         }
-        // An earlier process may have made a copy of it.
+        // If no step is protected yet, this one is at once: an earlier process may have uploaded its copy.
         state.protected.get_or_insert(step);
         let offered =
             [&state.wanted, &state.current].into_iter().flatten().find(|request| request.step == step);
@@ -203,8 +203,8 @@ impl Shared {
         self.lock().current = None;
     }
 
-    /// Makes `request` the next one again unless there is a newer one, and waits at most `delay` for a newer
-    /// one.
+    /// Queues a failed request again and waits up to `delay` for a newer one, unless a newer one is queued
+    /// already.
     fn failed(&self, request: UploadRequest, failure: &CopyError, delay: Duration) {
         let mut state = self.lock();
         state.current = None;
@@ -270,10 +270,11 @@ impl Copier {
         let path = folder.join(manifest::FILE_NAME);
         let json = std::fs::read(&path).map_err(CopyError::local("read", &path))?;
         let manifest = load::parse_manifest(&path, &json)?;
-        // Each time: another run may have begun at the same moment, or been given the prefix since.
+        // The owner is checked for every copy: another run may have started at the same time, or have become
+        // the owner since.
         self.remote.claim(&self.run).await?;
         let there = match self.remote.manifest(&name).await {
-            // Removed below, as one of other content is.
+            // An unreadable manifest is removed below, like a manifest with other content.
             Err(CopyError::Unreadable { .. }) => Some(Vec::new()),
             read => read?,
         };
