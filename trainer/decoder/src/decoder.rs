@@ -42,14 +42,14 @@ pub struct Decoder {
     /// Rotary embeddings of all layers.
     pub ropes: Ropes,
     pub(crate) lora: Option<LoraConfig>,
-    /// Modules of which all weights are trained with an adapter (`modulesToSave`).
+    /// Trained copies of modules whose full weights are trained with an adapter (`modulesToSave`).
     pub(crate) saved: SavedModules,
     /// Tower of a vision-language model; `None` in meta tensors until [`Self::read_vision`].
     pub vision: Option<VisionTower>,
     /// File to which the weights of a frozen copy were moved.
     pub offload_file: Option<rlt_torch::TensorFile>,
-    /// Token ids whose embeddings and logits this rank has, from the moment the weights are sharded for
-    /// tensor parallelism.
+    /// Token ids whose embeddings and logits this rank holds; set when the weights are sharded for tensor
+    /// parallelism.
     pub(crate) token_shard: OnceCell<Range<usize>>,
 }
 
@@ -66,8 +66,9 @@ impl Decoder {
         if self.config.embedding_scale == 1.0 { hidden_td } else { hidden_td * self.embedding_scale() }
     }
 
-    /// The input of the first layer, [tokens, hidden] in the compute dtype: embeddings, in which the features
-    /// of `context` replace those of image tokens. On a tensor-parallel rank they are its summand.
+    /// Returns the input of the first layer, [tokens, hidden] in the compute dtype: token embeddings, in
+    /// which the image features of `context` replace the embeddings of image tokens. With tensor parallelism
+    /// the result is this rank's summand.
     pub fn embed_input(&self, input: &PackedInput, context: &LayerContext) -> Tensor {
         if let Some(own) = self.own_tokens(&input.tokens) {
             return self.embed_own(&own, context.adapter);

@@ -16,8 +16,8 @@ use super::vision::VisionTower;
 
 impl Decoder {
     /// A copy of the weights without adapter and gradients, stored in the dtype `param_dtype`, whose passes
-    /// compute in `compute`. For a copy that never changes both may be equal, since each use would round the
-    /// weights to `compute`. Later changes of this decoder do not affect the copy.
+    /// compute in `compute`. Both may be equal for a copy that never changes, because each use rounds the
+    /// weights to `compute` anyway. Later changes of this decoder do not affect the copy.
     pub fn frozen_copy(&self, param_dtype: Kind, compute: Kind) -> Self {
         self.frozen_as(
             param_dtype,
@@ -52,8 +52,8 @@ impl Decoder {
         Self { head, ..self.without_head(of, of_quantized).with_options(options) }
     }
 
-    /// Makes [`Self::trained_backbone`] of meta tensors, see [`Self::meta`], in the dtype of updated weights.
-    /// The weights of a sharded actor may at that time be views in the compute dtype.
+    /// Makes [`Self::trained_backbone`] of meta tensors, see [`Self::meta`], in the storage dtype. The dtype
+    /// is not taken from the weights, because those of a sharded actor may be views in the compute dtype.
     pub fn backbone_meta(&self, compute: Kind) -> Self {
         let kinds = |weight: &Tensor| (self.options.param_dtype, weight.device());
         let of = |weight: &Tensor| meta(&weight.size(), kinds(weight)).set_requires_grad(true);
@@ -80,8 +80,9 @@ impl Decoder {
         )
     }
 
-    /// A decoder with this configuration, but without layers and head, around other weights. It is for an
-    /// engine that has its own products and [`DecoderLayer::without_projections`].
+    /// Creates a decoder with this configuration and the given embedding and final norm, without layers and
+    /// head. It is for an engine that adds layers by [`DecoderLayer::without_projections`] and has its own
+    /// products.
     pub fn unpacked(&self, embedding: Tensor, norm: Tensor) -> Self {
         Self {
             config: self.config.clone(),
@@ -100,8 +101,8 @@ impl Decoder {
         }
     }
 
-    /// A decoder without adapter and head, with weights that `of` makes. Quantized weights, which
-    /// `of_quantized` makes, keep their dtypes and stay frozen.
+    /// Creates a decoder without adapter and head, whose weights `of` makes from this decoder's.
+    /// `of_quantized` does so for the tensors of quantized weights, which keep their dtypes and stay frozen.
     fn without_head(&self, of: impl Fn(&Tensor) -> Tensor, of_quantized: fn(&Tensor) -> Tensor) -> Self {
         let layers = self.layers.iter().map(|layer| layer_of(layer, &of, of_quantized)).collect();
         let vision = self.vision.as_ref().map(|tower| tower.of_role(&of));
@@ -152,7 +153,8 @@ impl Decoder {
 }
 
 impl DecoderLayer {
-    /// A layer without products: only its norms, with or without the adapter, and sinks, as `of` makes them.
+    /// Returns a layer without products. It has only copies by `of` of the sinks and of the norms, with or
+    /// without those of the adapter.
     pub fn without_projections(&self, adapter: Adapter, of: impl Fn(&Tensor) -> Tensor) -> Self {
         Self {
             shape: self.shape.clone(),

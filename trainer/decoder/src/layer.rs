@@ -32,7 +32,7 @@ pub struct LayerContext {
     pub prefixes: Vec<Option<usize>>,
     /// `cu_seqlens` and `prefixes` as a GPU's attention reads them; `None` on the CPU.
     pub segments: Option<Rc<DeviceSegments>>,
-    /// Whether adapters take part.
+    /// Whether adapters are applied.
     pub adapter: Adapter,
     /// Index in the packed row of the first token of this rank's shard.
     pub first_token: usize,
@@ -73,16 +73,16 @@ pub(super) type QueriesKeysValues = (Tensor, Tensor, Tensor);
 #[derive(Debug)]
 pub struct DecoderLayer {
     pub(crate) shape: LayerShape,
-    /// Rows of q, k, v, o, gate, up and down in this rank's shards of `projections`, from the moment they are
+    /// Rows of q, k, v, o, gate, up and down in this rank's shards of `projections`; set when they are
     /// sharded.
     pub(crate) local_products: OnceCell<Vec<ProductRows>>,
     /// Norms of the layer by position.
     pub norms: LayerNorms,
-    /// Norms used with the adapter, if some are trained with it (`modulesToSave`): those, and the others
-    /// unchanged.
+    /// Norms to use with the adapter if it trains some of them (`modulesToSave`): trained copies of these,
+    /// and the others unchanged.
     pub(crate) saved_norms: Option<LayerNorms>,
-    /// Score of each query head that has no key and value (attention sink), [heads]; `None` if the model has
-    /// none.
+    /// Attention sinks, [heads]: a score for each query head, without a key and value; `None` if the model
+    /// has none.
     pub(crate) sinks: Option<Tensor>,
     /// Linear layers in checkpoint order; [`LayerShape::products`] has their positions.
     pub(crate) projections: Vec<Linear>,
@@ -103,7 +103,7 @@ pub(crate) struct LayerShape {
     /// Factor of either block's output before the residual sum.
     pub(crate) residual_scale: f64,
     pub(crate) window: Option<i64>,
-    /// Index among the model's rotary embeddings of the one for queries and keys; `None` for none.
+    /// Index of the layer's rotary embedding among those of the model; `None` if the layer has none.
     pub(crate) rope_idx: Option<usize>,
     /// Rows of q, k, v, o, gate, up and down in `projections`; without a feed-forward block the last three
     /// are absent.
@@ -152,7 +152,7 @@ impl DecoderLayer {
         self.shape.window
     }
 
-    /// Index among the model's rotary embeddings of the one for queries and keys; `None` for none.
+    /// Index of the layer's rotary embedding among those of the model; `None` if the layer has none.
     pub fn rope_idx(&self) -> Option<usize> {
         self.shape.rope_idx
     }
@@ -196,7 +196,7 @@ impl DecoderLayer {
         &self.shape.products
     }
 
-    /// Positions of q, k, v, o, gate, up and down among the shards of the linear layers that this rank has.
+    /// Positions of q, k, v, o, gate, up and down in this rank's shards of the linear layers.
     pub(crate) fn local_products(&self) -> &[ProductRows] {
         self.local_products.get().unwrap_or(&self.shape.products)
     }

@@ -57,7 +57,7 @@ impl Decoder {
         Ok(decoder)
     }
 
-    /// Reads the full vision tower of a model that has one, also where ranks share the decoder.
+    /// Reads the full vision tower of a model that has one, even if ranks shard the decoder.
     ///
     /// # Errors
     /// [`ModelError`], as of [`Weights::fill`], and if the device has too little memory.

@@ -4,8 +4,8 @@
 //! y = x W^T + scaling * (x A^T) B^T        A [rank, in], B [out, rank], both f32 and trainable
 //! ```
 //! With [`Adapter::Off`](super::Adapter) the same weights are the reference policy. B starts at zero (except
-//! under `Orthogonal`), so the first step computes the base's values bit for bit. Names, matching rules,
-//! initialisation and files are PEFT's.
+//! under `Orthogonal` and `Loftq`), so the first step computes the base's values bit for bit. Names, matching
+//! rules, initialisation and files are PEFT's.
 
 mod adapter;
 mod config;
@@ -42,8 +42,8 @@ use targets::projection_sizes;
 
 impl Decoder {
     /// Attaches the adapter that `spec.model.lora` describes: a fresh one drawn from `seed`, or the stored
-    /// one of `adapterPath`. The targets of a stored one must be the spec's, and its ranks and scaling, too,
-    /// unless it is resized. Freezes everything but the adapter.
+    /// one of `adapterPath`. A stored adapter must have the targets of the spec, and its ranks and scaling
+    /// too unless it is resized. Freezes everything but the adapter.
     ///
     /// # Errors
     /// [`LoraError`].
@@ -55,8 +55,9 @@ impl Decoder {
         Ok(())
     }
 
-    /// [`Self::attach_lora_spec`] for meta tensors, which have no values. The parameters of a fresh
-    /// adapter that follow from the weights are set later, from [`Self::adapter_from_weights`].
+    /// Attaches the adapter like [`Self::attach_lora_spec`], but to meta tensors, which have no values. Those
+    /// parameters of a fresh adapter that are computed from the weights are set later, from
+    /// [`Self::adapter_from_weights`].
     pub fn attach_lora_meta(&mut self, spec: &LoraSpec, seed: u64) -> Result<(), LoraError> {
         let config = LoraConfig::from_spec(spec);
         let Some(dir) = spec.adapter_path.as_ref().map(Path::new) else {
@@ -78,14 +79,15 @@ impl Decoder {
     /// the modules that are saved with the adapter.
     ///
     /// # Errors
-    /// [`LoraError`] when nothing is matched, a listed name matches nothing, or the rank cannot be.
+    /// [`LoraError`] when nothing is matched, a listed name matches nothing, or the rank is invalid.
     pub fn attach_lora(&mut self, config: &LoraConfig, seed: u64) -> Result<(), LoraError> {
         self.attach(config, seed)?;
         self.start_adapter();
         Ok(())
     }
 
-    /// Attaches an adapter without setting those of its parameters that follow from the model's weights.
+    /// Attaches an adapter without setting those of its parameters that are computed from the model's
+    /// weights.
     fn attach(&mut self, config: &LoraConfig, seed: u64) -> Result<(), LoraError> {
         if self.lora.is_some() {
             return Err(LoraError::AlreadyAttached);
@@ -111,7 +113,7 @@ impl Decoder {
                 let expected = "an even rank for orthogonal matrices";
                 return Err(LoraError::BadRank { expected, got: rank });
             }
-            // A weight that ranks share is not all here.
+            // A sharded weight has only local rows or columns, so its full size comes from the configuration.
             let size = sizes.get(&projection.name).copied();
             let size = size.unwrap_or_else(|| projection.weight.size());
             let (a, b) = init::matrices(config.init, rank, seed, &projection.name, size);

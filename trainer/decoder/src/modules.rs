@@ -1,4 +1,4 @@
-//! Parts of layers that know no layer: parameters, weights, products, norms, rotary embeddings, operations.
+//! Building blocks of layers: parameters, weights, products, norms, rotary embeddings, operations.
 
 pub(super) mod base_weight;
 mod dora;

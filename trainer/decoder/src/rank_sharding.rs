@@ -1,6 +1,7 @@
 //! This rank's shard of each parameter in training: the layouts of [`ModelSharding`], for its index in a
-//! tensor-parallel and in an expert-parallel group. A decoder that is sharded holds its shards, so its passes
-//! are those of a full one. The exchange is in the styles of `rlt_parallel`.
+//! tensor-parallel and in an expert-parallel group. A sharded decoder holds shards in place of its full
+//! weights, and runs the same passes as a full one. The styles of `rlt_parallel` exchange tensors between the
+//! ranks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,9 +19,9 @@ use super::projection::{Adapter, LinearShard};
 #[derive(Debug)]
 pub struct RankSharding {
     sharding: ModelSharding,
-    /// Place of this rank in its tensor-parallel group.
+    /// Index of this rank in its tensor-parallel group, and the group's size.
     place: AxisPlace,
-    /// Place of this rank in its expert-parallel group.
+    /// Index of this rank in its expert-parallel group, and the group's size.
     ep: AxisPlace,
     /// Rows of q, k, v, o, gate, up and down of each layer in this rank's shards of their projections.
     products: Vec<Vec<ProductRows>>,
@@ -91,7 +92,7 @@ impl DecoderLayer {
     }
 }
 
-/// Token ids of an input in this rank's shard of the embedding.
+/// Token ids of an input, as rows of this rank's shard of the embedding.
 #[derive(Debug)]
 pub struct OwnTokens {
     /// Rows of the shard, i64 `[t]`; 0 for a token that another rank has.
@@ -101,7 +102,7 @@ pub struct OwnTokens {
 }
 
 impl Decoder {
-    /// Lets embedding, head and layers hold this rank's shards of them by `sharding`.
+    /// Records in embedding, head and layers which shards of their weights this rank holds by `sharding`.
     pub fn hold_shards(&self, sharding: &RankSharding) {
         if sharding.place.size == 1 {
             return;
@@ -121,7 +122,8 @@ impl Decoder {
         self.token_shard.get().cloned().unwrap_or(0..self.config.vocab_size)
     }
 
-    /// The tokens `tokens_t` in this rank's shard of the embedding; `None` if the rank has all of it.
+    /// Maps `tokens_t` to rows of this rank's shard of the embedding; `None` if the rank holds the full
+    /// embedding.
     pub fn own_tokens(&self, tokens_t: &Tensor) -> Option<OwnTokens> {
         let own = self.token_shard.get()?;
         let is_other_t = tokens_t.lt(own.start as i64).logical_or(&tokens_t.ge(own.end as i64));

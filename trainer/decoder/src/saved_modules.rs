@@ -1,4 +1,4 @@
-//! Modules of which all weights are trained and saved with an adapter (PEFT's `modules_to_save`): embedding,
+//! Modules whose full weights are trained and saved with an adapter (PEFT's `modules_to_save`): embedding,
 //! head and norms. The base keeps its own weights, which are the reference policy's. A classifier's head is
 //! trained with any adapter, and has no frozen copy (`is_label_head`).
 
@@ -18,7 +18,7 @@ use super::projection::Adapter;
 /// The name of the final norm's weight.
 const FINAL_NORM: &str = "model.norm.weight";
 
-/// The trained copy if there is one and the adapter takes part, else the base's tensor.
+/// Returns the trained copy if there is one and the adapter is applied, else the base's tensor.
 fn chosen<'a>(saved: &'a Option<Tensor>, base: &'a Tensor, adapter: Adapter) -> &'a Tensor {
     saved.as_ref().filter(|_| adapter == Adapter::On).unwrap_or(base)
 }
@@ -43,9 +43,9 @@ impl Decoder {
         }
     }
 
-    /// Adds meta tensors of trained copies of the modules that `names` matches. They get memory and values
-    /// from [`Self::start_modules_to_save`], from an adapter's file, or as shards, because the base's weights
-    /// may not be loaded.
+    /// Adds meta tensors of trained copies of the modules that `names` matches. The base's weights may not be
+    /// loaded yet, so the copies get memory and values later: from [`Self::start_modules_to_save`], from an
+    /// adapter's file, or as shards.
     ///
     /// # Errors
     /// [`LoraError::UnknownModuleToSave`], and [`LoraError::TiedHead`].
@@ -157,7 +157,7 @@ impl Decoder {
 }
 
 impl DecoderLayer {
-    /// The layer's norms: with the adapter on those that are trained with it.
+    /// Returns the layer's norms; if the adapter is applied and trains norms, its copies of them.
     pub(crate) fn norms(&self, adapter: Adapter) -> &LayerNorms {
         self.saved_norms.as_ref().filter(|_| adapter == Adapter::On).unwrap_or(&self.norms)
     }

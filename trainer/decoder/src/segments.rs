@@ -155,7 +155,7 @@ impl DecoderLayer {
             Some(weights) if x_md.size()[0] > 0 => {
                 weights.of_rows(x_md, rows, shard, self.activation(), adapter)
             }
-            // Kernels need a row; the graph stays for the exchange of gradients.
+            // Kernels need at least one row. The product has a graph, through which gradients are exchanged.
             _ => x_md * 1.0,
         }
     }

@@ -1,7 +1,7 @@
 //! A rank's tensor-parallel shard of a decoder's products in rollout: the rows and columns of the weights
-//! that it multiplies, by the table `rlt_models::ModelSharding`, which training reads too.
-//! Where ranks have summands of an output, that of the first rank has the bias. The collectives are
-//! in `rlt_engine`.
+//! that it multiplies. They come from the table `rlt_models::ModelSharding`, which training reads too. If
+//! ranks compute summands of an output, only the first rank adds the bias. The collectives are in
+//! `rlt_engine`.
 
 use std::ops::Range;
 
@@ -50,8 +50,9 @@ impl<'a> TpSharding<'a> {
         self.config.product_shards(layer_idx, self.place.size)
     }
 
-    /// This rank's indices of a projection's weight of `size`, [out, in]. A product that `shards` splits has
-    /// the outputs `rows` of the projection.
+    /// Returns this rank's indices of a projection's weight of size `size`, [out, in], for one of the
+    /// projection's products. The product has the outputs `rows` of the projection, and `shards` splits it
+    /// over the ranks.
     pub fn local(&self, size: [i64; 2], rows: Range<usize>, shards: &DimShards) -> LocalTensor {
         let own = &shards.of_ranks[self.place.index];
         let outputs: Vec<Range<usize>> = match shards.dim {
@@ -72,7 +73,8 @@ impl<'a> TpSharding<'a> {
         self.of_expert(weight, |[_, down]| down)
     }
 
-    /// The shard of the expert's weight that `of` selects by its shards on all ranks.
+    /// Returns this rank's shard of an expert's weight. `of` selects how it is sharded: like gate and up, or
+    /// like down.
     fn of_expert(&self, weight: &Tensor, of: fn([DimShards; 2]) -> DimShards) -> Tensor {
         let experts = self.config.experts.as_ref().filter(|_| !self.is_whole());
         let shards = experts.map(|experts| of(experts.shards(self.place.size)));
@@ -82,7 +84,8 @@ impl<'a> TpSharding<'a> {
         )
     }
 
-    /// Views of the local values of a projection's weights. Of summands only the first rank's has the bias.
+    /// Returns views of the local values of a projection's weights. If ranks compute summands of an output,
+    /// only the first rank keeps the bias.
     pub fn keep(&self, weights: ProjectionWeights, local: &LocalTensor) -> ProjectionWeights {
         let [outputs, inputs] = [0, 1].map(|dim: usize| &local.dims()[dim]);
         let adds_bias = inputs.is_full() || self.place.index == 0;

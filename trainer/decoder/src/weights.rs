@@ -72,7 +72,7 @@ impl Weights {
         Ok(Self::new(config, Source::Files { files, embedding_under_head, fresh_head: None }))
     }
 
-    /// [`Self::open`] for a model with the head `head`: the folder's own if it has the same kind, else one
+    /// [`Self::open`] for a model with the head `head`: the stored head if it has the same kind, else a head
     /// that is drawn from `seed`.
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl Weights {
         let config = ModelConfig::from_classifier_json(&document)
             .map_err(|source| ModelError::Config { path, source })?;
         let files = WeightFiles::open(dir)?;
-        // That a class is a classifier's was found by reading its body.
+        // `from_classifier_json` has checked that the class is a classifier.
         let head = classifier_head(&document).map_or(OutputHead::Sequence, |(head, _)| head);
         files.check(&expected(&config.clone().with_head(head), &files), is_ignored(&config))?;
         let source = Source::Files { files, embedding_under_head: false, fresh_head: None };
@@ -363,7 +363,8 @@ fn expected(config: &ModelConfig, files: &WeightFiles) -> Vec<TensorShape> {
     parameters.chain(config.vision_tensors()).collect()
 }
 
-/// The stored tensors of a parameter: itself if `files` have its name in memory, else the family's.
+/// Returns the stored tensors of a parameter: a single one if `files` have the parameter's name in memory,
+/// else those of the family's published models.
 fn stored_as(parameter: ParameterShape, files: Option<&WeightFiles>) -> Vec<TensorShape> {
     let ParameterShape { name, shape, stored } = parameter;
     let is_whole = files.is_some_and(|files| files.contains(&name));

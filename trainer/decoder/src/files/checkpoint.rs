@@ -162,7 +162,7 @@ impl WeightFiles {
     }
 
     /// Reads a range of a tensor that [`Self::check`] has accepted into `values`, `[len]`, of any
-    /// floating-point dtype and on any device. Only one chunk at a time is held elsewhere.
+    /// floating-point dtype and on any device. In addition to `values`, at most one chunk is in memory.
     pub(crate) fn read_into(&self, tensor_run: &TensorRun<'_>, values: &Tensor) -> Result<(), ModelError> {
         let name = tensor_run.name;
         let stored = self.stored(name, &[])?;
@@ -284,8 +284,8 @@ fn read_header(path: &Path) -> Result<BTreeMap<String, StoredTensor>, ModelError
     Ok(metadata.tensors().into_iter().map(|(name, info)| (name, stored(info))).collect())
 }
 
-/// Number of values that are NaN or infinite. One pass over the extremes finds whether there are any; only
-/// then are they counted.
+/// Number of values that are NaN or infinite. Minimum and maximum show in one pass whether there are any;
+/// only then are they counted.
 fn num_non_finite(tensor: &Tensor) -> i64 {
     if tensor.numel() == 0 {
         return 0;

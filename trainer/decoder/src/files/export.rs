@@ -24,7 +24,7 @@ use super::names::{self, is_of_tower};
 /// Options of an exported folder.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
-    /// Fold the adapter into the weights; otherwise they are the base's.
+    /// Whether the adapter is merged into the weights; otherwise the base weights are exported.
     pub merge_lora: bool,
     /// Stored dtype of the weights: `Float`, `Half` or `BFloat16`.
     pub dtype: Kind,
@@ -43,7 +43,7 @@ impl Decoder {
         export.finish()
     }
 
-    /// The units of a decoder in the order of writing: `None` for what is outside of the layers, then each
+    /// The units of a decoder in the order of writing: `None` for the unit outside of the layers, then each
     /// layer's index.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Option<usize>> + use<> {
         std::iter::once(None).chain((0..self.layers.len()).map(Some))
@@ -120,8 +120,8 @@ impl Decoder {
     }
 }
 
-/// Returns a tensor of the size `whole`, or a meta tensor of it. Outside of a unit's visit this rank may hold
-/// only its shard of a weight, and then only sizes are read.
+/// Returns `tensor` if it has the full size `whole`, else a meta tensor of that size. Unless a unit is being
+/// visited, this rank may hold only its shard of a weight, and only sizes are read.
 pub(crate) fn in_size(tensor: &Tensor, whole: &[i64]) -> Tensor {
     match tensor.size() == whole {
         true => tensor.shallow_clone(),
@@ -147,7 +147,7 @@ impl Reads {
     }
 }
 
-/// The tensors that a parameter is stored as, which are views of it.
+/// Returns views of a parameter, one for each tensor as which it is stored.
 fn tensors_of<'a>(
     parameter: &ParameterShape,
     tensor: &Tensor,
@@ -155,7 +155,7 @@ fn tensors_of<'a>(
     experts: Option<&'a ExpertWeights>,
 ) -> Vec<(String, StoredAs<'a>)> {
     let num_values: usize = parameter.shape.iter().product();
-    // Outside of a unit's visit this rank may hold only its own experts, and then only shapes are read.
+    // Unless the unit is being visited, this rank may hold only its local experts, and only shapes are read.
     let flat = match tensor.numel() == num_values {
         true => tensor.detach().view(-1),
         false => meta(&[num_values as i64], (tensor.kind(), tensor.device())),
@@ -357,7 +357,7 @@ fn new_beside(path: &Path) -> io::Result<NamedTempFile> {
     let dir = path.parent().unwrap_or(Path::new("."));
     if !dir.is_dir() {
         fs::create_dir_all(dir)?;
-        // The name of a new folder is in its parent.
+        // A new folder survives a power loss only if its parent is synced.
         rlt_files::sync_folder(dir.parent().unwrap_or(Path::new(".")))?;
     }
     let mode = fs::Permissions::from_mode(0o666);

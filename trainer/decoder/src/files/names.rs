@@ -1,5 +1,4 @@
-//! Names of parameters: those that code asks for, and the forms that names of vision-language models have in
-//! published files.
+//! Names of parameters that code refers to, and names of vision-language models' tensors in published files.
 
 use rlt_models::{EMBEDDING_WEIGHT, HEAD_WEIGHT, ModelConfig, SCORE_BIAS, SCORE_WEIGHT, TOWER, VisionBlocks};
 
@@ -47,8 +46,8 @@ pub(crate) fn text_model_name(name: &str) -> Option<String> {
     Some(name.strip_prefix("language_model.").unwrap_or(name).to_owned())
 }
 
-/// The name under which a tensor is exported: as models of the family were published, which for Qwen3-VL are
-/// the names in transformers' memory.
+/// Returns the name under which a tensor is exported, which is its name in published models of the family.
+/// Qwen3-VL was published under transformers' names in memory.
 pub(crate) fn stored_name(config: &ModelConfig, name: String) -> String {
     if config.vision.as_ref().is_none_or(|vision| vision.blocks != VisionBlocks::Positioned) {
         return name;

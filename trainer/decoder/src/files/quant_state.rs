@@ -50,8 +50,8 @@ pub(crate) fn is_part(module: &str, name: &str) -> bool {
     rest.is_some_and(|rest| rest == "weight" || OF_FOUR_BITS.contains(&rest) || OF_INT8.contains(&rest))
 }
 
-/// Checks all quantized weights of the files against the configuration. Sets block size and dtype in it,
-/// which `config.json` does not have.
+/// Checks all quantized weights of the files against the configuration. Sets the configuration's block size
+/// and dtype, which `config.json` lacks.
 pub(crate) fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<(), ModelError> {
     let modules = modules(config);
     let Some(quantization) = &mut config.quantization else { return Ok(()) };

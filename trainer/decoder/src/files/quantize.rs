@@ -1,6 +1,6 @@
-//! Quantization of weights as they are read or drawn. A linear layer's full weight exists for a moment in the
-//! compute dtype, as in transformers before bitsandbytes quantizes it. With FSDP, too, because scales depend
-//! on elements of other ranks' shards.
+//! Quantization of weights as they are read or drawn. A linear layer's full weight exists briefly in the
+//! compute dtype, as in transformers before bitsandbytes quantizes it. That is so with FSDP too, because
+//! scales depend on elements of other ranks' shards.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -92,7 +92,7 @@ fn quantized(
     Ok(QuantizedMatrix::quantize(&weight, layout)?)
 }
 
-/// The quantization error of a module's weight: the weight less the dequantized one, f32 on the CPU.
+/// The quantization error of a module's weight: the weight minus its dequantized values, f32 on the CPU.
 pub(crate) fn error(
     quantization: &Quantization,
     module: &str,

@@ -5,8 +5,8 @@
 
 use tch::Tensor;
 
-/// Features of image tokens: the first of each replaces its embedding, the others are added after layers, the
-/// second after the first layer (Qwen3-VL's DeepStack).
+/// Features of image tokens. The first feature of a token replaces its embedding. Each further feature is
+/// added to the output of a layer, the second feature after the first layer (Qwen3-VL's DeepStack).
 #[derive(Debug)]
 pub struct ImageEmbeddings {
     /// Index of each placeholder token among the packed tokens, i64 [n].

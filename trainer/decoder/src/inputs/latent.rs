@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! training  latent -> expanded: every head has keys and values, values padded to the width of keys
-//! rollout   queries -> absorbed: they attend to latents, the same for all heads; what is attended is
-//! expanded
+//! rollout   queries -> absorbed: they attend to latents, the same for all heads; attention's
+//!           output is expanded
 //! ```
 //! Both give the same scores, summed in a different order: q (W l) = (W^T q) l.
 //! Shapes: t tokens, h heads, p dims of a head that are not rotated, s dims that are, r width of the latent,
@@ -24,7 +24,7 @@ pub trait LatentProducts {
     fn compressed(&self, normed_td: &Tensor) -> (Tensor, Tensor);
     /// Queries [t, h (p + s)] from their latent after its norm.
     fn queries(&self, latent: &Tensor) -> Tensor;
-    /// Queries, keys and values for attention, made of `parts`.
+    /// Combines `parts` into queries, keys and values for attention.
     fn join(&self, parts: LatentParts) -> (Tensor, Tensor, Tensor);
     /// The values of all heads, [t, h v], from attention's output.
     fn values(&self, attended_thd: &Tensor) -> Tensor;

@@ -78,8 +78,8 @@ impl Decoder {
         }
     }
 
-    /// Whether a tensor of an adapter is a head that this decoder, the backbone of a critic, does not have,
-    /// or the embedding again, which PEFT also writes for a tied head.
+    /// Whether a tensor of an adapter is a head, although this decoder has no separate one: the backbone of a
+    /// critic has none, and for a tied head PEFT writes the embedding a second time.
     pub(super) fn is_of_other_head(&self, name: &str) -> bool {
         self.head.is_none() && name.strip_prefix(ADAPTED_MODEL) == Some(HEAD)
     }
@@ -112,7 +112,7 @@ impl Decoder {
         Ok(old)
     }
 
-    /// Writes the attached adapter to `dir` as PEFT does, matrices in f32; `base_model` is the model under it
+    /// Writes the attached adapter to `dir` as PEFT does, matrices in f32; `base_model` is the base model
     /// that PEFT loads.
     ///
     /// # Errors
@@ -139,7 +139,8 @@ impl Decoder {
         tied.into_iter().chain(head).chain(self.adapter_parameters()).collect()
     }
 
-    /// Full shapes of what is saved with an adapter, by PEFT's names; ranks may hold only shards of it.
+    /// Full shapes of the tensors that are saved with an adapter, by PEFT's names. Ranks may hold only shards
+    /// of the tensors.
     fn sizes_with_adapter(&self) -> BTreeMap<String, Vec<i64>> {
         let of_model = |ParameterShape { name, shape, .. }: ParameterShape| {
             (format!("{ADAPTED_MODEL}{name}"), shape.iter().map(|dim| *dim as i64).collect())

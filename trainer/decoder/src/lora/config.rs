@@ -16,7 +16,7 @@ pub struct LoraConfig {
     pub rank: usize,
     /// Numerator of the scaling, where no pattern gives another one.
     pub alpha: f64,
-    /// Scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732) instead of alpha / rank.
+    /// Whether the scaling is alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732) instead of alpha / rank.
     pub rank_stabilized: bool,
     /// Parts of a vision-language model that get an adapter: text, vision or both.
     pub parts: VlmLora,
@@ -24,7 +24,7 @@ pub struct LoraConfig {
     pub targets: ModuleMatch,
     /// Parameters of experts and routers that get an adapter, full names or their ends after a dot.
     pub target_parameters: Vec<String>,
-    /// Linear layers that get none although `targets` matches them.
+    /// Linear layers that get no adapter although `targets` matches them.
     pub exclude: Option<ModuleMatch>,
     /// Probability with which an input of A, or an output of B, is dropped in a pass that has a dropout seed.
     pub dropout: f64,
@@ -36,7 +36,8 @@ pub struct LoraConfig {
     pub dora: bool,
     /// Whether dropout applies to the input of A or to the output of B.
     pub dropout_position: DropoutPosition,
-    /// Ends of the names of modules of which all weights are trained, and saved with the adapter.
+    /// Name suffixes of modules whose full weights are trained, and saved with the adapter (PEFT's
+    /// `modules_to_save`).
     pub modules_to_save: Vec<String>,
 }
 
@@ -91,7 +92,7 @@ impl LoraConfig {
         Ok((rank, self.scaling_of(rank, alpha.unwrap_or(self.alpha))))
     }
 
-    /// Replaces Megatron's names, if no module is called so, by the names of the model's modules.
+    /// Replaces Megatron's module names by the model's own, unless the model has modules of those names.
     pub(super) fn in_own_names(self, available: &[String]) -> Self {
         let own = |choice: ModuleMatch| choice.in_own_names(available);
         Self { targets: own(self.targets), exclude: self.exclude.map(own), ..self }

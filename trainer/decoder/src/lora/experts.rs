@@ -87,7 +87,7 @@ impl Decoder {
                 let name = experts.tensor_name(tensor);
                 if is_target(&name) {
                     let (rank, scaling) = config.rank_and_scaling(&name)?;
-                    // The matrices of all experts in full, also if a rank has only a shard of the weights.
+                    // The full matrices of all experts, even if a rank holds only a shard of the weights.
                     let [outputs, inputs] = match tensor {
                         ExpertTensor::GateUp => [2 * width, hidden],
                         ExpertTensor::Down => [hidden, width],

@@ -1,5 +1,6 @@
-//! Parameters of a fresh adapter that follow from the base weights: DoRA's magnitudes and `modulesToSave`. If
-//! the weights are sharded, they are computed a layer at a time, while the layer is unsharded.
+//! Parameters of a fresh adapter that are computed from the base weights: DoRA's magnitudes and the copies of
+//! `modulesToSave`. If the weights are sharded, they are computed layer by layer, while the layer is
+//! unsharded.
 
 use tch::{Kind, no_grad};
 
@@ -8,12 +9,12 @@ use crate::decoder::Decoder;
 use crate::parameters::NamedTensors;
 
 impl Decoder {
-    /// Whether a fresh adapter has parameters that follow from the weights below it.
+    /// Whether a fresh adapter has parameters that are computed from the base weights.
     pub fn adapter_follows_from_weights(&self) -> bool {
         self.lora.as_ref().is_some_and(|lora| lora.dora || !lora.modules_to_save.is_empty())
     }
 
-    /// Sets the parameters that follow from the weights. All weights must be loaded.
+    /// Sets the parameters that are computed from the base weights. All weights must be loaded.
     pub(super) fn start_adapter(&mut self) {
         if !self.adapter_follows_from_weights() {
             return;
@@ -28,8 +29,8 @@ impl Decoder {
         }
     }
 
-    /// Values of the parameters that follow from the weights of layer `layer_idx`, or with `None` of the unit
-    /// outside of the layers. The weights of that unit must be unsharded.
+    /// Computes the values of the parameters that depend on the base weights of layer `layer_idx`, or with
+    /// `None` of the unit outside of the layers. The weights of that unit must be unsharded.
     pub fn adapter_from_weights(&self, layer_idx: Option<usize>) -> NamedTensors {
         let layer = layer_idx.map(|layer_idx| &self.layers[layer_idx]);
         let of_tower = self.tower_projections().filter(|_| layer_idx.is_none());

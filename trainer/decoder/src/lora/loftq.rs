@@ -35,8 +35,8 @@ impl Decoder {
     }
 
     /// A and B of every quantized module under LoftQ, f32 on the CPU, by PEFT's names. If ranks divide the
-    /// modules, `is_own` says by index which ones this rank computes; the others are zero. Everything follows
-    /// from `weights`, so the decoder may have meta tensors.
+    /// modules, `is_own` says by index which ones this rank computes; the others are zero. Only `weights` are
+    /// read, so the decoder may have meta tensors.
     ///
     /// # Errors
     /// [`ModelError`] if `weights`, those before quantization, cannot be read.

@@ -1,5 +1,5 @@
-//! An adapter's files in PEFT's layout, read: `adapter_config.json`, with checks of what a continued adapter
-//! must have in common with the job, and the file with the matrices.
+//! Reading of an adapter's files in PEFT's layout: `adapter_config.json`, with checks that an adapter that a
+//! job continues agrees with the job, and the file with the matrices.
 
 use std::path::Path;
 
@@ -43,12 +43,12 @@ const INERT: [&str; 13] = [
     "auto_mapping",
     "inference_mode",
     "runtime_config",
-    // How training began.
+    // Settings of the initialization.
     "corda_config",
     "eva_config",
     "loftq_config",
     "lora_ga_config",
-    // Only with `layers_to_transform`, `use_qalora` and layers of Megatron.
+    // Without effect unless `layers_to_transform`, `use_qalora` or Megatron's layers are used.
     "layers_pattern",
     "qalora_group_size",
     "megatron_config",

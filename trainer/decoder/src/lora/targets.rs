@@ -31,7 +31,7 @@ impl ModuleMatch {
         }
     }
 
-    /// Replaces Megatron's names, if no module is called so, by the names of the model's modules.
+    /// Replaces Megatron's module names by the model's own, unless the model has modules of those names.
     pub(super) fn in_own_names(self, available: &[String]) -> Self {
         match self {
             Self::Names(names) => {

@@ -17,7 +17,8 @@ pub(super) fn scaled(weight: Tensor, magnitudes: &Tensor) -> Tensor {
     weight * scale.unsqueeze(1)
 }
 
-/// Returns `weight + scaling * b a` in f32, of A and B as a product in `kind` rounds them.
+/// Returns `weight + scaling * b a` in f32. A and B are rounded to `kind` first, as in a product in that
+/// dtype.
 pub(super) fn adapted(weight: &Tensor, [a, b]: [&Tensor; 2], scaling: f64, kind: Kind) -> Tensor {
     let [a, b] = [a, b].map(|matrix| matrix.detach().to_kind(kind).to_kind(Kind::Float));
     (b.matmul(&a) * scaling).g_add_(&weight.detach().to_kind(Kind::Float))

@@ -100,7 +100,7 @@ impl LayerNorms {
         stream.into_iter().chain([queries, keys, query_latent, key_latent]).flatten()
     }
 
-    /// A copy of the norms in which some weights are those that `of` makes; `None` if it makes none.
+    /// Returns a copy of the norms in which `of` replaces some weights; `None` if it replaces none.
     pub(crate) fn with_copies(&self, of: impl Fn(&Norm) -> Option<Tensor>) -> Option<Self> {
         let mut copies = self.map(Tensor::shallow_clone);
         let mut any = false;
@@ -112,7 +112,7 @@ impl LayerNorms {
         any.then_some(copies)
     }
 
-    /// A copy of the norms with the weights that `of` makes of these.
+    /// Returns a copy of the norms, whose weights `of` makes from these.
     pub(crate) fn map(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(|norm| Norm { weight: of(&norm.weight), ..*norm });
         Self {

@@ -33,7 +33,7 @@ pub(crate) fn meta(shape: &[i64], numbers: (Kind, Device)) -> Tensor {
     Tensor::zeros([1], numbers).expand(shape, false).detach()
 }
 
-/// Concatenates ranges of a dim; one range is a view.
+/// Concatenates ranges of a dimension. A single range is returned as a view.
 pub fn of_ranges(all: &Tensor, ranges: &[Range<usize>], dim: i64) -> Tensor {
     let parts = ranges.iter().map(|range| all.narrow(dim, range.start as i64, range.len() as i64));
     match parts.collect::<Vec<_>>().as_slice() {

@@ -13,7 +13,7 @@ use super::dora;
 use super::parameters::of_ranges;
 use super::random::TensorRandom;
 
-/// Whether the adapter takes part. With it off the same weights are the reference policy.
+/// Whether the adapter is applied. With it off the same weights are the reference policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adapter {
     /// The base with the adapter.
@@ -79,7 +79,7 @@ pub struct Linear {
     pub bias: Option<Tensor>,
     /// Adapter of the layer; `None` if it has none.
     pub lora: Option<LoraPair>,
-    /// The shard that weight, bias and adapter are, from the moment they are sharded.
+    /// The rank's shard of weight, bias and adapter; set when they are sharded.
     pub(crate) shard: OnceCell<LinearShard>,
 }
 
@@ -162,10 +162,9 @@ impl Linear {
         self.weight.linear(x, bias)
     }
 
-    /// The weights with the adapter folded in: `W + scaling * B A`, with DoRA scaled to its rows' magnitudes.
-    /// They are summed and returned in f32, so that the caller rounds once; the base is not changed. Without
-    /// an adapter, or with it off, the base itself; a quantized one is dequantized, to be written or packed
-    /// in 16 or 32 bits.
+    /// Returns the weights with the adapter merged: `W + scaling * B A`, with DoRA each row scaled to its
+    /// magnitude. The sum is in f32, so that the caller rounds once; the base is not changed. Without an
+    /// adapter, or with it off, the result is the base itself, dequantized if it is quantized.
     pub fn merged(&self, adapter: Adapter) -> ProjectionWeights {
         let weight = match (&self.lora, adapter) {
             (Some(lora), Adapter::On) => tch::no_grad(|| lora.folded_into(&self.weight.wide_numbers())),
@@ -186,15 +185,16 @@ impl LoraPair {
         }
     }
 
-    /// Row norms of `weight` with the adapter folded in, f32 [out] without gradient, of A and B as a product
-    /// in `kind` rounds them. A fresh adapter's magnitudes are those of f32.
+    /// Row norms of `weight` with the adapter merged, f32 [out] without gradient. A and B are rounded to
+    /// `kind` first, as in a product in that dtype. The magnitudes of a fresh adapter are the norms in f32.
     pub(crate) fn adapted_norms(&self, weight: &Tensor, kind: Kind) -> Tensor {
         tch::no_grad(|| dora::row_norms(&dora::adapted(weight, [&self.a, &self.b], self.scaling, kind)))
     }
 
-    /// Adds the adapter's output to `base` in place, and applies the scaling where there are only `rank`
-    /// values a token. Out of place, each wide tensor of the sum would leave a hole in the heap that cannot
-    /// be reused, because kept activations lie between them. The matrices are those of `shard`.
+    /// Adds the adapter's output to `base` in place. The scaling is applied to the output of A, which has
+    /// only `rank` values per token. Out of place, each wide tensor of the sum would leave a hole in the heap
+    /// that cannot be reused, because kept activations are allocated between them. A and B are the shards
+    /// that `shard` describes.
     fn add_to(
         &self,
         mut base: Tensor,
@@ -220,7 +220,8 @@ impl LoraPair {
         base.addmm_(&inner_of(&kept), &self.b.to_kind(kind).tr())
     }
 
-    /// [`Self::dropout_mask`] of `x`, or of the range `part` of it that is local.
+    /// Returns the dropout mask of `x`. If `x` has only the indices `part` of a wider tensor, the mask is
+    /// that of the wider tensor at these indices, so that all shards together drop what the full layer drops.
     fn mask_of(&self, x: &Tensor, name: &str, dropout: Dropout, part: Option<&DimRanges>) -> Tensor {
         let Some(DimRanges { len, ranges }) = part else { return self.dropout_mask(x, name, dropout) };
         let meta = Tensor::zeros([1], (x.kind(), x.device())).expand([x.size()[0], *len as i64], false);

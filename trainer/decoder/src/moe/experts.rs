@@ -150,8 +150,9 @@ impl Router {
         }
     }
 
-    /// Values by which experts are chosen, if these are not the scores: with the bias, and restricted to the
-    /// best groups. They have no gradient, because choices have none.
+    /// Returns the values by which experts are chosen, if they differ from the scores: the bias is added, and
+    /// experts outside of the best groups are excluded. The values have no gradient, because choices have
+    /// none.
     fn choice(&self, scores_te: &Tensor, choice_bias: Option<&Tensor>) -> Option<Tensor> {
         if self.routing.groups.is_none() && choice_bias.is_none() {
             return None;
@@ -297,7 +298,7 @@ impl ExpertWeights {
         [router, gate_up, down].into_iter().chain(choice_bias).chain(biases.iter_mut().flatten())
     }
 
-    /// A copy without adapters, with the weights that `of` makes of these.
+    /// Returns a copy without adapters, whose weights `of` makes from these.
     pub(crate) fn map(&self, of: &impl Fn(&Tensor) -> Tensor) -> Self {
         Self {
             module: self.module.clone(),

@@ -7,7 +7,7 @@
 //! ```
 //! A digest has 16 bits and does not depend on the order of the choices: one of 65536 differences is missed.
 //! On a CPU it costs little, because routing needs the choices on the host anyway. On a GPU the routing
-//! kernel computes it, and counts stay there until all passes of a batch have run.
+//! kernel computes the digest, and counts stay on the GPU until all passes of a batch have run.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -65,7 +65,7 @@ impl RouteLog {
 /// and at the position from which the token was sampled.
 pub type RoutesOfCompletion = Rc<[u16]>;
 
-/// Counts the routers' choices of a pass, at the tokens that predict one.
+/// Counts the routers' choices of a pass, at the tokens that predict another token.
 #[derive(Debug)]
 pub struct RouteCounter(Watched);
 
@@ -119,7 +119,7 @@ impl RouteCounter {
         Self(Watched::OnDevice(DeviceWatch::new(positions_p, sampled, num_layers)))
     }
 
-    /// Counts the routes of the layer with experts `place`, which is the number of such layers before it. A
+    /// Counts the routes of a layer with experts; `place` is the number of layers with experts before it. A
     /// layer that is recomputed overwrites its counts, so it is counted once.
     pub(crate) fn observe(&self, place: usize, num_experts: usize, routes: &RoutedTokens) {
         match (&self.0, &routes.choices) {
@@ -228,8 +228,8 @@ impl RouteCounts {
         self.layers.iter().map(share).collect()
     }
 
-    /// `moe/route_agreement` and `moe/busiest_expert`: means over layers, and each layer's own by the numbers
-    /// `layer_idxs` of those that have experts.
+    /// Returns the metrics `moe/route_agreement` and `moe/busiest_expert`: their means over layers, and the
+    /// value of each layer under its index. `layer_idxs` are the indices of the layers with experts.
     pub fn metrics(&self, layer_idxs: impl Iterator<Item = usize> + Clone) -> Metrics {
         let all = [("moe/route_agreement", self.agreement()), ("moe/busiest_expert", Some(self.busiest()))];
         let known = all.into_iter().filter_map(|(name, shares)| Some((name, shares?)));

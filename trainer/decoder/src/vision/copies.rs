@@ -45,8 +45,8 @@ impl VisionTower {
         Self { feature_cache, is_snapshot: false, ..self.with(Linear::without_adapter) }
     }
 
-    /// A tower with the present values of weights or adapters that are trained, for an engine that uses it
-    /// until they change. `of` copies each by name and tensor. Its cache of features is its own.
+    /// Returns a tower with the current values of trained weights or adapters, for an engine that uses it
+    /// until they change. `of` copies each tensor, given its name. The tower has its own cache of features.
     pub fn snapshot(&self, of: impl Fn(&str, &Tensor) -> Tensor) -> Self {
         if self.is_own {
             return Self { feature_cache: Rc::default(), is_snapshot: true, ..self.mapped(&of) };
@@ -67,7 +67,7 @@ impl VisionTower {
         self.with_tensors(self.projections.iter().map(of).collect(), other_tensors.collect())
     }
 
-    /// A copy without adapters, with the weights that `of` makes of names and tensors.
+    /// Returns a copy without adapters, whose weights `of` makes from names and tensors.
     fn mapped(&self, of: &impl Fn(&str, &Tensor) -> Tensor) -> Self {
         let linear = |own: &Linear| {
             let weight = |weight: &Tensor| of(&format!("{}.weight", own.name), weight);
@@ -98,7 +98,7 @@ impl VisionTower {
 }
 
 impl LoraPair {
-    /// A copy of the pair of projection `name`, with the matrices that `of` makes of PEFT's names and
+    /// Returns a copy of the pair of projection `name`, whose matrices `of` makes from PEFT's names and
     /// tensors.
     fn map(&self, name: &str, of: impl Fn(&str, &Tensor) -> Tensor) -> Self {
         let [name_a, name_b] = peft_names(name);

@@ -73,7 +73,7 @@ impl Forward<'_> {
         self.linear(&second, &self.linear(&first, &merged).gelu("none"))
     }
 
-    /// Applies the linear layer `name`, a name of the configuration: all of those were read.
+    /// Applies the linear layer `name`. The layer exists, because all names of the configuration were read.
     pub(super) fn linear(&self, name: &str, x: &Tensor) -> Tensor {
         let is_it = |full: &str| full.strip_prefix(TOWER) == Some(name);
         let found = self.tower.projections.iter().find(|projection| is_it(&projection.name));
@@ -96,7 +96,8 @@ impl Forward<'_> {
         }
     }
 
-    /// The weight `name`, a name of the configuration, in the compute dtype: all of those were read.
+    /// Returns the weight `name` in the compute dtype. The weight exists, because all names of the
+    /// configuration were read.
     fn tensor(&self, name: &str) -> Tensor {
         let options = &self.tower.options;
         self.find(name).unwrap_or_else(|| Tensor::empty([0], (options.compute, options.device)))

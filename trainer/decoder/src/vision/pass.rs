@@ -107,8 +107,9 @@ impl<'a> PassTower<'a> {
 }
 
 impl TowerPass {
-    /// Runs the backward pass of the tower. The gradient of the features has two parts: that of the embedded
-    /// tokens `grad_td`, [t, d], which features replaced, and what layers have accumulated.
+    /// Runs the backward pass of the tower. The gradient of the features has two parts: the gradient
+    /// `grad_td`, [t, d], of the embedded tokens, some of which the features replaced, and the gradients of
+    /// the layers to whose outputs features were added.
     pub fn backward(self, decoder: &Decoder, grad_td: Option<&Tensor>) {
         let Self { images, places_n, features, graphs, dropout_seed } = self;
         let added = features.grad();

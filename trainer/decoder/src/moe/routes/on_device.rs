@@ -10,7 +10,7 @@ use super::RoutesOfCompletion;
 /// Expected digest of a token for which the rollout's choices are not known.
 const UNKNOWN: i64 = -1;
 
-/// Counts the choices of a pass at the tokens p that predict one.
+/// Counts the choices of a pass at the p tokens that predict another token.
 #[derive(Debug)]
 pub(super) struct DeviceWatch {
     /// Positions of the predicting tokens among those of the pass, i64 `[p]`.
@@ -42,7 +42,7 @@ impl DeviceWatch {
         }
     }
 
-    /// Counts the choices of the layer with experts `place`, the number of such layers before it.
+    /// Counts the choices of a layer with experts; `place` is the number of layers with experts before it.
     pub(super) fn observe(&self, place: usize, num_experts: usize, routes: &DeviceRoutes) {
         let counts = no_grad(|| {
             let chosen = routes.choices_tk.index_select(0, &self.positions_p).to_kind(Kind::Int64).view(-1);
