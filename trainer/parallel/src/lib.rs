@@ -146,12 +146,13 @@ impl Ranks {
         Self { balance, ..self }
     }
 
-    /// Index of this rank, from 0, among the ranks with its tensor-parallel index.
+    /// Index of this rank in its process group, from 0. The group contains the ranks with this rank's
+    /// tensor-parallel index or, after [`Self::world`], all ranks.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Number of ranks with this rank's tensor-parallel index.
+    /// Number of ranks of the process group, see [`Self::rank`].
     pub fn size(&self) -> usize {
         self.size
     }

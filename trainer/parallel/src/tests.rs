@@ -61,7 +61,8 @@ fn the_leader_works_first() {
             .leader_first(|| -> Result<bool, RankError> {
                 let found = file.exists();
                 if ranks.is_leader() {
-                    // A rank that did not wait for the leader would look for the file before it is blocked.
+                    // The file is written once the other ranks are blocked. A rank that did not wait for the
+                    // leader would have looked for the file by then.
                     let announced = announced.lock().unwrap();
                     announced.iter().take(2).for_each(|other| wait_until_blocked(&other));
                     std::fs::write(&file, "").unwrap();

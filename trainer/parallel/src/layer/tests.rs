@@ -28,7 +28,7 @@ fn experts() -> serde_json::Value {
     config
 }
 
-/// The first of these layers is dense.
+/// Configuration of a model with latent attention and experts, whose first layer is dense.
 fn latent() -> serde_json::Value {
     serde_json::json!({
         "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 11, "hidden_size": 13, "intermediate_size": 17,
@@ -44,7 +44,8 @@ fn decoder(config: &serde_json::Value) -> Decoder {
     Decoder::from_weights(&weights, &LoadOptions { trainable: true, ..LoadOptions::default() }).unwrap()
 }
 
-/// Output of the first layer without and with a graph, then the gradients of its input and weights.
+/// Returns the output of the first layer without and with a graph, then the gradients of its input and
+/// weights.
 fn pass_over(decoder: &Decoder, styles: &Styles<'_>) -> Vec<Tensor> {
     let input = PackedInput::new(&[&[3, 1, 4, 1, 5], &[9, 2, 6]], Device::Cpu);
     let mut context = decoder.context(&input, Adapter::On);

@@ -1,5 +1,5 @@
 //! Peak memory of a layer forward and backward, as the allocator of an emulated device counts it. The test
-//! runs again in a process with such a device.
+//! starts itself again in a process that has such a device.
 
 use std::env;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::RankError;
 use crate::layer::style::{Exchange, ParallelStyle};
 use crate::layer::{Boundary, LayerPass, Styles};
 
-/// Variable of the process that has the device.
+/// Environment variable that tells the test that its process has the emulated device.
 const INSIDE: &str = "RLT_TEST_LAYER_MEMORY";
 const DEVICE: Device = Device::Cuda(0);
 const NUM_TOKENS: usize = 256;
@@ -58,7 +58,7 @@ fn decoder() -> Decoder {
     Decoder::from_weights(&weights, &options).unwrap()
 }
 
-/// Most bytes of tensors during a pass over the layer, forward and backward.
+/// Returns the peak bytes of tensors during a forward and backward pass over the layer.
 fn peak(decoder: &Decoder, styles: &Styles<'_>) -> u64 {
     let tokens: Vec<u32> = (0..NUM_TOKENS as u32).map(|at| at % 11).collect();
     let input = PackedInput::new(&[&tokens], DEVICE);
@@ -70,7 +70,7 @@ fn peak(decoder: &Decoder, styles: &Styles<'_>) -> u64 {
         let pass = LayerPass::run(&decoder.layers()[0], leaf_td, &context, styles).unwrap();
         drop(pass.backward(Some(&grad_td)).unwrap());
     };
-    // Gradients of weights exist from the first pass on.
+    // The first pass allocates the gradients of weights, so that the measured pass does not.
     pass();
     rlt_torch::reset_peak_device_bytes(DEVICE).unwrap();
     pass();
