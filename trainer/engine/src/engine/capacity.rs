@@ -58,7 +58,7 @@ fn graphs_are_forbidden() -> bool {
 }
 
 /// Returns a cache of `wanted` blocks, or of as many as the memory limits allow. The cache of the last run is
-/// reused if it is at least that large. Fails if the limits leave too little memory for the longest sample of
+/// reused if it is at least that large. Fails if `options.memory` leaves too little for the longest sample of
 /// a request.
 pub(super) fn allocate_cache<'a>(
     cache: &'a mut Option<KvCache>,

@@ -1,4 +1,5 @@
-//! Random loads on a device of plain arrays: after each step's changes every row says what its sequence says.
+//! Random loads on a device that is emulated by plain arrays. After the changes of each step, every row
+//! agrees with its sequence.
 
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ impl Device {
         self.state[self.layout.start_of(array) + row]
     }
 
-    /// The kernels' part: every row with a sequence gets `token` and continues by one.
+    /// Does what the kernels do in a step: every row with a sequence gets `token` and advances by one.
     fn advance(&mut self, bucket: usize, token: impl Fn(usize) -> i32) {
         for row in 0..bucket {
             let position = self.word(RowArray::Position, row);
@@ -75,7 +76,7 @@ impl Device {
     }
 }
 
-/// The last token, also where only the device knows it.
+/// Returns the last token, even if so far only the device has it.
 fn true_token(sequence: &Sequence) -> i32 {
     let drawn = sequence.completion().len() as i32;
     if drawn == 0 { sequence.last_token() as i32 } else { drawn_token(sequence.id(), drawn) }
@@ -187,7 +188,7 @@ fn the_seen_tokens_of_a_moved_row_move_with_it() {
     assert_eq!(seen(&device, third), [0, 3 << (40 - 32)]);
     scheduler.advance(&[(1, true), (1, true), (1, false)]);
     scheduler.schedule();
-    // Only the device knows what it has marked meanwhile.
+    // Stands for tokens that only the device has marked as seen in the meantime.
     device.state[layout.seen_tokens() + third * 2] = 77;
     device.apply(&rows.follow(scheduler.running(), &of_request));
     let moved = rows.rows_of(scheduler.running())[0];

@@ -16,7 +16,7 @@ use crate::engine::{Command, CommandSource};
 use crate::sampler::SampledToken;
 use crate::{EngineOptions, Request};
 
-/// Samples the number of tokens before each one.
+/// A runner without a model. The token that it samples is the number of completion tokens before it.
 struct FakeRunner {
     max_in_flight: usize,
     launched: VecDeque<Vec<SampledToken>>,
