@@ -1,5 +1,5 @@
-//! Adapters of experts: matching, starting values, the layouts of PEFT, and bad ones; values beside PEFT's
-//! are in the parity tests.
+//! Adapters of experts: matching, initial values, PEFT's layouts, and invalid adapters. The parity tests
+//! compare values with PEFT's.
 
 use rlt_models::ModelConfig;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use tch::Device;
 use super::*;
 use crate::{Adapter, ExportOptions, LoadOptions, PackedInput};
 
-/// Layers with experts whose gate and up are `2 width` wide together, of a hidden size of 24.
+/// Creates a decoder with experts, whose stacked gate and up are `2 width` wide; its hidden size is 24.
 fn decoder(width: u64) -> Decoder {
     let config = ModelConfig::from_json(&json!({
         "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40,
@@ -93,7 +93,7 @@ fn merged_experts_compute_the_same_as_an_unmerged_adapter() {
     assert_ne!(hidden(&plain, Adapter::On), hidden(&base, Adapter::On));
 }
 
-/// Saves the adapter of `decoder` as PEFT 0.18 would, with what `change` makes of its configuration.
+/// Saves the adapter of `decoder` as PEFT 0.18 would, with a configuration that `change` has edited.
 fn save_in_old_layout(decoder: &Decoder, dir: &Path, change: impl Fn(&mut Value)) {
     decoder.save_adapter(dir, None).unwrap();
     let path = dir.join("adapter_model.safetensors");
@@ -103,7 +103,7 @@ fn save_in_old_layout(decoder: &Decoder, dir: &Path, change: impl Fn(&mut Value)
         if !name.contains(".experts.") {
             return (name.clone(), matrix.shallow_clone());
         }
-        // What was B of each expert, transposed, is A; and the other way round.
+        // In the old layout A of an expert is the transposed B of the new one, and B the transposed A.
         if name.contains("lora_A") {
             let b = stored[&name.replace("lora_A", "lora_B")].unflatten(1, [-1, 5]);
             let of_expert = |expert| b.select(2, expert).tr();
@@ -130,13 +130,14 @@ fn the_layout_of_peft_0_18_is_recognized_by_shape_or_version_and_refused_if_ambi
         let mut loaded = decoder(width);
         loaded.load_adapter(dir.path()).map(|()| loaded.adapter_parameters())
     };
-    // Inputs and outputs differ in every tensor of experts: shapes tell, whatever the file says.
+    // Inputs and outputs of every expert tensor differ in size, so shapes tell the layout, whatever the file
+    // says.
     let saved = adapted(10, &config);
     for version in [json!("0.18.1"), json!(null), json!("0.21.2")] {
         save_in_old_layout(&saved, dir.path(), |document| document["peft_version"] = version.clone());
         assert_eq!(loaded(10).unwrap(), saved.adapter_parameters());
     }
-    // Gate and up together are as wide as the residual stream.
+    // Gate and up together are as wide as the residual stream, so shapes do not tell the layout.
     let saved = adapted(12, &config);
     save_in_old_layout(&saved, dir.path(), |document| document["peft_version"] = json!("0.18.1"));
     assert_eq!(loaded(12).unwrap(), saved.adapter_parameters());
@@ -207,7 +208,7 @@ fn patterns_give_a_tensor_a_rank_and_an_alpha_of_its_own_and_are_saved_as_they_w
     loaded.load_adapter(dir.path()).unwrap();
     assert_eq!(loaded.lora().unwrap().patterns, config.patterns);
     assert_eq!(hidden(&loaded, Adapter::On), hidden(&saved, Adapter::On));
-    // A job that continues from it has its patterns.
+    // A job that continues from the adapter must have the adapter's patterns.
     let path = Some(dir.path().to_string_lossy().into_owned());
     let spec = LoraSpec {
         rank: 3,

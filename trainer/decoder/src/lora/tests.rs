@@ -1,4 +1,4 @@
-//! Matching, starting values and bad adapters; values beside PEFT's are in the parity tests.
+//! Matching, initial values and invalid adapters. The parity tests compare values with PEFT's.
 
 use rlt_api::spec::DropoutPosition;
 use rlt_models::ModelConfig;
@@ -166,7 +166,7 @@ fn dropout_after_b_drops_outputs_of_the_update_alone() {
     let with = |dropout| projection.forward(&x, Adapter::On, dropout);
     let base = projection.forward(&x, Adapter::Off, None);
     let (whole, dropped) = (with(None) - &base, with(Some(Dropout { seed: 1, first_token: 0 })) - base);
-    // Each number of the update is dropped, or made up for.
+    // Each value of the update is either dropped or doubled, to make up for the dropped half.
     let ratio = dropped / whole;
     let is_dropped = ratio.abs().lt(1e-4);
     let is_doubled = (&ratio - 2.0).abs().lt(1e-4);

@@ -35,7 +35,7 @@ fn cuts(size: usize) -> RankSharding {
     RankSharding::new(&mixture(), AxisPlace { index: 0, size }, AxisPlace::ALONE)
 }
 
-/// The tensor-parallel shards of a parameter; `None` if every rank has all of it.
+/// The tensor-parallel shards of a parameter; `None` if every rank holds the full parameter.
 fn shards_of(cuts: &RankSharding, name: &str) -> Option<DimShards> {
     let layout = cuts.layout(name);
     let (axis, shards) = layout.shards().next()?;
@@ -69,7 +69,7 @@ fn experts_are_split_by_the_width_of_each() {
     let cuts = cuts(4);
     let of = |name: &str| shards_of(&cuts, &format!("model.layers.0.mlp.experts.{name}")).unwrap();
     let (gate_up, down) = (of("gate_up_proj"), of("down_proj"));
-    // The second rank has two of eight gates, and the ups of the same.
+    // The second rank has two of eight rows of gate, and the same two of up.
     assert_eq!((gate_up.dim, &gate_up.of_ranks[1].ranges[..]), (1, &[2..4, 10..12][..]));
     assert_eq!((down.dim, down.of_ranks[1].ranges[0].clone()), (2, 2..4));
 }
@@ -117,7 +117,7 @@ fn experts_alone_are_split_along_the_expert_parallel_axis() {
             assert_eq!(is_distributed, is_expert_weight(&name), "{name}");
             let local = layout.local(&tensor.size(), |axis| sharding.place_along(axis));
             if is_distributed {
-                // Two of eight experts, and a part of the width of each.
+                // Each rank holds two of eight experts, and a tensor-parallel shard of each.
                 let own = tensor.numel() / 4 / tp.size;
                 assert_eq!(local.local_shape().iter().product::<i64>() as usize, own, "{name}");
                 assert_eq!(local.dims()[0].ranges.first(), Some(&(6..8)), "{name}");
@@ -136,7 +136,7 @@ fn a_decoder_holds_the_shards_of_its_rank() {
     assert_eq!(rlt_torch::to_vec::<i64>(&own.rows_t), [0, 1]);
     assert_eq!(rlt_torch::to_vec::<i64>(&own.is_other_t.to_kind(tch::Kind::Int64)), [1, 0]);
     let layer = &decoder.layers()[0];
-    // Four of eight heads, each of four values.
+    // The rank has four of eight heads, each four dims wide.
     let [queries, output] = [0, 3].map(|product: usize| {
         assert_eq!(layer.local_products()[product].rows.start, 0);
         layer.projections()[layer.products()[product].projection_idx].shard()
@@ -144,7 +144,7 @@ fn a_decoder_holds_the_shards_of_its_rank() {
     assert_eq!(layer.local_products()[0].rows, 0..16);
     assert_eq!(queries.outputs.as_ref().unwrap().ranges.first(), Some(&(16..32)));
     assert!(queries.inputs.is_none() && queries.adds_bias);
-    // Columns of the same heads, and the first rank's bias.
+    // The output projection has the columns of the same heads, and only the first rank adds the bias.
     assert_eq!(output.inputs.as_ref().unwrap().ranges.first(), Some(&(16..32)));
     assert!(output.outputs.is_none() && !output.adds_bias);
 }
@@ -168,7 +168,7 @@ fn of_class(class: &str, fields: &serde_json::Value) -> ModelConfig {
     ModelConfig::from_json(&document).unwrap()
 }
 
-/// Models of which each has something in its layers that others have not.
+/// Models that differ in the structure of their layers.
 fn models() -> Vec<ModelConfig> {
     let dense = ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "GemmaForCausalLM"];
     let others = ["Gemma2ForCausalLM", "GraniteForCausalLM", "Glm4ForCausalLM", "Phi3ForCausalLM"];
@@ -199,8 +199,8 @@ fn of_family(family: Family) -> ModelConfig {
     config(None).or_else(|_| config(Some(experts))).unwrap()
 }
 
-/// Ranges of a parameter's elements that a rank has; empty if a rank of a lower index along an axis that does
-/// not split the parameter has the same ones.
+/// Ranges of a parameter's elements that a rank is the first to hold: they are empty if a rank with a lower
+/// index along an axis that does not split the parameter holds the same ranges.
 fn first_held(rank: &RankSharding, name: &str, size: &[i64]) -> Vec<Range<usize>> {
     let layout = rank.layout(name);
     let split = layout.split_axes();
@@ -212,7 +212,7 @@ fn first_held(rank: &RankSharding, name: &str, size: &[i64]) -> Vec<Range<usize>
     local.runs(0..local.local_shape().iter().product::<i64>() as usize)
 }
 
-/// Checks that the shards of `tp` times `ep` ranks have every element of every parameter once.
+/// Checks that the shards of `tp` times `ep` ranks contain every element of every parameter exactly once.
 #[track_caller]
 fn assert_disjoint_and_complete(decoder: &Decoder, tp: usize, ep: usize) {
     let places = |size: usize| (0..size).map(move |index| AxisPlace { index, size });

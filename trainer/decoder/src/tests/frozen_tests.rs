@@ -1,4 +1,4 @@
-//! Frozen weights are kept in the compute dtype, and give the same bits as fp32 weights that each use rounds.
+//! Frozen weights in the compute dtype give the same bits as fp32 weights that are rounded on each use.
 
 use rlt_api::spec::LoraSpec;
 use rlt_models::ModelConfig;
@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::*;
 
-/// A small model with every kind of weight, such as biases, norms of heads, a head of its own.
+/// A small model with every kind of weight, such as biases, norms of heads and an untied head.
 fn config() -> ModelConfig {
     ModelConfig::from_json(&json!({
         "architectures": ["Qwen3ForCausalLM"], "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40,

@@ -1,4 +1,5 @@
-//! Errors for folders that contain no valid model name file, tensor, expected and got.
+//! Folders without a valid model are refused with errors that name the file, the tensor, and the expected and
+//! the actual value.
 
 use std::path::Path;
 
@@ -215,8 +216,8 @@ fn refuses_an_index_whose_shards_do_not_hold_what_it_says() {
     assert!(load(json!([])).unwrap_err().contains("weight_map"));
 }
 
-/// Equal tensors are one, and different ones are not tied, whether or not the configuration ties them, as in
-/// transformers.
+/// Equal tensors of embedding and head become one, and different ones stay separate, whatever the
+/// configuration says about tying, as in transformers.
 #[test]
 fn a_stored_head_that_differs_from_a_tied_embedding_is_used() {
     let mut folder = Folder::new(true);

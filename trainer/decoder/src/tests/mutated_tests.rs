@@ -1,5 +1,5 @@
-//! Model folders whose bytes are not as they should be: each loads or is refused in words, whatever was
-//! changed. Nothing panics, and no memory is taken that no file has.
+//! Model folders with mutated bytes. Whatever was changed, a folder loads or is refused with an error
+//! message. Nothing panics, and no memory is allocated for data that no file contains.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ fn load_with(name: &str, bytes: &[u8]) -> Result<Decoder, super::ModelError> {
     Decoder::load(folder.path(), &LoadOptions::default())
 }
 
-/// Refusals have words.
+/// Checks that a refused folder has an error message.
 fn check(loaded: Result<Decoder, super::ModelError>) -> Result<(), TestCaseError> {
     if let Err(error) = loaded {
         prop_assert!(error.to_string().len() > 10, "{error}");

@@ -107,7 +107,7 @@ fn an_adapter_on_quantized_weights_computes_and_learns_as_in_peft() {
     }
 }
 
-/// A quantized model whose adapter starts as by LoftQ.
+/// A quantized model whose adapter is initialized by LoftQ.
 fn loftq(name: &str, rank: u32, alpha: f64) -> Decoder {
     let weights = Weights::open(&folder("dense")).unwrap();
     let weights = weights.quantized(Some(&spec(name)), Precision::Fp32).unwrap();
@@ -116,7 +116,7 @@ fn loftq(name: &str, rank: u32, alpha: f64) -> Decoder {
     decoder.attach_lora_spec(&lora, 1).unwrap();
     let started: BTreeMap<_, _> =
         decoder.adapter_from_error(&weights, |_| true).unwrap().into_iter().collect();
-    // A module that is not quantized starts as by PEFT.
+    // Modules that are not quantized have PEFT's default initialization.
     for (name, matrix) in decoder.trainable_parameters() {
         if let Some(start) = started.get(&name) {
             no_grad(|| matrix.detach().copy_(start));
@@ -125,7 +125,7 @@ fn loftq(name: &str, rank: u32, alpha: f64) -> Decoder {
     decoder
 }
 
-/// How far the log-probs of a model are from those of the dense one.
+/// Distance of a model's log-probs from those of the dense model.
 fn distance_to_dense(decoder: &Decoder, adapter: Adapter) -> f64 {
     let tokens: Vec<u32> = (2..22).collect();
     let log_probs = |decoder: &Decoder, adapter| {
@@ -140,7 +140,7 @@ fn distance_to_dense(decoder: &Decoder, adapter: Adapter) -> f64 {
 fn loftq_starts_nearer_to_the_dense_model_than_the_quantized_base_whatever_the_scaling() {
     for name in ALL {
         let quantized = distance_to_dense(&loftq(name, 4, 8.0), Adapter::Off);
-        // Rank 64 is all that a matrix of 64 inputs has; the scaling is in A and B.
+        // A matrix with 64 inputs has at most rank 64. The scaling is divided out of A and B.
         let [of_32, at_scaling_4, whole] = [(32, 32.0), (32, 128.0), (64, 16.0)]
             .map(|(rank, alpha)| distance_to_dense(&loftq(name, rank, alpha), Adapter::On));
         assert!(of_32 < 0.7 * quantized, "{name}: {of_32} beside {quantized}");
@@ -149,7 +149,8 @@ fn loftq_starts_nearer_to_the_dense_model_than_the_quantized_base_whatever_the_s
     }
 }
 
-/// LoftQ leaves as much of the error as a truncated singular value decomposition: no other start is nearer.
+/// LoftQ leaves the same error as a truncated singular value decomposition, which is the smallest for its
+/// rank.
 #[test]
 fn loftq_s_product_is_the_best_approximation_of_the_quantization_error() {
     let (decoder, dense) = (loftq("nf4", 5, 40.0), load("dense"));
@@ -313,7 +314,7 @@ fn a_base_shaped_as_smollm2_135m_takes_as_much_as_its_codes_and_scales() {
         let quantized = config.clone().with_quantization(Some(&spec)).unwrap().quantized();
         assert_eq!(quantized.numbers, 106_168_320);
         let ratio = 8.0 * quantized.bytes as f64 / quantized.numbers as f64 / bits;
-        // One offset a weight, and scales of scales are whole.
+        // The rest is one offset per weight, and incomplete blocks of nested scales.
         assert!((1.0..1.001).contains(&ratio), "{ratio}");
     }
 }

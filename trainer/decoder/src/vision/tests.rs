@@ -1,4 +1,4 @@
-//! Features of a tower by the image's digest.
+//! Cache of a tower's image features by the image's digest.
 
 use std::sync::Arc;
 
@@ -34,14 +34,14 @@ fn an_image_goes_through_the_tower_once_however_often_prompts_name_it() {
     let tower = tower();
     let first = tower.features_of(&image(1), Adapter::On);
     assert_eq!(first.size(), [2, 16]);
-    // Of another sample of the group, or in another epoch, where the row was read again.
+    // The same image of another sample of the group, or of another epoch, in which the row was read again.
     assert_eq!(tower.features_of(&image(1), Adapter::On).data_ptr(), first.data_ptr());
     let other = tower.features_of(&image(2), Adapter::On);
     assert_ne!(other.data_ptr(), first.data_ptr());
     assert!(other.equal(&first));
 }
 
-/// Features of a trained tower are cached for the rollout's version of it alone.
+/// Features of a trained tower are cached only by snapshots, such as the rollout's.
 #[test]
 fn features_of_trained_weights_are_computed_in_every_pass_and_kept_for_a_snapshot() {
     let tower = tower().trained();

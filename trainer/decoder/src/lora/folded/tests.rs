@@ -1,4 +1,4 @@
-//! A model with adapters folded in is the merged model, in every shard to the bit.
+//! A model that is loaded with folded adapters equals the merged model bit for bit, in every shard.
 
 use rlt_api::spec::{LoraInit, LoraSpec, Precision, QuantizationFormat, QuantizationSpec};
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::{Decoder, ExportOptions, LoadOptions, Weights};
 
-/// More rows than a block has, and a last block that is smaller.
+/// Configuration of a model whose weights have more rows than a block, and a smaller last block.
 fn config() -> ModelConfig {
     ModelConfig::from_json(&json!({
         "architectures": ["Qwen2ForCausalLM"], "vocab_size": 50, "hidden_size": 72, "intermediate_size": 150,
@@ -26,7 +26,7 @@ fn export(decoder: &Decoder, dir: &Path, dtype: Kind) -> std::path::PathBuf {
     dir.to_owned()
 }
 
-/// An adapter of the model in `dir` that changes it, and the merged model in f32.
+/// Makes an adapter that changes the model in `dir`, and the merged model in f32.
 fn adapter(dir: &Path, name: &str, spec: &LoraSpec, seed: u64) -> [std::path::PathBuf; 2] {
     let mut decoder = Decoder::load(dir, &LoadOptions::default()).unwrap();
     // B is not zero under Orthogonal.
