@@ -13,7 +13,7 @@ use super::storage::{FileSystem, Storage, StorageFile};
 use super::store::CheckpointStore;
 use super::{Checkpoint, CheckpointContent};
 
-/// Acts are small here so that every one of them, in the middle of a file too, gets its turn.
+/// Number of bytes written by one act. It is small, so that tests can also fail acts in the middle of a file.
 const WRITE_BYTES: usize = 256;
 
 /// A file system that works until act number `fail_at`. That act is left half done and fails; afterwards it
@@ -31,7 +31,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Err when this act fails; the flag says whether it may be half done.
+    /// Counts an act, and returns an error if it fails. The flag says whether the act may be half done.
     fn act(&mut self) -> Result<(), (bool, io::Error)> {
         let idx = self.num_acts;
         self.num_acts += 1;
@@ -147,11 +147,11 @@ fn selected_step(dir: &Path) -> u64 {
     checkpoint.step()
 }
 
-/// A save of step `third` over well saved steps 1 and 2, on a disk that fails at one act.
+/// An attempt to save step `third` after steps 1 and 2 were saved, on a disk that fails at one act.
 struct Attempt {
     store: CheckpointStore,
     saved: bool,
-    /// False once the save needs fewer acts than that.
+    /// Whether an act has failed; false if the save needs fewer acts than the one that would fail.
     failed: bool,
     disk: Arc<Mutex<Disk>>,
 }

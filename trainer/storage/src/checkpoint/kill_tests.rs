@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{CheckpointContent, CheckpointStore};
 
-/// The variable by which the test process saves into this folder until it is killed.
+/// Environment variable with the folder into which a child process saves until it is killed.
 const FOLDER: &str = "RLT_TEST_SAVE_UNTIL_KILLED";
 const NUM_KILLS: u64 = 6;
 
@@ -48,7 +48,7 @@ fn a_kill_at_any_moment_leaves_a_whole_checkpoint() {
     let mut last_step = 0;
     for idx in 0..NUM_KILLS {
         let mut child = start(dir.path());
-        // Until it has saved, however long its start takes here, and then some odd moment longer.
+        // The child is killed an odd time after its first save, however long it takes to start.
         while newest_step(dir.path()) <= last_step {
             std::thread::sleep(Duration::from_millis(2));
             assert!(child.try_wait().unwrap().is_none(), "the saving process has ended by itself");

@@ -1,6 +1,6 @@
-//! Checkpoints whose bytes are not as they should be: what is opened gives the tensors of its manifest or an
-//! error, and never memory that no file has. Manifests are signed anew, so that a wrong digest does not hide
-//! what comes behind it.
+//! Checkpoints with mutated bytes. Reading one gives the tensors of its manifest or an error, and allocates
+//! no memory for data that no file contains. Digests of mutated manifests are computed again, so that a wrong
+//! digest does not hide later checks.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 use super::manifest::Manifest;
 use super::*;
 
-/// Saves two small tensors; the folder of the checkpoint.
+/// Saves two small tensors, and returns the folder of the checkpoint.
 fn saved(dir: &Path) -> std::path::PathBuf {
     let tensors = vec![
         ("weight".to_owned(), Tensor::arange(12, (Kind::Float, Device::Cpu)).view([3, 4])),
@@ -35,7 +35,7 @@ fn read(folder: &Path) -> Result<Vec<Tensor>, CheckpointError> {
     checkpoint.manifest().tensors.keys().map(|name| checkpoint.tensor(name)).collect()
 }
 
-/// `bytes` with the digest of what they say, where they are a manifest.
+/// Returns `bytes` with a correct digest if they are a manifest.
 fn signed(bytes: &[u8]) -> Vec<u8> {
     match serde_json::from_slice::<Manifest>(bytes) {
         Ok(manifest) => manifest.to_json().unwrap(),

@@ -45,7 +45,7 @@ fn write(store: &CheckpointStore, writer_idx: usize, step: u64) -> WrittenShard 
 fn save(dir: &Path, step: u64) -> PathBuf {
     let mut store = CheckpointStore::open(dir, 3).unwrap();
     store.begin(step).unwrap();
-    // As processes exchange them, in any order.
+    // Shards are serialized, as processes exchange them, and committed in any order.
     let shards = (0..NUM_WRITERS).rev().map(|writer_idx| {
         let shard = serde_json::to_vec(&write(&CheckpointStore::follow(dir), writer_idx, step)).unwrap();
         serde_json::from_slice(&shard).unwrap()
@@ -77,7 +77,7 @@ fn a_checkpoint_of_many_writers_is_complete() {
     let sizes = (0..NUM_WRITERS).map(|idx| fs::metadata(shard(&folder, idx)).unwrap().len());
     let (least, most) = (sizes.clone().min().unwrap(), sizes.max().unwrap());
     assert!(most - least < 1024, "every rank writes as much as any other: {least} to {most}");
-    // Any reader of the format finds the numbers of a part under its tensor's name.
+    // Any reader of safetensors finds the values of a piece under its tensor's name.
     let bytes = fs::read(shard(&folder, 1)).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(file.tensor("pieces").unwrap().shape(), [24]);
@@ -90,7 +90,7 @@ fn a_rank_reads_only_the_files_that_contain_its_tensors() {
     let digest = Checkpoint::open(&folder).unwrap().manifest().sha256.clone();
     fs::remove_file(shard(&folder, 2)).unwrap();
     let checkpoint = Checkpoint::open_verified(&folder, &digest).unwrap();
-    // Rows are read whole: these four end before the third file begins.
+    // Whole rows are read. These four end before those of the third file begin.
     let values = Tensor::zeros([35], (Kind::Float, Device::Cpu));
     let of_two = |range| TensorRun { name: "pieces", shape: &[7, 10], range };
     checkpoint.fill(&of_two(5..40), &values).unwrap();

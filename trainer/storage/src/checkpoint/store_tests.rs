@@ -65,7 +65,7 @@ fn every_dtype_shape_and_stride_is_loaded_bit_by_bit() {
     tensors.push(("scalar".into(), Tensor::from(2.5)));
     tensors.push(("empty".into(), Tensor::zeros([0, 3], (Kind::Float, Device::Cpu))));
     tensors.push(("leaf".into(), (&base + 1.0).set_requires_grad(true)));
-    // More than one chunk, of a length that divides none.
+    // The tensor has more than one chunk, and its length is no multiple of a chunk.
     tensors.push(("long".into(), Tensor::arange(700_001, (Kind::Float, Device::Cpu))));
     let content = CheckpointContent { tensors, state: json!({}) };
     let mut store = CheckpointStore::open(dir.path(), 1).expect("opens");
@@ -274,7 +274,7 @@ fn state_numbers_are_loaded_bit_by_bit() {
 #[test]
 fn committed_checkpoints_are_listed_in_the_order_of_saving_without_damaged_ones() {
     let dir = temporary();
-    // Step 20 is saved again after the run went back behind it.
+    // Step 20 is saved again after the run has returned to an earlier step.
     let store = save(dir.path(), 3, &[10, 20, 30, 20]);
     let ledger = store.committed().expect("lists");
     let steps: Vec<u64> = ledger.iter().map(|committed| committed.step).collect();

@@ -1,4 +1,4 @@
-//! Copies in stores that work: folders and memory. Failing stores are tested by whole runs.
+//! Copies in stores that work: folders and memory. Stores that fail are tested in complete runs.
 
 use std::fs;
 use std::path::Path as FilePath;
@@ -18,7 +18,7 @@ use super::store::RemoteStore;
 use super::upload::Uploads;
 use super::{CopyError, clear};
 
-/// Longest that a test waits for a copy; milliseconds on a quiet machine.
+/// Maximum time that a test waits for a copy, which takes milliseconds on a quiet machine.
 const PATIENCE: Duration = Duration::from_secs(100);
 
 fn content(step: u64) -> CheckpointContent {
@@ -232,7 +232,8 @@ fn a_pipe_in_a_folder_of_copies_is_skipped_as_a_damaged_copy_and_never_opened() 
         fs::write(path, content).unwrap();
     }
 
-    // The next copy of a checkpoint replaces a pipe, and the retention leaves that of another one.
+    // The next copy of a checkpoint replaces the pipe in its own folder. Retention does not remove the folder
+    // of another checkpoint whose manifest is a pipe.
     let [old, new] = ["step-000001", "step-000002"].map(|name| store.path().join(name).join("manifest.json"));
     for manifest in [&old, &new] {
         replace_by_pipe(manifest);
@@ -249,7 +250,7 @@ fn a_pipe_in_a_folder_of_copies_is_skipped_as_a_damaged_copy_and_never_opened() 
     for expected in ["found a pipe", "expected at most"] {
         match expected {
             "found a pipe" => replace_by_pipe(&owner),
-            // Sparse: a file of this length is not read to find out how long it is.
+            // The file is sparse. Its length is known without reading it.
             _ => fs::File::create(&owner).unwrap().set_len((1 << 30) + 1).unwrap(),
         }
         let error = fetched(there.path()).unwrap_err();
@@ -314,7 +315,8 @@ fn copies_of_another_run_are_neither_fetched_nor_removed_nor_overwritten() {
         assert!(content_of(&store) == before, "{said}");
         fs::remove_dir_all(saved.path).unwrap();
     }
-    // Whose folder holds the run may start afresh under another manifest.
+    // A run may start afresh under another manifest if its folder contains the earlier run that owns the
+    // prefix.
     let faster = run_named("one", "1e-5");
     runtime().unwrap().block_on(clear_at(&remote(&store), &faster, Some(&this_run()))).unwrap();
     assert!(folders(&store).is_empty());
@@ -336,7 +338,7 @@ fn a_copy_without_an_identity_is_fetched_and_one_of_another_run_is_not_whatever_
     let (store, here, there) =
         (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     save_and_copy(&store, here.path(), 2, &[1]);
-    // A prefix of a release that wrote neither.
+    // The prefix of an older release, which wrote no identity.
     let owner = Path::from("runs/one/run.json");
     runtime().unwrap().block_on(store.delete(&owner)).unwrap();
     assert_eq!(fetch(&store, there.path(), None).len(), 1);
@@ -378,7 +380,7 @@ fn the_copy_of_the_best_checkpoint_stays_until_a_better_one_has_its_own() {
     uploads.finish(PATIENCE).unwrap();
     assert_eq!(folders(&store), ["step-000001", "step-000002"]);
 
-    // The better one is damaged where it is read for its copy.
+    // The better checkpoint is damaged locally, so it cannot be copied.
     let better = save(3);
     let shard = better.join("shard-00000.safetensors");
     let whole = fs::read(&shard).unwrap();
@@ -391,7 +393,7 @@ fn the_copy_of_the_best_checkpoint_stays_until_a_better_one_has_its_own() {
         assert!(started.elapsed() < PATIENCE, "the newest one is not copied");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // A failure after that copy: older ones were removed in between.
+    // A failure after the copy of step 4 shows that older copies have been removed by now.
     let error = failure_of(&uploads);
     assert!(folders(&store).contains(&"step-000001".to_owned()), "{error}: {:?}", folders(&store));
     assert!(uploads.needs(&better));
