@@ -283,14 +283,14 @@ impl Ranks {
         values.collect::<Result<_, _>>().map_err(RankError::Decode)
     }
 
-    /// Broadcasts the leader's value; the other ranks pass `None`.
+    /// Broadcasts the leader's value to all ranks of the job; the other ranks pass `None`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn broadcast<T: Serialize + DeserializeOwned>(&self, own: Option<T>) -> Result<T, RankError> {
         // A list, because JSON cannot distinguish `None` from `Some(())`.
         let own: Vec<T> = own.into_iter().collect();
-        self.all_gather(own)?.into_iter().flatten().next().ok_or(RankError::NothingFromLeader)
+        self.world().all_gather(own)?.into_iter().flatten().next().ok_or(RankError::NothingFromLeader)
     }
 
     /// Runs `work` on the leader, then on the other ranks. A barrier in between lets them find what the
@@ -299,12 +299,13 @@ impl Ranks {
     /// # Errors
     /// The error of `work`, or [`RankError`] when a rank is lost.
     pub fn leader_first<T, E: From<RankError>>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let world = self.world();
         if self.is_leader() {
             let result = work()?;
-            self.with_group(|group| group.barrier())?;
+            world.with_group(|group| group.barrier())?;
             return Ok(result);
         }
-        self.with_group(|group| group.barrier())?;
+        world.with_group(|group| group.barrier())?;
         work()
     }
 

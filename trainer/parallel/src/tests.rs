@@ -75,6 +75,21 @@ fn the_leader_works_first() {
 }
 
 #[test]
+fn the_leader_leads_all_ranks_whatever_their_tensor_parallel_index() {
+    let is_made = std::sync::atomic::AtomicBool::new(false);
+    let results = on_ranks(4, |ranks| {
+        let ranks = ranks.with_tensor_parallel(2).unwrap();
+        let said = ranks.broadcast(ranks.is_leader().then(|| "go".to_owned())).unwrap();
+        let found = ranks.leader_first(|| -> Result<bool, RankError> {
+            Ok(is_made.swap(true, std::sync::atomic::Ordering::SeqCst))
+        });
+        (said, found.unwrap())
+    });
+    let expected = [false, true, true, true].map(|found| ("go".to_owned(), found));
+    assert_eq!(results, expected);
+}
+
+#[test]
 fn ranks_get_full_groups_if_there_are_enough_and_every_row_once() {
     let demonstration = |len: usize| rlt_core::batch::Demonstration {
         tokens: vec![1; len],
