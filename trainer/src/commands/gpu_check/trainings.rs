@@ -1,10 +1,11 @@
 //! Runs full trainings of a tiny job on the GPU and on the CPU, in separate processes, and compares their
 //! metrics.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{Failure, Finding, Report};
 
@@ -62,14 +63,18 @@ fn is_own(name: &str) -> bool {
 }
 
 /// Returns the largest difference of a step's metrics, relative for values above 1, and the name of that
-/// metric.
+/// metric. A metric that only one of the steps has differs infinitely.
 fn difference(one: &Value, other: &Value) -> (f64, String) {
     let mut largest = (0.0, String::new());
-    for (name, value) in one.as_object().into_iter().flatten().filter(|(name, _)| !is_own(name)) {
-        let (Some(value), Some(other)) = (value.as_f64(), other.get(name)) else { continue };
+    let names = [one, other].into_iter().filter_map(Value::as_object).flat_map(Map::keys);
+    let names: BTreeSet<&String> = names.filter(|name| !is_own(name)).collect();
+    for name in names {
         // A metric that is not finite is null in JSON.
-        let difference =
-            other.as_f64().map_or(f64::INFINITY, |other| (value - other).abs() / value.abs().max(1.0));
+        let difference = match (one[name].as_f64(), other[name].as_f64()) {
+            (Some(value), Some(other)) => (value - other).abs() / value.abs().max(1.0),
+            (None, None) => 0.0,
+            _ => f64::INFINITY,
+        };
         if difference > largest.0 {
             largest = (difference, name.clone());
         }
@@ -180,11 +185,16 @@ mod tests {
         assert!(matches!(found.status, super::super::Status::Failed));
         assert_eq!(found.figures["metric"], "actor/pg_loss");
         assert_eq!(found.figures["errorsOfSteps"][0][0], 0.0);
-        let lost = json!({ "actor/pg_loss": null });
-        assert!(matches!(
-            compared("no number", &[step(0.1), lost], &truth).status,
-            super::super::Status::Failed
-        ));
+        for lost in [json!({ "actor/pg_loss": null }), json!({})] {
+            for (one, other) in [(&lost, &truth[1]), (&truth[1], &lost)] {
+                let found = compared(
+                    "no number",
+                    &[truth[0].clone(), one.clone()],
+                    &[truth[0].clone(), other.clone()],
+                );
+                assert!(matches!(found.status, super::super::Status::Failed), "{one} and {other}");
+            }
+        }
         assert!(matches!(compared("short", &truth[..1], &truth).status, super::super::Status::Failed));
         assert!(matches!(
             repeated(&truth, &[step(0.1), step(0.2000001)]).status,
