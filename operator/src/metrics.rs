@@ -127,7 +127,7 @@ impl Metrics {
         all.register("job_milestone_seconds", help, self.milestones.clone());
         all.register(
             "attempts_ended",
-            "Attempts that did not end well, by their cause",
+            "Failures of attempts by their cause, restarts in place among them",
             self.attempts_ended.clone(),
         );
         all.register("jobs_ended", "Jobs that have ended", self.jobs_ended.clone());
