@@ -9,6 +9,7 @@ mod fields;
 pub(crate) mod job;
 mod pod;
 mod ray;
+mod reader;
 mod references;
 mod resources;
 mod shape;
@@ -28,10 +29,20 @@ use crate::outcome::Outcome;
 use crate::shell::limits::Budget;
 pub use document::Manifest;
 use fields::Target;
-use job::ClusterJob;
+use job::{ClusterJob, Kind};
+use ray::RayJobs;
+use reader::JobReader;
+use train::TrainJobs;
 
 /// Label with which a RayJob names the PriorityClass of its pods.
 const RAY_PRIORITY_LABEL: &str = "ray.io/priority-class-name";
+
+fn reader_of(kind: Kind) -> &'static dyn JobReader {
+    match kind {
+        Kind::RayJob => &RayJobs,
+        Kind::TrainJob => &TrainJobs,
+    }
+}
 
 /// Returns the launches of all jobs of a manifest.
 pub(crate) fn launches(
@@ -42,7 +53,7 @@ pub(crate) fn launches(
     let (mut all, mut notes, mut first_error) = (Vec::new(), Vec::new(), None);
     let mut budget = Budget::default();
     for job in &manifest.jobs {
-        match command::launches(&mut budget, job, &manifest.files, environment) {
+        match command::launches(&mut budget, reader_of(job.kind), job, &manifest.files, environment) {
             Ok((launches, more)) => {
                 all.extend(launches);
                 notes.extend(more);
@@ -72,8 +83,9 @@ pub(crate) fn convert(
     metadata(job, &mut target);
     suspension(job, &mut target);
     controller(job, &mut target);
-    job.kind.convert(job, launch, &mut target)?;
-    shape::compare(job, target.draft);
+    let reader = reader_of(job.kind);
+    reader.convert(job, launch, &mut target)?;
+    shape::compare(job.kind_name(), reader.shape(job), target.draft);
     if !target.draft.has("workers.storage") {
         target.draft.remark(
             "workers",

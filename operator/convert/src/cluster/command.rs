@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::job::{ClusterJob, JobCommand};
+use super::job::ClusterJob;
+use super::reader::{JobCommand, JobReader};
 use super::references::expanded;
 use super::shape;
 use crate::ConvertError;
@@ -17,46 +18,49 @@ const MAX_CHARS: usize = 80;
 /// Launches, with notes on what of a script is not known.
 type Launches = (Vec<Launch>, Vec<String>);
 
-/// Returns the launches of a job's command. `files` are those of ConfigMaps, by name, and `environment` are
-/// variables that take precedence over the job's.
+/// Returns the launches of a job's command, which `reader` finds. `files` are those of ConfigMaps, by name,
+/// and `environment` are variables that take precedence over the job's.
 pub(super) fn launches(
     budget: &mut Budget,
+    reader: &dyn JobReader,
     job: &ClusterJob,
     files: &BTreeMap<String, String>,
     environment: &BTreeMap<String, String>,
 ) -> Result<Launches, ConvertError> {
-    let mut variables = job.kind.environment(job);
+    let mut variables = reader.environment(job);
     variables.extend(environment.iter().map(|(name, value)| (name.clone(), value.clone())));
-    let (script, texts) = script(job, &variables)?;
-    let machines = job.kind.runs_in_all_pods().then(|| job.kind.shape(job).num_pods).flatten();
+    let (script, texts) = script(reader, job, &variables)?;
+    let shape = reader.shape(job);
+    let machines = shape.num_pods.filter(|_| reader.runs_in_all_pods());
     let context = Context { files, variables: &variables, texts: &texts, machines };
     let (mut launches, notes) = context.launches(budget, &script, &[])?;
     if launches.is_empty() {
-        return Err(no_launch(job, &script));
+        return Err(no_launch(reader, job, &script));
     }
     for launch in &mut launches {
         let found = |path: &String| Some((path.clone(), files.get(base_name(path))?.clone()));
         let texts: Vec<_> = launch.files.iter().filter_map(found).collect();
         launch.texts.extend(texts);
-        job.kind.translate(job, launch);
-        shape::complete(launch, job);
+        reader.translate(job, launch);
+        shape::complete(launch, shape, reader.runs_in_all_pods());
         launch.cluster = Some(job.clone());
     }
     Ok((launches, notes))
 }
 
-fn no_launch(job: &ClusterJob, script: &str) -> ConvertError {
+fn no_launch(reader: &dyn JobReader, job: &ClusterJob, script: &str) -> ConvertError {
     let command = script.split_whitespace().collect::<Vec<_>>().join(" ");
     let command = command.chars().take(MAX_CHARS).collect();
-    ConvertError::NoLaunchOfJob { kind: job.kind_name(), field: job.kind.field(), command }
+    ConvertError::NoLaunchOfJob { kind: job.kind_name(), field: reader.field(), command }
 }
 
 /// Returns the command of a job as the text of a script, and the texts of which it consists.
 fn script(
+    reader: &dyn JobReader,
     job: &ClusterJob,
     variables: &BTreeMap<String, String>,
 ) -> Result<(String, Vec<String>), ConvertError> {
-    let (script, texts) = match job.kind.command(job) {
+    let (script, texts) = match reader.command(job) {
         JobCommand::Script(text) => (text.clone(), vec![text]),
         JobCommand::Words(words) => {
             let quoted: Vec<_> = words.iter().map(|word| quoted(&expanded(word, variables))).collect();
@@ -64,7 +68,7 @@ fn script(
         }
     };
     if script.trim().is_empty() {
-        let (field, hint) = (job.kind.field(), job.kind.hint());
+        let (field, hint) = (reader.field(), reader.hint());
         return Err(ConvertError::NoCommand { kind: job.kind_name(), field, hint });
     }
     Ok((script, texts))

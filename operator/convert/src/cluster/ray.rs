@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::fields::Target;
-use super::job::{ClusterJob, JobCommand, JobKind};
+use super::job::ClusterJob;
+use super::reader::{JobCommand, JobReader};
 use super::resources::{count, num_gpus};
 use super::shape::Shape;
 use super::{pod, variables};
@@ -26,15 +27,10 @@ const OF_JOB: [&str; 7] = [
 /// Fields of a group of pods that code reads.
 const OF_GROUP: [&str; 3] = ["replicas", "numOfHosts", "template"];
 
-/// Kind of the jobs of KubeRay, whose command runs in one pod of a Ray cluster.
-#[derive(Debug)]
-pub(super) struct RayJob;
+/// Reader of the jobs of KubeRay, whose command runs in one pod of a Ray cluster.
+pub(super) struct RayJobs;
 
-impl JobKind for RayJob {
-    fn name(&self) -> &'static str {
-        "RayJob"
-    }
-
+impl JobReader for RayJobs {
     fn field(&self) -> &'static str {
         "spec.entrypoint"
     }
@@ -63,7 +59,7 @@ impl JobKind for RayJob {
     fn translate(&self, _: &ClusterJob, _: &mut Launch) {}
 
     fn convert(&self, job: &ClusterJob, _: &Launch, target: &mut Target<'_>) -> Result<(), ConvertError> {
-        target.apply("ray_job", self.name(), &job.spec, &OF_JOB)?;
+        target.apply("ray_job", job.kind_name(), &job.spec, &OF_JOB)?;
         retries(job, target);
         deletion(job, target);
         if let Some(cluster) = job.spec.get("rayClusterSpec") {

@@ -1,6 +1,5 @@
 //! Number of pods and of processes of each, which another operator's manifest gives.
 
-use super::job::ClusterJob;
 use crate::draft::Draft;
 use crate::launch::{Launch, Project};
 
@@ -12,8 +11,9 @@ pub(super) struct Shape {
     pub(super) per_pod: Option<u64>,
 }
 
-/// Gives the launch of a job the numbers of machines and processes that its command leaves out.
-pub(super) fn complete(launch: &mut Launch, job: &ClusterJob) {
+/// Gives a launch the numbers of machines and processes that its command leaves out. The command runs in all
+/// pods or in one.
+pub(super) fn complete(launch: &mut Launch, shape: Shape, runs_in_all_pods: bool) {
     let is_ray = match launch.project {
         Project::Verl => !launch.trainer.contains("sft"),
         Project::OpenInstruct => ["grpo", "ppo"].iter().any(|own| launch.trainer.starts_with(own)),
@@ -21,11 +21,10 @@ pub(super) fn complete(launch: &mut Launch, job: &ClusterJob) {
     };
     // A command in a Ray cluster runs in one pod, and verl's asks Ray for the others; open-instruct says how
     // many learners it has.
-    let spreads = if is_ray { launch.project == Project::Verl } else { job.kind.runs_in_all_pods() };
+    let spreads = if is_ray { launch.project == Project::Verl } else { runs_in_all_pods };
     if !spreads {
         return;
     }
-    let shape = job.kind.shape(job);
     launch.machines = launch.machines.or(shape.num_pods);
     let machines = launch.machines.unwrap_or(1).max(1);
     let of_launch = |per_pod: u64| match launch.project {
@@ -38,10 +37,9 @@ pub(super) fn complete(launch: &mut Launch, job: &ClusterJob) {
 const COUNT: &str = "workers.count";
 const PER_WORKER: &str = "workers.ranksPerWorker";
 
-/// Compares the workers of a draft with the pods of a job. As many ranks in pods of another size
+/// Compares the workers of a draft with the pods of a job of this kind. As many ranks in pods of another size
 /// become workers of that size; any other difference is a remark.
-pub(super) fn compare(job: &ClusterJob, draft: &mut Draft) {
-    let (kind, shape) = (job.kind_name(), job.kind.shape(job));
+pub(super) fn compare(kind: &str, shape: Shape, draft: &mut Draft) {
     let of = |path: &str| draft.count(path).unwrap_or(1);
     let (count, per_worker) = (of(COUNT), of(PER_WORKER));
     let ranks = count.saturating_mul(per_worker);

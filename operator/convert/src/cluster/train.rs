@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::fields::Target;
-use super::job::{ClusterJob, JobCommand, JobKind};
+use super::job::ClusterJob;
+use super::reader::{JobCommand, JobReader};
 use super::resources::{self, count, num_gpus};
 use super::shape::Shape;
 use super::{pod, variables};
@@ -33,15 +34,10 @@ const HUB: &str = "hf://";
 const LOADED: [(&str, &str, &str); 2] =
     [("model", "/workspace/model", "model.hub"), ("dataset", "/workspace/dataset", "data.datasets")];
 
-/// Kind of the jobs of Kubeflow Trainer, whose pods all run the command.
-#[derive(Debug)]
-pub(super) struct TrainJob;
+/// Reader of the jobs of Kubeflow Trainer, whose pods all run the command.
+pub(super) struct TrainJobs;
 
-impl JobKind for TrainJob {
-    fn name(&self) -> &'static str {
-        "TrainJob"
-    }
-
+impl JobReader for TrainJobs {
     fn field(&self) -> &'static str {
         "spec.trainer.command"
     }
@@ -77,7 +73,7 @@ impl JobKind for TrainJob {
         launch: &Launch,
         target: &mut Target<'_>,
     ) -> Result<(), ConvertError> {
-        target.apply("train_job", self.name(), &job.spec, &OF_JOB)?;
+        target.apply("train_job", job.kind_name(), &job.spec, &OF_JOB)?;
         let trainer = trainer(job);
         let fields = trainer.as_object().cloned().unwrap_or_default();
         target.apply("trainer", "TrainJob.trainer", &fields, &OF_TRAINER)?;
