@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, EvictParams};
+use kube::api::{Api, DeleteParams, EvictParams, Preconditions};
 use rlt_api::FailureCause;
 use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
 use serde_json::{Value, json};
@@ -47,9 +47,11 @@ impl TestNamespace {
         }
     }
 
-    /// Plays the kubelet: the pod is gone.
+    /// Plays the kubelet: the pod is gone, but not a later one of its name.
     pub(crate) async fn forget(&self, pod: &Pod) {
-        let _ = self.pods().delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await;
+        let this = Preconditions { uid: pod.uid(), ..Preconditions::default() };
+        let at_once = DeleteParams::default().grace_period(0).preconditions(this);
+        let _ = self.pods().delete(&pod.name_any(), &at_once).await;
     }
 }
 
@@ -70,6 +72,10 @@ async fn an_evicted_worker_saves_a_checkpoint_with_the_others_and_the_next_attem
     assert_eq!((leaving.attempt, leaving.failures_by_cause.len()), (Some(1), 0), "it still has its time");
     for pod in [&gang[1], &gang[0]] {
         test.end(pod, 80, "").await;
+    }
+    // A pod that is gone has no exit code any more.
+    test.when("drained", |status| status.attempt == Some(2)).await;
+    for pod in &gang {
         test.forget(pod).await;
     }
     let next = test.gang("drained", 2, 2).await;
