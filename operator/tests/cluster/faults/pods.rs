@@ -131,6 +131,10 @@ async fn a_failed_start_reports_the_message_of_kubelet_or_scheduler() {
         conditions.is_some_and(|all| all.iter().any(|one| one.reason.as_deref() == Some("Unschedulable")))
     };
     test.when_pods("homeless", |pods| pods.iter().any(is_refused)).await;
+    // The operator has seen a later change of a pod, so it has seen those of both.
+    test.post("later", json!({})).await;
+    test.run(&test.worker("later", 1).await).await;
+    test.when_true("later", ConditionType::PodsReady).await;
     for name in ["imageless", "homeless"] {
         test.patch_job(name, json!({"runPolicy": {"startupDeadlineSeconds": 1}})).await;
     }
