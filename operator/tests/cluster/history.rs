@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use futures::{Stream, StreamExt as _, pin_mut};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use kube::core::DynamicObject;
+use kube::core::{DynamicObject, ObjectList};
 use kube::runtime::watcher::{self, Event, watcher};
 use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
 use rlt_objects::labels;
@@ -107,15 +107,41 @@ impl History {
     /// Checks the recorded history, once it is complete. `has_rivals` if two operators worked at once: the
     /// slower one may make a pod of the attempt before, which is then removed.
     pub(crate) async fn check(&self, test: &TestNamespace, has_rivals: bool) {
-        let now = test.jobs().list(&Default::default()).await.unwrap();
-        let newest = now.iter().map(version).max().unwrap_or_default();
-        let is_newest = |(seen, _): &(u64, String)| *seen >= newest;
-        let is_complete = async || self.recorded.observations.lock().unwrap().keys().any(is_newest);
+        let jobs = test.jobs().list(&Default::default()).await.unwrap();
+        let pods = test.pods().list(&Default::default()).await.unwrap();
+        let is_complete = async || jobs.iter().all(|job| self.has(job)) && self.has_pods(&pods);
         until("the history is complete", is_complete).await;
         let mut checker = Checker { has_rivals, ..Checker::default() };
         for ((version, _), observation) in &*self.recorded.observations.lock().unwrap() {
             checker.observe(*version, observation);
         }
+    }
+
+    /// Whether an object was seen as it is here, or later.
+    fn has<K: kube::Resource>(&self, object: &K) -> bool {
+        let (wanted, uid) = (version(object), object.meta().uid.as_ref().unwrap());
+        let observations = self.recorded.observations.lock().unwrap();
+        observations.keys().any(|(seen, other)| other == uid && *seen >= wanted)
+    }
+
+    /// Whether the pods of a list were seen, and so was the end of each earlier one. The watch of pods may be
+    /// behind that of jobs: a job would seem to be suspended while pods are left.
+    fn has_pods(&self, list: &ObjectList<Pod>) -> bool {
+        let is_of_worker = |pod: &&Pod| pod.labels().contains_key(labels::ATTEMPT);
+        if !list.iter().filter(is_of_worker).all(|pod| self.has(pod)) {
+            return false;
+        }
+        let listed_at: u64 = list.metadata.resource_version.as_deref().unwrap().parse().unwrap();
+        let is_listed = |uid: &String| list.iter().any(|pod| pod.metadata.uid.as_ref() == Some(uid));
+        let observations = self.recorded.observations.lock().unwrap();
+        let has_gone = |uid: &String| {
+            let mut all = observations.values();
+            all.any(|one| matches!(one, Observation::PodIsGone { uid: gone } if gone == uid))
+        };
+        observations.iter().all(|((seen, _), one)| match one {
+            Observation::Pod { uid, .. } if *seen <= listed_at => is_listed(uid) || has_gone(uid),
+            _ => true,
+        })
     }
 }
 
