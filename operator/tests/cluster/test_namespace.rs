@@ -284,7 +284,11 @@ fn install_definition(cluster: &Cluster) {
             ["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=120s"];
         // A definition that has no status at all yet is an error to kubectl.
         let is_there = || cluster.kubectl().args(wait).output().unwrap().status.success();
-        assert!((0..20).any(|_| is_there()));
+        let begin = Instant::now();
+        while !is_there() {
+            assert!(begin.elapsed() < TIMEOUT, "the definition is not served");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }
 
