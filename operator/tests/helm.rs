@@ -16,7 +16,7 @@ use rlt_cluster::{Cluster, Options, Reader, own_cluster};
 use serde_json::{Value, json};
 
 /// Longest that a short training may take on two busy cores, as kubectl writes it.
-const TRAINING: &str = "--timeout=300s";
+const TRAINING: &str = "--timeout=600s";
 /// Limit of each other wait; a quiet machine needs half a minute.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Steps of a job that is deleted while it trains.

@@ -29,7 +29,7 @@ use rlt_cluster::{Options, Shared};
 use test_namespace::TestNamespace;
 
 /// Longest time that a test waits for the API server or the operator. Nothing trains here.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_audit_log());
 
