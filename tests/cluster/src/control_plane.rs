@@ -248,6 +248,10 @@ fn controller_manager_flags(folder: &Path, options: &Options) -> Vec<String> {
         "--kube-api-burst=1000".into(),
         "--profiling=false".into(),
     ];
+    if options.fake_nodes.is_none() && !options.has_real_node {
+        // A test makes and changes nodes itself. None has heartbeats.
+        flags.push("--node-monitor-grace-period=1h".into());
+    }
     flags.extend(gate_flags(options));
     flags
 }
