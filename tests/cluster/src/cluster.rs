@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -19,7 +19,7 @@ pub use reader::Reader;
 
 use crate::argo_cd;
 use crate::audit::{self, Call, CallLog};
-use crate::control_plane::{ControlPlane, ControlPlaneError};
+use crate::control_plane::{ControlPlane, ControlPlaneError, PATIENCE};
 use crate::fake_nodes::{self, FakeNodes};
 use crate::kueue::{self, KueueError};
 use crate::network::{self, NetworkError};
@@ -69,6 +69,16 @@ pub enum ClusterError {
         path: PathBuf,
         /// The error of the operating system.
         source: io::Error,
+    },
+    /// The controller manager made no account for a namespace's pods in time.
+    #[error(
+        "{namespace} had no service account after {PATIENCE:?}; the end of the controller manager's log:\n{log}"
+    )]
+    NoAccount {
+        /// Name of the namespace.
+        namespace: String,
+        /// The last lines of the controller manager's log.
+        log: String,
     },
     /// No client could be made from its kubeconfig.
     #[error("the kubeconfig is not one a client can be made of")]
@@ -215,7 +225,8 @@ impl Cluster {
     /// it.
     ///
     /// # Errors
-    /// When the API server refuses it.
+    /// When the API server refuses it, or the controller manager has ended or does not make the account of
+    /// its pods.
     pub async fn namespace(&self, purpose: &str) -> Result<String, ClusterError> {
         let client = self.client().await?;
         let name = format!("{purpose}-{}", self.num_namespaces.fetch_add(1, Ordering::Relaxed));
@@ -224,7 +235,12 @@ impl Cluster {
         Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
         // Pods are refused until the controller manager has made the account they run as.
         let accounts: Api<ServiceAccount> = Api::namespaced(client, &name);
+        let (started, program) = (Instant::now(), "kube-controller-manager");
         while accounts.get_opt("default").await?.is_none() {
+            self.control_plane.check(program)?;
+            if started.elapsed() > PATIENCE {
+                return Err(ClusterError::NoAccount { namespace: name, log: self.log(program) });
+            }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         Ok(name)

@@ -13,8 +13,8 @@ use crate::options::Options;
 use crate::process::{Place, Process, ProcessError};
 use crate::slot::Slot;
 
-/// Timeout of a program's start; usually it takes a second or two, but concurrent builds use the processor.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Limit of a wait for a program; usually it takes a second or two, but concurrent builds use the processor.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// How often readiness is requested.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -129,6 +129,13 @@ impl ControlPlane {
             tokio::time::sleep(POLL).await;
         }
         Ok(())
+    }
+
+    /// Fails if a program of this name has ended.
+    pub(crate) fn check(&self, program: &str) -> Result<(), ProcessError> {
+        let mut processes = self.processes();
+        let found = processes.iter_mut().find(|process| process.name() == program);
+        found.map_or(Ok(()), Process::check)
     }
 
     /// The id of a program's process.
