@@ -25,7 +25,7 @@ living() {
 
 # A process that was just forked is in neither list yet: ask until both stay empty.
 tries=0
-while [ "$tries" -lt 100 ]; do
+while [ "$tries" -lt 3000 ]; do
     pids=$(living)
     [ -n "$pids" ] || break
     # shellcheck disable=SC2086 # one word for each process
