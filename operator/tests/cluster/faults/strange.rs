@@ -84,8 +84,10 @@ async fn hostile_words_reach_the_trainer_as_they_are() {
         assert_eq!(value(format!("W{idx}")).replace("$$", "$"), *word);
     }
     let maps: Api<ConfigMap> = Api::namespaced(test.client.clone(), &test.namespace);
-    let manifest =
-        maps.get(&format!("{name}-manifest")).await.unwrap().data.unwrap()["manifest.yaml"].clone();
+    let name = format!("{name}-manifest");
+    // It is made beside the pod, which waits for it.
+    until("the manifest is there", async || maps.get_opt(&name).await.unwrap().is_some()).await;
+    let manifest = maps.get(&name).await.unwrap().data.unwrap()["manifest.yaml"].clone();
     let read = serde_json::to_value(&rlt_api::validate(&manifest).unwrap().spec().workers.env).unwrap();
     assert_eq!(read, posted.data["spec"]["workers"]["env"]);
 }
