@@ -8,7 +8,7 @@ use rlt_api::status::{Condition, ConditionType, RLTrainingJobStatus};
 use rlt_cluster::{FakeNodes, Options, Shared};
 use serde_json::{Value, json};
 
-use crate::test_namespace::TestNamespace;
+use crate::test_namespace::{TestNamespace, until};
 
 /// Two nodes, each with room for one worker of the tests.
 static CLUSTER: Shared =
@@ -49,9 +49,12 @@ async fn a_gang_that_does_not_fit_binds_no_worker_and_every_attempt_has_a_group_
     let first = DeleteParams::default().grace_period(0);
     test.pods().delete(&pods[0].name_any(), &first).await.unwrap();
     test.when("small", |status| status.attempt == Some(2) && status.ready.as_deref() == Some("2/2")).await;
-    let groups = test.pod_groups().list(&ListParams::default()).await.unwrap();
-    let names: Vec<_> = groups.iter().map(ResourceExt::name_any).collect();
-    assert_eq!(names, ["large-trainer-1", "small-trainer-2"]);
+    // The controller manager removes a group once it has seen that no pod is left in it.
+    let only_the_newest = async || {
+        let groups = test.pod_groups().list(&ListParams::default()).await.unwrap();
+        groups.iter().map(ResourceExt::name_any).eq(["large-trainer-1", "small-trainer-2"])
+    };
+    until("only the newest groups are left", only_the_newest).await;
     // Until this process ends, the scheduler would try the gang again without a pause, on a core of its own.
     test.jobs().delete("large", &DeleteParams::default()).await.unwrap();
     test.when_pods("large", <[Pod]>::is_empty).await;
