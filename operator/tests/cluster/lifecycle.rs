@@ -145,6 +145,7 @@ async fn a_passing_failure_is_tried_again_and_a_lasting_one_ends_the_job_with_ad
     test.post("fails", json!({})).await;
     let first = test.worker("fails", 1).await;
     test.run(&first).await;
+    test.when_true("fails", ConditionType::PodsReady).await;
     test.end(&first, 75, "failed to read `/storage/model`: stale file handle").await;
     let second = test.worker("fails", 2).await;
     test.run(&second).await;
