@@ -26,7 +26,7 @@ const NO_EXPIRY: Timing = Timing {
     renew_within: Duration::from_secs(1800),
     renew_every: Duration::from_millis(100),
     retry_after: Duration::from_millis(20),
-    call_timeout: Duration::from_secs(2),
+    call_timeout: TIMEOUT,
 };
 
 fn candidate(namespace: &str, identity: &str, timing: Timing) -> Candidate {
@@ -101,9 +101,11 @@ async fn a_leader_outlives_refused_lost_and_hanging_renewals_and_doubts_about_th
     let namespace = cluster.namespace("faults").await.unwrap();
     let leases = Api::<Lease>::namespaced(cluster.client().await.unwrap(), &namespace);
     let faults = Faults::default();
+    // One of the calls hangs.
+    let timing = Timing { call_timeout: Duration::from_secs(2), ..NO_EXPIRY };
     let leader = Election::start(
         faulty_client(cluster, &faults).await,
-        candidate(&namespace, "leader", NO_EXPIRY),
+        candidate(&namespace, "leader", timing),
         Term::default(),
     );
     until("it leads", leader.leadership()).await;
