@@ -8,6 +8,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, ServiceAccount};
 use kube::Client;
@@ -74,6 +75,8 @@ fn held_port() -> HeldPort {
 /// Starts the operator with the arguments of the Deployment, but on this machine. It serves probes and
 /// metrics on `port` (0 for any free one) and its status channel as `channel` says.
 async fn start(cluster: &Cluster, port: u16, channel: &[String], collector: Option<&Collector>) -> Running {
+    until_it_may_list(cluster, "nodes", "").await;
+    until_it_may_list(cluster, "leases", NAMESPACE).await;
     let kubeconfig = cluster.kubeconfig_of_service_account(NAMESPACE, "rl-operator").await.unwrap();
     let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
         .args(["--lease=rl-operator".to_owned(), format!("--listen=127.0.0.1:{port}")])
@@ -85,6 +88,35 @@ async fn start(cluster: &Cluster, port: u16, channel: &[String], collector: Opti
         .env("RLT_TRAINER_IMAGE", "rlt.local/rlt-trainer:dev")
         .spawn();
     Running(started.unwrap())
+}
+
+/// Waits until the operator may list objects of a kind, in a namespace where one is named: the API server's
+/// authorizer follows roles and bindings by watches.
+async fn until_it_may_list(cluster: &Cluster, resource: &str, namespace: &str) {
+    let group = match resource {
+        "nodes" => "",
+        "leases" => "coordination.k8s.io",
+        _ => "rltraining.dev",
+    };
+    let asked = ResourceAttributes {
+        verb: Some("list".into()),
+        group: Some(group.into()),
+        resource: Some(resource.into()),
+        namespace: Some(namespace.into()),
+        ..ResourceAttributes::default()
+    };
+    let spec = SubjectAccessReviewSpec {
+        user: Some(format!("system:serviceaccount:{NAMESPACE}:rl-operator")),
+        resource_attributes: Some(asked),
+        ..SubjectAccessReviewSpec::default()
+    };
+    let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+    let reviews = Api::<SubjectAccessReview>::all(cluster.client().await.unwrap());
+    eventually(&format!("it may list {resource} in {namespace:?}"), async || {
+        let answer = reviews.create(&PostParams::default(), &review).await.unwrap();
+        answer.status.unwrap().allowed.then_some(())
+    })
+    .await;
 }
 
 async fn page(port: u16, path: &str) -> Option<String> {
@@ -391,8 +423,8 @@ fn versions(cluster: &Cluster, names: &[&str]) -> Vec<String> {
     names.iter().map(version).collect()
 }
 
-/// Installs the chart for these namespaces, and makes them.
-fn install_for(cluster: &Cluster, namespaces: &[String]) {
+/// Installs the chart for these namespaces, makes them, and waits until the roles in them count.
+async fn install_for(cluster: &Cluster, namespaces: &[String]) {
     let object = |name: &str| format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n---\n");
     let mut bundle: String = namespaces.iter().map(|name| object(name)).collect();
     bundle.push_str(&object(NAMESPACE));
@@ -405,6 +437,9 @@ fn install_for(cluster: &Cluster, namespaces: &[String]) {
     std::fs::write(file.path(), bundle).unwrap();
     kubectl(cluster, &["apply", "-f", file.path().to_str().unwrap()]);
     wait_for_definition(cluster);
+    for namespace in namespaces {
+        until_it_may_list(cluster, "rltrainingjobs", namespace).await;
+    }
 }
 
 #[tokio::test]
@@ -413,7 +448,7 @@ async fn an_operator_of_two_namespaces_needs_and_touches_no_third() {
         return;
     };
     kubectl(&cluster, &["create", "namespace", "team-c"]);
-    install_for(&cluster, &["team-a".to_owned(), "team-b".to_owned()]);
+    install_for(&cluster, &["team-a".to_owned(), "team-b".to_owned()]).await;
     let held = held_port();
     let (port, channel) = (held.number(), "--channel-listen=127.0.0.1:0".to_owned());
     let watched = "--namespaces=team-a,team-b".to_owned();
@@ -444,7 +479,7 @@ async fn fifty_namespaces_are_followed_and_the_lease_is_renewed_all_the_while() 
         return;
     };
     let teams: Vec<_> = (0..50).map(|idx| format!("team-{idx}")).collect();
-    install_for(&cluster, &teams);
+    install_for(&cluster, &teams).await;
     let held = held_port();
     let port = held.number();
     let namespaces = format!("--namespaces={}", teams.join(","));

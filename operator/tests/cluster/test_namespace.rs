@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::events::Reporter;
@@ -190,8 +190,11 @@ impl TestNamespace {
             binding("ClusterRoleBinding", "ClusterRole", namespace),
         ]);
         let jobs: Api<Job> = Api::namespaced(client.clone(), namespace);
-        // The API server's authorizer follows roles by a watch.
-        until("the roles count", async || jobs.list(&ListParams::default()).await.is_ok()).await;
+        let nodes: Api<Node> = Api::all(client.clone());
+        // The API server's authorizer follows each kind of role and binding by a watch of its own.
+        let all = ListParams::default();
+        let may = async || jobs.list(&all).await.is_ok() && nodes.list(&all).await.is_ok();
+        until("the roles count", may).await;
         Operator::start_with(client, vec![namespace.clone()], pods)
     }
 

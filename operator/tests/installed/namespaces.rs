@@ -6,7 +6,7 @@ use super::*;
 async fn a_deleted_namespace_stops_no_job_of_another_and_its_jobs_follow_when_it_is_back() {
     let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
     let namespaces = ["team-a", "gone"].map(str::to_owned);
-    install_for(&cluster, &namespaces);
+    install_for(&cluster, &namespaces).await;
     kubectl(&cluster, &["delete", "namespace", "gone", "--timeout=300s"]);
     let held = held_port();
     let port = held.number();
@@ -25,7 +25,7 @@ async fn a_deleted_namespace_stops_no_job_of_another_and_its_jobs_follow_when_it
     };
     starts_a_job("team-a").await;
     is_refused(1).await;
-    install_for(&cluster, &namespaces);
+    install_for(&cluster, &namespaces).await;
     starts_a_job("gone").await;
     is_refused(0).await;
 }
