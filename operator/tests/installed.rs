@@ -499,8 +499,11 @@ async fn fifty_namespaces_are_followed_and_the_lease_is_renewed_all_the_while() 
     // Pods, six kinds of children and jobs of each namespace; nodes; the lease.
     let user = format!("system:serviceaccount:{NAMESPACE}:rl-operator");
     let is_watched = |call: &rlt_cluster::Call| call.user == user && call.verb == "watch";
-    let num_watches = cluster.calls().unwrap().into_iter().filter(is_watched).count();
-    assert!(num_watches >= 50 * 8, "{num_watches} watches");
+    eventually("everything is watched", async || {
+        let num_watches = cluster.calls().unwrap().into_iter().filter(is_watched).count();
+        (num_watches >= 50 * 8).then_some(())
+    })
+    .await;
     terminate(&mut operator);
     check_calls(&cluster);
 }
