@@ -181,6 +181,11 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
     let named = Api::<Job>::namespaced(client.clone(), "team").get("quickstart").await.unwrap();
     assert_eq!(named.status.unwrap().trace_id, Some(AttemptTrace::of(&job_uid, 1).id()));
     kubectl(&cluster, &["delete", "rltj", "--all", "-n", "team"]);
+    // The end of the process gives spans two seconds.
+    eventually("the span of the attempt is sent", async || {
+        collector.spans().iter().any(|span| span.name == "attempt").then_some(())
+    })
+    .await;
 
     terminate(&mut operator);
     let leases = Api::<Lease>::namespaced(client, NAMESPACE);
