@@ -221,7 +221,7 @@ fn start_operator(test: &TestNamespace) -> Running {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let account = test.cluster.kubeconfig_of_service_account(NAMESPACE, "rl-operator");
     let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
-        .args(["--lease=rl-operator", "--listen=127.0.0.1:0", "--channel-listen=127.0.0.1:0"])
+        .args(["--listen=127.0.0.1:0", "--channel-listen=127.0.0.1:0"])
         .arg("--channel-service=rl-operator-channel")
         .env("KUBECONFIG", runtime.block_on(account).unwrap())
         .env("POD_NAMESPACE", NAMESPACE)

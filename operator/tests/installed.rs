@@ -33,6 +33,8 @@ mod spares;
 mod versions;
 
 const NAMESPACE: &str = "rl-operator";
+/// Flag of an operator that stands for election, and ends where it cannot renew its Lease in ten seconds.
+const LEASE: &str = "--lease=rl-operator";
 /// Limit of each wait. A quiet machine needs seconds, or half a minute to collect the children of a job on a
 /// cluster that has just started.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -72,15 +74,15 @@ fn held_port() -> HeldPort {
     HeldPort::on([127, 0, 0, 1]).unwrap()
 }
 
-/// Starts the operator with the arguments of the Deployment, but on this machine. It serves probes and
-/// metrics on `port` (0 for any free one) and its status channel as `channel` says.
-async fn start(cluster: &Cluster, port: u16, channel: &[String], collector: Option<&Collector>) -> Running {
+/// Starts the operator as the Deployment does, but on this machine and alone, so that it needs no Lease. It
+/// serves probes and metrics on `port` (0 for any free one), and whatever else the flags say.
+async fn start(cluster: &Cluster, port: u16, flags: &[String], collector: Option<&Collector>) -> Running {
     until_it_may_list(cluster, "nodes", "").await;
     until_it_may_list(cluster, "leases", NAMESPACE).await;
     let kubeconfig = cluster.kubeconfig_of_service_account(NAMESPACE, "rl-operator").await.unwrap();
     let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
-        .args(["--lease=rl-operator".to_owned(), format!("--listen=127.0.0.1:{port}")])
-        .args(channel)
+        .arg(format!("--listen=127.0.0.1:{port}"))
+        .args(flags)
         .envs(collector.map(Collector::environment).unwrap_or_default())
         .env("KUBECONFIG", kubeconfig)
         .env("POD_NAMESPACE", NAMESPACE)
@@ -153,7 +155,8 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
     let (port, channel) = (held.number(), "--channel-listen=127.0.0.1:0".to_owned());
     let service = "--channel-service=rl-operator-channel".to_owned();
     let collector = Collector::start().unwrap();
-    let mut operator = start(&cluster, port, &[service, channel], Some(&collector)).await;
+    let flags = [LEASE.to_owned(), service, channel];
+    let mut operator = start(&cluster, port, &flags, Some(&collector)).await;
     eventually("it is ready", async || page(port, "/readyz").await).await;
     kubectl(&cluster, &["create", "namespace", "team"]);
     kubectl(&cluster, &["apply", "-n", "team", "-f", "examples/quickstart/job.yaml"]);
@@ -488,7 +491,7 @@ async fn fifty_namespaces_are_followed_and_the_lease_is_renewed_all_the_while() 
     let held = held_port();
     let port = held.number();
     let namespaces = format!("--namespaces={}", teams.join(","));
-    let mut operator = start(&cluster, port, &[namespaces], None).await;
+    let mut operator = start(&cluster, port, &[LEASE.to_owned(), namespaces], None).await;
     eventually("it is ready", async || page(port, "/readyz").await).await;
     let client = cluster.client().await.unwrap();
     let leases = Api::<Lease>::namespaced(client.clone(), NAMESPACE);

@@ -74,7 +74,8 @@ fn supervised(num_steps: u64) -> Value {
     manifest
 }
 
-/// The operator as the Deployment starts it, but on this machine, with its channel where pods reach it.
+/// The operator as the Deployment starts it, but on this machine, with its channel where pods reach it, and
+/// alone, so that it needs no Lease.
 async fn operator(test: &TestNamespace) -> Running {
     let bundle = test.cluster.kubectl().args(["apply", "-k"]).arg(root().join("charts/kustomize")).output();
     assert!(bundle.unwrap().status.success());
@@ -82,7 +83,7 @@ async fn operator(test: &TestNamespace) -> Running {
     let host = test.cluster.host_address();
     let port = HeldPort::on([0, 0, 0, 0]).unwrap();
     let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
-        .args(["--lease=spares", "--listen=127.0.0.1:0", "--trainer-image-pull-policy=Never"])
+        .args(["--listen=127.0.0.1:0", "--trainer-image-pull-policy=Never"])
         .args([format!("--channel-listen=0.0.0.0:{}", port.number()), format!("--channel-host={host}")])
         .env("KUBECONFIG", kubeconfig)
         .env("POD_NAMESPACE", "rl-operator")
