@@ -189,8 +189,8 @@ impl TestNamespace {
 }
 
 fn holds(job: &Value, type_: &str) -> bool {
-    let conditions = job["status"]["conditions"].as_array().unwrap();
-    conditions.iter().any(|condition| condition["type"] == type_ && condition["status"] == "True")
+    let mut conditions = job["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.any(|condition| condition["type"] == type_ && condition["status"] == "True")
 }
 
 /// The quickstart under another name, with a run policy.
@@ -291,6 +291,8 @@ fn a_job_that_fails_is_degraded(test: &TestNamespace) {
 }
 
 fn a_job_in_a_queue_is_in_progress_until_it_is_let_in(test: &TestNamespace) {
+    // Once it is synced, the job is there.
+    test.becomes("waits", "Progressing");
     test.when_job("waits", |job| holds(job, "Suspended"));
     test.becomes("waits", "Progressing");
     test.has_no_drift("waits", 1);
