@@ -56,7 +56,7 @@ func connect(address string) {
 			fmt.Println(string(answer))
 			return
 		}
-		if time.Since(started) > 30*time.Second {
+		if time.Since(started) > 2*time.Minute {
 			check(err)
 		}
 	}
