@@ -29,7 +29,7 @@ const SECRET: &str = "rl-operator-channel";
 /// Reason of the condition and the Event while checkpoints are not saved.
 const UNSAVED: &str = "CheckpointNotSaved";
 /// Time that the record of a failure, in status and Events, may take before the next fault.
-pub(super) const RECORD_TIME: Duration = Duration::from_secs(15);
+pub(super) const RECORD_TIME: Duration = Duration::from_secs(60);
 
 /// An object by its kind, namespace and name.
 #[derive(Debug)]
