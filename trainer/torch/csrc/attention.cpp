@@ -25,11 +25,11 @@ using torch::autograd::variable_list;
 
 namespace rlt {
 
-// How the products of queries and keys become weights (`RawScores` in ffi.rs).
+// Parameters of the attention scores (`RawScores` in ffi.rs).
 struct Scores {
   double scale;
-  int64_t window;  // 0: none
-  double softcap;  // 0: none
+  int64_t window;  // 0: no window
+  double softcap;  // 0: no softcap
   Tensor* sinks;   // [H], or null
 
   std::optional<Tensor> sinks_if_any() const {
@@ -39,7 +39,8 @@ struct Scores {
 
 namespace {
 
-// A thread's scratch memory; kept between calls while small, since fresh pages cost more than the arithmetic.
+// Returns the scratch memory of this thread. Small buffers are kept between calls, since faulting in fresh
+// pages costs more than the arithmetic.
 float* scratch_of(int64_t floats) {
   constexpr int64_t KEPT = 4 << 20;
   struct Buffer {
@@ -58,7 +59,7 @@ float* scratch_of(int64_t floats) {
   return buffer.data;
 }
 
-// Runs work(i) for i in [0, n), each thread taking the next item when it is free.
+// Runs work(i) for i in [0, n). Each thread takes the next item as soon as it is free.
 template <class Work>
 void share_out(int64_t n, Work work) {
   std::atomic<int64_t> next{0};
@@ -80,7 +81,7 @@ Attention attention_args(const Tensor& q, const Tensor& k, const Tensor& v, doub
   return a;
 }
 
-// Sinks as kernels read them: [H] in float, kept alive by what is returned.
+// Converts the sinks to the layout that kernels read: [H] in float. The returned tensor owns the memory.
 Tensor sinks_in_float(const std::optional<Tensor>& sinks, int64_t heads) {
   if (!sinks) return {};
   TORCH_CHECK(sinks->dim() == 1 && sinks->size(0) == heads, "attention of ", heads,
@@ -90,8 +91,8 @@ Tensor sinks_in_float(const std::optional<Tensor>& sinks, int64_t heads) {
 
 const float* data_of(const Tensor& sinks) { return sinks.defined() ? sinks.const_data_ptr<float>() : nullptr; }
 
-// How the stream divides: offsets of its segments, and for each the segment that it continues or -1 (no
-// entries: none does).
+// Segments of the packed tokens: their offsets and, for each segment, the index of the segment that it
+// continues, or -1. Without `prefixes` no segment continues another.
 struct Segments {
   at::IntArrayRef cu_seqlens, prefixes;
 
@@ -100,7 +101,7 @@ struct Segments {
   int64_t prefix(size_t s) const { return prefixes.empty() ? -1 : prefixes[s]; }
 };
 
-// A segment and those that continue it.
+// A segment (the trunk) and the segments that continue it (the branches).
 struct Tree {
   Span trunk;
   std::vector<Span> branches;
@@ -110,7 +111,7 @@ struct Tree {
     for (const Span& branch : branches) most = std::max(most, branch.len());
     return trunk.len() + most;
   }
-  // Multiply-adds in units of a query and a key.
+  // Amount of work: about twice the number of visible (query, key) pairs.
   int64_t work() const {
     int64_t pairs = trunk.len() * trunk.len();
     for (const Span& branch : branches) pairs += branch.len() * (branch.len() + 2 * trunk.len());
@@ -118,7 +119,7 @@ struct Tree {
   }
 };
 
-// All segments that are not empty, most work first.
+// Returns the trees of all segments that are not empty, in descending order of work.
 std::vector<Tree> trees_of(const Segments& segments) {
   std::vector<Tree> all(segments.size());
   for (size_t s = 0; s < segments.size(); ++s) {
@@ -136,9 +137,9 @@ std::vector<Tree> trees_of(const Segments& segments) {
   return trees;
 }
 
-// One item a (tree, kv head), a group's heads apart when there are too few to go round. `pieces` of a tree's
-// branches go to items of their own, which only a forward pass may do: backward all of them add to the
-// trunk's gradients.
+// Makes one work item per tree and KV head. `parts` > 1 splits the query heads of a group into items of their
+// own, when there are fewer items than threads can use. `pieces` > 1 splits the branches of a tree, in
+// forward passes only: in a backward pass all branches add to the gradients of the same trunk.
 std::vector<AttentionItem> attention_items(const Attention& a, const std::vector<Tree>& trees, int64_t parts,
                                            int64_t pieces) {
   const int64_t group = a.heads / a.kv_heads;
@@ -157,7 +158,7 @@ std::vector<AttentionItem> attention_items(const Attention& a, const std::vector
   return items;
 }
 
-// Enough items that threads end at about the same time.
+// Number of items with which all threads finish at about the same time.
 int64_t items_wanted() { return at::get_num_threads() > 1 ? 3 * at::get_num_threads() : 1; }
 
 int64_t parts_wanted(const Attention& a, const std::vector<Tree>& trees) {
@@ -223,7 +224,8 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
     return {dq, dk, dv, grad_sinks(saved[5], saved[4], saved[3], grad), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 
-  // A sink's weight is e^(sink - lse), and its value nothing: dsink = -sum of weight times (dO . O).
+  // Gradient of the sinks. A sink has the weight e^(sink - lse) and no value, so dsink is minus the sum of
+  // weight times (dO . O).
   static Tensor grad_sinks(const Tensor& sinks, const Tensor& lse, const Tensor& out, const Tensor& grad) {
     if (!sinks.defined()) return {};
     const Tensor delta = (grad.to(at::kFloat) * out.to(at::kFloat)).sum(-1);
@@ -231,7 +233,7 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
   }
 };
 
-// Attention of one sequence through ATen: q [1, H, L, D], k and v [1, K, S, D], `mask` true where a key is seen.
+// Attention of one sequence by ATen: q [1, H, L, D], k and v [1, K, S, D]; `mask` is true for visible keys.
 Tensor attend_composed(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask,
                        bool is_causal, const Scores& by) {
   if (by.softcap == 0.0 && by.sinks == nullptr)
@@ -250,7 +252,7 @@ Tensor attend_composed(const Tensor& q, const Tensor& k, const Tensor& v, const 
   return at::matmul(weights, v.repeat_interleave(group, 1));
 }
 
-// The same through ATen, segment by segment: for devices without a kernel of ours.
+// Packed attention by ATen, one segment at a time, for devices without our own kernel.
 Tensor varlen_composed(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& segments,
                        const Scores& by) {
   const int64_t window = by.window;
@@ -316,7 +318,8 @@ void check_caches(const Tensor& k_cache, const Tensor& v_cache) {
               k_cache.sizes(), " and ", v_cache.sizes());
 }
 
-// Gathers each query's context and attends densely: for devices without a kernel of ours.
+// Paged attention by ATen, for devices without our own kernel: gathers the context of each query and attends
+// densely.
 Tensor paged_composed(const PagedAttention& a, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                       const Scores& by) {
   std::vector<Tensor> outs;

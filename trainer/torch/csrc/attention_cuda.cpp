@@ -1,13 +1,16 @@
-// Attention over packed segments on a CUDA device, by libtorch's own kernels: a fixed number of launches,
-// whatever the number of segments. Called through the dispatcher, as this library is not linked with CUDA's.
+// Attention over packed segments on a CUDA device by libtorch's own kernels, with a fixed number of launches
+// for any number of segments. The kernels are called through the dispatcher, because this library is not
+// linked with CUDA.
 //
-// The keys of a segment are those of its prefix and then its own, so that its queries are the last of them:
+// The keys of a segment are the keys of its prefix followed by its own keys. So its queries belong to its
+// last keys:
 //
-//   stream      |  prompt  | completion 1 | completion 2 |
-//   queries     |  prompt  | completion 1 | completion 2 |                        cu_queries
-//   keys        |  prompt  | prompt, completion 1 | prompt, completion 2 |        cu_keys, rows `keys` of the stream
+//   packed     |  prompt  | completion 1 | completion 2 |
+//   queries    |  prompt  | completion 1 | completion 2 |                     cu_queries
+//   keys       |  prompt  | prompt, completion 1 | prompt, completion 2 |     cu_keys, row indices `keys`
 //
-// A causal mask that ends at the bottom right corner lets each query see what precedes it.
+// With a causal mask aligned to the bottom right corner, each query attends to all keys before it and its
+// own.
 #include <torch/csrc/autograd/custom_function.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_efficient_attention_backward_ops.h>
@@ -29,17 +32,18 @@ using torch::autograd::variable_list;
 namespace rlt {
 namespace {
 
-// Segments as the device has them (`DeviceSegments` in attention.rs).
+// The segments on the device (`DeviceSegments` in on_device/device_segments.rs).
 struct Packing {
   Tensor cu_queries, cu_keys;  // i32 [segments + 1], no segment empty
-  Tensor keys;                 // rows of the stream, or of a cache; undefined where keys are the stream itself
+  Tensor keys;                 // rows of the packed tokens or of a cache; undefined: all packed tokens in order
   int64_t max_queries, max_keys;
 };
 
-// _efficient_attention's mask that ends at the bottom right corner.
+// Value of _efficient_attention's `custom_mask_type` for a causal mask aligned to the bottom right corner.
 constexpr int64_t CAUSAL_FROM_BOTTOM_RIGHT = 2;
 
-// What flash attention takes; anything else goes to the memory-efficient kernel, which has no grouped queries.
+// Whether flash attention supports these queries. The memory-efficient kernel, which computes all others, has
+// no grouped-query attention.
 bool flash_takes(const Tensor& q) {
   const bool is_narrow = q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16;
   return is_narrow && q.size(2) % 8 == 0 && q.size(2) <= 256;
@@ -47,33 +51,34 @@ bool flash_takes(const Tensor& q) {
 
 Tensor dense_rows(const Tensor& t) { return t.stride(2) == 1 ? t : t.contiguous(); }
 
-// Keys or values of all segments, one after the other.
+// Gathers the keys or the values of all segments, concatenated.
 Tensor gathered(const Tensor& rows, const Tensor& keys) {
   return keys.defined() ? rows.index_select(0, keys) : dense_rows(rows);
 }
 
-// One head for each query head, with a batch dim in front.
+// Repeats KV heads so that each query head has one, and adds a batch dimension in front.
 Tensor expanded(const Tensor& rows, int64_t heads) {
   const int64_t num = rows.size(0), kv_heads = rows.size(1), dim = rows.size(2);
   if (kv_heads == heads) return rows.unsqueeze(0);
   return rows.unsqueeze(2).expand({num, kv_heads, heads / kv_heads, dim}).reshape({1, num, heads, dim});
 }
 
-// The gradient of `expanded`.
+// Backward pass of `expanded`.
 Tensor collapsed(const Tensor& grad, int64_t kv_heads) {
   const Tensor rows = grad.squeeze(0);
   const int64_t group = rows.size(1) / kv_heads;
   return group == 1 ? rows : rows.unflatten(1, {kv_heads, group}).sum(2);
 }
 
-// The gradient of `gathered`: a prompt's rows get that of every segment that continues it, summed in fp32.
+// Backward pass of `gathered`: the gradient of a prompt's row is the sum over all segments that continue the
+// prompt, in fp32.
 Tensor scattered(const Tensor& grad, const Tensor& keys, int64_t num_tokens) {
   if (!keys.defined()) return grad;
   Tensor sum = at::zeros({num_tokens, grad.size(1), grad.size(2)}, grad.options().dtype(at::kFloat));
   return sum.index_add_(0, keys, grad.to(at::kFloat)).to(grad.scalar_type());
 }
 
-// Keys to the left of its own that a query sees, as flash attention counts them.
+// Number of visible keys before a query's own key, as flash attention counts a window.
 std::optional<c10::SymInt> left_of(int64_t window) {
   return window > 0 ? std::optional<c10::SymInt>(window - 1) : std::nullopt;
 }
@@ -103,8 +108,8 @@ struct PackedFunction : torch::autograd::Function<PackedFunction> {
               CAUSAL_FROM_BOTTOM_RIGHT, true, scale, std::nullopt, width_of(window));
       out = out.squeeze(0);
     }
-    // What is gathered or expanded for the call is made again for the backward pass: it may be many times the
-    // stream's own keys.
+    // Gathered and expanded keys and values are not saved but recomputed in the backward pass, because they
+    // may be many times as large as the packed tokens' own.
     ctx->save_for_backward({q_any, k_any, v_any, out, lse, first, second, packing.cu_queries,
                             packing.cu_keys, packing.keys});
     ctx->saved_data["max_queries"] = packing.max_queries;
@@ -146,7 +151,7 @@ struct PackedFunction : torch::autograd::Function<PackedFunction> {
 
 Tensor packed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Packing& packing,
                         double scale, int64_t window) {
-  // Where keys are chosen they may be those of a cache.
+  // Keys that are selected by index may be rows of a cache, whose number is not that of the queries.
   const bool has_rows = packing.keys.defined() || (k.dim() == 3 && q.size(0) == k.size(0));
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && has_rows && q.size(2) == k.size(2) &&
                   k.size(1) > 0 && q.size(1) % k.size(1) == 0,

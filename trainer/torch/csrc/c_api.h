@@ -1,6 +1,6 @@
-// The C API: every entry returns null, or an error text that the caller frees with rlt_free_text. No
-// exception crosses it. Tensors go in as borrowed pointers (what torch-sys calls C_tensor) and come out as
-// owned ones.
+// The C API. Every function returns null, or an error text that the caller frees with rlt_free_text; no
+// exception crosses the API. Tensor arguments are borrowed pointers (torch-sys' C_tensor); tensor results are
+// owned pointers.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/Parallel.h>
@@ -26,7 +26,7 @@ char* guarded(Body body) noexcept {
 
 inline at::Tensor* owned(at::Tensor t) { return new at::Tensor(std::move(t)); }
 
-// Whether our CPU kernels take this tensor; everything else goes through ATen's own operations.
+// Whether our CPU kernels support this tensor. ATen's operations compute all other tensors.
 inline bool kernel_ready(const at::Tensor& t) {
   return t.device().is_cpu() && t.layout() == at::kStrided &&
          (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16);
@@ -35,7 +35,8 @@ inline Dtype dtype_of(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 ? Dtype::BF16 : Dtype::F32;
 }
 
-// A tensor whose last dim is contiguous and whose leading dims fit `Rows`; copies only when they do not.
+// Returns the tensor with a contiguous last dimension and leading dimensions that fit `Rows`. Copies only if
+// necessary.
 inline at::Tensor as_rows(const at::Tensor& t) {
   const bool dense_last = t.dim() >= 1 && (t.stride(-1) == 1 || t.size(-1) == 1);
   return dense_last && t.dim() <= 3 ? t : t.contiguous();
@@ -48,15 +49,16 @@ inline Rows rows_of(const at::Tensor& t) {
 }
 inline int64_t num_rows(const at::Tensor& t) { return t.size(-1) == 0 ? 0 : t.numel() / t.size(-1); }
 
-// Rows a thread should take at least, so that a parallel region costs less than it saves.
+// Smallest number of rows per thread for which a parallel region saves more time than it costs.
 inline int64_t grain(int64_t width) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, width)); }
 
-// Launches a kernel of rows on a CUDA device (`launch` in device_rows.rs): false with a message, which ends in a NUL.
+// Launches a row kernel on a CUDA device (`launch` in device_rows.rs). Returns false on failure, with a
+// NUL-terminated message.
 using LaunchRows = bool (*)(int32_t kernel, at::Tensor* const* tensors, size_t num_tensors, const double* numbers,
                             size_t num_numbers, char* message, size_t message_bytes);
 constexpr size_t MESSAGE_BYTES = 512;
 
-// The row operations of fused.cpp on a CUDA device, in fused_cuda.cpp.
+// Row operations of fused.cpp on a CUDA device, defined in fused_cuda.cpp.
 bool device_takes(const at::Tensor& t);
 bool device_takes_norm(const at::Tensor& x, const at::Tensor& weight);
 at::Tensor device_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, double offset,

@@ -1,5 +1,6 @@
-// c10d's Gloo process group, inside libtorch_cpu.so, behind a C API, and the store that its ranks find each other
-// through, which is Rust's. Which collectives a training step needs, and what a failed one means, is decided in Rust.
+// C API of c10d's Gloo process group, which is part of libtorch_cpu.so, and of the store through which its
+// ranks find each other; Rust implements the store. Rust also decides which collectives a training step
+// needs, and what the failure of one means.
 #define USE_C10D_GLOO
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -15,7 +16,7 @@ using at::Tensor;
 using Milliseconds = std::chrono::milliseconds;
 
 namespace rlt {
-// `Asked` and `StoreHandle` in store/handle.rs.
+// C++ side of `Asked` and `StoreHandle` in store/handle.rs.
 struct Asked {
   uint8_t operation;
   uint64_t wait_ms;
@@ -41,7 +42,8 @@ enum Outcome { ANSWERED = 0, NOTHING = 1, FAILED = 2 };
 
 using Bytes = std::vector<uint8_t>;
 
-// What c10d asks of a store, of a connection that is Rust's. Gloo's groups use no more than these.
+// A c10d store that forwards requests to a connection in Rust. It implements the operations that Gloo's
+// groups use.
 class Store final : public c10d::Store {
  public:
   Store(StoreHandle handle, Milliseconds timeout) : c10d::Store(timeout), handle_(handle) {}
@@ -98,9 +100,9 @@ class Store final : public c10d::Store {
   StoreHandle handle_;
 };
 
-// c10d notes the operations of all groups of a process in one map, which it fills without a lock: threads that use
-// groups of their own would tear it. The map is never read; without room it notes nothing. It is asked for
-// once, before the first operation.
+// Disables c10d's flight recorder. It records the operations of all groups of a process in one map without a
+// lock, so threads that use different groups would corrupt the map. Nothing reads the map, and a buffer size
+// of 0 records nothing. c10d reads the variable once, before the first operation.
 void note_no_operations() {
   static std::once_flag once;
   std::call_once(once, [] { c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "0", true); });
@@ -108,7 +110,7 @@ void note_no_operations() {
 
 GroupPointer join(StoreHandle handle, const char* name, int rank, int size, const char* address,
                   int64_t timeout_ms) {
-  // First, so that it is given back whatever follows.
+  // Created first, so that the handle is released even if a later statement throws.
   auto store = c10::make_intrusive<Store>(handle, Milliseconds(timeout_ms));
   note_no_operations();
   auto options = c10d::ProcessGroupGloo::Options::create(Milliseconds(timeout_ms));

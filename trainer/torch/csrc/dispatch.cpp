@@ -1,4 +1,4 @@
-// Chooses the kernels by what the CPU says it has, never by what the compiler was told.
+// Selects the kernels by the features that the CPU reports at run time, not by compiler flags.
 #include "kernels.h"
 
 #include <atomic>
@@ -38,7 +38,7 @@ struct Candidate {
 };
 
 #if defined(RLT_AMX)
-// Linux lets a process use tiles once it asked, which libtorch does here.
+// Asks Linux for the permission to use AMX tiles, through libtorch; Linux grants it on request only.
 bool tiles_granted() {
   static const bool granted = __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
                               __builtin_cpu_supports("avx512bf16") && at::cpu::init_amx();
@@ -46,7 +46,7 @@ bool tiles_granted() {
 }
 #endif
 #if defined(RLT_X86)
-// The kernels for AVX-512, and others for products in bfloat16.
+// The AVX-512 kernels, with `bf16` for products in bfloat16.
 Kernels with_bf16(const char* isa, const Bf16Kernels* bf16) {
   Kernels own = avx512::TABLE;
   own.isa = isa, own.bf16 = bf16;

@@ -1,6 +1,6 @@
-// Products of a mixture of experts: the rows of all (token, choice) pairs lie sorted by expert, so that each
-// expert multiplies a stretch of them; nothing is padded. Gradients are written here because autograd would
-// make a tensor as large as all experts' weights for every one of them.
+// Matrix products of a mixture of experts. The rows of all (token, choice) pairs are sorted by expert, so
+// each expert multiplies a contiguous range of rows without padding. Gradients are implemented here, because
+// autograd would allocate a tensor as large as all experts' weights for each expert.
 #include <torch/csrc/autograd/custom_function.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -21,7 +21,7 @@ using torch::autograd::variable_list;
 namespace rlt {
 namespace {
 
-// Calls `body` with each expert that has rows, its first row and their number.
+// Calls `body` with each expert that has rows, the expert's first row, and its number of rows.
 template <class Body>
 void for_each_expert(const std::vector<int64_t>& ends, Body body) {
   int64_t start = 0;
@@ -30,10 +30,10 @@ void for_each_expert(const std::vector<int64_t>& ends, Body body) {
   }
 }
 
-// The token of each sorted row: `order` numbers the pairs token by token.
+// Token of each sorted row. `order` numbers the (token, choice) pairs by token.
 Tensor tokens_of(const Tensor& order, int64_t per_token) { return order.div(per_token, "floor"); }
 
-// Rows of tokens [t, d] once for each of their choices, sorted [n, d].
+// Gathers rows of tokens [t, d], one per choice, sorted by expert: [n, d].
 struct GatherFunction : torch::autograd::Function<GatherFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& order, const Tensor& inverse,
                         int64_t per_token) {
@@ -49,7 +49,7 @@ struct GatherFunction : torch::autograd::Function<GatherFunction> {
   }
 };
 
-// Sorted rows [n, in] times the weight [experts, out, in] of their experts: [n, out].
+// Multiplies sorted rows [n, in] by the weights [experts, out, in] of their experts: [n, out].
 struct GroupedLinearFunction : torch::autograd::Function<GroupedLinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weight,
                         const std::vector<int64_t>& ends) {
@@ -85,7 +85,7 @@ struct GroupedLinearFunction : torch::autograd::Function<GroupedLinearFunction> 
   }
 };
 
-// Sorted rows [n, d] back by token, [t, d]: the sum over a token's choices, in float32, each times its weight
+// Combines sorted rows [n, d] by token: [t, d] is the float32 sum over a token's choices of row times weight
 // [t, k].
 struct CombineFunction : torch::autograd::Function<CombineFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weights, const Tensor& order,

@@ -1,5 +1,6 @@
-// Products of experts on a CUDA device, with gradients: a fixed number of launches, for where an expert's rows end is
-// known on the device alone. The kernels are launched by Rust, which has their module (`device_experts.rs`).
+// Matrix products of experts on a CUDA device, with gradients. The number of launches is fixed, because only
+// the device knows how many rows each expert has. Rust launches the kernels, since it loads their module
+// (`device_experts.rs`).
 #include <torch/csrc/autograd/custom_function.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -14,7 +15,7 @@ using torch::autograd::variable_list;
 namespace rlt {
 namespace {
 
-// Which kernel, with its operands; see `Launch` in ffi.rs.
+// Kernel numbers that Rust dispatches with their operands; see `Launch` in ffi.rs.
 enum Kernel : int32_t { LINEAR, GRADIENT_OF_ROWS, GRADIENT_OF_WEIGHT, COMBINE };
 using Launch = bool (*)(int32_t kernel, Tensor* first, Tensor* second, Tensor* ints, Tensor* out, char* message,
                         size_t message_bytes);
@@ -26,14 +27,15 @@ void launch(int64_t launcher, Kernel kernel, Tensor first, Tensor second, Tensor
   TORCH_CHECK(done, message);
 }
 
-// Sorted rows [n, in] times the weight [experts, out, in] of their experts: [n, out].
+// Multiplies sorted rows [n, in] by the weights [experts, out, in] of their experts: [n, out].
 struct DeviceLinearFunction : torch::autograd::Function<DeviceLinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weight_any, const Tensor& ends,
                         int64_t launcher) {
     const Tensor x = x_any.contiguous(), weight = weight_any.contiguous();
     Tensor y = at::empty({x.size(0), weight.size(1)}, x.options());
     launch(launcher, LINEAR, x, weight, ends, y);
-    // What was copied to be dense is copied again for the backward pass: it may be large.
+    // Contiguous copies of the inputs are not saved but made again in the backward pass, because they may be
+    // large.
     ctx->save_for_backward({x, weight_any, ends});
     ctx->saved_data["launcher"] = launcher;
     return y;
@@ -56,7 +58,7 @@ struct DeviceLinearFunction : torch::autograd::Function<DeviceLinearFunction> {
   }
 };
 
-// Sorted rows [n, d] back by token, [t, d], each times its weight [t, k].
+// Combines sorted rows [n, d] by token: [t, d] is the sum over a token's choices of row times weight [t, k].
 struct DeviceCombineFunction : torch::autograd::Function<DeviceCombineFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weights, const Tensor& order,
                         const Tensor& inverse, int64_t launcher) {

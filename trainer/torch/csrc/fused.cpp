@@ -1,6 +1,6 @@
-// Differentiable fused row operations: one reading of memory forward and one backward, and only what the
-// backward needs is kept. On CUDA devices our kernels compute them (fused_cuda.cpp); other tensors take the
-// same formula through ATen, where autograd differentiates it.
+// Differentiable fused row operations. Each reads memory once forward and once backward, and saves only what
+// the backward pass needs. fused_cuda.cpp has them for CUDA devices; for other tensors ATen computes the same
+// formula and autograd differentiates it.
 #include <torch/csrc/autograd/custom_function.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -113,7 +113,7 @@ struct GatedFunction : torch::autograd::Function<GatedFunction> {
   }
 };
 
-// The gate and up halves of one fused projection: their gradient is written as one tensor.
+// Gated activation of a fused projection that holds gate and up. The gradient of both is one tensor.
 struct GatedPackedFunction : torch::autograd::Function<GatedPackedFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& packed_any, int64_t activation) {
     Tensor packed = as_rows(packed_any);

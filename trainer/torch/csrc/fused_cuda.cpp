@@ -1,5 +1,5 @@
-// The row operations of fused.cpp on a CUDA device: a launch forward and one or two backward. The kernels (cuda/rows.cu)
-// are launched by Rust, which has their module (`device_rows.rs`).
+// Row operations of fused.cpp on a CUDA device: one launch forward, and one or two backward. Rust launches
+// the kernels (cuda/rows.cu), since it loads their module (`device_rows.rs`).
 #include <torch/csrc/autograd/custom_function.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -13,12 +13,13 @@ using torch::autograd::variable_list;
 namespace rlt {
 namespace {
 
-// Which kernel, with its tensors and numbers; see `launched` in device_rows.rs.
+// Kernel numbers that Rust dispatches with their tensors and numbers; see `launched` in device_rows.rs.
 enum RowKernel : int32_t { NORM, NORM_BACKWARD, GATED, GATED_BACKWARD, ROPE };
 
-// Of a norm: threads of a block times columns of a thread.
+// Largest width of a norm: threads per block times columns per thread.
 constexpr int64_t MAX_NORM_WIDTH = 512 * 16;
-// Blocks of a norm's backward pass, each with a partial sum of the weight's gradient.
+// Largest number of blocks of a norm's backward pass. Each block writes a partial sum of the weight's
+// gradient.
 constexpr int64_t MAX_NORM_BLOCKS = 1024;
 
 void launch_rows(int64_t launcher, RowKernel kernel, std::vector<Tensor> tensors, const std::vector<double>& numbers) {
@@ -58,14 +59,14 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
   }
 };
 
-// Rows of contiguous numbers, at any distance, as a matrix.
+// Views a tensor with contiguous rows as a matrix, whatever its row stride.
 Tensor strided_rows(const Tensor& t) {
   const bool is_dense = t.stride(-1) == 1 && (t.dim() == 2 || t.is_contiguous());
   const Tensor rows = is_dense ? t : t.contiguous();
   return rows.dim() == 2 ? rows : rows.view({-1, rows.size(-1)});
 }
 
-// Gate and up at one distance from row to row.
+// Returns gate and up as matrices with the same row stride.
 std::pair<Tensor, Tensor> alike(const Tensor& gate_any, const Tensor& up_any) {
   const Tensor gate = strided_rows(gate_any), up = strided_rows(up_any);
   if (gate.stride(0) == up.stride(0)) return {gate, up};
@@ -99,7 +100,7 @@ struct DeviceGatedFunction : torch::autograd::Function<DeviceGatedFunction> {
   }
 };
 
-// The gate and up halves of one fused projection: their gradient is written as one tensor.
+// Gated activation of a fused projection that holds gate and up. The gradient of both is one tensor.
 struct DeviceGatedPackedFunction : torch::autograd::Function<DeviceGatedPackedFunction> {
   static std::pair<Tensor, Tensor> halves(const Tensor& packed) {
     const int64_t width = packed.size(-1) / 2;

@@ -1,5 +1,6 @@
-// One chunk of the vocabulary head: logits, their statistics, and the gradient written over them. The [chunk,
-// V] buffer belongs to the caller, who reuses it from chunk to chunk. Formulas: kernels/head.inl.
+// One chunk of the vocabulary head: logits, their statistics, and the gradient, which overwrites the logits.
+// The [chunk, V] buffer belongs to the caller, who reuses it for every chunk. The formulas are in
+// kernels/head.inl.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -12,14 +13,15 @@ using at::Tensor;
 namespace rlt {
 namespace {
 
-// What one row of the chunk carries across the C API; all arrays have one entry a row.
+// Arrays of a chunk that cross the C API, with one entry per row.
 struct ChunkRows {
   const int64_t* targets;
   float *max, *log_sum, *logprob, *entropy;
   const float *grad_logprob, *grad_entropy;
 };
 
-// How logits become a distribution: softmax of what the cap makes of them by the temperature. A cap of 0 is none.
+// Parameters of a token's distribution: softmax of the capped logits divided by the temperature. A softcap of
+// 0 means none.
 struct Distribution {
   double temperature, softcap;
 };
@@ -45,7 +47,7 @@ void copy_out(float* to, const Tensor& from) {
   std::memcpy(to, host.data_ptr<float>(), size_t(host.numel()) * sizeof(float));
 }
 
-// 1 where the target is among the columns, [n, 1].
+// 1 for rows whose target is one of the columns, else 0: [n, 1].
 Tensor has_target(const Tensor& target) { return target.ge(0).to(at::kFloat); }
 
 void statistics_composed(Tensor logits, const ChunkRows& rows, const Distribution& by) {

@@ -1,4 +1,4 @@
-// Linear layers whose float32 weight was packed once for our own kernel.
+// Linear layers with a float32 weight that was packed once for our own kernel.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -13,7 +13,7 @@ using at::Tensor;
 namespace rlt {
 namespace {
 
-// Multiply-adds that a thread should have at least, so that waking it costs less than it saves.
+// Smallest number of multiply-adds per thread for which waking the thread saves time.
 constexpr int64_t PARALLEL_COST = 1 << 17;
 
 Tensor linear_of_panels(const Tensor& x_any, const Tensor& panels, int64_t out, const Tensor* bias) {

@@ -1,5 +1,6 @@
-// Linear layers in bfloat16 on CPUs with AMX or AVX512_BF16: forward in the one order of kernels/bf16/panels.inl, for
-// training and for weights that were packed for sampling. Everything else, and every gradient, is libtorch's.
+// Linear layers in bfloat16 on CPUs with AMX or AVX512_BF16. The forward pass adds in the order of
+// kernels/bf16/panels.inl, both in training and for weights that are packed for sampling. libtorch computes
+// everything else, gradients included.
 #include <torch/csrc/autograd/custom_function.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -23,13 +24,13 @@ using torch::autograd::variable_list;
 namespace rlt {
 namespace {
 
-// Multiply-adds that a thread should have at least, so that waking it costs less than it saves.
+// Smallest number of multiply-adds per thread for which waking the thread saves time.
 constexpr int64_t DENSE_PARALLEL_COST = 1 << 20;
-// Bytes of panels that stay in a second-level cache beside the rows that read them.
+// Number of bytes of panels that fit a second-level cache together with the rows that are multiplied by them.
 constexpr int64_t PANELS_BYTES = 768 << 10;
-// Rows that pass over such panels together where they were packed before.
+// Number of rows per work item if the panels are already packed.
 constexpr int64_t DENSE_ROW_BLOCK = 256;
-// Rows that are worth packing the same panels again for another thread.
+// Number of rows from which it pays that a second thread packs the same panels.
 constexpr int64_t ROWS_TO_PACK_FOR = 256;
 
 bool takes_bf16(const Tensor& x, const Tensor& weight) {
@@ -40,7 +41,7 @@ bool takes_bf16(const Tensor& x, const Tensor& weight) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Rows of whole lots: the same tensor, or one with zeros behind each row.
+// Pads rows with zeros to full lots; returns the tensor itself if they are full.
 Tensor whole_lots(const Tensor& t) {
   const int64_t missing = ceil_div(t.size(-1), Bf16Linear::LOT) * Bf16Linear::LOT - t.size(-1);
   return missing == 0 ? t.contiguous() : at::constant_pad_nd(t, {0, missing}, 0);
@@ -48,8 +49,9 @@ Tensor whole_lots(const Tensor& t) {
 
 uint16_t* bf16_bits(const Tensor& t) { return static_cast<uint16_t*>(t.data_ptr()); }
 
-// Where the product packs panels, one thread packs each, if there are enough panels for all threads; where
-// panels were packed before, there are enough items to keep threads equally busy.
+// Splits the product into work items. If the product packs its panels and there are enough panels for all
+// threads, only one thread packs each panel. If the panels are already packed, there are enough items for an
+// even load.
 void divide(Bf16Linear& a, int64_t threads) {
   const int64_t panels = ceil_div(a.out, Bf16Linear::PANEL);
   const int64_t in_cache = std::clamp<int64_t>(PANELS_BYTES / (2 * Bf16Linear::PANEL * a.in), 1, panels);
@@ -76,7 +78,7 @@ Tensor wide_bias(const std::optional<Tensor>& bias) {
   return bias && bias->defined() ? bias->to(at::kFloat).contiguous() : Tensor();
 }
 
-// The product with a weight as given, or with panels of one, to a contiguous y.
+// Multiplies by a weight, or by the panels packed from one, and writes to a contiguous y.
 void bf16_into(const Tensor& y, const Tensor& x_any, const Tensor& weight_any, const Tensor& panels, const Tensor& bias) {
   const Tensor x = whole_lots(x_any), weight = panels.defined() ? Tensor() : whole_lots(weight_any);
   Bf16Linear a{};
@@ -92,7 +94,7 @@ Tensor output_of(const Tensor& x, int64_t num_outputs) {
   return at::empty(sizes, x.options());
 }
 
-// x W^T + bias without a gradient.
+// Computes x W^T + bias without gradients.
 Tensor product(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   if (!takes_bf16(x, weight)) return at::linear(x, weight, bias);
   Tensor y = output_of(x, weight.size(0));
@@ -100,7 +102,7 @@ Tensor product(const Tensor& x, const Tensor& weight, const std::optional<Tensor
   return y;
 }
 
-// The same to a given y [rows, out].
+// Writes x W^T to the given y [rows, out].
 void product_into(Tensor y, const Tensor& x, const Tensor& weight) {
   if (!takes_bf16(x, weight) || !y.is_contiguous() || y.scalar_type() != at::kBFloat16) {
     at::mm_out(y, x, weight.t());
@@ -109,10 +111,11 @@ void product_into(Tensor y, const Tensor& x, const Tensor& weight) {
   bf16_into(y, x, weight, Tensor(), Tensor());
 }
 
-// [.., width] as [rows, width].
+// Reshapes [.., width] to [rows, width].
 Tensor flat_rows(const Tensor& t) { return t.reshape({-1, t.size(-1)}); }
 
-// As libtorch's own linear layer keeps x for a trained weight alone, and the weight for a differentiated x.
+// A differentiable product. Like libtorch's linear layer it saves x only if the weight needs a gradient, and
+// the weight only if x needs one.
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
     const bool trains = weight.requires_grad(), descends = x.requires_grad();

@@ -1,7 +1,8 @@
-// NCCL between GPUs, behind a C API: the library that libtorch's CUDA half brings along, found at run time, so that
-// neither building nor running without a GPU needs anything of CUDA. A communicator's operations run on a stream of
-// their own, ordered by events with the stream that computes, or in that stream itself, where a graph may hold them.
-// They never keep a thread waiting. When an operation has failed, and what that means, is decided in Rust.
+// C API of NCCL, the transport between GPUs. The library comes with libtorch's CUDA build and is loaded at
+// run time, so neither building nor running without a GPU needs CUDA. A communicator's operations run either
+// on its own stream, ordered with the compute stream by events, or on the compute stream itself, where a CUDA
+// graph can capture them. They never block a thread. Rust decides when an operation has failed and what that
+// means.
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
@@ -22,7 +23,7 @@ using at::Tensor;
 namespace rlt {
 namespace {
 
-// What nccl.h declares, as of version 2.18; later libraries take a configuration by its size and version.
+// Declarations of nccl.h as of version 2.18. Later libraries accept its configuration by size and version.
 using Communicator = void*;
 enum Result : int { SUCCESS = 0, IN_PROGRESS = 7 };
 enum DataType : int { INT8 = 0, UINT8 = 1, INT32 = 2, INT64 = 4, FP16 = 6, FP32 = 7, FP64 = 8, BF16 = 9 };
@@ -37,7 +38,7 @@ struct Config {
   int shares_resources = INT_MIN, unused = INT_MIN;
 };
 
-// The library's functions, by their names without the "nccl" before them.
+// Functions of the library, by their names without the prefix "nccl".
 struct Library {
   int (*GetVersion)(int*);
   const char* (*GetErrorString)(int);
@@ -59,7 +60,7 @@ struct Library {
 };
 
 Library load() {
-  // By the name under which libtorch's CUDA half has loaded it: one NCCL in a process.
+  // The same name by which libtorch_cuda.so loads NCCL, so that the process has one copy.
   void* handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_GLOBAL);
   TORCH_CHECK(handle != nullptr, dlerror());
   Library library{};
@@ -82,7 +83,7 @@ const Library& nccl() {
   return library;
 }
 
-// Work that is under way is no failure: the communicator's state tells when it is done.
+// Throws unless the call succeeded or is in progress; CommGetAsyncError tells when pending work is done.
 void expect(int result, Communicator of) {
   if (result == SUCCESS || result == IN_PROGRESS) return;
   const char* detail = nccl().GetLastError(of);
@@ -105,7 +106,7 @@ DataType type_of(const Tensor& t) {
   }
 }
 
-// A communicator with the stream that its operations run on.
+// A communicator and the stream of its operations.
 struct Link {
   Communicator communicator = nullptr;
   c10::Device device;
@@ -117,8 +118,8 @@ struct Link {
 
   c10::Stream computing() const { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
-  // Starts what `enqueue` puts into a stream, behind everything that was computed so far: into the communicator's
-  // own, or as the next work of the stream that computes.
+  // Calls `enqueue` with a stream: the communicator's own, after it waits for all work enqueued on the
+  // compute stream so far, or the compute stream itself.
   template <class Enqueue>
   void start(Enqueue enqueue, bool is_in_stream = false) {
     TORCH_CHECK(!is_given_up, "the communicator was given up after an earlier failure");
@@ -144,7 +145,7 @@ struct Link {
   }
 };
 
-// A moment in a communicator's stream.
+// An event on a communicator's stream.
 struct Mark {
   c10::Event event;
   const Link* link;
@@ -152,7 +153,7 @@ struct Mark {
 
 size_t row_len(const Tensor& t) { return t.dim() == 0 || t.size(0) == 0 ? 0 : size_t(t.numel() / t.size(0)); }
 
-// One message to and from every rank, all at once.
+// Exchanges one message with every rank, all of them concurrently.
 void exchange(const Link& link, const Tensor& output, const Tensor& input, const int64_t* output_splits,
               const int64_t* input_splits, int size, void* stream) {
   const DataType type = type_of(input);
@@ -160,7 +161,7 @@ void exchange(const Link& link, const Tensor& output, const Tensor& input, const
   auto* from = static_cast<const char*>(input.const_data_ptr());
   auto* into = static_cast<char*>(output.mutable_data_ptr());
   expect(nccl().GroupStart(), link.communicator);
-  // The group is closed whatever happens: what comes after it would be taken for a part of it.
+  // GroupEnd is called even after a failure: otherwise later operations would belong to this group.
   int failed = SUCCESS;
   const auto note = [&](int result) { failed = failed == SUCCESS && result != IN_PROGRESS ? result : failed; };
   for (int peer = 0; peer < size; ++peer) {
@@ -186,7 +187,7 @@ char* rlt_nccl_version(int* out) {
   return rlt::guarded([&] { rlt::expect(nccl().GetVersion(out), nullptr); });
 }
 
-// 128 bytes by which ranks find each other.
+// Draws the unique id, 128 bytes, by which ranks find each other.
 char* rlt_nccl_name(uint8_t* out) {
   return rlt::guarded([&] {
     rlt::UniqueId id{};
@@ -195,7 +196,7 @@ char* rlt_nccl_name(uint8_t* out) {
   });
 }
 
-// Begins to connect; the state tells when all are there.
+// Begins to connect. The communicator is settled when all ranks have joined.
 char* rlt_nccl_join(const uint8_t* name, int place, int size, int device_idx, Link** out) {
   return rlt::guarded([&] {
     const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device_idx));
@@ -208,10 +209,11 @@ char* rlt_nccl_join(const uint8_t* name, int place, int size, int device_idx, Li
     *out = link.release();
   });
 }
-// Whether everything that was asked for is in the stream; an error once a peer or the network has failed.
+// Whether all requested operations have been enqueued on the stream. An error once a peer or the network has
+// failed.
 char* rlt_nccl_is_settled(Link* link, bool* out) {
   return rlt::guarded([&] {
-    // NCCL has freed it.
+    // CommAbort has freed the communicator.
     TORCH_CHECK(!link->is_given_up, "the communicator was given up after an earlier failure");
     int state = rlt::SUCCESS;
     rlt::expect(nccl().CommGetAsyncError(link->communicator, &state), link->communicator);
@@ -219,7 +221,7 @@ char* rlt_nccl_is_settled(Link* link, bool* out) {
     *out = state == rlt::SUCCESS;
   });
 }
-// Lets what is under way be sent to its end, before the communicator is freed.
+// Lets pending operations send their last bytes before the communicator is freed.
 char* rlt_nccl_finalize(Link* link) {
   return rlt::guarded([&] {
     if (link->is_given_up) return;
@@ -227,12 +229,12 @@ char* rlt_nccl_finalize(Link* link) {
     rlt::expect(nccl().CommFinalize(link->communicator), link->communicator);
   });
 }
-// Ends everything that is under way, here and without the others.
+// Aborts all pending operations on this rank, without waiting for other ranks.
 void rlt_nccl_give_up(Link* link) { link->give_up(); }
 void rlt_nccl_free(Link* link) { delete link; }
 
 char* rlt_nccl_all_reduce(Link* link, Tensor* tensor, int64_t reduction, bool is_in_stream) {
-  // Sum, the largest and the smallest; of NCCL's numbers the second is the product.
+  // ncclRedOp_t values of sum, maximum and minimum; 1 is the product.
   static constexpr int OPERATIONS[] = {0, 2, 3};
   return rlt::guarded([&] {
     link->start([&](void* stream) {
@@ -280,7 +282,7 @@ char* rlt_nccl_broadcast(Link* link, Tensor* tensor, int root) {
   });
 }
 
-// The moment behind everything that is in the communicator's stream.
+// Records an event after all work enqueued on the communicator's stream.
 char* rlt_nccl_mark(Link* link, Mark** out) {
   return rlt::guarded([&] {
     const c10::DeviceGuard guard(link->device);
@@ -292,7 +294,7 @@ char* rlt_nccl_mark(Link* link, Mark** out) {
 char* rlt_nccl_is_past(Mark* mark, bool* out) {
   return rlt::guarded([&] { *out = mark->event.query(); });
 }
-// Lets what is computed from here on come after the mark.
+// Makes later work of the compute stream wait for the event.
 char* rlt_nccl_compute_after(Mark* mark) {
   return rlt::guarded([&] { mark->event.block(mark->link->computing()); });
 }

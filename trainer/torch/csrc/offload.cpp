@@ -1,5 +1,5 @@
-// Copies between a device and pinned memory of its host, on a stream beside the one that computes. All of it goes through
-// the interfaces that devices share, as this library is not linked with CUDA's.
+// Copies between a device and pinned host memory on a separate stream, concurrent with computation. The
+// device-independent interfaces are used, because this library is not linked with CUDA.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
@@ -17,7 +17,8 @@ using c10::impl::VirtualGuardImpl;
 namespace rlt {
 namespace {
 
-// One stream for each device, on which copies follow each other: what is fetched has been put away before.
+// Returns the copy stream of a device. One stream executes all copies in order, so a prefetch sees the
+// offload before it.
 c10::Stream copy_stream(c10::Device device) {
   static std::mutex lock;
   static std::map<c10::DeviceIndex, c10::Stream> streams;
@@ -28,7 +29,7 @@ c10::Stream copy_stream(c10::Device device) {
   return streams.emplace(device.index(), stream).first->second;
 }
 
-// What comes later on one stream waits for what another one has to do by now.
+// Makes later work on `behind` wait for all work enqueued on `ahead` so far.
 void follow(const c10::Stream& behind, const c10::Stream& ahead) {
   c10::Event reached(ahead.device_type());
   reached.record(ahead);
@@ -44,7 +45,7 @@ void copy_beside(const Tensor& to, const Tensor& from) {
     const c10::StreamGuard guard(beside);
     to.copy_(from, /*non_blocking=*/true);
   }
-  // The allocator must not reuse its memory before the copy is over.
+  // Keeps libtorch's allocator from reusing the memory before the copy is complete.
   on_device.record_stream(beside);
 }
 
@@ -54,7 +55,7 @@ c10::Device cuda(int64_t index) { return {c10::DeviceType::CUDA, static_cast<c10
 }  // namespace rlt
 
 extern "C" {
-// Memory of the host that a GPU reads and writes by itself, for as many numbers as the tensor has.
+// Allocates a pinned host tensor with the shape and dtype of `tensor`.
 char* rlt_pinned_like(Tensor* tensor, Tensor** out) {
   return rlt::guarded([&] {
     const auto options = tensor->options().device(at::kCPU).pinned_memory(true);
@@ -69,7 +70,7 @@ char* rlt_copy_beside(Tensor* to, Tensor* from) {
   });
 }
 
-// What is computed from now on sees all copies that were begun.
+// Makes later computation wait for all copies started so far.
 char* rlt_follow_copies(int64_t cuda_index) {
   return rlt::guarded([&] {
     const c10::Device device = rlt::cuda(cuda_index);
@@ -77,7 +78,7 @@ char* rlt_follow_copies(int64_t cuda_index) {
   });
 }
 
-// Returns when all copies that were begun are over.
+// Blocks until all copies started so far are complete.
 char* rlt_finish_copies(int64_t cuda_index) {
   return rlt::guarded([&] {
     const c10::Device device = rlt::cuda(cuda_index);

@@ -1,5 +1,5 @@
-// Recording by libtorch's profiler (Kineto): operators of this thread and of backward passes that it starts, and on GPUs
-// the kernels and copies of the process, which CUPTI reports.
+// Recording by libtorch's profiler (Kineto): operators of this thread and of the backward passes that it
+// starts, and, on GPUs, the kernels and copies of the process that CUPTI reports.
 #include <set>
 
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -18,7 +18,7 @@ char* rlt_start_profiler(bool records_device) {
   });
 }
 
-// Ends the recording, and writes it to a file unless `path` is null.
+// Ends the recording, and writes it to a file if `path` is not null.
 char* rlt_end_profiler(const char* path) {
   return rlt::guarded([&] {
     const auto recorded = torch::autograd::profiler::disableProfiler();

@@ -1,5 +1,5 @@
-// Linear layers whose weight has 4 or 8 bits: in training dequantized for the length of a product, forward and
-// backward, for sampling unpacked within the product.
+// Linear layers with 4-bit and 8-bit weights. In training each product, forward and backward, dequantizes the
+// weight temporarily; in sampling the product unpacks it.
 #include <torch/csrc/autograd/custom_function.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -14,25 +14,26 @@
 
 using at::Tensor;
 
-// `QuantizedParts` in ffi.rs; tensors and tables are borrowed.
+// C++ side of `QuantizedParts` in ffi.rs. Tensors and tables are borrowed.
 struct QuantizedParts {
   int64_t format;  // rlt::Quantized::Format
   int64_t num_outputs, num_inputs, block;
-  int64_t stored;  // the dtype that numbers are rounded to first, as libtorch numbers it
+  int64_t stored;  // libtorch's number of the dtype to which values are rounded first
   Tensor* codes;
   Tensor* scales;         // float32, or uint8
-  Tensor* nested_scales;  // null unless they are
-  Tensor* nested_offset;  // likewise
+  Tensor* nested_scales;  // scales of `scales`; null unless those are nested
+  Tensor* nested_offset;  // offset of `scales`; null unless those are nested
   const float* table;
   const float* scale_table;
-  // Writes the numbers of a weight on a GPU to a tensor [outputs, inputs] there; where it cannot, the cause to `message`.
+  // Dequantizes a weight on a GPU to a tensor [outputs, inputs] there. On failure returns false and writes
+  // the cause to `message`.
   bool (*dequantize_on_device)(const QuantizedParts* weight, Tensor* out, char* message, size_t capacity);
 };
 
 namespace rlt {
 namespace {
 
-// A weight that owns its tensors.
+// A quantized weight that owns its tensors.
 struct QuantizedWeight {
   QuantizedParts parts;
   Tensor codes, scales, nested_scales, nested_offset;
@@ -41,7 +42,7 @@ struct QuantizedWeight {
     if (from.nested_scales) nested_scales = *from.nested_scales, nested_offset = *from.nested_offset;
   }
   int64_t num() const { return parts.num_outputs * parts.num_inputs; }
-  // The same, borrowed from here.
+  // Returns `parts` with pointers to the tensors of this weight.
   QuantizedParts borrowed() const {
     QuantizedParts own = parts;
     own.codes = const_cast<Tensor*>(&codes), own.scales = const_cast<Tensor*>(&scales);
@@ -55,7 +56,7 @@ int32_t rounding(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? 1 : dtype == at::kHalf ? 2 : 0;
 }
 
-// The weight as kernels read it, for a product in `compute`.
+// Makes the kernels' view of the weight, for a product in the dtype `compute`.
 Quantized kernel_view(const QuantizedWeight& w, at::ScalarType compute) {
   TORCH_CHECK(w.codes.device().is_cpu() && w.scales.device().is_cpu(),
               "a quantized weight is read on the CPU, got ", w.codes.device());
@@ -79,7 +80,8 @@ Quantized kernel_view(const QuantizedWeight& w, at::ScalarType compute) {
   return q;
 }
 
-// By our own kernel, into memory of libtorch's allocator, which gives the next weight the same.
+// Dequantizes by our own kernel. The result is allocated by libtorch's caching allocator, which reuses its
+// memory for the next weight.
 Tensor dequantized_on_device(const QuantizedWeight& w, at::ScalarType compute) {
   const bool has_kernel = compute == at::kFloat || compute == at::kBFloat16 || compute == at::kHalf;
   const auto options = w.codes.options().dtype(has_kernel ? compute : at::kFloat);
@@ -93,7 +95,7 @@ Tensor dequantized_on_device(const QuantizedWeight& w, at::ScalarType compute) {
 Tensor dequantized(const QuantizedWeight& w, at::ScalarType compute) {
   if (w.codes.is_cuda()) return dequantized_on_device(w, compute);
   const Quantized q = kernel_view(w, compute);
-  // Numbers of float16 are float32's with zeros behind them.
+  // Kernels write float16 values as float32, which represents them exactly; `to` converts them.
   const auto written = compute == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
   Tensor out = at::empty({w.parts.num_outputs, w.parts.num_inputs}, at::TensorOptions().dtype(written));
   const int64_t num = w.num(), blocks = (num + q.block - 1) / q.block;
@@ -103,12 +105,12 @@ Tensor dequantized(const QuantizedWeight& w, at::ScalarType compute) {
   return out.to(compute);
 }
 
-// y = x W^T + bias; the gradient flows to x alone.
+// Computes y = x W^T + bias with a gradient for x only.
 struct QuantizedLinearFunction : torch::autograd::Function<QuantizedLinearFunction> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x,
                         std::shared_ptr<QuantizedWeight> weight, const std::optional<Tensor>& bias) {
     Tensor y = product(x, dequantized(*weight, x.scalar_type()), bias);
-    // Not saved as autograd's tensors: with FSDP their memory is freed and gathered in between.
+    // Not saved by save_for_backward: FSDP frees and all-gathers the tensors' memory between the passes.
     ctx->saved_data["weight"] =
         c10::IValue::make_capsule(c10::make_intrusive<Held>(std::move(weight)));
     return y;
@@ -135,12 +137,12 @@ void check_input(const Tensor& x, const QuantizedParts& w) {
               " expected a tensor [rows, inputs] there, got ", x.sizes(), " on ", x.device());
 }
 
-// Multiply-adds that a thread should have at least, so that waking it costs less than it saves.
+// Smallest number of multiply-adds per thread for which waking the thread saves time.
 constexpr int64_t QUANTIZED_PARALLEL_COST = 1 << 17;
 
 uint16_t* bits_of(const Tensor& t) { return static_cast<uint16_t*>(t.data_ptr()); }
 
-// In bfloat16, where the CPU has instructions for it.
+// Computes the product in bfloat16 on CPUs with instructions for it.
 Tensor product_in_bf16(const Bf16Kernels& bf16, const Tensor& x, const Quantized& q, int64_t num_outputs,
                        const float* bias) {
   QuantizedBf16Linear a{};
@@ -148,7 +150,7 @@ Tensor product_in_bf16(const Bf16Kernels& bf16, const Tensor& x, const Quantized
   Tensor y = at::empty({a.num_rows, a.out}, x.options()), inputs = at::empty({bf16.quantized_inputs(a)}, x.options());
   a.x = bits_of(x), a.inputs = bits_of(inputs), a.y = bits_of(y), a.bias = bias;
   bf16.pack_quantized_inputs(a);
-  // Unpacking takes as long as multiplying with 16 rows.
+  // Unpacking takes as long as multiplying by 16 rows.
   const int64_t item_cost = std::max<int64_t>(1, 32 * a.in * (1 + std::min<int64_t>(a.num_rows, 256) / 16));
   at::parallel_for(0, bf16.quantized_items(a), std::max<int64_t>(1, QUANTIZED_PARALLEL_COST / item_cost),
                    [&](int64_t b, int64_t e) {

@@ -1,6 +1,6 @@
-// Switches and services of libtorch that tch does not offer: autograd with explicit gradients, matmul
-// precision, packed linear layers, memory of host and device, the optimizer's flat step, a look for CUDA, and which
-// threads take signals.
+// Settings and services of libtorch that tch lacks: autograd with explicit gradients, matmul precision,
+// packed linear layers, host and device memory, the optimizer step on flat tensors, detection of CUDA, and
+// signal masks of threads.
 #include <torch/csrc/autograd/autograd.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -27,7 +27,7 @@
 
 using at::Tensor;
 
-// Writes the profile of an instrumented build, which otherwise has no such function.
+// Writes the profile of a build with coverage instrumentation; other builds do not have this function.
 extern "C" __attribute__((weak)) int __llvm_profile_write_file(void);
 
 namespace rlt {
@@ -55,7 +55,8 @@ Tensor packed_linear(const Tensor& x, const Tensor& packed, const Tensor* bias) 
   return stack[0].toTensor();
 }
 
-// Sum of squares in double over fixed stretches added in order: the same on any number of threads.
+// Sum of squares in double over chunks of fixed size, added in order: the result is the same with any number
+// of threads.
 double sum_of_squares(const Tensor& any) {
   if (!kernel_ready(any)) return any.to(at::kDouble).pow(2).sum().item<double>();
   const Tensor t = any.contiguous();
@@ -102,18 +103,17 @@ void adamw_step(const Tensor& p, const Tensor& grad, const Tensor& m, const Tens
     return adamw_composed(p, grad.view_as(p), m, v, a);
   a.param = p.data_ptr<float>(), a.grad = grad.data_ptr<float>();
   a.m = m.data_ptr<float>(), a.v = v.data_ptr<float>();
-  // Stretches of whole vectors, so that the arithmetic of an element does not depend on the number of
-  // threads.
+  // Chunks of full vectors, so that the arithmetic of an element does not depend on the number of threads.
   constexpr int64_t STRETCH = 1 << 14;
   const int64_t n = p.numel(), num = (n + STRETCH - 1) / STRETCH;
   at::parallel_for(0, num, 1,
                    [&](int64_t b, int64_t e) { kernels().adamw(a, b * STRETCH, std::min(n, e * STRETCH)); });
 }
 
-// Memory of tensors in sizes that recur. Activations of batches of different lengths never have quite the same
-// size, and glibc's aligned allocation wants a hole larger than what was freed there; so what one step frees would
-// not do for the next, and the heap would grow to several times what is in use. Here sizes come in eighths of a
-// power of two, and the alignment lies within the piece.
+// An allocator that rounds sizes up to eighths of a power of two. Activations of batches of different lengths
+// rarely have the same size, and glibc's aligned allocation needs a hole larger than the freed block. So
+// memory freed by one step would not fit the next, and the heap would grow to several times the memory in
+// use. The alignment padding is part of the rounded block.
 struct RecurringSizes final : c10::Allocator {
   static constexpr size_t ALIGNMENT = 64, SMALL = 1 << 16;
 
@@ -128,7 +128,7 @@ struct RecurringSizes final : c10::Allocator {
     if (n == 0) return {nullptr, nullptr, &release, cpu};
     void* piece = std::malloc(rounded(n) + ALIGNMENT);
     TORCH_CHECK(piece != nullptr, "not enough memory for a tensor of ", n, " bytes");
-    // malloc aligns to 16 bytes, so that there is room for a pointer before the data.
+    // malloc aligns to 16 bytes, so a pointer fits before the data.
     void* data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(piece) + ALIGNMENT) & ~(ALIGNMENT - 1));
     static_cast<void**>(data)[-1] = piece;
     return {data, data, &release, cpu};
@@ -145,13 +145,13 @@ struct RecurringSizes final : c10::Allocator {
   }
 };
 
-// Whether CUDA was loaded: `at::hasCUDA()` may not be asked before.
+// Whether CUDA was loaded. Check this before any call of `at::hasCUDA()`, which caches its first result.
 std::atomic<bool> has_cuda{false};
 
-// A build linked without CUDA finds it when the driver and libtorch's CUDA half are there: loading the library
-// registers its devices. Without a driver nothing is loaded, so a CPU machine needs none of CUDA's libraries.
-// libtorch keeps its first answer to `at::hasCUDA()` for ever, so it is not called before both are open.
-// Empty where CUDA can be used, else what is missing.
+// Loads the driver and libtorch_cuda.so, which registers its devices when it is loaded. Without a driver
+// nothing else is loaded, so a CPU machine needs none of CUDA's libraries. libtorch caches the first result
+// of `at::hasCUDA()`, so it is called only after both are loaded. Returns an empty text if CUDA can be used,
+// else what is missing.
 std::string load_cuda() {
   const auto missing = [](const char* library) {
     const char* cause = dlerror();
@@ -164,7 +164,8 @@ std::string load_cuda() {
   return {};
 }
 
-// Cached blocks go back to the devices. What fails here is reported by the next operator on the device.
+// Returns cached blocks to the devices. The next operator on the device reports an error that is ignored
+// here.
 void empty_device_caches() {
   if (!has_cuda) return;
   try {
@@ -172,8 +173,8 @@ void empty_device_caches() {
   } catch (const std::exception&) {}
 }
 
-// Ends the process with its exit code. libtorch's destructors are registered when it is loaded, and so would run after
-// this.
+// Ends the process with its exit code. Exit handlers run in reverse order of registration, and libtorch
+// registers its destructors when it is loaded, so they would run after this one.
 void end_at_once(int code, void*) {
   if (__llvm_profile_write_file != nullptr) __llvm_profile_write_file();
   std::fflush(nullptr);
@@ -198,8 +199,8 @@ char* rlt_set_float32_matmul_precision(const char* name) {
   return rlt::guarded([&] { at::globalContext().setFloat32MatmulPrecision(name); });
 }
 
-// Products on CPUs by oneDNN, as "medium" lets them, and on GPUs as "highest": that one name would mean TF32
-// there.
+// Multiplies by oneDNN on CPUs, as the precision "medium" allows, but keeps "highest" on GPUs, where "medium"
+// would mean TF32.
 char* rlt_multiply_by_onednn() {
   return rlt::guarded([&] {
     at::globalContext().setFloat32MatmulPrecision("highest");
@@ -212,13 +213,13 @@ char* rlt_cuda_multiplies_in_tf32(bool* out) {
   return rlt::guarded([&] { *out = at::globalContext().allowTF32CuBLAS(); });
 }
 
-// cuBLAS reads its workspace's size from the environment when its first handle is made; another one lets streams
-// share workspaces, and sums then depend on their order.
+// cuBLAS reads the size of its workspace from the environment when its first handle is created. With another
+// size streams may share workspaces, and the order of sums would vary.
 char* rlt_set_deterministic(bool wanted) {
   return rlt::guarded([&] {
     if (wanted) TORCH_CHECK(setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0) == 0, "setenv failed");
     at::globalContext().setDeterministicAlgorithms(wanted, false);
-    // Memory that is not written yet would otherwise be filled first, which finds mistakes and changes no number.
+    // Deterministic mode would fill uninitialised memory, which helps to find bugs but changes no result.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
     at::globalContext().setDeterministicCuDNN(wanted);
   });
@@ -269,18 +270,18 @@ char* rlt_resize_storage(Tensor* tensor, size_t num_bytes) {
     TORCH_CHECK(storage->resizable() && storage->allocator() != nullptr,
                 "expected memory that libtorch allocated, got someone else's");
     c10::DataPtr data(nullptr, storage->device());
-    // What was there goes before anything new comes.
+    // Frees the old memory before allocating the new.
     storage->set_data_ptr_noswap(std::move(data));
     storage->set_nbytes(0);
     if (num_bytes == 0) return;
-    // An allocator takes memory of the thread's device, which need not be the tensor's.
+    // An allocator uses the current device of the thread, which may not be that of the tensor.
     const c10::DeviceGuard guard(storage->device());
     storage->set_data_ptr_noswap(storage->allocator()->allocate(num_bytes));
     storage->set_nbytes(num_bytes);
   });
 }
 
-// Null in `missing` where CUDA can be used, else what is missing, to be freed by the caller.
+// Loads CUDA. `missing` becomes null if CUDA can be used, else a text that the caller frees.
 char* rlt_load_cuda(char** missing) {
   return rlt::guarded([&] {
     static const std::string found = rlt::load_cuda();
@@ -288,9 +289,9 @@ char* rlt_load_cuda(char** missing) {
   });
 }
 
-// glibc maps what is larger than a threshold and unmaps it when freed; 32 MiB is the largest threshold it
-// takes. One arena, because only the main one grows without bound: a second thread's buffers would be mapped
-// again.
+// glibc maps blocks above a threshold and unmaps them when they are freed; 32 MiB is the largest threshold
+// that it accepts. Only the main arena grows without bound, so there must be no other: the buffers of a
+// second thread would be mapped again.
 void rlt_reuse_large_buffers() {
   static rlt::RecurringSizes allocator;
   c10::SetCPUAllocator(&allocator);
@@ -304,8 +305,8 @@ void rlt_release_free_memory() {
   rlt::empty_device_caches();
 }
 
-// What torch.cuda.max_memory_allocated and max_memory_reserved give; asked through the interface of all devices'
-// allocators, as this library is not linked with CUDA's.
+// Values of torch.cuda.max_memory_allocated and max_memory_reserved, through the device-independent interface
+// of allocators, because this library is not linked with CUDA.
 char* rlt_peak_cuda_bytes(int64_t index, int64_t* allocated, int64_t* reserved) {
   return rlt::guarded([&] {
     const auto device = static_cast<c10::DeviceIndex>(index);
@@ -315,16 +316,16 @@ char* rlt_peak_cuda_bytes(int64_t index, int64_t* allocated, int64_t* reserved) 
   });
 }
 
-// Starts a new peak from what is allocated now.
+// Resets the peak to the memory allocated now.
 char* rlt_reset_peak_cuda_bytes(int64_t index) {
   return rlt::guarded([&] { c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(index)); });
 }
 
-// Lets the process end, at its exit, without what was registered before. It is out of memory if that fails, and ends
-// as before.
+// Makes the process skip, at its exit, all handlers that were registered before. `on_exit` fails only for
+// lack of memory; the process then exits as usual.
 void rlt_skip_destructors() { on_exit(rlt::end_at_once, nullptr); }
 
-// Lets the calling thread take signals, or none of them any more; 0, or the number of the error.
+// Unblocks or blocks signals on the calling thread. Returns 0 or an error number.
 int rlt_take_signals(const int* signals, size_t n, bool takes) {
   sigset_t set;
   sigemptyset(&set);

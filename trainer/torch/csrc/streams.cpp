@@ -1,5 +1,5 @@
-// libtorch's streams of a device, by number and as the driver knows them. This library is not linked with CUDA's, so all
-// goes through the interfaces that devices share.
+// libtorch's streams of a device, by id and by driver handle. The device-independent interfaces are used,
+// because this library is not linked with CUDA.
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -35,7 +35,8 @@ char* rlt_pool_stream(int64_t device, int64_t* id, void** handle) {
   });
 }
 
-// Makes the stream of that number libtorch's on this thread; `before` gets the number of the one before.
+// Makes the stream with the given id libtorch's current stream on this thread; `before` receives the id of
+// the previous one.
 char* rlt_exchange_stream(int64_t device, int64_t id, int64_t* before) {
   return rlt::guarded([&] {
     const c10::Device on = rlt::cuda_device(device);
