@@ -1,4 +1,4 @@
-// One instruction set's kernels and their table. The including file defines RLT_ISA (the namespace) and
+// The kernels of one instruction set and their table. The including file defines RLT_ISA (the namespace) and
 // RLT_ISA_NAME.
 #include "../kernels.h"
 

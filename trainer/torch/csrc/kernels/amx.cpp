@@ -1,5 +1,5 @@
-// Products in bfloat16 by AMX; build.rs passes the flags, dispatch.cpp decides at run time. All other kernels of such a
-// CPU are those for avx512.
+// Products in bfloat16 by AMX. build.rs passes the compiler flags, and dispatch.cpp selects the kernels at
+// run time. A CPU with AMX uses the avx512 kernels for everything else.
 #include "../kernels.h"
 
 #include <cstddef>

@@ -1,10 +1,9 @@
-// Causal attention of a trunk and its branches, flash style: blocks of queries against stretches of keys, the
-// softmax kept online, so that memory grows with the length and never with its square. Keys of the trunk lie
-// packed before those of the branch at hand, so a branch is computed like the end of one long segment, and
-// what its queries send back to the trunk adds up in place, branch after branch in their order. Everything is
-// computed in float.
+// Causal flash attention of a trunk and its branches: blocks of queries against blocks of keys with an online
+// softmax, so that memory grows linearly with the length. The packed keys of the trunk precede those of the
+// current branch, so a branch is computed like the end of one long segment. The gradients of the trunk are
+// accumulated in place, in the order of the branches. All arithmetic is in float.
 
-constexpr int64_t QUERY_BLOCK = 24;  // a whole number of AVX-512 row tiles
+constexpr int64_t QUERY_BLOCK = 24;  // a multiple of the rows of an AVX-512 tile
 constexpr int64_t KEY_BLOCK = 256;
 
 template <class T>
@@ -15,7 +14,7 @@ static void pack_rows(const T* x, int64_t stride, int64_t rows, int64_t n, float
       store(out + r * out_stride + i, i < n ? load_at(x + r * stride, i, n) * scale : vf{});
 }
 
-// out[d][r] = x[r][d] for `columns` of them; those beyond `rows` are zero.
+// Transposes: out[d][r] = x[r][d] for r below `columns`, with zeros from `rows` on.
 template <class T>
 static void pack_transposed(const T* x, int64_t stride, int64_t rows, int64_t n, float* out,
                             int64_t out_stride, int64_t columns) {
@@ -25,7 +24,7 @@ static void pack_transposed(const T* x, int64_t stride, int64_t rows, int64_t n,
         out[d * out_stride + r] = r < rows ? to_float(x[r * stride + d]) : 0.0f;
 }
 #if defined(__AVX512F__)
-// The same for pairs of numbers, of which each vector has W.
+// Transposes bfloat16 values in pairs of 32 bits, W pairs per vector.
 static void pack_transposed(const bf16* x, int64_t stride, int64_t rows, int64_t n, float* out,
                             int64_t out_stride, int64_t columns) {
   const auto pairs = [&](const bf16* row, int64_t d0) {
@@ -55,10 +54,12 @@ static void unpack_rows(const float* x, int64_t x_stride, int64_t rows, int64_t 
     for (int64_t i = 0; i < n; i += W) store_at(out + r * stride, load(x + r * x_stride + i), i, n);
 }
 
-// One more vector than needed keeps the row stride off powers of two, which would crowd a few cache sets.
+// Row stride of a panel. One extra vector avoids powers of two, for which rows would compete for few cache
+// sets.
 static inline int64_t panel_stride(int64_t len) { return round_up(len, W) + W; }
 
-// Queries times the scale, their scores with a stretch of keys, and what they have seen so far.
+// State of a block of queries: scaled queries, scores of the current block of keys, and the accumulated
+// output with its softmax statistics.
 struct Queries {
   int64_t wide;
   float *rows, *acc, *scores, *max, *sum;
@@ -91,7 +92,7 @@ static inline Visible visible(const Attention& a, int64_t i, int64_t j0, int64_t
 static inline int64_t first_key(const Attention& a, int64_t i0) {
   return a.window > 0 ? greater(0, i0 - a.window + 1) / W * W : 0;
 }
-// Sets what lies outside `seen` in a row of whole vectors.
+// Sets the scores of invisible keys, those outside of `seen`, to `fill`. The row is padded to full vectors.
 static inline void fill_outside(float* row, const Visible& seen, int64_t padded, float fill) {
   const vf lane = iota();
   int64_t j = 0;
@@ -105,20 +106,20 @@ static inline void fill_outside(float* row, const Visible& seen, int64_t padded,
   for (; j < padded; j += W) store(row + j, splat(fill));
 }
 
-// What the cap makes of scores times `scale`.
+// Replaces scores s by softcap tanh(scale s / softcap).
 static inline void cap_scores(float* row, int64_t padded, float scale, float softcap) {
   const float inverse = scale / softcap;
   for (int64_t j = 0; j < padded; j += W) store(row + j, vtanh(load(row + j) * inverse) * softcap);
 }
 
-// Turns scores into e^(score - max) in place, zero where nothing is seen; returns by how much earlier sums
-// must shrink.
+// Replaces scores by e^(score - max), 0 for invisible keys, and updates `max` and `sum`. Returns the factor
+// by which the caller must scale earlier sums.
 static float online_softmax(float* row, const Visible& seen, int64_t padded, float& max, float& sum) {
   fill_outside(row, seen, padded, -__builtin_inff());
   vf high = splat(max);
   for (int64_t j = 0; j < padded; j += W) high = vmax(load(row + j), high);
   const float next = max_of(high);
-  // A row that has seen nothing yet: e^(-inf - 0) is zero everywhere.
+  // Without any visible key so far, e^(-inf - 0) is zero for every key.
   const float base = next == -__builtin_inff() ? 0.0f : next;
   vf total = {};
   for (int64_t j = 0; j < padded; j += W) {
@@ -132,7 +133,8 @@ static float online_softmax(float* row, const Visible& seen, int64_t padded, flo
   return shrink;
 }
 
-// A softmax that has seen nothing but the sink of its head, where there are sinks.
+// Initializes the softmax statistics: with sinks, the sink of the head is the first score; otherwise there is
+// none.
 static inline void begin_softmax(const float* sinks, int64_t head, float& max, float& sum) {
   max = sinks != nullptr ? sinks[head] : -__builtin_inff();
   sum = sinks != nullptr ? 1.0f : 0.0f;
@@ -156,7 +158,7 @@ static inline const T* rows_at(const void* x, int64_t token_stride, int64_t head
   return static_cast<const T*>(x) + token * token_stride + head * head_stride;
 }
 
-// Puts the keys and values of `span` behind `before` packed ones.
+// Packs the keys and values of `span` after `before` packed ones.
 template <class T>
 static void pack_forward(const Attention& a, int64_t kv_head, const Span& span, int64_t before,
                          const ForwardScratch& s) {
@@ -166,14 +168,14 @@ static void pack_forward(const Attention& a, int64_t kv_head, const Span& span, 
             s.values + before * s.queries.wide, s.queries.wide);
 }
 
-// The end of the stretch of keys that begins with key j. Aligned stretches end at the same keys for every
-// query, so the bits of a query's sums do not depend on the queries of its block.
+// Returns the end of the block of keys that begins at key j. Aligned blocks end at the same keys for every
+// query, so a query's sums do not depend on the other queries of its block.
 static inline int64_t stretch_end(bool aligned, int64_t j, int64_t len) {
   return lesser(len, (aligned ? j / KEY_BLOCK * KEY_BLOCK : j) + KEY_BLOCK);
 }
 
-// Turns scores of m queries with a stretch of n keys into weights, and rescales the sums that values are
-// added to; `seen(r)` are the keys that query r sees.
+// Converts the scores of m queries and a block of n keys to weights, and rescales the accumulated outputs.
+// `seen(r)` is the range of keys that query r attends to.
 template <class Seen>
 static inline void weigh_stretch(int64_t m, int64_t n, float softcap, const Queries& q, Seen seen) {
   for (int64_t r = 0; r < m; ++r) {
@@ -185,7 +187,7 @@ static inline void weigh_stretch(int64_t m, int64_t n, float softcap, const Quer
   }
 }
 
-// Answers the queries of `span` in one head; `before` packed keys precede them.
+// Computes the outputs of the queries of `span` in one head. `before` packed keys precede those of the span.
 template <class T>
 static void attend(const Attention& a, int64_t head, const Span& span, int64_t before,
                    const ForwardScratch& s) {
@@ -213,7 +215,7 @@ static void attend(const Attention& a, int64_t head, const Span& span, int64_t b
   }
 }
 
-// The query heads of an item, as heads of the model.
+// Returns the query heads of an item, as indices among all heads.
 static inline Span heads_of(const Attention& a, const AttentionItem& item) {
   const int64_t first = item.kv_head * (a.heads / a.kv_heads);
   return {first + item.group_begin, first + item.group_end};
@@ -234,7 +236,8 @@ static void attention_forward_t(const Attention& a, const AttentionItem& item, f
   }
 }
 
-// The same through a cap: P = e^(c t - lse) with t = tanh(scale s / c), dS = scale P (dP - delta) (1 - t^2).
+// Backward pass of the softmax with a softcap c: P = e^(c t - lse) with t = tanh(scale s / c), dS = scale P
+// (dP - delta) (1 - t^2).
 static void capped_softmax_backward(const Attention& a, float* scores, float* grads, const Visible& seen,
                                     int64_t padded, float lse, float delta) {
   cap_scores(scores, padded, a.scale, a.softcap);
@@ -242,13 +245,14 @@ static void capped_softmax_backward(const Attention& a, float* scores, float* gr
   const float inverse = 1.0f / a.softcap;
   for (int64_t j = 0; j < padded; j += W) {
     const vf capped = load(scores + j), p = vexp(capped - lse);
-    const vf t = vmax(capped * inverse, splat(-1.0f));  // of what is not seen, minus infinity
+    const vf t = vmax(capped * inverse, splat(-1.0f));  // clamps the minus infinity of invisible keys
     store(scores + j, p);
     store(grads + j, p * (load(grads + j) - delta) * (1.0f - t * t) * a.scale);
   }
 }
 
-// From scores and dP to P (in scores) and dS (in grads): P = e^(scale s - lse), dS = scale P (dP - delta).
+// Backward pass of the softmax: replaces scores s by P = e^(scale s - lse), and grads dP by dS = scale P (dP
+// - delta).
 static void softmax_backward(const Attention& a, float* scores, float* grads, const Visible& seen,
                              int64_t padded, float lse, float delta) {
   if (a.softcap != 0.0f) return capped_softmax_backward(a, scores, grads, seen, padded, lse, delta);
@@ -281,7 +285,7 @@ struct BackwardScratch {
   }
 };
 
-// Puts the keys and values of `span` behind `before` packed ones, with gradients of zero.
+// Packs the keys and values of `span` after `before` packed ones, and zeroes their gradients.
 template <class T>
 static void pack_backward(const Attention& a, int64_t kv_head, const Span& span, int64_t before,
                           const BackwardScratch& s) {
@@ -295,7 +299,8 @@ static void pack_backward(const Attention& a, int64_t kv_head, const Span& span,
   __builtin_memset(s.grad_values + at, 0, size_t(span.len() * s.wide) * 4);
 }
 
-// Gradients of the queries of `span` in one head; those of all keys that they see are added up.
+// Computes the gradients of the queries of `span` in one head, and adds to the gradients of all keys and
+// values that they attend to.
 template <class T>
 static void attend_backward(const Attention& a, int64_t head, const Span& span, int64_t before,
                             const BackwardScratch& s) {
@@ -329,7 +334,7 @@ static void attend_backward(const Attention& a, int64_t head, const Span& span, 
   }
 }
 
-// Writes the gradients of the keys and values of `span`, which lie behind `before` others.
+// Writes the gradients of the keys and values of `span`, which follow `before` others in the packed order.
 template <class T>
 static void unpack_backward(const Attention& a, const AttentionItem& item, const Span& span, int64_t before,
                             const BackwardScratch& s) {

@@ -1,5 +1,5 @@
-// Products in bfloat16 by AVX512_BF16, for CPUs without AMX; build.rs passes the flags, dispatch.cpp decides at run
-// time. All other kernels of such a CPU are those for avx512.
+// Products in bfloat16 by AVX512_BF16, for CPUs without AMX. build.rs passes the compiler flags, and
+// dispatch.cpp selects the kernels at run time. Such a CPU uses the avx512 kernels for everything else.
 #include "../kernels.h"
 
 #include <cstddef>

@@ -1,6 +1,5 @@
-// A register-tiled product for small blocks in cache: C[M, N] (+)= A[M, K] B[K, N].
-// A may have any two strides (so A^T needs no copy), B and C rows are contiguous, N is a whole number of
-// vectors.
+// A register-tiled product for small blocks in cache: C[M, N] (+)= A[M, K] B[K, N]. A may have any two
+// strides, so A^T needs no copy. Rows of B and C are contiguous, and N is a multiple of the vector width.
 
 #if defined(__AVX512F__)
 constexpr int TILE_M = 6, TILE_N = 4;

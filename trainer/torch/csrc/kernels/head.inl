@@ -6,13 +6,13 @@
 //   d logp_t / dz_j = (1[j = t] - p_j) / T      dH / dz_j = -p_j (logp_j + H) / T
 // so dz_j = (g_logp (1[j = t] - p_j) - g_H p_j (logp_j + H)) / T, written over the logits.
 //
-// Where the columns are a part of the vocabulary, M, S and H are those of all of it when the gradient is taken, and
-// a target below 0 is in another part.
+// With a vocabulary shard, the gradient uses M, S and H of the full vocabulary, and a target below 0 belongs
+// to another shard.
 //
-// With a cap c the products y count as z = c tanh(y / c), which replaces them, and dz / dy = 1 - (z / c)^2.
+// With a softcap c the logits y are replaced by z = c tanh(y / c), and dz / dy = 1 - (z / c)^2.
 
 constexpr int64_t HEAD_BLOCK =
-    4096;  // one block of logits stays in the first-level cache between its two readings
+    4096;  // a block of logits stays in the first-level cache between its two reads
 
 template <class T>
 static void cap_row(T* z, int64_t n, float softcap) {
@@ -20,7 +20,7 @@ static void cap_row(T* z, int64_t n, float softcap) {
   for (int64_t i = 0; i < n; i += W) store_at(z, vtanh(load_at(z, i, n) * inverse) * softcap, i, n);
 }
 
-// 1 - (z / c)^2, or 1 without a cap.
+// Derivative of the softcap, 1 - (z / c)^2; 1 without a cap.
 static inline vf cap_slope(vf z, float inv_softcap) {
   const vf t = z * inv_softcap;
   return 1.0f - t * t;

@@ -1,27 +1,27 @@
-// y = x W^T + bias with W in panels: PANEL outputs side by side for each input, so that one pass over a panel
-// feeds every row of x. Decoding multiplies few rows: the time is that of reading W once.
+// y = x W^T + bias with W in panels of PANEL adjacent outputs per input, so that one pass over a panel serves
+// every row of x. Decoding multiplies few rows, so its time is that of reading W once.
 //
-// Each output is one chain of multiply-adds over the inputs in order, whatever the number of rows or threads:
-// a row's result does not depend, to the last bit, on what is multiplied beside it.
+// Each output is one chain of multiply-adds over the inputs in order, whatever the number of rows or threads.
+// So the result of a row is bitwise equal in any batch.
 
 #if defined(__AVX512F__)
-constexpr int LINEAR_ROWS = 12;  // 24 accumulators of 32 registers
+constexpr int LINEAR_ROWS = 12;  // 24 of 32 registers are accumulators
 #else
-constexpr int LINEAR_ROWS = 6;  // 12 of 16
+constexpr int LINEAR_ROWS = 6;  // 12 of 16 registers are accumulators
 #endif
 constexpr int LINEAR_VECTORS = 2;
-// Rows that pass over a panel together; their inputs stay in the second-level cache.
+// Number of rows that are multiplied by a panel together. Their inputs fit the second-level cache.
 constexpr int64_t LINEAR_BLOCK = 8 * LINEAR_ROWS;
 static_assert(LinearPanels::PANEL % (LINEAR_VECTORS * W) == 0, "a panel is a whole number of tiles");
 
-// ROWS rows by LINEAR_VECTORS vectors of outputs, of which the first `width` elements exist.
+// Multiplies ROWS rows by LINEAR_VECTORS vectors of outputs, of which only the first `width` elements exist.
 template <int ROWS>
 static inline void linear_tile(const LinearPanels& a, const float* x, const float* panel, const float* bias,
                                float* y, int64_t width) {
   vf acc[ROWS][LINEAR_VECTORS] = {};
   for (int64_t k = 0; k < a.in; ++k) {
     const float* b = panel + k * LinearPanels::PANEL;
-    // Past the end of the weight this is a hint without effect.
+    // Past the end of the weight the hint has no effect.
     __builtin_prefetch(b + 32 * LinearPanels::PANEL);
     __builtin_prefetch(b + 32 * LinearPanels::PANEL + 16);
     vf bk[LINEAR_VECTORS];
@@ -49,7 +49,7 @@ static inline void linear_rows(int64_t rows, const LinearPanels& a, const float*
   }
 }
 
-// Items count panels first, then blocks of rows.
+// Runs the items [begin, end), which are numbered by panels first, then by blocks of rows.
 static void linear_panels(const LinearPanels& a, int64_t begin, int64_t end) {
   const int64_t num_panels = (a.out + LinearPanels::PANEL - 1) / LinearPanels::PANEL;
   for (int64_t i = begin; i < end; ++i) {

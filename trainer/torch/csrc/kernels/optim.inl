@@ -1,6 +1,6 @@
-// The optimizer's flat kernels: decoupled AdamW and the sum of squares behind a gradient norm.
+// Optimizer kernels on flat arrays: decoupled AdamW, and the sum of squares for a gradient norm.
 
-// torch.optim.AdamW, step by step in its order (no amsgrad): decay, moments, bias-corrected update.
+// torch.optim.AdamW in its order of operations (no amsgrad): decay, moments, bias-corrected update.
 static void adamw(const AdamW& a, int64_t begin, int64_t end) {
   const float decay = float(1.0 - a.lr * a.weight_decay), b1 = float(1.0 - a.beta1), b2 = float(a.beta2);
   const float one_minus_b2 = float(1.0 - a.beta2), step = float(a.lr / a.bias1), bias2 = float(a.bias2_sqrt);

@@ -1,8 +1,8 @@
-// Attention of single queries over a paged cache: the keys and values of a context lie in blocks named by a
-// table.
+// Attention of single queries over a paged cache. A block table lists the cache blocks with the keys and
+// values of a context.
 
 constexpr int64_t GROUP_MAX =
-    4;  // query heads handled together, so that each key is loaded once for all of them
+    4;  // query heads that are computed together, so that each key is loaded once for all of them
 
 static int64_t paged_scratch(const PagedAttention& a, int64_t context_len) {
   const int64_t wide = round_up(a.dim, W), group = a.heads / a.kv_heads;
@@ -51,7 +51,8 @@ static void group_scores(int64_t groups, int64_t count, int64_t dim, const float
   }
 }
 
-// Float values whose width is whole vectors are read in place; others go through `buffer`.
+// Returns the float rows of values: in place if the width is a multiple of the vector width, else a copy in
+// `buffer`.
 static inline const float* value_rows(const float* v, int64_t stride, int64_t count, int64_t dim,
                                       float* buffer, int64_t& row_stride) {
   if (dim % W == 0) {

@@ -1,10 +1,10 @@
-// Attention of single queries over a paged cache in bfloat16, with the sums of attention.inl in the same
-// order: a token that is decoded gets the bits that it gets in a packed sequence. `has_one_order` says where
-// it is used.
+// Attention of single queries over a paged cache in bfloat16, which adds in the order of attention.inl: a
+// token's values are bitwise equal whether it is decoded or part of a packed sequence. Used if
+// `has_one_order` is true.
 #if defined(__AVX512F__)
-// Query heads of a key head that are computed together.
+// Largest number of query heads of a KV head that are computed together.
 constexpr int64_t PACKED_GROUP_MAX = 64;
-// Keys that lie transposed in the first-level cache at once.
+// Number of keys that are transposed at once, so that they fit the first-level cache.
 constexpr int64_t TRANSPOSED_KEYS = 64;
 
 static int64_t paged_as_packed_scratch(const PagedAttention& a) {
@@ -12,7 +12,7 @@ static int64_t paged_as_packed_scratch(const PagedAttention& a) {
   return a.dim * panel_stride(TRANSPOSED_KEYS) + a.block_size * wide + Queries::len(most, wide);
 }
 
-// Keys and values of one key head in the blocks of a query's context.
+// The keys and values of one KV head in the cache blocks of a query's context.
 struct Context {
   const PagedAttention& a;
   const int32_t* table;
@@ -23,11 +23,11 @@ struct Context {
     return static_cast<const bf16*>(cache) +
            (table[j / a.block_size] * a.block_size + j % a.block_size) * stride() + kv_head * a.dim;
   }
-  // The end of the block of key j, `end` at most.
+  // Returns the end of the cache block that contains key j, at most `end`.
   int64_t block_end(int64_t j, int64_t end) const { return lesser(end, (j / a.block_size + 1) * a.block_size); }
 };
 
-// Scores of m queries with the keys of a stretch.
+// Computes the scores of m queries and the keys [begin, end).
 static inline void score_stretch(const Context& c, int64_t m, const Queries& q, int64_t begin, int64_t end,
                                  float* keys_t) {
   const int64_t panel = panel_stride(TRANSPOSED_KEYS), dim = c.a.dim;
@@ -52,7 +52,7 @@ static inline void add_values(const Context& c, int64_t m, const Queries& q, int
   }
 }
 
-// Query heads [head, head + m) of one query.
+// Computes the query heads [head, head + m) of one query.
 static inline void attend_as_packed(const Context& c, int64_t query, int64_t head, int64_t m, const Queries& q,
                                     float* keys_t, float* buffer) {
   const PagedAttention& a = c.a;

@@ -1,5 +1,5 @@
-// Row-wise fused kernels: RMS norm, gated activation, rotary embedding. Arithmetic in float whatever is
-// stored.
+// Fused kernels on rows: RMS norm, gated activation, rotary embedding. Arithmetic is in float, whatever the
+// stored dtype.
 
 template <class T>
 static void rms_norm_forward_t(const RmsNorm& a, int64_t begin, int64_t end) {
@@ -22,8 +22,8 @@ static void rms_norm_forward_t(const RmsNorm& a, int64_t begin, int64_t end) {
   }
 }
 
-// dx = rstd * (dy w - x * rstd^2 * mean(dy w x)); dw = sum over rows of dy * x * rstd. One chunk of rows owns
-// one row of partial sums, so the result does not depend on the number of threads.
+// dx = rstd * (dy w - x * rstd^2 * mean(dy w x)); dw = sum over rows of dy * x * rstd. Each chunk of rows has
+// its own row of partial sums, so the result does not depend on the number of threads.
 template <class T>
 static void rms_norm_backward_t(const RmsNorm& a, int64_t chunk_begin, int64_t chunk_end) {
   const int64_t n = a.width;
@@ -54,7 +54,7 @@ static inline vf sigmoid(vf x) { return 1.0f / (1.0f + vexp(-x)); }
 constexpr float GELU_A = 0.7978845608028654f;  // sqrt(2 / pi)
 constexpr float GELU_B = 0.044715f;
 
-// The activation and its derivative at x.
+// Computes the activation and its derivative at x.
 static inline void activate(Activation kind, vf x, vf& y, vf& dy) {
   if (kind == Activation::Silu) {
     vf s = sigmoid(x);

@@ -1,6 +1,6 @@
-// Vectors of the compiled-for width through compiler extensions, so that one source serves SSE2, NEON, AVX2
-// and AVX-512. Everything is static or templated inside an instruction-set namespace: see kernels.h for why.
-// Included inside that namespace; standard headers come from kernels/all.inl.
+// Vectors of the compiled instruction set by compiler extensions, so that one source serves SSE2, NEON, AVX2
+// and AVX-512. Everything is static or a template inside the namespace of an instruction set, as kernels.h
+// explains. kernels/all.inl includes this file inside that namespace, and the standard headers outside.
 
 #if defined(__AVX512F__)
 constexpr int W = 16;
@@ -24,8 +24,8 @@ struct bf16 {
 static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-// Subtracting zero changes no number and is compiled to a plain broadcast; adding it would make -0 a 0 and cost an
-// addition.
+// Subtracting zero changes no value and compiles to a plain broadcast. Adding zero would turn -0 into 0 and
+// cost an addition.
 static inline vf splat(float x) { return x - vf{}; }
 static inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 
@@ -37,7 +37,7 @@ static inline vf load(const bf16* p) {
   return (vf)(__builtin_convertvector(h, vu) << 16);
 }
 
-// Round to nearest even, the lower halves zero; a NaN keeps being one.
+// Rounds to nearest even. The lower halves of the result are zero, and NaN remains NaN.
 static inline vu rounded_bits(vf x) {
   const vu u = (vu)x, nan = (vu)(x != x);
   return (nan & 0x7fc00000u) | (~nan & (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
@@ -53,7 +53,8 @@ static inline float to_float(bf16 x) {
   return f;
 }
 
-// The first n elements, 0 < n < W; the other lanes are zero. Nothing outside them is touched.
+// Loads and stores of the first n elements, 0 < n < W. Other lanes are zero, and no memory outside of the n
+// elements is accessed.
 #if defined(__AVX512F__)
 static inline __mmask16 lanes(int64_t n) { return __mmask16((1u << n) - 1u); }
 static inline vf load_part(const float* p, int64_t n) { return (vf)_mm512_maskz_loadu_ps(lanes(n), p); }
@@ -93,7 +94,7 @@ static inline void store_part(bf16* p, vf x, int64_t n) {
 }
 #endif
 
-// What storing as T and loading again would give.
+// Rounds to a dtype and converts back to float.
 static inline vf round_to(vf x, float) { return x; }
 static inline vf round_to(vf x, bf16) { return (vf)rounded_bits(x); }
 
@@ -116,7 +117,7 @@ static inline float max_of(vf x) {
   return s[0];
 }
 #endif
-// The sums of four vectors at once, which costs little more than one.
+// Sums the lanes of four vectors at once, which costs little more than one sum.
 static inline void sums_of(const vf x[4], float* out) {
 #if defined(__AVX512F__)
   const auto pair = [](__m512 a, __m512 b) {
@@ -137,7 +138,7 @@ static inline void sums_of(const vf x[4], float* out) {
   for (int i = 0; i < 4; ++i) out[i] = sum_of(x[i]);
 #endif
 }
-// W vectors as the columns of a square instead of its rows.
+// Transposes W vectors as a square matrix.
 #if defined(__AVX512F__)
 static inline void transpose(vf x[16]) {
   __m512 a[16], b[16];
@@ -203,7 +204,7 @@ static inline vf vexp(vf x) {
 }
 static inline float exp_one(float x) { return vexp(splat(x))[0]; }
 
-// tanh x to about 2 ulp: Cephes' polynomial near zero, where the other formula cancels.
+// tanh x to about 2 ulp: Cephes' polynomial near zero, where the formula by exponentials cancels.
 static inline vf vtanh(vf x) {
   const vf z = x * x;
   vf p = splat(-5.70498872745e-3f);

@@ -1,17 +1,18 @@
-// y = x W^T + bias in bfloat16 by AVX512_BF16, whose instruction adds the products of a pair of inputs to each of 16
-// sums: each output adds up two inputs at a time, the second of them first.
+// y = x W^T + bias in bfloat16 by AVX512_BF16. Its instruction adds the products of a pair of inputs to each
+// of 16 sums, so each output adds two inputs at a time, the second one first.
 //
-// Up to 16 rows of x are laid out as [pairs of inputs][rows], which are broadcast one by one; a vector of a panel is
-// a pair of inputs of 16 outputs.
+// Up to 16 rows of x are packed as [pairs of inputs][rows], and each pair is broadcast. A vector of a panel
+// holds one pair of inputs of 16 outputs.
 
 constexpr int64_t PAIR_ROWS = 16;
-// Of so many rows both halves of a panel are multiplied at once: sums enough to keep the instruction busy.
+// Largest number of rows for which both halves of a panel are multiplied at once. Fewer rows have too few
+// independent sums otherwise to keep the instruction busy.
 constexpr int64_t FEW_ROWS = 8;
 
-// Rows whose pairs lie side by side where there are `rows` of them: few of them take less of the first-level cache.
+// Number of row slots in the packed order for `rows` rows. Fewer slots use less of the first-level cache.
 constexpr int64_t row_stride(int64_t rows) { return rows <= 1 ? 1 : rows <= 4 ? 4 : rows <= FEW_ROWS ? FEW_ROWS : PAIR_ROWS; }
 
-// Rows [row, row + rows) by pairs, at most PAIR_ROWS of them.
+// Packs the rows [row, row + rows) by pairs, at most PAIR_ROWS of them.
 static inline void pack_rows(const Bf16Linear& a, int64_t row, int64_t rows, uint16_t* to) {
   const int64_t stride = row_stride(rows);
   const __mmask16 lanes = __mmask16((1u << stride) - 1u);
@@ -24,7 +25,7 @@ static inline void pack_rows(const Bf16Linear& a, int64_t row, int64_t rows, uin
   }
 }
 
-// The sums of a vector of outputs to y, rounded once; a lane past the last output is not written.
+// Stores the sums of a vector of outputs to y, rounded once. Lanes after the last output are not written.
 static inline void store_sums(const Bf16Linear& a, vf sums, int64_t row, int64_t first) {
   const int64_t width = lesser(W, a.out - first);
   if (width <= 0) return;
@@ -33,13 +34,14 @@ static inline void store_sums(const Bf16Linear& a, vf sums, int64_t row, int64_t
   _mm256_mask_storeu_epi16(a.y + row * a.out + first, outputs, (__m256i)_mm512_cvtneps_pbh((__m512)sums));
 }
 
-// ROWS rows from `row` on by HALVES halves of a panel: those of the outputs from `first` on.
+// Multiplies ROWS rows, from `row` on, by HALVES halves of a panel, whose outputs begin at `first`.
 template <int ROWS, int HALVES, bool FETCHES_AHEAD>
 static inline void multiply_halves(const Bf16Linear& a, const uint16_t* x, const uint16_t* panel, int64_t row,
                                    int64_t first) {
   __m512 sums[ROWS][HALVES] = {};
   for (int64_t k = 0; k < a.in; k += Bf16Linear::LOT, panel += LOT_NUMBERS) {
-    // In the first-level cache they would push out x, which is read again for every panel: 1.4 times the time on an EPYC.
+    // Prefetches the panel to the second-level cache only. In the first level it would evict x, which is read
+    // again for every panel: 1.4 times the time on an EPYC.
     if (FETCHES_AHEAD) fetch_lot_ahead<2>(panel);
 #pragma GCC unroll 4
     for (int64_t pair = 0; pair < Bf16Linear::LOT / 2; ++pair, x += 2 * row_stride(ROWS)) {
@@ -59,7 +61,7 @@ static inline void multiply_halves(const Bf16Linear& a, const uint16_t* x, const
     for (int h = 0; h < HALVES; ++h) store_sums(a, (vf)sums[m][h], row + m, first + h * W);
 }
 
-// `rows` rows by one panel.
+// Multiplies `rows` rows by one panel.
 template <bool FETCHES_AHEAD, int ROWS = PAIR_ROWS>
 static inline void multiply_panel(int64_t rows, const Bf16Linear& a, const uint16_t* x, const uint16_t* panel,
                                   int64_t row, int64_t first) {
@@ -71,18 +73,19 @@ static inline void multiply_panel(int64_t rows, const Bf16Linear& a, const uint1
   }
 }
 
-// Rows by pairs, then panels.
+// Scratch memory: first the packed rows, then the panels.
 static int64_t row_scratch(const Bf16Linear& a) { return a.in / 2 * PAIR_ROWS; }
 static int64_t dense_scratch(const Bf16Linear& a) { return row_scratch(a) + panel_scratch(a); }
 static void dense_product(const Bf16Linear& a, float* scratch, int64_t begin, int64_t end) {
   uint16_t* pairs = reinterpret_cast<uint16_t*>(scratch);
   int64_t packed_row = -1;
   const auto block = [&](int64_t row, int64_t last_row, int64_t first, int64_t last, const uint16_t* panels) {
-    // Later rows find the panels of an item in the second-level cache, and all do where they were packed just now.
+    // Only the first rows prefetch: later rows find the panels of the item in the second-level cache, as all
+    // rows do if the panels were just packed.
     bool fetches_ahead = a.panels != nullptr;
     for (; row < last_row; row += PAIR_ROWS, fetches_ahead = false) {
       const int64_t rows = lesser(PAIR_ROWS, last_row - row);
-      // One row is laid out so already.
+      // A single row is already in the packed order.
       const uint16_t* x = rows == 1 ? a.x + row * a.in : pairs;
       if (rows > 1 && row != packed_row) pack_rows(a, row, rows, pairs), packed_row = row;
       for (int64_t panel = first; panel < last; ++panel) {

@@ -1,18 +1,19 @@
-// What products in bfloat16 with a weight in panels share, whatever multiplies: a panel is PANEL outputs in two
-// halves, by lots of LOT inputs in pairs.
+// Common code of bfloat16 products with a weight in panels, for AMX and AVX512_BF16. A panel is PANEL outputs
+// in two halves; each half consists of lots of LOT inputs in pairs.
 //
-// Each output adds up its inputs in one order, from the first to the last, in float32, whatever the number of rows
-// or threads and whether W was packed before: a row of few that are decoded gets the bits that it gets among
-// thousands in training. Numbers below 2^-126 count as zero, as in every product by these instructions.
+// Each output adds its inputs in float32 from the first to the last, whatever the number of rows or threads,
+// and whether or not W was packed before. So the result of a row is bitwise equal in decoding with few rows
+// and in training with thousands. Values below 2^-126 in magnitude count as zero, as in every product by
+// these instructions.
 
 constexpr int64_t LOT_NUMBERS = Bf16Linear::PANEL * Bf16Linear::LOT;
-// Numbers of a lot that belong to one half of the outputs.
+// Number of values of a lot that belong to one half of the outputs.
 constexpr int64_t HALF_NUMBERS = LOT_NUMBERS / 2;
-// Bytes that a panel is fetched ahead of where few rows read it.
+// Distance in bytes by which a panel is prefetched when few rows read it.
 constexpr int64_t PANEL_AHEAD = 8192;
 
-// The lot that follows in PANEL_AHEAD bytes; past the end of the weight this is a hint without effect. LOCALITY is 3 for
-// all caches and 2 for all but the first.
+// Prefetches the lot that is PANEL_AHEAD bytes ahead; past the end of the weight the hint has no effect.
+// LOCALITY 3 means all caches, 2 all but the first level.
 template <int LOCALITY>
 static inline void fetch_lot_ahead(const uint16_t* lot) {
   const char* ahead = reinterpret_cast<const char*>(lot) + PANEL_AHEAD;
@@ -20,12 +21,12 @@ static inline void fetch_lot_ahead(const uint16_t* lot) {
   for (int64_t line = 0; line < 2 * LOT_NUMBERS; line += 64) __builtin_prefetch(ahead + line, 0, LOCALITY);
 }
 
-// 32 bfloat16s of two vectors, the first in the lower lanes.
+// Rounds two vectors to 32 bfloat16 values, the first vector in the lower lanes.
 static inline __m512i narrow_pair(vf first, vf second) {
   return (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
 }
 
-// Panels [begin, end) of a weight, from `to` on. Outputs past the last are zero.
+// Packs the panels [begin, end) of a weight to `to`. Outputs after the last are zero.
 static void pack_panels(const Bf16Linear& a, int64_t begin, int64_t end, uint16_t* to) {
   for (int64_t panel = begin; panel < end; ++panel)
     for (int64_t k = 0; k < a.in; k += Bf16Linear::LOT)
@@ -44,14 +45,14 @@ static int64_t num_row_blocks(const Bf16Linear& a) { return (a.num_rows + a.item
 static int64_t dense_items(const Bf16Linear& a) {
   return (num_panels(a) + a.item_panels - 1) / a.item_panels * num_row_blocks(a);
 }
-// Numbers of scratch for the panels of an item where they are packed here.
+// Number of floats of scratch memory for the panels of an item, if the product packs them.
 static int64_t panel_scratch(const Bf16Linear& a) {
   return a.panels ? 0 : a.item_panels * Bf16Linear::PANEL * a.in / 2;
 }
 
-// Items count blocks of rows first, then groups of panels. `multiply(row, last_row, first, last, panels)` has the
-// product of some rows by some panels, which lie one after the other from `panels` on; `own` is room for those of an
-// item, at a multiple of 64 bytes.
+// Runs the items [begin, end), which are numbered by blocks of rows first, then by groups of panels.
+// `multiply(row, last_row, first, last, panels)` multiplies some rows by some panels, which are contiguous
+// from `panels` on. `own` has memory for the panels of an item, aligned to 64 bytes.
 template <class Multiply>
 static inline void product_of_items(const Bf16Linear& a, uint16_t* own, int64_t begin, int64_t end, Multiply multiply) {
   for (int64_t i = begin, packed = -1; i < end; ++i) {

@@ -1,10 +1,10 @@
-// y = x W^T + bias in bfloat16 by AMX: each output adds up 32 inputs at a time.
+// y = x W^T + bias in bfloat16 by AMX. Each output adds 32 inputs at a time.
 //
 //   A tile   up to 16 rows of x by 32 inputs, as they are in memory
 //   B tile   32 inputs, in pairs, by 16 outputs; two of them side by side are a lot of a panel
 //   C tile   as many rows by 16 outputs, float32
 
-// tmm0..3 are C, tmm4 and 5 are A, tmm6 and 7 are B.
+// Registers: tmm0 to 3 hold C, tmm4 and 5 hold A, tmm6 and 7 hold B.
 static inline void configure_dense(int64_t first_rows, int64_t second_rows) {
   const int64_t rows_of[8] = {first_rows, first_rows, second_rows, second_rows, first_rows, second_rows, TILE, TILE};
   TileConfig config;
@@ -15,7 +15,7 @@ static inline void configure_dense(int64_t first_rows, int64_t second_rows) {
   __asm__ volatile("ldtilecfg %0" ::"m"(config));
 }
 
-// One or two groups of rows by a panel: sums [group][half of the panel][row][16].
+// Multiplies one or two groups of rows by a panel. Writes the sums as [group][half of the panel][row][16].
 template <int GROUPS, bool FETCHES_AHEAD>
 static inline void multiply_panel(const Bf16Linear& a, const uint16_t* x, const uint16_t* panel, float* sums) {
   const int64_t row_bytes = 2 * a.in;
@@ -45,7 +45,8 @@ static inline void multiply_panel(const Bf16Linear& a, const uint16_t* x, const 
   RLT_TILE_STORE(3, sums + 3 * TILE * TILE, 64);
 }
 
-// Sums of a group of rows from `row` on and of the panel of output `first` to y, rounded once.
+// Stores the sums of a group of rows, from `row` on, and a panel, whose outputs begin at `first`, to y,
+// rounded once.
 static inline void store_panel(const Bf16Linear& a, const float* sums, int64_t row, int64_t rows, int64_t first) {
   const int64_t width = lesser(Bf16Linear::PANEL, a.out - first);
   const __mmask32 outputs = __mmask32((uint64_t(1) << width) - 1u);
@@ -59,7 +60,7 @@ static inline void store_panel(const Bf16Linear& a, const float* sums, int64_t r
   }
 }
 
-// Rows [row, last) by panels [begin, end), which lie one after the other from `panels` on.
+// Multiplies the rows [row, last) by the panels [begin, end), which are contiguous from `panels` on.
 static inline void dense_block(const Bf16Linear& a, int64_t row, int64_t last, int64_t begin, int64_t end,
                                const uint16_t* panels, float* sums) {
   for (; row < last; row += 2 * TILE) {
@@ -80,7 +81,7 @@ static inline void dense_block(const Bf16Linear& a, int64_t row, int64_t last, i
   }
 }
 
-// Sums, then panels.
+// Scratch memory: first the sums, then the panels.
 static int64_t dense_scratch(const Bf16Linear& a) { return 4 * TILE * TILE + panel_scratch(a); }
 static void dense_product(const Bf16Linear& a, float* scratch, int64_t begin, int64_t end) {
   uint16_t* own = reinterpret_cast<uint16_t*>(scratch + 4 * TILE * TILE);

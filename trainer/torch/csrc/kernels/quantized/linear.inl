@@ -1,21 +1,22 @@
-// y = x W^T + bias with W in 4 or 8 bits: W is unpacked in registers as it is read, so that decoding reads a
-// quarter of what bfloat16 takes. Each number is rounded as the dequantized weight is, so the product is that
-// of the dequantized weight.
+// y = x W^T + bias with a 4-bit or 8-bit W, which is unpacked in registers as it is read, so that decoding
+// reads a quarter of the bytes of bfloat16. Each value is rounded like that of the dequantized weight, so the
+// product equals that of the dequantized weight.
 //
-// Each output is one chain of multiply-adds over the inputs in order, whatever the number of rows or threads:
-// a row's result does not depend, to the last bit, on what is multiplied beside it.
+// Each output is one chain of multiply-adds over the inputs in order, whatever the number of rows or threads.
+// So the result of a row is bitwise equal in any batch.
 //
-// Spread inputs: of 4 bits the W bytes that are read at once hold 2 W codes, those at even places in the upper
-// halves; x has its numbers at even places first, then those at odd places. Of 8 bits x keeps its order, and
-// so it does of 4 where a row ends within a block: there each code is looked up by itself.
+// Spread inputs: with 4 bits, W bytes are read at once and hold 2 W codes, those with even indices in the
+// upper halves. So x is reordered to its values with even indices, then those with odd indices. With 8 bits x
+// keeps its order. It also does with 4 bits if a row ends within a block; each code is then looked up
+// separately.
 
 #if defined(__AVX512F__)
-constexpr int QUANTIZED_ROWS = 4;  // 16 accumulators of 32 registers
+constexpr int QUANTIZED_ROWS = 4;  // 16 of 32 registers are accumulators
 #else
-constexpr int QUANTIZED_ROWS = 2;  // 8 of 16
+constexpr int QUANTIZED_ROWS = 2;  // 8 of 16 registers are accumulators
 #endif
 constexpr int QUANTIZED_OUTPUTS = 4;
-// Rows that meet the same unpacked outputs; their inputs stay in the second-level cache.
+// Number of rows that are multiplied by the same unpacked outputs. Their inputs fit the second-level cache.
 constexpr int64_t QUANTIZED_BLOCK = 64;
 
 static inline bool is_spread(const Quantized& q, int64_t in) {
@@ -47,8 +48,9 @@ static void spread_rows(const Quantized& q, const void* x, Dtype dtype, int64_t 
   }
 }
 
-// Unpacks the rows of QUANTIZED_OUTPUTS outputs from `first` on, and gives each vector of their numbers with
-// the place of the inputs that it meets: `take(output, place, numbers)`. Past the last output it is repeated.
+// Unpacks QUANTIZED_OUTPUTS outputs, from `first` on. Calls `take(output, place, numbers)` with each vector
+// of their values and the index of the first input of `x` to multiply it by. The last output is repeated for
+// outputs after it.
 template <class Take>
 static inline void unpack_four_bits(const QuantizedLinear& a, int64_t first, Take take) {
   const Quantized& q = a.weight;
@@ -74,7 +76,7 @@ static inline void unpack_four_bits(const QuantizedLinear& a, int64_t first, Tak
   }
 }
 
-// The same of rows that end within a block.
+// Unpacks 4-bit rows that end within a block, one code at a time; see `unpack_four_bits`.
 template <class Take>
 static inline void unpack_one_by_one(const QuantizedLinear& a, int64_t first, Take take) {
   const Quantized& q = a.weight;
@@ -133,7 +135,7 @@ static inline void store_outputs(const QuantizedLinear& a, const vf acc[ROWS][QU
   }
 }
 
-// ROWS rows by QUANTIZED_OUTPUTS outputs, unpacked for them alone.
+// Multiplies ROWS rows by QUANTIZED_OUTPUTS outputs, which are unpacked for these rows only.
 template <int ROWS>
 static inline void quantized_tile(const QuantizedLinear& a, int64_t row, int64_t first) {
   vf acc[ROWS][QUANTIZED_OUTPUTS] = {};
@@ -144,7 +146,7 @@ static inline void quantized_tile(const QuantizedLinear& a, int64_t row, int64_t
   store_outputs<ROWS>(a, acc, row, first);
 }
 
-// The same of outputs that were unpacked before, [QUANTIZED_OUTPUTS, x_row].
+// Multiplies ROWS rows by outputs that are already unpacked, [QUANTIZED_OUTPUTS, x_row].
 template <int ROWS>
 static inline void unpacked_tile(const QuantizedLinear& a, const float* unpacked, int64_t len, int64_t row,
                                  int64_t first) {
@@ -186,7 +188,7 @@ static int64_t quantized_items(const QuantizedLinear& a) {
 }
 static int64_t quantized_scratch(const QuantizedLinear& a) { return QUANTIZED_OUTPUTS * a.x_row; }
 
-// Items count groups of outputs first, then blocks of rows.
+// Runs the items [begin, end), which are numbered by groups of outputs first, then by blocks of rows.
 static void quantized_linear(const QuantizedLinear& a, float* scratch, int64_t begin, int64_t end) {
   const int64_t num_groups = num_output_groups(a);
   for (int64_t i = begin; i < end; ++i) {
@@ -205,7 +207,7 @@ static void quantized_linear(const QuantizedLinear& a, float* scratch, int64_t b
 
 static inline void put(float* out, float x) { *out = x; }
 static inline void put(bf16* out, float x) {
-  // Rounded already: what is cut off is zero.
+  // The values are already rounded, so the bits that are cut off are zero.
   uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);
   out->bits = uint16_t(bits >> 16);

@@ -1,9 +1,9 @@
-// The numbers of a weight of 4 or 8 bits, each rounded as in the dequantized weight.
+// Values of a 4-bit or 8-bit weight, each rounded like that of the dequantized weight.
 
-// W = q * scale / 127, as bitsandbytes multiplies it.
+// W = q * scale / 127, multiplied by the inverse as in bitsandbytes.
 constexpr float ONE_127TH = 7.874015718698502e-3f;
 
-// Keeps a product out of a fused multiply-add, which would not round it.
+// Prevents the compiler from fusing a product into a multiply-add, which would not round it.
 static inline void round_here(float& x) {
 #if defined(__x86_64__)
   __asm__("" : "+x"(x));
@@ -23,7 +23,7 @@ static inline vf round_to_half(vf x) {
   const vu u = (vu)x, sign = u & 0x80000000u;
   const vf size = (vf)(u & 0x7fffffffu);
   const vf normal = (vf)((u + 0xfffu + ((u >> 13) & 1u)) & 0xffffe000u);
-  // Below the smallest normal number steps are 2^-24, which is the step of float32 between 1/2 and 1.
+  // Below the smallest normal value f16 has steps of 2^-24, which is the step of float32 between 1/2 and 1.
   const vf subnormal = (vf)((vu)((x + 0.75f) - 0.75f) | sign);
   const vf finite = size < 6.103515625e-5f ? subnormal : normal;
   return size >= 65520.0f ? (vf)(sign | 0x7f800000u) : finite;
@@ -43,13 +43,14 @@ static inline float scale_of(const Quantized& q, int64_t block) {
   return product + q.scale_offset;
 }
 
-// The 16 numbers of a block.
+// Computes the values of the 16 codes in a block.
 static inline void block_numbers(const Quantized& q, int64_t block, float numbers[16]) {
   const vf scale = splat(scale_of(q, block));
   for (int i = 0; i < 16; i += W) store(numbers + i, round_as(load(q.table + i) * scale, q.rounds));
 }
 
-// W bytes, each in a lane. Compilers turn a conversion of bytes to vectors of 32 bits into one scalar move for each.
+// Loads W bytes, one per lane. Compilers turn a conversion of bytes to vectors of 32 bits into one scalar
+// move per byte.
 #if defined(__AVX512F__)
 static inline vu load_bytes(const uint8_t* p) {
   return (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -77,7 +78,7 @@ static inline vf load_int8(const int8_t* p) {
 }
 #endif
 
-// The 16 numbers of a block, looked up by the low 4 bits of each lane.
+// Looks up values of a block by the low 4 bits of each lane.
 #if defined(__AVX512F__)
 struct Numbers {
   vf all;

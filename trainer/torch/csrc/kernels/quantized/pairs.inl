@@ -1,16 +1,17 @@
-// y = x W^T + bias in bfloat16 with W in 4 or 8 bits, by AVX512_BF16: 32 numbers of an output are multiplied with as
-// many inputs of a row, two in each of 16 lanes, whose sums are added up at the end.
+// y = x W^T + bias in bfloat16 with a 4-bit or 8-bit W, by AVX512_BF16. 32 values of an output are multiplied
+// by as many inputs of a row, two in each of 16 lanes. The sums of the lanes are added at the end.
 
 constexpr int OUTPUTS = 4;  // unpacked together
-// So many rows are multiplied with numbers as they are unpacked; for more these are kept in the first-level cache.
+// Largest number of rows that are multiplied by values as these are unpacked. For more rows the unpacked
+// values are kept in the first-level cache.
 constexpr int ROWS_UNPACKED_FOR = 4;
 constexpr int ROWS_TOGETHER = 6;
-// Rows that meet the same unpacked outputs; their inputs stay in the second-level cache.
+// Number of rows that are multiplied by the same unpacked outputs. Their inputs fit the second-level cache.
 constexpr int64_t QUANTIZED_ROW_BLOCK = 256;
 
 static int64_t row_len(const QuantizedBf16Linear& a) { return num_steps(a.in) * STEP; }
 static int64_t pair_inputs(const QuantizedBf16Linear& a) { return a.num_rows * row_len(a); }
-// Each row of x in the order of unpacked numbers, zeros behind it.
+// Reorders each row of x like the unpacked values, and pads it with zeros.
 static void pack_pair_inputs(const QuantizedBf16Linear& a) {
   const bool is_four_bit = a.weight.format == Quantized::Format::FourBit;
   uint16_t* out = a.inputs;
@@ -39,7 +40,7 @@ static inline void store_outputs(const QuantizedBf16Linear& a, const vf sums[ROW
   }
 }
 
-// ROWS rows by OUTPUTS outputs, unpacked for them alone.
+// Multiplies ROWS rows by OUTPUTS outputs, which are unpacked for these rows only.
 template <int ROWS>
 static inline void multiply_unpacking(const QuantizedBf16Linear& a, const float* scales, int64_t row, int64_t first) {
   vf sums[ROWS][OUTPUTS] = {};
@@ -53,7 +54,7 @@ static inline void multiply_unpacking(const QuantizedBf16Linear& a, const float*
   store_outputs<ROWS>(a, sums, row, first);
 }
 
-// The same of outputs that were unpacked before, [OUTPUTS][row_len].
+// Multiplies ROWS rows by outputs that are already unpacked, [OUTPUTS][row_len].
 template <int ROWS>
 static inline void multiply_unpacked(const QuantizedBf16Linear& a, const uint16_t* unpacked, int64_t row, int64_t first) {
   vf sums[ROWS][OUTPUTS] = {};
@@ -94,12 +95,13 @@ static int64_t num_output_groups(const QuantizedBf16Linear& a) { return (a.out +
 static int64_t pair_items(const QuantizedBf16Linear& a) {
   return num_output_groups(a) * ((a.num_rows + QUANTIZED_ROW_BLOCK - 1) / QUANTIZED_ROW_BLOCK);
 }
-// Unpacked outputs, then their scales.
+// Scratch memory: first the unpacked outputs, then their scales.
 static int64_t pair_scratch(const QuantizedBf16Linear& a) {
   return OUTPUTS * row_len(a) / 2 + (a.weight.scales ? 0 : OUTPUTS * (a.in / a.weight.block));
 }
 
-// Items count groups of outputs first, then blocks of rows; `scratch` at a multiple of 64 bytes.
+// Runs the items [begin, end), which are numbered by groups of outputs first, then by blocks of rows.
+// `scratch` is aligned to 64 bytes.
 static void quantized_pairs(const QuantizedBf16Linear& a, float* scratch, int64_t begin, int64_t end) {
   const bool is_four_bit = a.weight.format == Quantized::Format::FourBit;
   const int64_t blocks_a_row = is_four_bit ? a.in / a.weight.block : 0, len = row_len(a);

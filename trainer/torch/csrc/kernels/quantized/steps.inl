@@ -1,15 +1,16 @@
-// What products in bfloat16 with W in 4 or 8 bits share, whatever multiplies: W is unpacked by steps of STEP inputs,
-// each number rounded once, and x is laid out in the same order once for a product.
+// Common code of bfloat16 products with a 4-bit or 8-bit W, for AMX and AVX512_BF16. W is unpacked in steps
+// of STEP inputs, with each value rounded once. x is reordered accordingly, once per product.
 //
-// Each output adds up its inputs in one order, whatever the number of rows or threads: a row's result does not
-// depend, to the last bit, on what is multiplied beside it. Numbers below 2^-126 count as zero, as in every
-// product by these instructions.
+// Each output adds its inputs in one order, whatever the number of rows or threads. So the result of a row is
+// bitwise equal in any batch. Values below 2^-126 in magnitude count as zero, as in every product by these
+// instructions.
 //
-// Of 4 bits the 16-bit lanes of a step hold four codes each: lot c of 32 inputs has the code at bit 4c of every lane,
-// and one lookup serves 32 of them in the numbers of two blocks.
+// With 4 bits each 16-bit lane of a step holds four codes. Lot c of 32 inputs has its codes at bit 4c of
+// every lane. One lookup finds the values of 32 codes in the tables of two blocks.
 
 constexpr int64_t STEP = 128;  // inputs of four lots
-// Where the code at bit 4c of a lane has its input; the first of two codes is in the upper half of a byte.
+// Offset of the input whose code is at bit 4c of a lane. The first of two codes is in the upper half of a
+// byte.
 constexpr int64_t PLACE_OF_CODE[4] = {1, 0, 3, 2};
 
 static inline int64_t num_steps(int64_t in) { return (in + STEP - 1) / STEP; }
@@ -18,7 +19,7 @@ static bool bf16_fits(const Quantized& q, int64_t in) {
   return q.format == Quantized::Format::Int8 || (q.block % (STEP / 2) == 0 && in % q.block == 0);
 }
 
-// Scales of the blocks of some outputs, one after the other.
+// Returns the scales of `num` consecutive blocks; dequantizes nested scales to `scratch`.
 static const float* scales_of(const Quantized& q, int64_t first, int64_t num, float* scratch) {
   if (q.scales) return q.scales + first;
   for (int64_t i = 0; i < num;) {
@@ -35,19 +36,20 @@ static const float* scales_of(const Quantized& q, int64_t first, int64_t num, fl
   return scratch;
 }
 
-// A step of OUTPUTS outputs from `first` on; past the last output it is repeated.
+// A step of OUTPUTS outputs, from `first` on. The last output is repeated for outputs after it.
 struct Step {
-  const float* scales;  // of 4 bits: from those of output `first` on
+  const float* scales;  // with 4 bits: scales from those of output `first` on
   int64_t first, idx;
 };
 
-// Gives 32 numbers of each lot of each output: `put(output, lot, numbers)`.
+// Unpacks a step of 4-bit codes. Calls `put(output, lot, numbers)` with the 32 values of each lot of each
+// output.
 template <int OUTPUTS, bool HALF_FIRST, class Put>
 __attribute__((always_inline)) static inline void unpack_four_bits(const QuantizedBf16Linear& a, const Step& of, Put put) {
   const Quantized& q = a.weight;
   const uint32_t block = uint32_t(q.block), k = uint32_t(of.idx * STEP);
   const int64_t blocks_a_row = uint32_t(a.in) / block, row_bytes = a.in / 2;
-  // Of the last step the second half may be missing: its numbers are zero, and so is x.
+  // The last step may lack its second half: the values there are zero, and so is x.
   const bool is_whole = k + STEP <= a.in;
   const int64_t lower = k / block, upper = is_whole ? (k + uint32_t(STEP / 2)) / block : lower;
   const vf table = load(q.table), table_of_upper = is_whole ? table : vf{};
@@ -74,7 +76,7 @@ __attribute__((always_inline)) static inline void unpack_four_bits(const Quantiz
   }
 }
 
-// Of 8 bits inputs keep their order, and a number is rounded once, to bfloat16.
+// Unpacks a step of 8-bit codes, which keep the order of the inputs. Each value is rounded once, to bfloat16.
 template <int OUTPUTS, bool IS_WHOLE, class Put>
 __attribute__((always_inline)) static inline void unpack_int8(const QuantizedBf16Linear& a, const Step& of, Put put) {
   const int64_t k = of.idx * STEP, present = a.in - k;
@@ -104,9 +106,9 @@ __attribute__((always_inline)) static inline void unpack(const QuantizedBf16Line
     (of.idx + 1) * STEP <= a.in ? unpack_int8<OUTPUTS, true>(a, of, put) : unpack_int8<OUTPUTS, false>(a, of, put);
 }
 
-// The pairs of a step of x, in the order in which `pack_tile_inputs` takes them.
+// Packs the pairs of a step of x in the order in which `pack_tile_inputs` reads them.
 static inline void pairs_of_step(const uint16_t* x, int64_t present, bool is_four_bit, uint32_t pairs[STEP / 2]) {
-  // Of eight numbers those at 0 and 4, at 1 and 5, and so on.
+  // Pairs the values 0 and 4, 1 and 5, and so on, of each eight.
   const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
   for (int64_t k = 0; k < STEP; k += 32) {
     const int64_t num = greater(0, lesser(32, present - k));

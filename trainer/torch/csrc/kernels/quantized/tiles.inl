@@ -1,15 +1,16 @@
-// y = x W^T + bias in bfloat16 with W in 4 or 8 bits, by AMX: W is unpacked into tiles that stay in the
+// y = x W^T + bias in bfloat16 with a 4-bit or 8-bit W, by AMX. W is unpacked into tiles that stay in the
 // first-level cache.
 //
 //   A tile   16 outputs by 32 inputs, unpacked; four of them are a step of 128 inputs
 //   B tile   32 inputs, in pairs, by up to 16 rows of x
 //   C tile   16 outputs by as many rows, float32
 
-constexpr int64_t STEP_NUMBERS = 2 * TILE * STEP;  // unpacked, of two tiles of outputs
-// Rows of x that one unpacking serves at most.
+constexpr int64_t STEP_NUMBERS = 2 * TILE * STEP;  // of two unpacked tiles of outputs
+// Largest number of rows of x that share one unpacking.
 constexpr int64_t TILE_ROW_BLOCK = 256;
 
-// Zeros in all tiles. tmm0..3 are C by [rows of x][outputs], tmm4 and 5 are A, tmm6 and 7 are B.
+// Configures the tiles, which also zeroes them. tmm0 to 3 hold C by [rows of x][outputs], tmm4 and 5 hold A,
+// tmm6 and 7 hold B.
 static inline void configure_tiles(int64_t first_rows, int64_t second_rows) {
   TileConfig config;
   const int64_t rows_of[8] = {first_rows, first_rows, second_rows, second_rows, TILE, TILE, first_rows, second_rows};
@@ -21,14 +22,15 @@ static inline void configure_tiles(int64_t first_rows, int64_t second_rows) {
 }
 static inline int64_t num_row_groups(int64_t rows) { return (rows + TILE - 1) / TILE; }
 
-// Tiles [lot of 32 inputs][output][32] of a step of 2 * TILE outputs.
+// Unpacks a step of 2 * TILE outputs to tiles [lot of 32 inputs][output][32].
 static inline void unpack_tiles(const QuantizedBf16Linear& a, const Step& of, uint16_t* tiles) {
   unpack<2 * TILE>(a, of, [&](int64_t n, int64_t lot, __m512i numbers) {
     _mm512_store_si512(tiles + (lot * 2 * TILE + n) * 32, numbers);
   });
 }
 
-// x as B tiles: for each group of up to TILE rows, every 32 inputs, [16 pairs][rows][2].
+// Number of values of x packed as B tiles: for each group of up to TILE rows and every 32 inputs, [16
+// pairs][rows][2].
 static int64_t tile_inputs(const QuantizedBf16Linear& a) { return num_steps(a.in) * STEP * a.num_rows; }
 static void pack_tile_inputs(const QuantizedBf16Linear& a) {
   const bool is_four_bit = a.weight.format == Quantized::Format::FourBit;
@@ -45,7 +47,7 @@ static void pack_tile_inputs(const QuantizedBf16Linear& a) {
   }
 }
 
-// A step of two tiles of outputs by one or two groups of rows.
+// Multiplies a step of two tiles of outputs by one or two groups of rows.
 template <int GROUPS>
 static inline void multiply(const uint16_t* tiles, const uint16_t* const x[2], const int64_t rows[2]) {
 #pragma GCC unroll 4
@@ -62,7 +64,7 @@ static inline void multiply(const uint16_t* tiles, const uint16_t* const x[2], c
   }
 }
 
-// C of a tile of outputs and a group of rows to y: sums [TILE][rows].
+// Stores the sums [TILE][rows] of a tile of outputs and a group of rows to y.
 static inline void store_tile(const QuantizedBf16Linear& a, const float* sums, int64_t first, int64_t start, int64_t rows) {
   const int64_t width = lesser(TILE, a.out - first);
   if (width <= 0) return;
@@ -74,14 +76,16 @@ static inline void store_tile(const QuantizedBf16Linear& a, const float* sums, i
   }
 }
 
-// What a thread works in: unpacked steps, sums, and scales of 2 * TILE outputs.
+// Number of unpacked steps in a thread's scratch memory, which also holds sums and the scales of 2 * TILE
+// outputs.
 static int64_t unpacked_steps(const QuantizedBf16Linear& a) { return a.num_rows <= 2 * TILE ? 2 : num_steps(a.in); }
 static int64_t tile_scratch(const QuantizedBf16Linear& a) {
   const int64_t scales = a.weight.scales ? 0 : 2 * TILE * (a.in / a.weight.block);
   return unpacked_steps(a) * STEP_NUMBERS / 2 + TILE * TILE + scales;
 }
 
-// Two tiles of outputs by one or two groups of rows from `start` on. Steps are unpacked one ahead, or were before.
+// Multiplies two tiles of outputs by one or two groups of rows, from `start` on. Unpacks each step one step
+// ahead, unless all are already unpacked.
 template <int GROUPS>
 static inline void tile_product(const QuantizedBf16Linear& a, const float* scales, int64_t first, int64_t start,
                                 bool is_unpacked, float* scratch) {
@@ -115,7 +119,8 @@ static int64_t tile_items(const QuantizedBf16Linear& a) {
   return num_tile_outputs(a) * ((a.num_rows + TILE_ROW_BLOCK - 1) / TILE_ROW_BLOCK);
 }
 
-// Items count pairs of tiles of outputs first, then blocks of rows; `scratch` at a multiple of 64 bytes.
+// Runs the items [begin, end), which are numbered by pairs of output tiles first, then by blocks of rows.
+// `scratch` is aligned to 64 bytes.
 static void quantized_tiles(const QuantizedBf16Linear& a, float* scratch, int64_t begin, int64_t end) {
   const bool is_four_bit = a.weight.format == Quantized::Format::FourBit;
   const int64_t blocks_a_row = is_four_bit ? a.in / a.weight.block : 0;
