@@ -1,4 +1,5 @@
-// The gated activation of a fused projection [rows, 2 width], gate first. Bound by 3 numbers moved for each output.
+// The gated activation of a fused projection [rows, 2 width], gate first. Bound by the memory traffic of
+// three values per output.
 #include "include/activation.cuh"
 
 namespace rlt {
@@ -19,13 +20,13 @@ __device__ inline void gate_vector(const SwiGluArguments& a, int64_t i) {
   RLT_UNROLL
   for (int k = 0; k < N; ++k) {
     const float gated = activated(to_float(g.at[k]), a.activation);
-    // Elsewhere GELU is an operation of its own, whose result is stored.
+    // On a CPU the error-function GELU is a separate operation, which rounds its result to the dtype.
     out.at[k] = from_float<T>((a.activation == 2 ? rounded<T>(gated) : gated) * to_float(up.at[k]));
   }
   store<T, N>(static_cast<T*>(a.out) + row * a.width + i, out);
 }
 
-// A block takes a part of one row, so that nothing has to be divided.
+// A block computes a part of one row, so that no index needs a division.
 template <class T>
 __device__ inline void swiglu(const SwiGluArguments& a) {
   constexpr int64_t PER_THREAD = 8;

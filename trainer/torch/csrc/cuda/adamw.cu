@@ -1,10 +1,11 @@
-// Decoupled AdamW over all parameters of a table, in the order of kernels/optim.inl. Bound by 28 bytes an element with
-// gradients in f32 (26 in bf16), 2 more where a copy is written.
+// Decoupled AdamW over all parameters of a table, in the order of operations of kernels/optim.inl. Bound by
+// the memory traffic of 28 bytes per element with f32 gradients (26 with bf16), and 2 more if a copy is
+// written.
 #include "include/device.cuh"
 
 namespace rlt {
 
-// A row of the table: 9 words, as the host lays them out.
+// A row of the table: 9 words, laid out by `AdamWTable` in Rust.
 struct AdamWTensor {
   float* param;
   const void* grad;

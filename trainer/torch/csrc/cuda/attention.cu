@@ -1,7 +1,7 @@
-// Attention of single queries over a paged cache. A block takes one row (a query token), up to 8 query heads that share a
-// key head, and one part of the context; the last block of a row and group to finish puts the parts together, so that all
-// is one launch. Keys and values pass through shared memory in two stages by asynchronous copies: bound by one reading of
-// the context's keys and values, 2 * context * kv_heads * head_dim numbers a row.
+// Attention of single queries over a paged cache. A block computes one row (a query token) for up to 8 query
+// heads of a KV head and one part of the context. The last block of a row and group to finish combines the
+// parts, so one launch suffices. Asynchronous copies load keys and values to shared memory in two stages.
+// Bound by one read of the context's keys and values, 2 * context * kv_heads * head_dim values per row.
 #include "include/device.cuh"
 
 namespace rlt {
@@ -11,8 +11,8 @@ struct AttentionArguments {
   const int32_t *block_tables, *context_lens;
   void* out;
   float* partials;     // [rows, heads, splits, head_dim + 2]: unnormalised values, maximum, sum
-  // [rows, groups]: parts that are done; 0 between launches of any shape, which share the memory. No launch's partials
-  // may reach into it.
+  // [rows, groups]: number of finished parts. Zero between launches; launches of any shape share this memory,
+  // and no launch may write partial results to it.
   unsigned* counters;
   int64_t num_blocks;
   int32_t max_blocks, block_size, heads, kv_heads, head_dim, window, tile_keys;
@@ -20,15 +20,15 @@ struct AttentionArguments {
 };
 
 constexpr int ATTENTION_THREADS = 128;
-constexpr int ATTENTION_GROUP = 8;  // query heads of a block at most
-constexpr int ATTENTION_KEYS = 64;  // keys of a stage at most
-constexpr int ATTENTION_LEAST_TILES = 4;  // fewer are not worth a block of their own
+constexpr int ATTENTION_GROUP = 8;  // largest number of query heads per block
+constexpr int ATTENTION_KEYS = 64;  // largest number of keys per stage
+constexpr int ATTENTION_LEAST_TILES = 4;  // smallest number of tiles for a block of its own
 
-// What a block works on.
+// The part of a row's attention that one block computes.
 struct AttentionPart {
   int row, first_head, num_heads, kv_head;
-  int split, splits;  // this part of so many that the row's length is worth
-  int begin, end;     // its keys
+  int split, splits;  // index of the part, and number of parts for the row's length
+  int begin, end;     // range of keys
 };
 
 __device__ inline AttentionPart attention_part(const AttentionArguments& a) {
@@ -50,10 +50,10 @@ __device__ inline AttentionPart attention_part(const AttentionArguments& a) {
   return p;
 }
 
-// The places of a block's dynamic shared memory.
+// Layout of a block's dynamic shared memory.
 template <class T, int G>
 struct AttentionShared {
-  int row_bytes;       // of a key or value: padded, so that neighbours lie in different banks
+  int row_bytes;       // of a key or value, padded so that adjacent rows begin in different banks
   unsigned char* keys;  // [2, tile_keys] rows
   unsigned char* values;
   float *q, *scores, *stats, *sums;  // [G, head_dim], [tile_keys, G], [G, 4], [threads, 2 G]
@@ -75,7 +75,7 @@ struct AttentionShared {
   }
 };
 
-// Where the keys of a tile lie in the cache, in rows of a head; every thread up to tile_keys finds one.
+// Finds the cache slots of the keys of a tile. Each thread below tile_keys finds one.
 __device__ inline void find_slots(const AttentionArguments& a, const AttentionPart& p, int tile, int* slots) {
   const int k = int(threadIdx.x), j = p.begin + tile * a.tile_keys + k;
   if (k >= a.tile_keys || j >= p.end) return;
@@ -96,7 +96,7 @@ __device__ inline void copy_tile(const AttentionArguments& a, const AttentionPar
   }
 }
 
-// scores[k][g] = q_g . k: a thread takes one key and half of the heads.
+// Computes scores[k][g] = q_g . k. A thread computes one key and half of the heads.
 template <class T, int G>
 __device__ inline void tile_scores(const AttentionArguments& a, int tile, int count,
                                    const AttentionShared<T, G>& shared) {
@@ -124,8 +124,8 @@ __device__ inline void tile_scores(const AttentionArguments& a, int tile, int co
   for (int g = 0; g < HEADS; ++g) shared.scores[k * G + first + g] = k < count ? sums[g] : -INFINITE;
 }
 
-// Scores become weights, against the largest of all tiles so far; a warp takes every fourth head. stats: maximum, sum,
-// what earlier sums are multiplied with.
+// Converts scores to weights, relative to the largest score of all tiles so far. A warp computes every fourth
+// head. stats: maximum, sum, factor of earlier sums.
 template <class T, int G>
 __device__ inline void tile_softmax(const AttentionArguments& a, const AttentionShared<T, G>& shared) {
   for (int g = warp_idx(); g < G; g += ATTENTION_THREADS / 32) {
@@ -140,12 +140,12 @@ __device__ inline void tile_softmax(const AttentionArguments& a, const Attention
     }
     sum = warp_reduce(sum, Sum());
     const float scale = expf(before - max);
-    __syncwarp();  // all lanes have read the maximum before
+    __syncwarp();  // all lanes have read the previous maximum
     if (lane_idx() == 0) stats[0] = max, stats[1] = stats[1] * scale + sum, stats[2] = scale;
   }
 }
 
-// A thread owns two dims and every num_lanes-th key of a tile.
+// The share of a thread in the values: two dimensions of every step-th key of a tile.
 struct ValueLane {
   int dim, first_key, step;
   bool active;
@@ -176,7 +176,7 @@ __device__ inline void tile_values(const AttentionArguments& a, int tile, int co
   }
 }
 
-// Adds up what the threads of the same dims have; the first of them get the sum.
+// Adds the sums of the threads that have the same dimensions. The first of these threads gets the total.
 template <class T, int G>
 __device__ inline void join_lanes(const AttentionArguments& a, const ValueLane& lane,
                                   const AttentionShared<T, G>& shared, float (&sums)[G][2]) {
@@ -201,7 +201,8 @@ __device__ inline float* attention_partial(const AttentionArguments& a, int row,
   return a.partials + ((int64_t(row) * a.heads + head) * int(gridDim.z) + split) * (a.head_dim + 2);
 }
 
-// Whether this is the last block of its row and group; it finds the others' parts written.
+// Whether this block is the last to finish of its row and group. The partial results of all other blocks are
+// then visible to it.
 __device__ inline bool is_last_part(const AttentionArguments& a, const AttentionPart& p) {
   __shared__ bool is_last;
   __threadfence();
@@ -287,11 +288,11 @@ __device__ inline void paged_decode_attention(const AttentionArguments& a) {
   copy_tile(a, p, 0, slots[0], shared);
   commit_copies();
   for (int tile = 0; tile < tiles; ++tile) {
-    __syncthreads();  // the other stage has been read, its next slots are there
+    __syncthreads();  // all threads have read the other stage, and its next slots are found
     if (tile + 1 < tiles) copy_tile(a, p, tile + 1, slots[(tile + 1) & 1], shared);
     commit_copies();
     wait_for_copies<1>();
-    __syncthreads();  // this stage is there
+    __syncthreads();  // the copies of this stage are visible to all threads
     find_slots(a, p, tile + 2, slots[tile & 1]);
     const int left = p.end - p.begin - tile * a.tile_keys, count = left < a.tile_keys ? left : a.tile_keys;
     tile_scores(a, tile, count, shared);

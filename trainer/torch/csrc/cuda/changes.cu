@@ -1,5 +1,5 @@
-// Words of a device's memory that the host changes in place. The number of changes is read on the device, so that one
-// recorded launch serves every step; it costs its latency only.
+// Changes of single words of device memory by the host. The number of changes is read on the device, so that
+// one captured launch serves every step. The cost is the launch latency.
 #include "include/device.cuh"
 
 namespace rlt {

@@ -1,5 +1,6 @@
-// The batch's state between two decoding steps. A few numbers a row: these launches cost their latency only, but for the
-// gather of embeddings, which is bound by one reading and one writing of a row for each token.
+// State of the batch between two decoding steps. These launches process a few values per row and cost their
+// latency only, except for the gather of embeddings, which is bound by one read and one write of a row per
+// token.
 #include "include/device.cuh"
 
 namespace rlt {
@@ -46,7 +47,7 @@ struct AdvanceArguments {
 __device__ inline void advance_row(const AdvanceArguments& a) {
   const int row = int(blockIdx.x * blockDim.x + threadIdx.x);
   if (row >= a.rows || a.positions[row] < 0) return;
-  // Positions count other than cached tokens where a prompt has images.
+  // After images a position is less than the number of cached tokens.
   const int cached = a.context_lens[row], block = cached / a.block_size;
   const int32_t* table = a.block_tables + int64_t(row) * a.max_blocks;
   const int32_t named = block < a.max_blocks ? table[block] : -1;

@@ -1,5 +1,5 @@
-// rlt_core::digest::digest64 where the numbers lie: chunks of 4096 numbers are digested by eight threads each, a lane of
-// the digest apiece, and the mixed digests of chunks are added, which knows no order. Bound by one reading.
+// rlt_core::digest::digest64 on the device. Eight threads digest a chunk of 4096 values, one per lane of the
+// digest. The mixed digests of chunks are added, in any order. Bound by one read.
 #include "include/device.cuh"
 
 namespace rlt {
@@ -18,7 +18,7 @@ __device__ inline uint64_t digest_step(uint64_t state, uint64_t word) {
   return product ^ (product >> 32);
 }
 
-// Two numbers side by side as one word; zeros behind the end.
+// Packs two adjacent values into one word; values past the end are zero.
 template <class T>
 __device__ inline uint64_t digest_pair(const T* data, int64_t at, int64_t count) {
   if (at + 1 < count && reinterpret_cast<uintptr_t>(data) % (2 * sizeof(T)) == 0) {

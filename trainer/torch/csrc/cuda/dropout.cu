@@ -1,5 +1,6 @@
-// Dropout masks, drawn where they are used: a number of the mask is a function of the key and its own index, so that
-// it is the same on the host, on any number of threads and in a recomputed pass. Bound by one writing.
+// Dropout masks, drawn where they are used. Each value of a mask is a function of the key and the value's
+// index only, so it is the same on the host, with any number of threads and in a recomputed pass. Bound by
+// one write.
 #include "include/device.cuh"
 
 namespace rlt {
@@ -8,7 +9,7 @@ struct DropoutArguments {
   void* out;
   uint64_t key, first_idx;
   int64_t count;
-  float threshold, keep;  // draws of [-1, 1) below the threshold are zeros, others `keep`
+  float threshold, keep;  // draws in [-1, 1) below the threshold become zero, others `keep`
 };
 
 constexpr int64_t DROPOUT_CHUNK = 2048;

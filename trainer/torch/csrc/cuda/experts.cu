@@ -1,15 +1,16 @@
-// The experts of tokens: the choice of a router, the rows of all (token, choice) pairs sorted by expert, and the weighed
-// sum of a token's rows. A few numbers a token, but for the sum, which is bound by one reading of the rows.
+// Routing of tokens to experts: the choice of a router, the rows of all (token, choice) pairs sorted by
+// expert, and the weighted sum of a token's rows. The launches process a few values per token, except for the
+// sum, which is bound by one read of the rows.
 #include "include/device.cuh"
 
 namespace rlt {
 
 struct RouteArguments {
   const void* logits;  // [tokens, experts]
-  const float* bias;   // [experts], of the choice only, or null
+  const float* bias;   // [experts], added for the choice only, or null
   int32_t* choices;    // [tokens, per_token], the best first
   float* weights;      // [tokens, per_token]
-  int32_t* digests;    // [tokens] (`Routes::digest`), or null
+  int32_t* digests;    // [tokens], `RouteExperts::digests` in Rust, or null
   int64_t tokens;
   int32_t experts, per_token;
   float scale;
@@ -17,9 +18,10 @@ struct RouteArguments {
 };
 
 constexpr int ROUTE_THREADS = 128;
-constexpr int MOST_CHOICES = 32;  // of a token
+constexpr int MOST_CHOICES = 32;  // per token
 
-// The better of two experts: the larger value, and of equal ones the lower number, as the CPU's stable sort has it.
+// A candidate in the search for the best expert. The larger value wins, and among equal values the lower
+// index, as in the CPU's stable sort.
 struct Candidate {
   float value;
   int expert;
@@ -43,7 +45,7 @@ __device__ inline uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// rlt_core::digest::combine over the experts in ascending order.
+// Computes rlt_core::digest::combine over the experts in ascending order.
 __device__ inline int32_t digest_of(int32_t* chosen, int count) {
   for (int i = 1; i < count; ++i)
     for (int j = i; j > 0 && chosen[j - 1] > chosen[j]; --j) {
@@ -56,7 +58,8 @@ __device__ inline int32_t digest_of(int32_t* chosen, int count) {
   return int32_t(digest >> 48);
 }
 
-// The scores of a token, and what is compared: a NaN is better than any number, as for libtorch.
+// Computes the scores of a token, and the values by which experts are compared. A NaN compares above any
+// number, as in libtorch.
 template <class T>
 __device__ inline void score_experts(const RouteArguments& a, const T* logits, float* scores, float* compared) {
   float max = -INFINITE, sum = 0.0f;
@@ -75,7 +78,7 @@ __device__ inline void score_experts(const RouteArguments& a, const T* logits, f
   }
 }
 
-// One warp a token.
+// Each warp routes one token.
 template <class T>
 __device__ inline void route_experts(const RouteArguments& a) {
   RLT_DYNAMIC_SHARED(memory);
@@ -86,7 +89,7 @@ __device__ inline void route_experts(const RouteArguments& a) {
   float* compared = scores + a.experts;
   score_experts(a, static_cast<const T*>(a.logits) + token * a.experts, scores, compared);
   __syncwarp();
-  float own = 0.0f, sum = 0.0f;  // a lane keeps the weight of one choice
+  float own = 0.0f, sum = 0.0f;  // each lane holds the weight of one choice
   for (int choice = 0; choice < a.per_token; ++choice) {
     Candidate best = {-INFINITE, 0x7fffffff};
     for (int e = lane_idx(); e < a.experts; e += 32) best = better(best, {compared[e], e});
@@ -113,11 +116,11 @@ RLT_KERNELS(route_experts, RouteArguments, route_experts, 128)
 
 struct SortRowsArguments {
   const int32_t* choices;  // [n]
-  int32_t *order, *inverse, *ends;  // the pair at each row [n], the row of each pair [n], where experts end [experts]
+  int32_t *order, *inverse, *ends;  // pair at each row [n], row of each pair [n], end of each expert's rows [experts]
   int64_t n;
 };
 
-// A block finds the rows of one expert: those of all lower ones precede them, and its own keep their order.
+// Each block sorts the rows of one expert: they follow the rows of all lower experts and keep their order.
 __device__ inline void sort_by_expert(const SortRowsArguments& a) {
   __shared__ int of_warp[32];
   const int expert = int(blockIdx.x), num_warps = int(blockDim.x / 32);
@@ -128,7 +131,7 @@ __device__ inline void sort_by_expert(const SortRowsArguments& a) {
     const int64_t i = first + threadIdx.x;
     const bool is_mine = i < a.n && a.choices[i] == expert;
     const unsigned mine = __ballot_sync(ALL_LANES, is_mine);
-    __syncthreads();  // the last counts have been read
+    __syncthreads();  // all threads have read the previous counts
     if (lane_idx() == 0) of_warp[warp_idx()] = __popc(mine);
     __syncthreads();
     int place = row + __popc(mine & ((1u << lane_idx()) - 1));
@@ -147,8 +150,8 @@ struct CombineArguments {
   const void* rows;        // [n, width]
   const float* weights;    // [tokens, per_token]
   const int32_t* inverse;  // [n]
-  const void* beside;      // the output of a block for all tokens, [tokens, width], or null
-  const void* gate;        // its gate before the sigmoid, [tokens], or null
+  const void* beside;      // output of the shared expert for all tokens, [tokens, width], or null
+  const void* gate;        // logit of the shared expert's sigmoid gate, [tokens], or null
   void* out;               // [tokens, width]
   int64_t width;
   int32_t per_token;
@@ -170,7 +173,7 @@ __device__ inline void combine_vector(const CombineArguments& a, int64_t i) {
   for (int k = 0; k < N; ++k) out.at[k] = from_float<T>(sum[k]);
   if (a.beside != nullptr) {
     const Vec<T, N> beside = load<T, N>(static_cast<const T*>(a.beside) + token * a.width + i);
-    // Rounded where the CPU stores a result.
+    // Results are rounded to the dtype where the CPU stores them.
     const float x = a.gate == nullptr ? 0.0f : to_float(static_cast<const T*>(a.gate)[token]);
     const float gate = rounded<T>(1.0f / (1.0f + expf(-x)));
     RLT_UNROLL
@@ -183,7 +186,7 @@ __device__ inline void combine_vector(const CombineArguments& a, int64_t i) {
   store<T, N>(static_cast<T*>(a.out) + token * a.width + i, out);
 }
 
-// A block takes a token; its rows are added up in the order of its choices.
+// Each block combines one token, whose rows are added in the order of its choices.
 template <class T>
 __device__ inline void combine_rows(const CombineArguments& a) {
   const bool wide = is_wide(static_cast<const T*>(a.rows), a.width) && is_wide(static_cast<const T*>(a.out), a.width) &&

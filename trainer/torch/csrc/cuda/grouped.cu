@@ -1,18 +1,19 @@
-// Products of rows sorted by expert: each expert's rows times its own weight, [experts, out, in], and the two products of
-// the backward pass. Where an expert's rows end is read on the device, so the grid is the largest that any routing needs:
-// blocks without rows end at once. A block makes [64, 64] numbers and reads its operands by tiles of 32 summed numbers
-// through shared memory, two or three tiles ahead; each sum is made by one thread in one order, so that a row has the same
-// bits beside any others. With few rows an expert bound by one reading of the weights of the experts that have rows.
+// Products of rows sorted by expert: each expert's rows times its weight, [experts, out, in], and the two
+// products of the backward pass. The ends of the experts' rows are read on the device, so the grid is the
+// largest that any routing needs, and blocks without rows end at once. A block computes a tile [64, 64] of
+// the result and loads its operands in tiles of 32 summed values to shared memory, two or three tiles ahead.
+// One thread computes each sum in a fixed order, so the result of a row is bitwise equal in any batch. With
+// few rows per expert the time is bound by one read of the weights of the experts that have rows.
 //
-// libtorch's _grouped_mm is not used: its kernel takes bf16 alone, with strides of 16 bytes, on sm_90 and sm_100; anywhere
-// else it copies the ends to the host and waits for them.
+// libtorch's _grouped_mm is not used: its kernel supports only bf16 with strides of 16 bytes on sm_90 and
+// sm_100. In all other cases it copies the ends to the host and waits for them.
 #include "include/mma.cuh"
 
 namespace rlt {
 
 struct GroupedArguments {
-  const void *rows;    // [n, in], or with `places` the tokens' own rows
-  const void *other;   // weights [experts, out, in], or of the weight's gradient rows [n, out]
+  const void *rows;    // [n, in]; with `places` the rows of tokens
+  const void *other;   // weights [experts, out, in]; for the gradient of the weight, rows [n, out]
   void* out;
   const int32_t* ends;    // [experts]
   const int32_t* places;  // the (token, choice) pair at each row, or null
@@ -24,13 +25,13 @@ constexpr int GROUPED_THREADS = 128;
 template <class T>
 constexpr int GROUPED_STAGES = sizeof(T) == 2 ? 3 : 2;
 
-// The rows of a block: of one expert, at most TILE.
+// The rows of a block: at most TILE rows of one expert.
 struct RowTile {
-  int expert;  // -1: none
+  int expert;  // -1: no rows
   int64_t begin, end;
 };
 
-// The tile `slot` among those of all experts, found by each warp for itself.
+// Finds tile number `slot` among the tiles of all experts. Each warp searches by itself.
 __device__ inline RowTile row_tile(const GroupedArguments& a, int64_t slot) {
   int64_t before = 0;
   for (int first = 0; first < a.experts; first += 32) {
@@ -57,8 +58,8 @@ __device__ inline RowTile row_tile(const GroupedArguments& a, int64_t slot) {
   return {-1, 0, 0};
 }
 
-// Copies a tile: `row_of(outer)` is a row of numbers that lie side by side, or null; numbers from `inner` to `width` of
-// it are taken, and zeros beyond.
+// Copies a tile. `row_of(outer)` is a row of contiguous values, or null. Values from `inner` to `width` are
+// copied; all others are zero.
 template <class T, bool SUM_INNER, class RowOf>
 __device__ inline void load_tile(Tile<T, SUM_INNER>& tile, int64_t inner, int64_t width, bool wide, RowOf row_of) {
   using Of = Tile<T, SUM_INNER>;
@@ -78,7 +79,7 @@ __device__ inline void load_tile(Tile<T, SUM_INNER>& tile, int64_t inner, int64_
   }
 }
 
-// The sums over `depth` numbers: `load(stage, k)` loads the two tiles from k on.
+// Computes the sums over `depth` values. `load(stage, k)` loads the two tiles that begin at k.
 template <class T, bool A_INNER, bool B_INNER, class Load>
 __device__ inline WarpSums sum_tiles(Tile<T, A_INNER>* a, Tile<T, B_INNER>* b, int64_t depth, Load load) {
   constexpr int STAGES = GROUPED_STAGES<T>;
@@ -91,7 +92,7 @@ __device__ inline WarpSums sum_tiles(Tile<T, A_INNER>* a, Tile<T, B_INNER>* b, i
   }
   for (int64_t step = 0; step < steps; ++step) {
     wait_for_copies<STAGES - 2>();
-    __syncthreads();  // the tiles of this step are there, and those of the last one have been read
+    __syncthreads();  // this step's tiles are visible, and all threads have read the last step's
     const int64_t ahead = step + STAGES - 1;
     if (ahead < steps) load(int(ahead % STAGES), ahead * TILE_DEPTH);
     commit_copies();
@@ -101,7 +102,8 @@ __device__ inline WarpSums sum_tiles(Tile<T, A_INNER>* a, Tile<T, B_INNER>* b, i
   return sums;
 }
 
-// Stores the sums of a block whose first number is `out[row][col]`, within `rows` and `cols`.
+// Stores the sums of a block, whose first value belongs to `out[row][col]`; values beyond `rows` and `cols`
+// are dropped.
 template <class T>
 __device__ inline void store_sums(const WarpSums& sums, T* out, int64_t row, int64_t rows, int64_t col, int64_t cols) {
   const int g = lane_idx() / 4, t = lane_idx() % 4;
@@ -120,7 +122,7 @@ __device__ inline void store_sums(const WarpSums& sums, T* out, int64_t row, int
     }
 }
 
-// out [n, out] = rows [n, in] times the weight of their expert.
+// Computes out [n, out]: rows [n, in] times the weight of their expert.
 template <class T>
 __device__ inline void grouped_linear(const GroupedArguments& a) {
   __shared__ Tile<T, true> left[GROUPED_STAGES<T>], right[GROUPED_STAGES<T>];
@@ -145,7 +147,7 @@ __device__ inline void grouped_linear(const GroupedArguments& a) {
   store_sums(sums, static_cast<T*>(a.out), tile.begin, tile.end, first_col, a.out_width);
 }
 
-// out [n, in] = rows [n, out] times the transposed weight of their expert: the gradient of the rows.
+// Computes the gradient of the rows, out [n, in]: rows [n, out] times the transposed weight of their expert.
 template <class T>
 __device__ inline void grouped_linear_dx(const GroupedArguments& a) {
   __shared__ Tile<T, true> left[GROUPED_STAGES<T>];
@@ -168,8 +170,8 @@ __device__ inline void grouped_linear_dx(const GroupedArguments& a) {
   store_sums(sums, static_cast<T*>(a.out), tile.begin, tile.end, first_col, a.in_width);
 }
 
-// out [experts, out, in] = of each expert rows [its rows, out] transposed times rows [its rows, in]: the gradient of the
-// weight; zeros where an expert has no rows.
+// Computes the gradient of the weight, out [experts, out, in]: for each expert its rows of `other` [., out],
+// transposed, times its rows [., in]; zeros for an expert without rows.
 template <class T>
 __device__ inline void grouped_linear_dw(const GroupedArguments& a) {
   __shared__ Tile<T, false> left[GROUPED_STAGES<T>], right[GROUPED_STAGES<T>];

@@ -1,6 +1,6 @@
-// The vocabulary head's rows: log-probability of the target and entropy of softmax(z / T), and the gradient written over
-// the logits; formulas in kernels/head.inl. Forward bound by one reading of the logits, backward by a reading and a
-// writing.
+// Row kernels of the vocabulary head: log-prob of the target, entropy of softmax(z / T), and the gradient,
+// which overwrites the logits. The formulas are in kernels/head.inl. The forward pass is bound by one read of
+// the logits, the backward pass by one read and one write.
 #include "include/device.cuh"
 
 namespace rlt {
@@ -14,7 +14,7 @@ struct HeadArguments {
   float inv_temperature;
 };
 
-// max u, sum e^(u - max), sum e^(u - max) (u - max) of some logits.
+// Statistics of some logits: max u, sum e^(u - max), and sum e^(u - max) (u - max).
 struct HeadPart {
   float max, sum, weighted;
 };
@@ -22,7 +22,7 @@ struct HeadPart {
 __device__ inline HeadPart head_join(HeadPart a, HeadPart b) {
   const float max = a.max > b.max ? a.max : b.max;
   const auto moved = [&](HeadPart& p) {
-    // Nothing but minus infinities so far: they weigh nothing.
+    // So far there are no logits but minus infinities, which have no weight.
     const float down = p.sum == 0.0f ? 0.0f : p.max - max, scale = expf(down);
     p.weighted = scale * (p.weighted + p.sum * down);
     p.sum *= scale;
@@ -49,7 +49,7 @@ __device__ inline HeadPart head_join_block(HeadPart part) {
   return join_warp(lane_idx() < int(blockDim.x / 32) ? of_warp[lane_idx()] : nothing);
 }
 
-// Adds N logits: their own maximum first, so that one of two exponentials is spared.
+// Adds N logits. Their maximum is found first, so that each logit needs one exponential instead of two.
 template <class T, int N>
 __device__ inline void head_add(HeadPart& part, const T* z, float inv_temperature) {
   const Vec<T, N> v = load<T, N>(z);
@@ -57,7 +57,7 @@ __device__ inline void head_add(HeadPart& part, const T* z, float inv_temperatur
   RLT_UNROLL
   for (int k = 0; k < N; ++k) u[k] = to_float(v.at[k]) * inv_temperature, high = fmaxf(high, u[k]);
   if (high > part.max) part = head_join(part, {high, 0.0f, 0.0f});
-  // Where all are minus infinity there is nothing to subtract; a NaN spoils the sum.
+  // If all logits are minus infinity there is no maximum to subtract. A NaN makes the sum NaN.
   const float base = high == -INFINITE ? 0.0f : high;
   RLT_UNROLL
   for (int k = 0; k < N; ++k) {
@@ -98,7 +98,7 @@ __device__ inline void head_change(const HeadArguments& a, int64_t i) {
   RLT_UNROLL
   for (int k = 0; k < N; ++k) {
     const float logp = to_float(v.at[k]) * a.inv_temperature - max - log_sum, p = expf(logp);
-    // p (logp + H) is 0 where p is, however far below.
+    // If p is 0, so is p (logp + H), even if logp is minus infinity.
     const float d = h == 0.0f || p == 0.0f ? p * -g : p * (-g - h * (logp + entropy));
     v.at[k] = from_float<T>(i + k == target ? g + d : d);
   }

@@ -1,5 +1,5 @@
-// The sum with the residual stream and the RMS norm behind it. One block a row, which stays in registers between the sum
-// of squares and the scaling: bound by 4 (with x) or 2 readings and writings of the row.
+// Addition to the residual stream followed by RMS norm. Each block computes one row, which stays in registers
+// between the sum of squares and the scaling. Bound by 4 (with x) or 2 reads and writes of the row.
 #include "include/norm.cuh"
 
 namespace rlt {
@@ -14,7 +14,7 @@ struct NormArguments {
   float offset;
 };
 
-// The new value of N numbers of the residual stream.
+// Updates N values of the residual stream and returns them.
 template <class T, int N>
 __device__ inline Vec<T, N> add_residual(const T* x, T* residual) {
   Vec<T, N> sum = load<T, N>(residual);
@@ -46,7 +46,7 @@ __device__ inline void store_normed(const NormArguments& a, T* out, const Vec<T,
 
 template <class T, int N>
 __device__ inline void norm_row(const NormArguments& a) {
-  constexpr int HELD = 4;  // vectors that a thread keeps; of wider rows the rest is read again
+  constexpr int HELD = 4;  // vectors that a thread holds; the rest of a wider row is read again
   const int64_t row = int64_t(blockIdx.x) * a.width, step = int64_t(blockDim.x) * N;
   const T* x = a.x == nullptr ? nullptr : static_cast<const T*>(a.x) + row;
   T *residual = static_cast<T*>(a.residual) + row, *out = static_cast<T*>(a.out) + row;

@@ -1,49 +1,49 @@
-// Weights of 4 or 8 bits: dequantized, or multiplied with few rows and unpacked in registers on the way. Formats,
-// roundings and their order are those of kernels/quantized/linear.inl, to the bit. Up to three weights with the same
-// inputs write side by side, as in a fused projection. Dequantizing is bound by one writing of the numbers, a product of
-// few rows by one reading of the codes.
+// 4-bit and 8-bit weights: dequantized, or multiplied by few rows and unpacked in registers. Formats,
+// roundings and the order of roundings equal those of kernels/quantized/linear.inl bitwise. Up to three
+// weights with the same inputs write adjacent outputs, as in a fused projection. Dequantizing is bound by one
+// write of the values, a product of few rows by one read of the codes.
 //
-// A block of a product takes a few outputs of one weight; its warps divide the inputs. The order in which a sum is
-// added up does not depend on the number of rows.
+// A block of a product computes a few outputs of one weight, and its warps divide the inputs. The order of a
+// sum does not depend on the number of rows.
 #include "include/dynamic_map.cuh"
 
 namespace rlt {
 
 // A weight [outputs, in], or some of its rows.
 struct QuantizedPart {
-  const uint8_t* codes;  // of 4 bits two a byte, the first in its upper half; of 8 bits int8
-  const float* scales;   // one a block, of 8 bits one a row; null where they are 8 bits themselves:
+  const uint8_t* codes;  // 4 bits: two codes per byte, the first in its upper half; 8 bits: int8
+  const float* scales;   // one per block, or per row with 8 bits; null if scales are nested
   const uint8_t* scale_codes;
-  const float* scale_scales;  // one for each QUANTIZED_SCALE_BLOCK of them
+  const float* scale_scales;  // one per QUANTIZED_SCALE_BLOCK scales
   const float* scale_offset;
-  const int32_t* rows;  // the stored row of each output, or -1 for zeros; null: as they are
+  const int32_t* rows;  // stored row of each output, or -1 for zeros; null: all rows as stored
   int64_t outputs;
 };
 
 constexpr int QUANTIZED_PARTS = 3, QUANTIZED_CHUNK = 8, QUANTIZED_THREADS = 128, QUANTIZED_OUTPUTS = 4;
 constexpr int64_t QUANTIZED_SCALE_BLOCK = 256;
-// W = q * scale / 127, as bitsandbytes multiplies it.
+// W = q * scale / 127, multiplied by the inverse as in bitsandbytes.
 constexpr float ONE_127TH = 7.874015718698502e-3f;
 
 struct QuantizedArguments {
   QuantizedPart parts[QUANTIZED_PARTS];
   const void* x;     // [num_rows, in]
   const void* bias;  // [outputs of all parts], or null
-  void* out;         // rows of out_row numbers; of a weight [outputs of all parts, in]
+  void* out;         // rows of out_row values; dequantized: [outputs of all parts, in]
   int64_t num_rows, in, out_row, block;
   int32_t is_int8;
-  int32_t rounds;    // what a number is rounded to before T: 0 nothing, 1 bf16, 2 f16
-  int32_t is_whole;  // whether QUANTIZED_CHUNK numbers of a row share a scale and can be read as one
+  int32_t rounds;    // dtype to which values are rounded before T: 0 none, 1 bf16, 2 f16
+  int32_t is_whole;  // whether QUANTIZED_CHUNK values of a row share a scale and an aligned load
   float table[16];
 };
 
-// A part, and how many outputs are before it.
+// A part, an item within it, and the number of outputs of all parts before it.
 struct QuantizedPlace {
   int part;
   int64_t item, before;
 };
 
-// The part to which the item belongs, where an item is `outputs` outputs of a part.
+// Finds the part that contains an item of `outputs` outputs.
 __device__ inline QuantizedPlace quantized_place(const QuantizedArguments& a, int64_t item, int outputs) {
   QuantizedPlace place = {0, item, 0};
   RLT_UNROLL
@@ -57,7 +57,7 @@ __device__ inline QuantizedPlace quantized_place(const QuantizedArguments& a, in
 
 __device__ inline float quantized_scale(const QuantizedPart& w, int64_t block) {
   if (w.scales != nullptr) return w.scales[block];
-  // The product is rounded before the sum.
+  // The product is rounded before the addition.
   return __fmul_rn(DYNAMIC_MAP[w.scale_codes[block]], w.scale_scales[block / QUANTIZED_SCALE_BLOCK]) +
          *w.scale_offset;
 }
@@ -69,7 +69,7 @@ __device__ inline float quantized_number(const QuantizedArguments& a, float unro
   return rounded<T>(unrounded);
 }
 
-// The number at `at` of the weight's numbers, which are row by row.
+// Returns the value at offset `at` of the weight, in row-major order.
 template <class T>
 __device__ inline float quantized_at(const QuantizedArguments& a, const QuantizedPart& w, const float* table,
                                      int64_t row, int64_t at) {
@@ -78,7 +78,8 @@ __device__ inline float quantized_at(const QuantizedArguments& a, const Quantize
   return quantized_number<T>(a, table[at % 2 == 0 ? pair >> 4 : pair & 15] * quantized_scale(w, at / a.block));
 }
 
-// The numbers of a row from the input k on, zeros behind its end and in a row that is not stored.
+// Unpacks a chunk of a row from input k on. Values past the end of the row, or of a row that is not stored,
+// are zero.
 template <class T>
 __device__ inline void quantized_chunk(const QuantizedArguments& a, const QuantizedPart& w, const float* table,
                                        int64_t row, int64_t k, float numbers[QUANTIZED_CHUNK]) {
@@ -105,13 +106,13 @@ __device__ inline void quantized_chunk(const QuantizedArguments& a, const Quanti
   }
 }
 
-// In shared memory sixteen numbers are in sixteen banks, so that lanes look up different ones at once.
+// The sixteen values are in sixteen banks of shared memory, so lanes can look up different ones at once.
 __device__ inline void load_quantized_table(const QuantizedArguments& a, float* table) {
   if (threadIdx.x < 16) table[threadIdx.x] = a.table[threadIdx.x];
   __syncthreads();
 }
 
-// A block a row and QUANTIZED_CHUNK numbers of it a thread.
+// Each block dequantizes values of one row, QUANTIZED_CHUNK per thread.
 template <class T>
 __device__ inline void dequantize(const QuantizedArguments& a) {
   __shared__ float table[16];
@@ -155,8 +156,8 @@ __device__ inline void load_inputs(const QuantizedArguments& a, const T* row, in
   }
 }
 
-// The products of ROWS rows from `row` on with QUANTIZED_OUTPUTS outputs, of this thread's inputs; past the last row or
-// output the last one is repeated.
+// Adds the products of ROWS rows, from `row` on, and QUANTIZED_OUTPUTS outputs over this thread's inputs. The
+// last row or output is repeated for those past the end.
 template <class T, int ROWS>
 __device__ inline void quantized_sums(const QuantizedArguments& a, const QuantizedPlace& place, const float* table,
                                       int64_t row, float sums[ROWS][QUANTIZED_OUTPUTS]) {

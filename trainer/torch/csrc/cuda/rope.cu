@@ -1,5 +1,5 @@
-// Norms of query and key heads, rotary embedding, and the write into the paged cache: one warp for each head of each
-// token, a head's numbers in its registers. Bound by one reading and one writing of the fused projection.
+// Norms of query and key heads, rotary embedding, and the write to the paged cache. Each warp computes one
+// head of one token, in registers. Bound by one read and one write of the fused projection.
 #include "include/norm.cuh"
 
 namespace rlt {
@@ -17,10 +17,10 @@ struct RopeArguments {
   float offset, rope_factor;
 };
 
-constexpr int PAIRS = 2;       // a lane takes two pairs side by side,
-constexpr int ROPE_STEPS = 2;  // twice for heads wider than 128
+constexpr int PAIRS = 2;       // adjacent pairs of a lane,
+constexpr int ROPE_STEPS = 2;  // and steps over them: two for heads wider than 128
 
-// The two halves of a head's dims as one lane holds them.
+// A lane's values of both halves of a head.
 struct Halves {
   float first[ROPE_STEPS][PAIRS], second[ROPE_STEPS][PAIRS];
 };
@@ -46,8 +46,8 @@ __device__ inline void norm_head(const RopeArguments& a, const T* weight, Halves
   }
 }
 
-// y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; cosines and sines are rounded to T, as the CPU keeps them. With axes each
-// pair is turned by the token's position on its own of three.
+// Rotates a head: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin. Cosines and sines are rounded to T, as the CPU
+// stores them. With axes each pair is rotated by one of the token's three positions.
 template <class T>
 __device__ inline void rotate_head(const RopeArguments& a, int64_t token, const Halves& x, T* out) {
   const int half = a.head_dim / 2;
@@ -61,7 +61,7 @@ __device__ inline void rotate_head(const RopeArguments& a, int64_t token, const 
       const int64_t axis = a.axes == nullptr ? 0 : a.axes[i + p];
       const float position = float(a.positions[axis * a.tokens + token]);
       const float frequency = a.inverse_frequencies[i + p], angle = position * frequency;
-      const float factor = frequency == 0.0f ? 1.0f : a.rope_factor;  // dims that are not turned are not scaled
+      const float factor = frequency == 0.0f ? 1.0f : a.rope_factor;  // dimensions without a rotation are not scaled
       const float c = rounded<T>(cosf(angle) * factor), n = rounded<T>(sinf(angle) * factor);
       first.at[p] = from_float<T>(x.first[s][p] * c - x.second[s][p] * n);
       second.at[p] = from_float<T>(x.second[s][p] * c + x.first[s][p] * n);

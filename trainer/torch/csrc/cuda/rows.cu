@@ -1,22 +1,23 @@
-// Norm, gated activation and rotary embedding of training: one kernel forward and one backward, arithmetic in float,
-// results rounded where kernels/rows.inl rounds them. Bound by one reading of each input and one writing of each result.
+// Norm, gated activation and rotary embedding for training, with one kernel forward and one backward.
+// Arithmetic is in float, and results are rounded where kernels/rows.inl rounds them. Bound by one read of
+// each input and one write of each result.
 #include "include/activation.cuh"
 #include "include/norm.cuh"
 
 namespace rlt {
 
 struct NormRowsArguments {
-  const void *x, *weight, *grad;  // grad: backward
-  void* out;                      // the norm; backward: the gradient of x
+  const void *x, *weight, *grad;  // grad: backward only
+  void* out;                      // forward: normalised rows; backward: gradient of x
   float* rstd;                    // [rows]: written forward, read backward
-  float* grad_weight;             // backward: [blocks, width], a partial sum each, or null
+  float* grad_weight;             // backward: [blocks, width], a partial sum per block, or null
   int64_t rows, width;
   double inverse_width, eps;
   float offset;
-  int32_t weight_is_float;  // else it has x's dtype, to which it is rounded anyway
+  int32_t weight_is_float;  // else the weight has x's dtype; a float weight is rounded to it
 };
 
-// N numbers of the weight, with its offset.
+// Loads N values of the weight and adds the offset.
 template <class T, int N>
 __device__ inline Vec<float, N> scales(const NormRowsArguments& a, int64_t i) {
   Vec<float, N> scale;
@@ -32,7 +33,7 @@ __device__ inline Vec<float, N> scales(const NormRowsArguments& a, int64_t i) {
   return scale;
 }
 
-// One block a row; the second reading of it is from the first cache.
+// Each block computes one row. Its second read of the row hits the first-level cache.
 template <class T, int N>
 __device__ inline void norm_forward(const NormRowsArguments& a) {
   const int64_t row = blockIdx.x, step = int64_t(blockDim.x) * N;
@@ -76,8 +77,8 @@ __device__ inline void rms_norm_rows(const NormRowsArguments& a) {
     norm_forward<T, 1>(a);
 }
 
-// dx = rstd (dy w - x rstd^2 mean(dy w x)), dw = sum over rows of dy x rstd. A block takes every gridDim-th row and has
-// the sums of its rows in registers, COLUMNS of them in each thread.
+// dx = rstd (dy w - x rstd^2 mean(dy w x)), dw = sum over rows of dy x rstd. A block processes every
+// gridDim-th row and holds the sums over its rows in registers, COLUMNS of them per thread.
 template <class T, int N>
 __device__ inline void norm_backward(const NormRowsArguments& a) {
   constexpr int COLUMNS = 16, STEPS = COLUMNS / N;
@@ -127,13 +128,13 @@ __device__ inline void rms_norm_rows_backward(const NormRowsArguments& a) {
 }
 
 struct GatedRowsArguments {
-  const void *gate, *up, *grad;  // grad: backward
+  const void *gate, *up, *grad;  // grad: backward only
   void *out, *grad_gate, *grad_up;
-  int64_t width, input_row, grad_row;  // numbers from row to row of gate and up, and of their gradients
+  int64_t width, input_row, grad_row;  // row strides of gate and up, and of their gradients
   int32_t activation;
 };
 
-// N numbers of a row: activation(gate) up, or, backward, the gradients of both.
+// Computes N values of a row: activation(gate) up, or, in the backward pass, the gradients of both.
 template <class T, int N>
 __device__ inline void gate_numbers(const GatedRowsArguments& a, int64_t row, int64_t i) {
   const Vec<T, N> gate = load<T, N>(static_cast<const T*>(a.gate) + row * a.input_row + i);
@@ -158,7 +159,7 @@ __device__ inline void gate_numbers(const GatedRowsArguments& a, int64_t row, in
   store<T, N>(static_cast<T*>(a.grad_up) + row * a.grad_row + i, second);
 }
 
-// A block takes a part of one row.
+// A block computes a part of one row.
 template <class T>
 __device__ inline void gated_rows(const GatedRowsArguments& a) {
   constexpr int64_t PER_THREAD = 8;
@@ -180,11 +181,12 @@ __device__ inline void gated_rows(const GatedRowsArguments& a) {
 struct RopeRowsArguments {
   const void *x, *cos, *sin;  // cos and sin: [tokens, table] of the dtype
   void* out;
-  int64_t heads, head_dim, table;  // table: head_dim, or half of it where both halves have the same angles
+  int64_t heads, head_dim, table;  // table: head_dim, or half of it if both halves have the same angles
   int32_t is_backward;
 };
 
-// N pairs of a head, half a head apart: y1 = x1 c1 - x2 s1, y2 = x2 c2 + x1 s2; backward the transpose.
+// Rotates N pairs, whose values are half a head apart: y1 = x1 c1 - x2 s1, y2 = x2 c2 + x1 s2; the backward
+// pass is the transpose.
 template <class T, int N>
 __device__ inline void turn_pairs(const RopeRowsArguments& a, int64_t head, int64_t i) {
   const int64_t token = blockIdx.x, half = a.head_dim / 2, second = a.table - half;
@@ -198,7 +200,7 @@ __device__ inline void turn_pairs(const RopeRowsArguments& a, int64_t head, int6
   RLT_UNROLL
   for (int k = 0; k < N; ++k) {
     const float v1 = to_float(x1.at[k]), v2 = to_float(x2.at[k]);
-    // Backward x1 s2 of the second half becomes the first half's, and the other way round.
+    // The transpose exchanges the sines of the two halves.
     const float n1 = to_float(a.is_backward != 0 ? s2.at[k] : s1.at[k]);
     const float n2 = to_float(a.is_backward != 0 ? s1.at[k] : s2.at[k]);
     y1.at[k] = from_float<T>(v1 * to_float(c1.at[k]) - sign * v2 * n1);
@@ -215,7 +217,7 @@ __device__ inline void turn_token(const RopeRowsArguments& a) {
     turn_pairs<T, N>(a, item / of_head, item % of_head * N);
 }
 
-// One block a token.
+// Each block rotates one token.
 template <class T>
 __device__ inline void rope_rows(const RopeRowsArguments& a) {
   const auto fits = [&](const void* data) { return is_wide(static_cast<const T*>(data), a.head_dim / 2); };

@@ -1,7 +1,8 @@
-// The draw of the next tokens, as rlt_core::sampling defines it. Three launches: statistics of parts of each row, weights
-// of chunks of 256 tokens, and a block a row that truncates and draws. Weights are counted in whole steps of 2^-60, whose
-// sums know no order: a draw is the same in every run. Bound by two readings of the logits; rows with top-k or top-p have
-// their probabilities written once and read three times for each.
+// Sampling of the next tokens, as defined by rlt_core::sampling, in three launches: statistics of parts of
+// each row, weights of chunks of 256 tokens, and one block per row that truncates and draws. Weights are
+// integers in steps of 2^-60, whose sum does not depend on the order, so a draw is the same in every run.
+// Bound by two reads of the logits. For rows with top-k or top-p the probabilities are also written once and
+// read three times for each.
 #include "include/device.cuh"
 
 namespace rlt {
@@ -13,12 +14,12 @@ struct SampleArguments {
   unsigned* seen;  // [rows, words], or null
   float* parts;    // [rows, num_parts, 6]
   unsigned long long* chunk_sums;  // [rows, num_chunks]
-  float* probs;    // [rows, vocabulary], of rows with a truncation
+  float* probs;    // [rows, vocabulary], for rows with a truncation
   int32_t* tokens;
   float* logprobs;
   int64_t vocabulary;
   int32_t num_parts, num_chunks;
-  int32_t banned[4];  // tokens that no row draws; a negative first one: none
+  int32_t banned[4];  // tokens that no row draws; none if the first is negative
 };
 
 constexpr int PART = 8192, PART_FLOATS = 6, CHUNK = 256, PER_LANE = 8;
@@ -26,7 +27,7 @@ constexpr int STATISTICS_THREADS = 256, DRAW_THREADS = 1024;
 
 using Weight = unsigned long long;
 
-// What one row asks for.
+// Sampling parameters of one row.
 struct RowParams {
   uint64_t seed;
   double penalty, top_p, min_p;
@@ -34,7 +35,7 @@ struct RowParams {
   uint32_t top_k;
   bool has_penalty, has_banned, is_greedy, truncates;
 
-  // Whether a row is drawn from other logits than its log-probs are of.
+  // Whether the logits for the draw differ from those for the log-probs.
   __device__ bool is_changed() const { return has_penalty || has_banned; }
 };
 
@@ -54,14 +55,14 @@ __device__ inline RowParams row_params(const SampleArguments& a, int row) {
   return p;
 }
 
-// One row's logits, as they are and as they are drawn from.
+// Logits of one row: unchanged for log-probs, and penalised for the draw.
 template <class T>
 struct Row {
   const T* logits;
   const unsigned* seen;
   const int32_t* banned;
   RowParams p;
-  float temperature;  // of both distributions: 1 where the draw is greedy
+  float temperature;  // of both distributions; 1 for a greedy draw
 
   __device__ Row(const SampleArguments& a, int row) : p(row_params(a, row)) {
     logits = static_cast<const T*>(a.logits) + int64_t(row) * a.vocabulary;
@@ -69,7 +70,7 @@ struct Row {
     seen = p.has_penalty ? a.seen + int64_t(row) * ((a.vocabulary + 31) / 32) : nullptr;
     temperature = p.is_greedy ? 1.0f : p.temperature;
   }
-  // A division takes longer than the exponential behind it, and most rows are drawn at 1.
+  // A division takes longer than the exponential after it, and most rows have temperature 1.
   __device__ float tempered(float z) const { return temperature == 1.0f ? z : z / temperature; }
   __device__ float plain(int64_t token) const { return tempered(to_float(logits[token])); }
   __device__ bool is_banned(int64_t token) const {
@@ -84,7 +85,8 @@ struct Row {
   }
 };
 
-// Maximum and sum of exponentials of one distribution, in every thread. A NaN or an infinity makes the sum NaN.
+// Writes the maximum and the sum of exponentials of a part of one distribution. A NaN or an infinity makes
+// the sum NaN.
 template <class Logit>
 __device__ inline void part_statistics(int64_t begin, int64_t end, Logit logit, float* out) {
   constexpr int EACH = PART / STATISTICS_THREADS;
@@ -103,7 +105,8 @@ __device__ inline void part_statistics(int64_t begin, int64_t end, Logit logit, 
   if (threadIdx.x == 0) out[0] = high, out[1] = sum;
 }
 
-// The first of the largest, as a number that orders so: the larger logit first, then the smaller token.
+// Encodes a logit and its token as an integer that orders by logit, then by descending token, so that the
+// first of equal logits is the largest.
 __device__ inline Weight rank_of(float logit, int64_t token) {
   const uint32_t bits = __float_as_uint(logit == 0.0f ? 0.0f : logit);
   const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -129,7 +132,8 @@ __device__ inline void sample_statistics(const SampleArguments& a) {
   if (threadIdx.x == 0) out[4] = __uint_as_float(uint32_t(best >> 32)), out[5] = __uint_as_float(uint32_t(best));
 }
 
-// Maximum and logarithm of the sum of a distribution, from its parts; `at` is where a part has them.
+// Maximum and log of the sum of exponentials of a distribution, from the statistics of its parts. `at` is the
+// offset of the distribution in a part's statistics.
 struct Normaliser {
   float max, log_sum;
   bool is_finite;
@@ -146,10 +150,10 @@ __device__ inline Normaliser normaliser(const SampleArguments& a, int row, int a
   return {max, logf(sum), sum > 0.0f && sum < INFINITE};
 }
 
-// A probability in steps of 2^-60.
+// Converts a probability to steps of 2^-60.
 __device__ inline Weight weight_of(float p) { return Weight(p * 0x1p60f); }
 
-// The probabilities that a row is drawn from.
+// The distribution from which a row is drawn.
 template <class T>
 struct Distribution {
   Row<T> row;
@@ -161,7 +165,7 @@ struct Distribution {
   __device__ float prob(int64_t token) const { return expf(row.penalised(token) - drawn.max - drawn.log_sum); }
 };
 
-// Sums of the weights of 256 tokens, a warp each.
+// Sums the weights of chunks of 256 tokens, one chunk per warp.
 template <class T>
 __device__ inline void sample_weights(const SampleArguments& a) {
   const int idx = int(blockIdx.x);
@@ -184,7 +188,7 @@ __device__ inline void sample_weights(const SampleArguments& a) {
   }
 }
 
-// The sum of all threads before this one; `total` gets that of all.
+// Returns the sum of the values of all threads before this one; `total` becomes the sum of all threads.
 __device__ inline Weight block_sum_before(Weight value, Weight& total) {
   __shared__ Weight of_warp[32];
   Weight upto = value;
@@ -193,7 +197,7 @@ __device__ inline Weight block_sum_before(Weight value, Weight& total) {
     const Weight other = __shfl_up_sync(ALL_LANES, upto, distance);
     if (lane_idx() >= distance) upto += other;
   }
-  __syncthreads();  // an earlier scan has been read
+  __syncthreads();  // all threads have read the previous scan
   if (lane_idx() == 31) of_warp[warp_idx()] = upto;
   __syncthreads();
   Weight before = 0;
@@ -205,7 +209,8 @@ __device__ inline Weight block_sum_before(Weight value, Weight& total) {
   return before + upto - value;
 }
 
-// Tokens more probable than `value` are kept, and of those exactly as probable the ones up to `last_tied`.
+// A threshold. It keeps tokens more probable than `value`, and of equally probable tokens those up to
+// `last_tied`.
 struct Cut {
   float value;
   int64_t last_tied;
@@ -214,8 +219,9 @@ struct Cut {
 };
 constexpr int64_t ALL_TIED = INT64_MAX;
 
-// First token at which the sum of weights passes `choose(total)`, in the order of the vocabulary. `chunk_sum` gives the
-// weight of 256 tokens, `weight` that of one. Every thread calls and gets the token.
+// Finds the first token, in the order of the vocabulary, at which the running sum of weights exceeds
+// `choose(total)`. `chunk_sum` returns the weight of a chunk of 256 tokens, `weight` that of one token. Every
+// thread must call this, and gets the token.
 template <class ChunkSum, class WeightOf, class Choose>
 __device__ inline int64_t walk(const SampleArguments& a, ChunkSum chunk_sum, WeightOf weight, Choose choose) {
   __shared__ int found_chunk, found_token;
@@ -263,8 +269,9 @@ __device__ inline int64_t walk(const SampleArguments& a, ChunkSum chunk_sum, Wei
 
 constexpr int DIGIT_BITS = 10, DIGITS = 1 << DIGIT_BITS, LEVELS = 3;
 
-// The fewest most probable tokens whose weights sum to `choose(total)`: their least probability, and the sum of what is
-// above it and of what is equal to it. Digit by digit of the probability's bits, which order as it does.
+// The fewest most probable tokens whose weights sum to `choose(total)`: their smallest probability, the
+// weight above it, and the weight of tokens equal to it. Found digit by digit in the bits of the probability,
+// which have the same order.
 struct Reached {
   float value;
   Weight target, above, tied;
@@ -280,7 +287,7 @@ __device__ inline Reached reach(const SampleArguments& a, const float* probs, We
   uint32_t prefix = 0;
   for (int level = 0; level < LEVELS; ++level) {
     const int shift = (LEVELS - 1 - level) * DIGIT_BITS;
-    __syncthreads();  // what was found before has been read
+    __syncthreads();  // all threads have read the previous results
     histogram[threadIdx.x] = 0;
     if (threadIdx.x == 0) found_digit = -1;
     __syncthreads();
@@ -291,7 +298,7 @@ __device__ inline Reached reach(const SampleArguments& a, const float* probs, We
       if (w > 0) atomicAdd(&histogram[bits >> shift & (DIGITS - 1)], w);
     }
     __syncthreads();
-    // The largest digit belongs to the first thread.
+    // The first thread has the largest digit.
     const int digit = DIGITS - 1 - int(threadIdx.x);
     const Weight own = histogram[digit];
     Weight total;
@@ -308,7 +315,7 @@ __device__ inline Reached reach(const SampleArguments& a, const float* probs, We
   return r;
 }
 
-// The same for all tokens of a chunk.
+// Sums the weights of the tokens in a chunk, in one thread.
 template <class WeightOf>
 __device__ inline Weight sum_of_chunk(const SampleArguments& a, int chunk, WeightOf weight) {
   Weight sum = 0;
@@ -329,7 +336,7 @@ __device__ inline Cut top_p(const SampleArguments& a, const float* probs, Cut be
   if (!r.is_found) return {0.0f, ALL_TIED};
   const Weight each = weight_of(r.value), needed = (r.target - r.above + each - 1) / each;
   if (needed * each >= r.tied) return {r.value, ALL_TIED};
-  // Of the tied tokens only the first few are in: the last of them is found by a walk.
+  // Only the first of the tied tokens are kept; `walk` finds the last of these.
   const auto tied = [&](int64_t token) { return Weight(probs[token] == r.value ? 1 : 0); };
   const auto chunk = [&](int c) { return sum_of_chunk(a, c, tied); };
   return {r.value, walk(a, chunk, tied, [&](Weight) { return needed - 1; })};
@@ -363,7 +370,8 @@ __device__ inline int64_t drawn_token(const SampleArguments& a, int row, const D
   }
   const Cut cut = cut_of(a, d, probs);
   const auto kept = [&](int64_t token) { return cut.keeps(token, probs[token]) ? weight_of(probs[token]) : Weight(0); };
-  // What each thread's chunks weigh is needed twice: it is written where the plain sums were.
+  // `walk` reads the weight of each chunk twice, so the weights are stored in place of those before
+  // truncation.
   for (int c = warp_idx(); c < a.num_chunks; c += DRAW_THREADS / 32) {
     Weight sum = 0;
     for (int64_t token = int64_t(c) * CHUNK + lane_idx(); token < int64_t(c + 1) * CHUNK && token < a.vocabulary;

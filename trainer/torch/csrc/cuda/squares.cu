@@ -1,10 +1,11 @@
-// The L2 norm of all tensors of a table in f64, without a copy of any: partial sums of squares by blocks, then one
-// block that adds them. Every sum has one order, so the norm has the same bits each time. Bound by one reading.
+// The L2 norm of all tensors of a table in f64, without copies of the tensors: blocks compute partial sums of
+// squares, and one block adds them. The order of each sum is fixed, so the norm is bitwise equal in every
+// run. Bound by one read.
 #include "include/device.cuh"
 
 namespace rlt {
 
-// A row of the table: 3 words, as the host lays them out.
+// A row of the table: 3 words, laid out by `SquaresTable` in Rust.
 struct SquaresTensor {
   const void* data;
   int64_t count, first_block;

@@ -1,15 +1,15 @@
-// The activations of gates, and their slopes.
+// The activation functions of gates, and their derivatives.
 #pragma once
 #include "device.cuh"
 
 namespace rlt {
 
-// 0: x sigmoid(x), 1: GELU by tanh, 2: GELU.
+// Computes activation 0: x sigmoid(x), 1: GELU by tanh, 2: GELU by the error function.
 __device__ inline float activated(float x, int32_t activation) {
   if (activation == 0) return x / (1.0f + expf(-x));
   if (activation == 2) return x * 0.5f * (1.0f + erff(x * 0.70710678118654752f));
   const float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-  // (1 + tanh(inner)) / 2; an overflow of the exponential leaves 1.
+  // Equals x (1 + tanh(inner)) / 2. If the exponential overflows, the factor is 1.
   return x * (1.0f - 1.0f / (expf(2.0f * inner) + 1.0f));
 }
 
@@ -17,7 +17,7 @@ struct Activated {
   float value, slope;
 };
 
-// The same of the first two, with their derivatives.
+// Computes activation 0 or 1 with its derivative.
 __device__ inline Activated activated_with_slope(float x, int32_t activation) {
   if (activation == 0) {
     const float sigmoid = 1.0f / (1.0f + expf(-x)), value = x * sigmoid;

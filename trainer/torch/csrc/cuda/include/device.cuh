@@ -1,17 +1,18 @@
-// What all kernels share: numbers as they are stored, vectors of 16 bytes, reductions, asynchronous copies. The same
-// sources are compiled for GPUs by nvcc and, for tests, by a C++ compiler with fibers as threads; what differs is here.
+// Common code of all kernels: conversion of stored values, vectors of 16 bytes, reductions, asynchronous
+// copies. nvcc compiles the sources for GPUs, and a C++ compiler compiles the same sources for tests, with
+// fibers as threads. The differences are in this file.
 #pragma once
 #include <stdint.h>
 
-// A kernel's one parameter is a structure; every kernel is listed by its name. The bounds are those of CUDA's
-// __launch_bounds__: threads of a block, and blocks that a multiprocessor should have room for.
+// Defines and registers a kernel with one structure as parameter. The bounds are those of CUDA's
+// __launch_bounds__: threads per block, and blocks that should fit a multiprocessor.
 #define RLT_KERNEL(name, Arguments, body, ...)                                          \
   extern "C" __global__ void __launch_bounds__(__VA_ARGS__)                             \
       name(const __grid_constant__ Arguments a) {                                       \
     body(a);                                                                            \
   }                                                                                     \
   RLT_REGISTER(name)
-// For f32, bf16 and f16: `body<T>`.
+// Defines the kernels `body<T>` for f32, bf16 and f16.
 #define RLT_KERNELS(family, Arguments, body, ...)               \
   RLT_KERNEL(family##_f32, Arguments, body<float>, __VA_ARGS__) \
   RLT_KERNEL(family##_bf16, Arguments, body<bf16>, __VA_ARGS__) \
@@ -28,7 +29,7 @@
 #else
 #define RLT_CHECK_ALIGNED(address, alignment) fibers::check_alignment(address, alignment)
 #define RLT_UNROLL
-// Each exchange of a warp switches fibers 32 times.
+// A reduction in one exchange: each exchange between the lanes of a warp switches fibers 32 times.
 #define RLT_REDUCE_AT_ONCE(value, op) \
   if (!fibers::reduces_in_steps) return fibers::reduced(value, op)
 #define RLT_DYNAMIC_SHARED(name) unsigned char* const name = fibers::dynamic_shared
@@ -49,7 +50,7 @@ struct f16 {
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(bf16 x) { return __uint_as_float(uint32_t(x.bits) << 16); }
 
-// Rounding to nearest even; a NaN keeps being one.
+// Rounds to nearest even; NaN remains NaN.
 template <class T>
 __device__ T from_float(float x);
 template <>
@@ -79,7 +80,7 @@ __device__ inline f16 from_float<f16>(float x) {
 inline float to_float(f16 x) {
   const uint32_t sign = uint32_t(x.bits >> 15) << 31, exponent = x.bits >> 10 & 31, fraction = x.bits & 1023;
   if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | fraction << 13);
-  // Below 2^-14 the fraction counts in steps of 2^-24.
+  // Subnormal values, below 2^-14, have steps of 2^-24.
   if (exponent == 0) return (sign ? -1.0f : 1.0f) * float(fraction) * 0x1p-24f;
   return __uint_as_float(sign | (exponent + 112) << 23 | fraction << 13);
 }
@@ -95,7 +96,7 @@ inline f16 from_float<f16>(float x) {
   const float size = fabsf(x);
   if (x != x) return {uint16_t(sign | 0x7fff)};
   if (size >= 65520.0f) return {uint16_t(sign | 0x7c00)};
-  // Adding and subtracting rounds to the step of f16 at this size: 2^-24 at the least.
+  // Rounds to the step of f16 at this magnitude, which is at least 2^-24.
   int exponent;
   frexpf(size, &exponent);
   const float step = ldexpf(1.0f, exponent - 11 < -24 ? -24 : exponent - 11);
@@ -106,13 +107,13 @@ inline f16 from_float<f16>(float x) {
 }
 #endif
 
-// What storing as T and loading again gives.
+// Rounds to T and converts back to float.
 template <class T>
 __device__ inline float rounded(float x) {
   return to_float(from_float<T>(x));
 }
 
-// N numbers side by side, loaded and stored as one where N of them are 16, 8 or 4 bytes.
+// A vector of N adjacent values. It is loaded and stored by one instruction if it has 16, 8 or 4 bytes.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Vec {
   T at[N];
@@ -127,17 +128,17 @@ __device__ inline void store(T* to, const Vec<T, N>& value) {
   RLT_CHECK_ALIGNED(to, sizeof(T) * N);
   *reinterpret_cast<Vec<T, N>*>(to) = value;
 }
-// Numbers of a 16-byte vector.
+// Number of values in a 16-byte vector.
 template <class T>
 constexpr int WIDE = 16 / int(sizeof(T));
 
-// Whether rows of `width` numbers from `data` can be read by vectors of 16 bytes.
+// Whether rows of `width` values at `data` can be accessed by vectors of 16 bytes.
 template <class T>
 __device__ inline bool is_wide(const T* data, int64_t width) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && width % WIDE<T> == 0;
 }
 
-// The row of a table that a block works on: the last one whose first block is not behind it.
+// Returns the table row that this block processes: the last one whose first block is at most this block.
 template <class Row>
 __device__ inline const Row& row_of_block(const Row* table, int num_rows) {
   int low = 0, high = num_rows;
@@ -158,15 +159,15 @@ __device__ inline uint64_t mix64(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// The output `idx` of SplitMix64 from `seed` on, as rlt_core::permutation::splitmix64.
+// Returns output `idx` of SplitMix64 with seed `seed`, like rlt_core::permutation::splitmix64.
 __device__ inline uint64_t splitmix64(uint64_t seed, uint64_t idx) {
   return mix64(seed + 0x9e3779b97f4a7c15u * (idx + 1));
 }
 
-// 53 random bits as a number in [0, 1).
+// Converts the upper 53 bits to a value in [0, 1).
 __device__ inline double unit_interval(uint64_t bits) { return double(bits >> 11) * 0x1p-53; }
 
-// A number of elements that is known to the compiler.
+// A number of elements as a compile-time constant.
 template <int N>
 struct Width {
   static constexpr int value = N;
@@ -188,7 +189,7 @@ struct Max {
   }
 };
 
-// The reduction over a warp, in every lane.
+// Reduces over a warp. Every lane gets the result.
 template <class T, class Op>
 __device__ inline T warp_reduce(T value, Op op) {
   RLT_REDUCE_AT_ONCE(value, op);
@@ -198,18 +199,19 @@ __device__ inline T warp_reduce(T value, Op op) {
   return value;
 }
 
-// The reduction over a block, in every thread; every thread must call.
+// Reduces over a block. Every thread must call this, and gets the result.
 template <class T, class Op>
 __device__ inline T block_reduce(T value, Op op, T identity) {
   __shared__ T of_warp[32];
   value = warp_reduce(value, op);
-  __syncthreads();  // an earlier reduction has been read
+  __syncthreads();  // all threads have read the previous reduction
   if (lane_idx() == 0) of_warp[warp_idx()] = value;
   __syncthreads();
   return warp_reduce(lane_idx() < int(blockDim.x / 32) ? of_warp[lane_idx()] : identity, op);
 }
 
-// Copies 16 bytes from global to shared memory; done when `wait_for_copies` says so, and seen by others after a barrier.
+// Copies 16 bytes from global to shared memory. The copy is complete after `wait_for_copies`, and visible to
+// other threads after a barrier.
 __device__ inline void copy_16_async(void* to_shared, const void* from) {
 #if defined(__CUDA_ARCH__)
   const unsigned to = unsigned(__cvta_generic_to_shared(to_shared));
@@ -220,13 +222,13 @@ __device__ inline void copy_16_async(void* to_shared, const void* from) {
   __builtin_memcpy(to_shared, from, 16);
 #endif
 }
-// Closes a group of copies.
+// Ends the current group of copies.
 __device__ inline void commit_copies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Waits until all but the last `PENDING` groups are done.
+// Waits until at most the last `PENDING` groups are incomplete.
 template <int PENDING>
 __device__ inline void wait_for_copies() {
 #if defined(__CUDA_ARCH__)

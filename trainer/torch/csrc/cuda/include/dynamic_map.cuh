@@ -1,5 +1,5 @@
-// The number of each code of a nested scale: bitsandbytes' signed dynamic map of 8 bits, which `dynamic_map` of
-// quantized.rs computes; a test compares them to the bit.
+// Value of each code of a nested scale: bitsandbytes' signed dynamic map of 8 bits, as computed by
+// `dynamic_map` in quantized.rs. A test compares both bitwise.
 #pragma once
 #include "device.cuh"
 

@@ -1,15 +1,16 @@
-// Products of tiles by a warp: [32, 32] of a block's tiles in shared memory, summed in fp32. bf16 and f16 multiply on
-// tensor cores (mma.sync, which every GPU from sm_80 on has), f32 by FMA: TF32 would round its inputs to 11 bits.
+// Products of tiles in shared memory. Each warp computes [32, 32] of a block's result, summed in fp32. bf16
+// and f16 use tensor cores (mma.sync, available from sm_80 on), f32 uses FMA, because TF32 would round its
+// inputs to 11 bits.
 #pragma once
 #include "device.cuh"
 
 namespace rlt {
 
-// Numbers of a tile along a product's rows or columns, and along its sum.
+// Size of a tile along the rows or columns of a product, and along the summed dimension.
 constexpr int TILE = 64, TILE_DEPTH = 32;
 
-// A tile [TILE, TILE_DEPTH] in shared memory, by (i, k): with `SUM_INNER` numbers side by side are those that are summed.
-// Rows are 16 bytes longer than their numbers, so that the lanes of a warp read different banks. Aligned for
+// A tile [TILE, TILE_DEPTH] in shared memory, indexed by (i, k). With `SUM_INNER` values that are summed are
+// adjacent. Rows are padded by 16 bytes, so that the lanes of a warp access different banks. Aligned for
 // copy_16_async, which writes 16 bytes at a time.
 template <class T, bool SUM_INNER>
 struct alignas(16) Tile {
@@ -18,14 +19,14 @@ struct alignas(16) Tile {
   T at[OUTER * STRIDE];
 
   __device__ T number(int i, int k) const { return at[SUM_INNER ? i * STRIDE + k : k * STRIDE + i]; }
-  // Two 16-bit numbers that follow each other in the sum.
+  // Two 16-bit values that are adjacent along the summed dimension.
   __device__ uint32_t pair(int i, int k) const {
     if (SUM_INNER) return *reinterpret_cast<const uint32_t*>(at + i * STRIDE + k);
     return uint32_t(at[k * STRIDE + i].bits) | uint32_t(at[(k + 1) * STRIDE + i].bits) << 16;
   }
 };
 
-// D [16, 8] += A [16, 16] B [16, 8] by a warp. With g = lane / 4 and t = lane % 4 a lane has
+// Computes D [16, 8] += A [16, 16] B [16, 8] by a warp. With g = lane / 4 and t = lane % 4 a lane holds
 //   a: (g, 2t..2t+1), (g + 8, same), (g, 2t + 8..), (g + 8, same)    b: (2t..2t+1, g), (2t + 8.., g)
 //   d: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
 #if defined(__CUDA_ARCH__)
@@ -40,7 +41,7 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 #else
-// The two numbers of 16 bits in a register.
+// Unpacks the two 16-bit values of a register.
 template <class T>
 __device__ inline void halves(uint64_t registers, int idx, float* numbers) {
   const uint32_t pair = uint32_t(registers >> 32 * idx);
@@ -49,7 +50,7 @@ __device__ inline void halves(uint64_t registers, int idx, float* numbers) {
 
 template <class T>
 __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T) {
-  // The rows and columns of this lane's sums, which are spread over a few lanes. Two registers are shown at a time.
+  // Gathers the rows and columns for this lane's sums from the lanes that hold them, two registers at a time.
   const int g = lane_idx() / 4, t = lane_idx() % 4;
   float rows[2][16], cols[2][16];
   for (int part = 0; part < 2; ++part) {
@@ -67,12 +68,12 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], const
 }
 #endif
 
-// A warp's part of the sums of a block, [32, 32]: (row 16 r + 8 (p / 2) + g, column 8 c + 2 t + p % 2) in [r][c][p].
+// A warp's sums, [32, 32]: [r][c][p] is (row 16 r + 8 (p / 2) + g, column 8 c + 2 t + p % 2).
 struct WarpSums {
   float at[2][4][4];
 };
 
-// Adds the product of a step: rows from `first_row` on of `a`, columns from `first_col` on of `b`.
+// Adds the products of one step: rows of `a` from `first_row` on, columns of `b` from `first_col` on.
 template <class T, bool A_INNER, bool B_INNER>
 __device__ inline void add_products(WarpSums& sums, const Tile<T, A_INNER>& a, const Tile<T, B_INNER>& b,
                                     int first_row, int first_col) {
