@@ -6,9 +6,9 @@ use std::path::PathBuf;
 const AVX2: [&str; 2] = ["-mavx2", "-mfma"];
 const AVX512: [&str; 7] =
     ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"];
-/// Flags of AVX512-BF16 besides those of AVX-512.
+/// Compiler flags for AVX512-BF16, in addition to those for AVX-512.
 const AVX512_BF16: [&str; 1] = ["-mavx512bf16"];
-/// Flags of AMX besides those of AVX-512.
+/// Compiler flags for AMX, in addition to those for AVX-512.
 const AMX: [&str; 3] = ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"];
 
 fn build() -> cc::Build {
@@ -51,16 +51,16 @@ fn main() {
     let x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
 
     let mut tensors = build();
-    // Nothing here is hot: the loops are in the kernels, and torch's headers are slow enough to compile at
-    // this level.
+    // Low optimisation suffices here: the loops are in the kernels, and torch's headers already take long to
+    // compile at this level.
     tensors.opt_level(1).debug(false).flag("-fopenmp").define("AT_PER_OPERATOR_HEADERS", None);
     for include in ["include", "include/torch/csrc/api/include"] {
         tensors.flag("-isystem").flag(libtorch.join(include).display().to_string());
     }
-    // Declarations of the few names of Gloo that c10d's header mentions; libtorch does not include Gloo's
+    // The folder that declares the few names of Gloo in c10d's header; libtorch does not include Gloo's
     // headers.
     tensors.include("csrc");
-    // Compilers have known them since 2020.
+    // Compilers have supported these flags since 2020; with an older one the kernels are left out.
     let knows =
         |flags: &[&str]| x86 && flags.iter().all(|flag| build().is_flag_supported(flag).unwrap_or(false));
     let (has_avx512_bf16, has_amx) = (knows(&AVX512_BF16), knows(&AMX));

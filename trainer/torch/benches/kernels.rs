@@ -33,8 +33,8 @@ fn cu_seqlens() -> Vec<i32> {
         .collect()
 }
 
-/// Clock in milliseconds. On one thread it counts the thread's CPU time, which other load on the machine
-/// disturbs least; otherwise it is the wall clock.
+/// Returns a clock's time in milliseconds. On one thread the clock counts the thread's CPU time, which other
+/// load on the machine disturbs least; otherwise it is the wall clock.
 fn clock() -> f64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     let on_cpu = || {
@@ -57,8 +57,8 @@ fn compare_rounds(
     (peer, mut composed): (&str, impl FnMut()),
 ) {
     let mut times = [Vec::new(), Vec::new()];
-    // CPU time is accounted in ticks of some milliseconds: short work is repeated until a tick matters
-    // little.
+    // CPU time is counted in ticks of some milliseconds, so short work is repeated until one tick is
+    // insignificant.
     let mut repeats = [1, 1];
     for round in 0..rounds + 2 {
         for (way, run) in [&mut ours as &mut dyn FnMut(), &mut composed].into_iter().enumerate() {

@@ -35,7 +35,7 @@ pub enum Error {
         /// CUDA's description of the error.
         message: String,
     },
-    /// The file of our own kernels does not exist in any of its folders.
+    /// The file of our own kernels is in none of the searched folders.
     #[error(
         "the kernels for GPUs, rlt-kernels.fatbin, were not found in {}; `make kernels` builds them",
         list(tried)

@@ -1,6 +1,7 @@
-//! Differentiable fused row operations of a decoder layer: norm, gated activation, rotary embedding. On CPUs
-//! (f32 and bf16) and GPUs (also f16) each has one kernel for the forward and one for the backward pass, in
-//! float arithmetic; a norm on a GPU needs another sum. For other dtypes ATen computes the same formula.
+//! Differentiable fused row operations of a decoder layer: norm, gated activation, rotary embedding. CPUs
+//! (f32 and bf16) and GPUs (also f16) have one kernel for the forward and one for the backward pass, in float
+//! arithmetic; on a GPU the gradient of a norm's weight needs another sum. For other dtypes ATen computes the
+//! same formula.
 
 use crate::device_rows::launch;
 use crate::error::or_panic;
@@ -16,7 +17,8 @@ pub enum Activation {
     Silu,
     /// GELU by its tanh approximation (`gelu_pytorch_tanh`).
     GeluTanh,
-    /// GELU by the error function. Too rare for a CPU kernel of its own: two operations of libtorch there.
+    /// GELU by the error function. On CPUs libtorch computes it in two operations: it is too rare for a
+    /// kernel.
     Gelu,
 }
 

@@ -113,7 +113,7 @@ fn argument(expected: String, got: String) -> Error {
     Error::Argument { act: "the vocabulary head", expected, got }
 }
 
-/// Inputs of one call, and its only buffer of logits.
+/// Inputs of one call, with the only buffer for logits.
 struct Head<'a> {
     hidden: Tensor,
     weight: HeadWeight<'a>,

@@ -161,7 +161,7 @@ impl PackedLinear {
         !matches!(self.weight, Weight::Plain(_))
     }
 
-    /// Number of bytes of the weight in its layout.
+    /// Number of bytes of the weight in its current layout.
     pub fn num_bytes(&self) -> usize {
         let (Weight::Panels { panels: weight, .. }
         | Weight::Bf16Panels { panels: weight, .. }

@@ -1,5 +1,5 @@
-//! The optimizer's arithmetic: one AdamW step of a tensor, and the norm of many gradients. The caller has
-//! schedules, clipping rules and parameter groups.
+//! Arithmetic of the optimizer: one AdamW step of a tensor, and the norm of many gradients. Schedules,
+//! clipping rules and parameter groups belong to the caller.
 
 use crate::Error;
 use crate::cuda::{Kernels, NormOfSquares, SquaresTable, SumsOfSquares};

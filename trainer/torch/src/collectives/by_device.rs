@@ -1,5 +1,5 @@
-//! A group that sends GPU tensors by NCCL and CPU tensors by Gloo. The NCCL communicator is created with the
-//! first operation on a GPU tensor, which all members call alike.
+//! A group that sends GPU tensors by NCCL and CPU tensors by Gloo. The first operation on a GPU tensor
+//! creates the NCCL communicator; all members call the same operation, so all create it.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -15,10 +15,10 @@ use super::store::{Store, StoreError};
 
 /// Interval between two heartbeats.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Length of an observation in heartbeats of this rank: a rank that is alive is seen after one, or later
-/// where its thread has to wait for a core. A machine that stalls holds up the count as well.
+/// Length of an observation, in heartbeats of this rank. A rank that is alive shows a new heartbeat after
+/// one, or later if its thread has to wait for a core. If the machine stalls, this rank's count stalls, too.
 const OBSERVED_BEATS: u64 = 10;
-/// Longest observation, for a rank whose own heartbeat has ended or waits for the store.
+/// Longest observation, if this rank's own heartbeat thread has ended or waits for the store.
 const OBSERVATION: Duration = PERIOD.saturating_mul(60);
 /// Interval between two reads of a heartbeat that has not changed yet.
 const POLL: Duration = Duration::from_millis(100);

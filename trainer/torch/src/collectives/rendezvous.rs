@@ -59,7 +59,7 @@ pub fn serve_store(port: u16, attempt: u64, world_size: usize) -> Result<Store, 
 pub fn serve_store_with(settings: &StoreSettings) -> Result<Store, StoreError> {
     let store = Store::serve(settings)?;
     store.set("world_size", &settings.world_size.to_string())?;
-    // Last: a rank that reads it may rely on the other entries.
+    // Written last, so that a rank that reads it finds all other entries.
     store.set("attempt", &settings.attempt.to_string())?;
     Ok(store)
 }

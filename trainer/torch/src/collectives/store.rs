@@ -32,9 +32,9 @@ pub use key::RendezvousKey;
 
 /// Timeout of an answer, and of opening a connection.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Number of tries to open a further connection, which strangers may delay by taking its place.
+/// Number of attempts to open a further connection. Unknown clients can evict it before it has greeted.
 const OPEN_TRIES: u32 = 10;
-/// Pause between two such tries.
+/// Pause between two attempts to open a further connection.
 const OPEN_PAUSE: Duration = Duration::from_millis(100);
 
 /// Settings of a served store.
@@ -72,7 +72,8 @@ pub struct Store {
 struct Connection {
     address: SocketAddr,
     admission: Admission,
-    /// `None` after an answer was missed: the next answer would belong to an earlier request.
+    /// Stream to the server; `None` after a failed request, since the next answer could belong to that
+    /// request.
     stream: Mutex<Option<TcpStream>>,
 }
 

@@ -9,7 +9,8 @@ use tch::{Kind, Tensor};
 
 /// Largest number of experts per token.
 const MOST_CHOICES: i64 = 32;
-/// Largest number of experts of a layer: two f32 of each for four tokens are a block's shared memory.
+/// Largest number of experts of a layer. A block routes four tokens, and its shared memory holds two f32 per
+/// expert for each.
 const MOST_EXPERTS: i64 = 1024;
 
 /// Function that turns router logits into scores.

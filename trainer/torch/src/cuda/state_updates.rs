@@ -7,7 +7,8 @@ use crate::ffi::{raw, rlt_pinned_like, tensor_from};
 use std::ffi::c_void;
 use tch::{Device, Kind, Tensor};
 
-/// Number of blocks of a launch, whose threads divide any number of changes: a graph fixes the grid.
+/// Number of blocks of a launch. A captured graph fixes the grid, so the threads stride over any number of
+/// changes.
 const BLOCKS: usize = 32;
 const THREADS: u32 = 256;
 

@@ -91,7 +91,7 @@ fn argument(expected: &str, got: impl ToString) -> Error {
     Error::Argument { act: "packed attention", expected: expected.to_owned(), got: got.to_string() }
 }
 
-/// Packs pairs of i32 into i64 with the same bytes; an odd last value is paired with zero.
+/// Packs pairs of i32 into i64 with the same bytes; zero completes an odd number of values.
 fn in_pairs(numbers: &[i32]) -> Vec<i64> {
     let pair = |pair: &[i32]| {
         let [low, high] = [0, 1].map(|at| pair.get(at).copied().unwrap_or(0).to_ne_bytes());

@@ -15,7 +15,7 @@ const CLEAR_REFS: &str = "/proc/self/clear_refs";
 
 /// Number of shapes for which oneDNN and ideep keep the generated code of matrix products; their default is
 /// 1024. An update of an adapter has 25 shapes, each with 0.7 MiB of code for AVX-512. Batches of other
-/// lengths have other shapes, so that more of them are rarely used again.
+/// lengths have other shapes, so a larger cache would mostly hold code that is not used again.
 const KEPT_SHAPES: &str = "32";
 const KEPT_SHAPES_VARIABLES: [&str; 2] = ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"];
 
@@ -41,10 +41,10 @@ fn field_bytes(path: &'static str, field: &str) -> Result<u64, Error> {
     })
 }
 
-/// Peaks from the last [`reset_peak_rss`] up to the last [`settle_peak_memory`].
+/// Peaks since the last [`reset_peak_rss`], up to the last [`settle_peak_memory`].
 static SETTLED: Mutex<Settled> = Mutex::new(Settled { rss: 0, own: 0, file: 0 });
 
-/// Memory peaks of this process up to some time, in bytes.
+/// Memory peaks of this process up to one point in time, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Settled {
     /// Peak of resident memory.

@@ -1,15 +1,15 @@
-//! End of the process. Static destructors of libtorch take a tenth of a second of a core, to free memory that
-//! the kernel frees anyway.
+//! Exit of the process without libtorch's static destructors. They take a tenth of a second of a core to free
+//! memory that the kernel frees anyway.
 
 use crate::ffi::rlt_skip_destructors;
 
-/// Makes the process end, once it exits by itself, without the handlers and static destructors that were
-/// registered so far: those of the libraries that it started with. Its exit code stays, output is flushed,
-/// and what is registered later still runs, such as destructors of CUDA's libraries, which are loaded on
-/// demand.
+/// Makes a normal exit of this process skip the exit handlers and static destructors that were registered so
+/// far, which are those of the libraries that it was started with. The exit code is unchanged and output is
+/// flushed. Handlers that are registered later still run, such as those of CUDA's libraries, which are loaded
+/// on demand.
 ///
-/// Destructors of Rust are not affected: values are dropped, or not, as before. Nothing is skipped with a
-/// library in `LD_PRELOAD`, such as a profiler's, which may write its results in a handler.
+/// Destructors of Rust are not affected: values are dropped, or not, as before. Nothing is skipped if
+/// `LD_PRELOAD` is set, because a preloaded library such as a profiler may write its results in a handler.
 pub fn skip_destructors_at_exit() {
     if std::env::var_os("LD_PRELOAD").is_some() {
         return;
@@ -31,9 +31,9 @@ mod tests {
         safe fn atexit(handler: extern "C" fn()) -> c_int;
     }
 
-    /// The variable by which the test process notes in this folder which of its handlers ran.
+    /// Environment variable with the folder in which the test process records which of its handlers ran.
     const FOLDER: &str = "RLT_TEST_EXIT_FOLDER";
-    /// Bytes of output before the end, which are more than a buffer and less than a pipe holds.
+    /// Number of bytes of output before the exit: more than a buffer holds, less than a pipe holds.
     const NUM_BYTES: usize = 50_000;
     const EXIT_CODE: i32 = 80;
 
@@ -50,7 +50,7 @@ mod tests {
         std::fs::write(Path::new(&folder).join(name), "").unwrap();
     }
 
-    /// Ends this process, with a line on standard output that is not complete and so still buffered.
+    /// Ends this process while standard output still buffers an incomplete line.
     fn end_process(skips: bool) {
         assert_eq!(atexit(note_earlier), 0);
         if skips {
@@ -69,7 +69,7 @@ mod tests {
         }
         let test = "services::process_end::tests::exit_code_and_output_remain_without_destructors";
         let parent = tempfile::tempdir().unwrap();
-        // The C library's functions for numbers, which write nothing.
+        // The C library of mathematical functions, which writes nothing.
         let preloaded = Some("libm.so.6");
         for (name, preloaded) in [("ends", None), ("skips", None), ("preloaded/skips", preloaded)] {
             let folder = parent.path().join(name);

@@ -69,7 +69,7 @@ mod tests {
             let mut threads = threads.map(|thread| thread.unwrap().path().display().to_string());
             threads.any(|thread| name(&thread).trim() == SIGNALS_THREAD && takes(&thread))
         };
-        // It takes its name when it runs.
+        // The thread sets its name only once it runs.
         let deadline = Instant::now() + Duration::from_secs(60);
         while !one_takes() {
             assert!(Instant::now() < deadline, "no thread takes signals");

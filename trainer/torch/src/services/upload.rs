@@ -62,7 +62,7 @@ fn sent(host: &Tensor, device: Device) -> Result<Tensor, Error> {
 
 /// Allocates uninitialised pinned memory for `len` values.
 pub(crate) fn pinned(len: usize, kind: Kind) -> Result<Tensor, Error> {
-    // A tensor of one number is expanded: only the count matters.
+    // Only the shape and dtype of `like` are used, so one value expanded to `len` suffices.
     let like = Tensor::zeros([1], (kind, Device::Cpu)).expand([len as i64], false);
     tensor_from("reserving pinned memory", |out| {
         // SAFETY: a borrowed tensor and a place for the result.

@@ -53,8 +53,8 @@ impl WeightArena {
         Ok(Self { map: Arc::new(Owned { _map: map, start, len }), used: 0 })
     }
 
-    /// Makes a contiguous copy of a CPU tensor, in this block if it has enough space left and outside
-    /// otherwise.
+    /// Copies a CPU tensor to a contiguous tensor, in this arena if it has enough space left, else in memory
+    /// of its own.
     ///
     /// # Errors
     /// When libtorch does not support the dtype.
@@ -158,8 +158,8 @@ fn bytes_of(plain: &Tensor) -> &[u8] {
     }
 }
 
-/// Creates a file, open for reading and writing, and unlinks it. Processes of other machines, possibly with
-/// the same process id, may do the same in the same folder.
+/// Creates a file, open for reading and writing, and unlinks it. On a shared folder, processes of other
+/// machines may do the same under the same process id.
 pub(crate) fn unlinked_file(folder: &Path) -> std::io::Result<File> {
     let mut attempt = 0;
     loop {

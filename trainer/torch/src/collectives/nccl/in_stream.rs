@@ -76,7 +76,8 @@ impl StreamGroup {
         let deadline = Instant::now() + self.member.timeout;
         let put = || {
             self.link.call(operation, call)?;
-            // NCCL enqueues it from another thread, and later work must be enqueued after it.
+            // NCCL enqueues the operation from another thread. Later work of the stream must follow it, so
+            // this thread waits until it is enqueued.
             await_until(deadline, || self.link.is_settled())
         };
         put().map_err(|message| self.failed(operation, self.num_started.load(Ordering::Relaxed), message))
@@ -106,7 +107,8 @@ impl StreamGroup {
         self.member.meter.total()
     }
 
-    /// Adds what a graph exchanges to the count, for each launch but the first; capturing counted that.
+    /// Counts the bytes that one launch of a captured graph exchanges. Capturing counted the first launch, so
+    /// call this for each later one.
     pub fn count_again(&self, traffic: Traffic) {
         self.member.meter.count(traffic);
     }

@@ -1,7 +1,7 @@
-//! Open connections of a store's server: those that still greet, and those that are admitted.
+//! Open connections of a store's server, before and after their greeting.
 //!
-//! Both are bounded. A connection that greets beyond the bound replaces the oldest of the address that has
-//! most of them, so that strangers who never greet cannot keep the ranks out.
+//! Both kinds are limited in number. If too many connections have not greeted, a new one evicts the oldest
+//! connection of the address that has the most, so that clients that never greet cannot keep the ranks out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ impl<T> Clients<T> {
     }
 
     /// Registers a connection from `address` that has not greeted yet. Returns its number, and the handle of
-    /// the connection that must be closed for it.
+    /// the connection that it evicts, which the caller must close.
     pub(super) fn enter(&mut self, address: IpAddr, handle: T) -> (u64, Option<T>) {
         let is_full = self.greeting.len() >= self.limits.greeting;
         let evicted = if is_full { self.evict() } else { None };
@@ -36,7 +36,7 @@ impl<T> Clients<T> {
     /// Admits a connection that has greeted.
     ///
     /// # Errors
-    /// The reason for its client, if there are too many connections.
+    /// When there are too many connections: the reason, to be sent to the client.
     pub(super) fn admit(&mut self, number: u64) -> Result<(), String> {
         let Some((_, handle)) = self.greeting.remove(&number) else {
             return Err("too many connections greet it at once".to_owned());
@@ -60,7 +60,7 @@ impl<T> Clients<T> {
         self.greeting.values().map(|(_, handle)| handle).chain(self.admitted.values())
     }
 
-    /// Removes the oldest connection of the address from which most connections greet.
+    /// Removes the oldest connection of the address that has the most connections without a greeting.
     fn evict(&mut self) -> Option<T> {
         let mut num_of = HashMap::<IpAddr, usize>::new();
         for (address, _) in self.greeting.values() {

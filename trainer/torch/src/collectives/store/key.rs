@@ -91,10 +91,10 @@ impl Transcript {
     }
 }
 
-/// Returns random bytes that no other connection has.
+/// Draws the challenge of one connection: random bytes that no other connection has.
 pub(super) fn challenge() -> io::Result<[u8; PROOF_BYTES]> {
     let mut bytes = [0; PROOF_BYTES];
-    // The system call returns so few bytes at once or fails.
+    // For up to 256 bytes the system call either fills the buffer or fails.
     let num_bytes = getrandom(&mut bytes, GetRandomFlags::empty())?;
     if num_bytes == PROOF_BYTES { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }

@@ -9,9 +9,9 @@ use super::wire::{Answer, MAX_NAME_BYTES, MAX_VALUE_BYTES, Operation};
 pub(super) struct Limits {
     pub(super) values: usize,
     pub(super) bytes: usize,
-    /// Connections that have proven to have the key.
+    /// Largest number of connections that have greeted and proven that they have the key.
     pub(super) admitted: usize,
-    /// Connections that have not, yet.
+    /// Largest number of connections that have not completed their greeting.
     pub(super) greeting: usize,
 }
 
@@ -30,7 +30,7 @@ impl Limits {
     }
 }
 
-/// Returns why a name or value is too long to be stored; `None` if it is not.
+/// Describes the limit that a name or a value exceeds; `None` if both can be stored.
 pub(super) fn excess(name: &[u8], value: &[u8]) -> Option<String> {
     [("name", name.len(), MAX_NAME_BYTES), ("value", value.len(), MAX_VALUE_BYTES)]
         .into_iter()

@@ -11,7 +11,8 @@ use std::io::{self, Read, Write};
 
 use super::key::PROOF_BYTES;
 
-/// First bytes of a client, with the version of the protocol; clients that send others are disconnected.
+/// First bytes that a client sends, which contain the version of the protocol. A client that sends unknown
+/// bytes is disconnected.
 pub(super) const GREETING: [u8; 8] = *b"rltstor2";
 /// First bytes of a client of the first version, which had no keys. Its requests have the same form.
 pub(super) const GREETING_V1: [u8; 8] = *b"rltstor1";
