@@ -68,8 +68,8 @@ pub fn rollout_metrics(groups: &[RolloutGroup], masked: &[RewardStatus]) -> Metr
     metrics
 }
 
-/// Whether all rewards of a group that are not masked are equal, so that its advantages vanish. True for a
-/// group with one of them or none.
+/// Whether all rewards of a group, apart from masked ones, are equal, so that its advantages vanish. True if
+/// at most one sample is not masked.
 fn has_equal_rewards(group: &RolloutGroup, masked: &[RewardStatus]) -> bool {
     let mut values = group.counted(masked).map(|rollout| rollout.reward.value);
     let first = values.next();

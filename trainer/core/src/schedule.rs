@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    /// A critic that learns alone takes nothing from the actor's warm-up and decay.
+    /// Steps in which only the critic trains consume neither the actor's warm-up nor its decay.
     #[test]
     fn steps_before_the_first_one_shift_and_shorten_the_schedule() {
         for decay in [Decay::Constant, Decay::Cosine, Decay::Linear] {

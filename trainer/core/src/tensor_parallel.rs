@@ -10,7 +10,7 @@
 //!     2          0        1, 3, 5, 7    1, 5
 //!     3          1        1, 3, 5, 7    3, 7
 //! ```
-//! The ranks of a group sample identical completions, and each judges some of them.
+//! The ranks of a group sample identical completions, and each computes the rewards of some of them.
 
 /// Assignment of prompts to rollout tensor-parallel groups of `num_shards` adjacent ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,8 @@ impl SampleAssignment {
         (rank / self.num_shards..num_prompts).step_by(self.num_samplers)
     }
 
-    /// Returns the rank that judges a prompt's completions and passes them on, out of those that sample them.
+    /// Returns the rank that computes the rewards of a prompt's completions and passes them on, among the
+    /// ranks that sample them.
     pub fn judge_of(self, prompt_idx: usize) -> usize {
         let (sampler, nth) = (prompt_idx % self.num_samplers, prompt_idx / self.num_samplers);
         sampler * self.num_shards + nth % self.num_shards

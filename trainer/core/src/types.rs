@@ -89,7 +89,7 @@ pub struct Reward {
 }
 
 impl Reward {
-    /// Makes the reward of a verdict that no length shapes: without parts, answer and message.
+    /// Makes the reward of a computed score: not shaped, and without parts, answer and message.
     pub fn from_score(score: f64) -> Self {
         Self {
             score,

@@ -72,7 +72,7 @@ fn losses() -> impl Strategy<Value = PreferenceLoss> {
     prop::sample::select(all.collect::<Vec<_>>())
 }
 
-/// One to three losses with weights, and everything beside them.
+/// Generates objectives of one to three weighted losses, with and without the other terms.
 fn objectives() -> impl Strategy<Value = PreferenceObjective> {
     let losses = prop::collection::vec((losses(), 0.1..2.0_f64), 1..4);
     let divergence = prop::sample::select(DIVERGENCES.to_vec());
@@ -124,7 +124,7 @@ proptest! {
                 let at = |step: f64| {
                     let mut moved = completions.clone();
                     moved[row_idx][position].0 += step;
-                    // The reference stays where it is.
+                    // The reference's log-prob is unchanged, so the distance from it moves as well.
                     moved[row_idx][position].1 += step;
                     evaluate(&objective, &moved, &whole).loss
                 };
@@ -251,7 +251,7 @@ fn swapped_completions_at_the_start_have_the_opposite_derivatives() {
     for kind in [PreferenceLossKind::Sigmoid, PreferenceLossKind::Hinge, PreferenceLossKind::Robust] {
         let objective = PreferenceObjective::new(loss(kind));
         let [one, other] = [&one, &other].map(|pair| evaluate(&objective, pair, &whole).dlogprobs);
-        // A completion has the same slope with the other sign on the other side.
+        // On the other side of a pair a completion has the same slope with the opposite sign.
         let swapped: Vec<f64> = [&other[2..], &other[..2]].concat().iter().map(|slope| -slope).collect();
         assert_eq!(one, swapped, "{kind:?}");
     }

@@ -20,7 +20,8 @@ pub struct Kto {
     /// Strength with which the actor is held near the reference: the factor of log-ratios. TRL's default is
     /// 0.1.
     pub beta: f64,
-    /// Weight of good completions. With n of each kind, weight x n of one should be 1 to 4/3 of the other's.
+    /// Weight of good completions. The number of completions times their weight should be 1 to 4/3 times as
+    /// large for one kind as for the other.
     pub desirable_weight: f64,
     /// Weight of bad completions.
     pub undesirable_weight: f64,

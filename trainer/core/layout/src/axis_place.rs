@@ -12,7 +12,7 @@ pub struct AxisPlace {
 }
 
 impl AxisPlace {
-    /// The place of a rank that is alone on its axis and has everything.
+    /// The place of the only rank of an axis, which holds everything.
     pub const ALONE: Self = Self { index: 0, size: 1 };
 
     /// Returns the places of all ranks of the axis, in order.

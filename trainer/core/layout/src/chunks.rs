@@ -46,7 +46,8 @@ pub(super) fn chunks(shape: &[i64], range: Range<usize>) -> Vec<Chunk> {
     };
     let whole = range.start.div_ceil(row_len)..range.end / row_len;
     if whole.is_empty() {
-        // Neither end is that of a row, or both are within one row: at most two rows are touched.
+        // The range contains no full row, so it touches at most two rows: `border` is the row boundary
+        // between its two parts, or an end of the range if it is within one row.
         let border = (whole.start * row_len).clamp(range.start, range.end);
         let parts = [range.start..border, border..range.end].into_iter().filter(|part| !part.is_empty());
         return parts.flat_map(|part| of_row(part.start / row_len, part)).collect();

@@ -87,13 +87,13 @@ pub struct LocalTensor {
 }
 
 impl LocalTensor {
-    /// Returns all of a tensor of shape `shape`.
+    /// Selects all indices of a tensor of shape `shape`.
     pub fn full(shape: &[i64]) -> Self {
         Self { shape: shape.to_vec(), dims: shape.iter().map(|len| DimRanges::full(*len as usize)).collect() }
     }
 
-    /// Returns the same with the selected indices `ranges` of dimension `dim`, which get the length of
-    /// `ranges`. A dimension that the tensor does not have changes nothing.
+    /// Returns this selection with the indices `ranges` of dimension `dim`, whose length becomes that of
+    /// `ranges`. Has no effect if the tensor has no dimension `dim`.
     #[must_use]
     pub fn with(mut self, dim: usize, ranges: DimRanges) -> Self {
         if let (Some(len), Some(own)) = (self.shape.get_mut(dim), self.dims.get_mut(dim)) {
@@ -113,7 +113,7 @@ impl LocalTensor {
         &self.dims
     }
 
-    /// Shape of what the rank has.
+    /// Shape of the local tensor.
     pub fn local_shape(&self) -> Vec<i64> {
         self.dims.iter().map(|dim| dim.count() as i64).collect()
     }
@@ -150,7 +150,8 @@ impl LocalTensor {
     }
 }
 
-/// Returns the row of the full tensor that is row `local` of the selected ones, in row-major order of `dims`.
+/// Converts the row `local` of the selected rows to a row of the full tensor; rows are numbered in row-major
+/// order of `dims`.
 fn full_row(dims: &[DimRanges], local: usize) -> usize {
     let (mut row, mut stride, mut left) = (0, 1, local);
     for dim in dims.iter().rev() {
@@ -162,8 +163,8 @@ fn full_row(dims: &[DimRanges], local: usize) -> usize {
     row
 }
 
-/// Returns the boxes of the full tensor that are the box of selected indices from `start` on of shape
-/// `shape`, in its order.
+/// Converts a box of the local tensor, which begins at `start` and has shape `shape`, to boxes of the full
+/// tensor in the same order.
 fn boxes(dims: &[DimRanges], start: &[u64], shape: &[u64]) -> Vec<Chunk> {
     let (Some((dim, inner)), [first, starts @ ..], [len, lens @ ..]) = (dims.split_first(), start, shape)
     else {
@@ -173,7 +174,7 @@ fn boxes(dims: &[DimRanges], start: &[u64], shape: &[u64]) -> Vec<Chunk> {
     let selected = *first as usize..(*first + *len) as usize;
     let rows = overlaps(dim.ranges.iter().cloned(), &selected).into_iter();
     match of_row.as_slice() {
-        // Adjacent rows of one box each are one box.
+        // If the box covers a single box of each row, the boxes of adjacent rows are merged into one.
         [one] => rows.map(|rows| one.clone().within(rows)).collect(),
         several => {
             let of_row = |row: usize| several.iter().map(move |one| one.clone().within(row..row + 1));

@@ -88,7 +88,7 @@ pub struct Degrees {
 }
 
 impl Default for Degrees {
-    /// Ranks that each hold a replica of the model.
+    /// Returns degrees of 1: each rank holds a full replica of the model.
     fn default() -> Self {
         Self { dp_shard: 1, sp: 1, tp: 1 }
     }
@@ -146,15 +146,15 @@ impl Mesh {
         }
     }
 
-    /// The place of `rank` among the ranks that differ from it along `axes` alone, in their order.
+    /// Returns the index of `rank` among the ranks that differ from it along `axes` only, and their number.
     pub fn place(&self, rank: usize, axes: &[Axis]) -> AxisPlace {
         let members = self.members(rank, axes);
         let index = members.iter().position(|member| *member == rank).unwrap_or(0);
         AxisPlace { index, size: members.len() }
     }
 
-    /// The ranks that differ from `rank` along `axes` alone, ascending. The axes are those of experts, or
-    /// those of all other parameters.
+    /// Lists the ranks that differ from `rank` along `axes` only, ascending. `axes` are either axes of
+    /// experts or axes of all other parameters.
     pub fn members(&self, rank: usize, axes: &[Axis]) -> Vec<usize> {
         let is_of_experts = axes.iter().any(|axis| matches!(axis, Axis::EpShard | Axis::Ep));
         let layout = if is_of_experts { EXPERTS } else { DENSE };

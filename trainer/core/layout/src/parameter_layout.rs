@@ -40,8 +40,8 @@ impl ParameterLayout {
         self.placements.iter().any(|(of, placement)| *of == axis && *placement == Placement::Partial)
     }
 
-    /// Returns what a rank has of a tensor of shape `shape`, whose split dimensions have their full or their
-    /// local length. `place` gives the rank's place along an axis.
+    /// Returns the local tensor of one rank for a tensor of shape `shape`, whose split dimensions may have
+    /// their full or their local length. `place` returns the rank's place along an axis.
     pub fn local(&self, shape: &[i64], place: impl Fn(Axis) -> AxisPlace) -> LocalTensor {
         let mut local = LocalTensor::full(shape);
         for (axis, shards) in self.shards() {

@@ -66,7 +66,8 @@ impl<'a> TensorSlice<'a> {
     }
 }
 
-/// Largest number of elements that are read for one that is used: runs of a row's part are read as rows.
+/// Largest ratio of elements that are read to elements that are used. Below it, runs that are parts of
+/// adjacent rows are read together with the elements between them.
 const MAX_READ_FACTOR: usize = 16;
 
 /// Runs of a slice that are close to each other in the full tensor, and are read together.

@@ -61,25 +61,25 @@ pub enum SchedulerError {
     /// The sequence does not exist: it was never added, or has ended or been cancelled.
     #[error("{id} does not exist, or has ended")]
     UnknownSequence {
-        /// Name of the sequence.
+        /// Id of the sequence.
         id: SequenceId,
     },
     /// A launched step samples a token of the sequence, which has to be committed first.
     #[error("{id} has a token in flight")]
     InFlight {
-        /// Name of the sequence.
+        /// Id of the sequence.
         id: SequenceId,
     },
-    /// The sequence still writes, or is paused, and so cannot be extended.
+    /// The sequence is still generating or is paused, so it cannot be extended.
     #[error("{id} has not ended; only a sequence that has ended and is kept open can be extended")]
     TurnNotOver {
-        /// Name of the sequence.
+        /// Id of the sequence.
         id: SequenceId,
     },
-    /// The sequence has ended, so it has nothing to resume.
+    /// The sequence has ended and can only be extended, not resumed.
     #[error("{id} has ended; it continues when it is extended")]
     TurnOver {
-        /// Name of the sequence.
+        /// Id of the sequence.
         id: SequenceId,
     },
     /// A limit is zero, so nothing could run.
@@ -224,8 +224,8 @@ impl Scheduler {
         for request in requests.iter().filter(|request| !request.prompt.is_empty()) {
             let longest = request.max_blocks(block_size);
             let num_shared = (request.prompt.len() - 1) / block_size;
-            // The first sample of a request brings the shared blocks along, and the partial one kept for
-            // siblings.
+            // The first sample of a request also holds the blocks that all samples share, and one more for
+            // the partial last block of the prompt, which is kept for its siblings.
             costs.extend(request.seeds.iter().enumerate().map(|(sample_idx, _)| match sample_idx {
                 0 => longest + 1,
                 _ => longest - num_shared,
@@ -236,7 +236,7 @@ impl Scheduler {
         wanted + wanted / WATERMARK_DIVISOR + 1
     }
 
-    /// Queues every sample of a request. `request_idx` names the request; no two requests may have the same.
+    /// Queues every sample of a request. `request_idx` identifies the request and must be unique.
     ///
     /// # Errors
     /// When the prompt is empty, no new token is asked for, or one sample needs more blocks than the cache

@@ -17,7 +17,7 @@ pub struct SequenceRequest {
     pub seeds: Vec<u64>,
     /// Longest completion, in tokens, at least one.
     pub max_new_tokens: usize,
-    /// Whether the sequences stay when they have ended, so that they can be extended.
+    /// Whether the scheduler keeps the sequences after they have ended, so that they can be extended.
     pub keep_open: bool,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn blocks_at_longest(num_tokens: usize, max_new_tokens: usize, block_
     (num_tokens + max_new_tokens).saturating_sub(1).div_ceil(block_size)
 }
 
-/// Name of a sequence: its request, and its index among the samples of the request.
+/// Id of a sequence: its request, and its index among the samples of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SequenceId {
     /// Index by which the request was added.
@@ -66,7 +66,7 @@ pub struct Sequence {
     pub(super) num_cached: usize,
     /// Whether the sequence has run. Until then it can fork from the prompt of its request.
     pub(super) has_run: bool,
-    /// Whether the sequence stays after its end.
+    /// Whether the scheduler keeps the sequence after it has ended, so that it can be extended.
     pub(super) keep_open: bool,
     /// Whether the sequence has ended and can be extended.
     pub(super) is_turn_over: bool,
@@ -92,7 +92,7 @@ impl Sequence {
         })
     }
 
-    /// Name of the sequence.
+    /// Id of the sequence.
     pub fn id(&self) -> SequenceId {
         SequenceId { request_idx: self.request_idx, sample_idx: self.sample_idx }
     }

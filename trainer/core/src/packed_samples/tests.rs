@@ -75,7 +75,7 @@ proptest! {
     fn samples_are_unpacked_as_they_were_packed(groups in groups()) {
         let bytes = pack(&groups).unwrap();
         prop_assert_eq!(bytes.len(), needed(&groups));
-        // By bits: a NaN is no more equal to itself than a negative zero differs from zero.
+        // Compared by bits, since by value a NaN differs from itself and a negative zero equals zero.
         let unpacked = unpack(&bytes).unwrap();
         prop_assert_eq!(format!("{unpacked:?}"), format!("{groups:?}"));
         prop_assert_eq!(pack(&unpacked).unwrap(), bytes);
@@ -85,7 +85,8 @@ proptest! {
 proptest! {
     #![proptest_config(cases(1000))]
 
-    /// Another rank's bytes: whatever they say of lengths, no more memory is taken than they have.
+    /// Bytes that were damaged on the way between ranks either encode samples or are refused; lengths that
+    /// they state never cause a large allocation.
     #[test]
     fn damaged_bytes_are_samples_or_refused(
         bytes in groups().prop_flat_map(|groups| mutated(vec![pack(&groups).unwrap()])),

@@ -1,4 +1,4 @@
-//! Floats as the bits of which they consist: JSON has no others than finite ones.
+//! Serialization of floats as their bit patterns, because JSON represents finite numbers only.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

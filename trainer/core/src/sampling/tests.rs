@@ -11,7 +11,7 @@ fn softmax(logits: &[f32]) -> Vec<f32> {
     exps.iter().map(|e| (e / sum) as f32).collect()
 }
 
-/// The definition of the module's head, by sorting everything.
+/// Returns the kept tokens by the definition in the module's documentation, by sorting all of them.
 fn kept_by_sorting(probs: &[f32], params: &SamplingParams) -> Vec<usize> {
     let mut order: Vec<usize> = (0..probs.len()).collect();
     order.sort_by(|&a, &b| probs[b].total_cmp(&probs[a]).then(a.cmp(&b)));

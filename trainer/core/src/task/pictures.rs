@@ -164,7 +164,7 @@ mod tests {
         (0..task.num_problems(split)).map_while(|idx| task.problem(split, idx)).collect()
     }
 
-    /// Cells whose middle is brighter than any ground.
+    /// Counts the cells whose centre is brighter than every background.
     fn count(picture: &Picture, cells: usize) -> usize {
         let pixels = picture.side / cells;
         let middle = |cell: usize| {

@@ -10,7 +10,7 @@ use serde_json::Value;
 /// Largest difference allowed, absolute below 1 and relative above.
 pub(crate) const TOLERANCE: f64 = 1e-9;
 
-/// The error, in words.
+/// Result of a comparison; the error is in words.
 pub(crate) type Outcome = Result<(), String>;
 
 /// A call of one of verl's functions and its result.
@@ -19,7 +19,7 @@ pub(crate) struct Case {
     json: Value,
 }
 
-/// All cases of a golden file.
+/// Reads all cases of a golden file.
 pub(crate) fn read(path: &Path) -> Vec<Case> {
     let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let file: Value =
@@ -40,7 +40,7 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// A case that is not in a file.
+    /// Makes a case that is in no file.
     pub(crate) fn of(json: Value) -> Self {
         Self { origin: "inline".to_owned(), json }
     }
@@ -50,32 +50,32 @@ impl Case {
         self.json["fn"].as_str().expect("fn")
     }
 
-    /// An argument as it is; null where absent.
+    /// Returns an argument as JSON; null if it is absent.
     pub(crate) fn arg(&self, name: &str) -> &Value {
         &self.json["args"][name]
     }
 
-    /// An expected value as it is; null where absent.
+    /// Returns an expected result as JSON; null if it is absent.
     pub(crate) fn expected(&self, name: &str) -> &Value {
         &self.json["expect"][name]
     }
 
-    /// A number that must be there.
+    /// Returns a numeric argument, or panics if it is absent.
     pub(crate) fn number(&self, name: &str) -> f64 {
         self.optional(name).unwrap_or_else(|| panic!("{self}: argument {name} is no number"))
     }
 
-    /// A number or nothing.
+    /// Returns a numeric argument; `None` if it is absent.
     pub(crate) fn optional(&self, name: &str) -> Option<f64> {
         self.arg(name).as_f64()
     }
 
-    /// A truth value that must be there.
+    /// Returns a boolean argument, or panics if it is absent.
     pub(crate) fn flag(&self, name: &str) -> bool {
         self.arg(name).as_bool().unwrap_or_else(|| panic!("{self}: argument {name} is no truth value"))
     }
 
-    /// A string that must be there.
+    /// Returns a text argument, or panics if it is absent.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.arg(name).as_str().unwrap_or_else(|| panic!("{self}: argument {name} is no string"))
     }
@@ -85,7 +85,7 @@ impl Case {
         flat(self.arg(name))
     }
 
-    /// Padded rows become ragged rows of full width whose tails are masked.
+    /// Converts the padded rows of a mask to ragged rows of full width whose tails are masked.
     pub(crate) fn rows(&self, mask: &str) -> Rows {
         let matrix =
             self.arg(mask).as_array().unwrap_or_else(|| panic!("{self}: argument {mask} is no matrix"));
@@ -94,12 +94,12 @@ impl Case {
         Rows::from_masks(masks.iter().map(Vec::as_slice))
     }
 
-    /// Rows of full width without a mask, as wide as `like`.
+    /// Returns unmasked rows of full width, as wide as those of the argument `like`.
     pub(crate) fn unmasked_rows(&self, like: &str) -> Rows {
         Rows::unmasked(self.arg(like).as_array().expect("matrix").iter().map(|row| flat(row).len()))
     }
 
-    /// Group names as numbers.
+    /// Converts group names to the index of their first row.
     pub(crate) fn groups(&self, name: &str) -> Vec<usize> {
         let names = self.arg(name).as_array().expect("groups");
         names.iter().map(|name| names.iter().position(|other| other == name).expect("itself")).collect()
@@ -131,7 +131,7 @@ pub(crate) fn named<T: DeserializeOwned>(value: impl Into<Value>) -> Result<T, S
     serde_json::from_value(value.into()).map_err(|error| error.to_string())
 }
 
-/// All numbers of a nested value in reading order.
+/// Returns all numbers of a nested value in reading order.
 pub(crate) fn flat(value: &Value) -> Vec<f64> {
     match value {
         Value::Array(values) => values.iter().flat_map(flat).collect(),

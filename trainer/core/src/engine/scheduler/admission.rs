@@ -35,8 +35,8 @@ impl Scheduler {
         }
     }
 
-    /// Admits a sequence while none runs. Only prefixes and sequences that do not run can hold blocks then:
-    /// without them any one sequence fits.
+    /// Admits a sequence while none runs. Then only prefixes and sequences that do not run can hold blocks;
+    /// once these are freed, any one sequence fits.
     fn admit_alone(&mut self, mut sequence: Sequence, step: &mut Step) -> Result<(), Sequence> {
         self.drop_idle_prefixes();
         loop {
@@ -48,8 +48,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether a sequence may be admitted. Some blocks stay free while others run, so that it is not
-    /// preempted at once.
+    /// Whether a sequence may be admitted. While other sequences run some blocks must stay free, so that the
+    /// new sequence is not preempted at once.
     fn has_headroom(&self) -> bool {
         self.running.is_empty() || self.pool.num_free() > self.pool.num_blocks() / WATERMARK_DIVISOR
     }
@@ -59,7 +59,8 @@ impl Scheduler {
     fn try_admit(&mut self, mut sequence: Sequence, step: &mut Step, keep: Prefix) -> Result<(), Sequence> {
         let request_idx = sequence.request_idx;
         let num_own_blocks = sequence.block_table.len();
-        // A sequence that has run is computed from its own blocks, if it has kept them.
+        // A sequence that has run continues from its own blocks, if it has kept them, and not from the prompt
+        // of its request.
         let group = self.groups.get_mut(&request_idx).filter(|_| !sequence.has_run);
         let siblings_wait = group.as_ref().is_some_and(|group| group.num_unforked > 1);
         let prefix = group.and_then(|group| group.prefix.take());
@@ -89,7 +90,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Records that one more sample of a request needs its prompt no longer; `prefix` is kept for the others.
+    /// Records that one more sample of a request no longer needs its prompt; `prefix` is kept for the
+    /// remaining samples.
     pub(super) fn count_fork(&mut self, request_idx: usize, prefix: Option<Vec<Block>>) {
         let Some(group) = self.groups.get_mut(&request_idx) else { return };
         group.num_unforked -= 1;

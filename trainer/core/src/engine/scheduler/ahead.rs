@@ -78,9 +78,9 @@ impl Scheduler {
         self.pending.front().map_or(&[][..], Vec::as_slice)
     }
 
-    /// Names the tokens of the oldest launched step, and returns the sequences that have ended, in the order
-    /// of its rows. Their blocks are freed, unless they are kept open: then they are idle, and the sequences
-    /// returned are copies.
+    /// Fills in the tokens of the oldest launched step, and returns the sequences that have ended, in the
+    /// order of the step's rows. Frees the blocks of these sequences, except of those that are kept open:
+    /// these become idle, and the returned sequences are copies.
     ///
     /// `sampled` holds, in the order of [`Self::oldest_launched`], the token and whether it is the sequence's
     /// last. Tokens of sequences that have ended since are dropped.
@@ -98,13 +98,13 @@ impl Scheduler {
         take_ended(&mut self.running, &mut tokens, &mut ended);
         take_ended(&mut self.finishing, &mut tokens, &mut ended);
         if !tokens.is_empty() {
-            // Sequences that were preempted since.
+            // Sequences that were preempted after the step was launched.
             take_ended(&mut self.waiting, &mut tokens, &mut ended);
         }
         ended.into_values().map(|sequence| self.end(sequence)).collect()
     }
 
-    /// Drops the tokens of a sequence that has ended in later steps, and frees its blocks or keeps it.
+    /// Ends a sequence: drops its tokens in later steps, and frees its blocks or makes it idle.
     fn end(&mut self, mut sequence: Sequence) -> Sequence {
         self.forget_pending(sequence.id());
         if !sequence.keep_open {
@@ -129,8 +129,8 @@ impl Scheduler {
     }
 }
 
-/// Fills in the tokens of `sequences`, each of which is taken out of `tokens`, and moves those that have
-/// ended to `ended`, by their rows.
+/// Fills in the tokens of `sequences` and removes them from `tokens`. Sequences that have ended are moved to
+/// `ended`, ordered by row.
 fn take_ended<C>(
     sequences: &mut C,
     tokens: &mut HashMap<SequenceId, SampledRow>,

@@ -4,8 +4,8 @@
 //!   running or waiting --pause--> idle --resume--> waiting
 //!   running --its turn ends, kept open--> idle --extend--> waiting
 //! ```
-//! An idle sequence has no row. Its blocks are used again when it runs next; if others have needed them
-//! meanwhile, it is computed again.
+//! An idle sequence has no row in the batch. It continues from its blocks when it runs again; if other
+//! sequences have needed them meanwhile, its keys and values are recomputed.
 
 use super::ahead::PENDING;
 use super::{Scheduler, SchedulerError};
@@ -90,8 +90,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Removes a sequence, whatever it does, and frees its blocks. Tokens that launched steps sample for it
-    /// are dropped. `None` if it does not exist.
+    /// Removes a sequence in whatever state it is, and frees its blocks. Tokens that launched steps sample
+    /// for it are dropped. Returns `None` if it does not exist.
     pub fn cancel(&mut self, id: SequenceId) -> Option<Sequence> {
         let mut sequence = self.take(id)?;
         self.forget_pending(id);

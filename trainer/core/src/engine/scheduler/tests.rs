@@ -31,9 +31,9 @@ struct Simulation {
     cache: Vec<Option<Fingerprint>>,
     finished: HashMap<(usize, usize), Vec<TokenId>>,
     num_steps: usize,
-    /// Whether a step is launched before the tokens of the one before are read.
+    /// Whether each step is launched before the tokens of the previous step are read.
     is_ahead: bool,
-    /// Tokens that were drawn and not read, and whether they are the last of their sequences.
+    /// Drawn tokens of launched steps that are not read yet, and whether each is the last of its sequence.
     launched: VecDeque<Vec<(TokenId, bool)>>,
 }
 
@@ -50,7 +50,7 @@ impl Simulation {
         Self { is_ahead: true, ..self }
     }
 
-    /// Runs to the end; `stop_after` says how long each sample becomes.
+    /// Runs all requests to their end; `stop_after` returns the length of each sample.
     fn run(mut self, stop_after: &dyn Fn(&Sequence) -> usize) -> Self {
         while !self.scheduler.is_idle() || !self.launched.is_empty() {
             self.step(stop_after);
@@ -58,7 +58,7 @@ impl Simulation {
         self
     }
 
-    /// Runs a step, or reads one that is launched if nothing is left to run.
+    /// Runs a step, or reads a launched one if nothing is left to run.
     fn step(&mut self, stop_after: &dyn Fn(&Sequence) -> usize) {
         if self.scheduler.is_idle() {
             return self.read();
@@ -91,7 +91,7 @@ impl Simulation {
             assert!(planned <= self.limits.max_num_batched_tokens, "a pass keeps to its budget");
             pass.iter().for_each(|prefill| self.prefill(prefill));
         }
-        // All reads before all writes: the order that asks most of the plan.
+        // All blocks are read before any is written, which is the order that demands most of the plan.
         let block =
             |idx: u32| idx as usize * self.limits.block_size..(idx as usize + 1) * self.limits.block_size;
         let read: Vec<_> = step.copies.iter().map(|copy| self.cache[block(copy.src)].to_vec()).collect();
@@ -124,7 +124,7 @@ impl Simulation {
         for (sequence, fingerprints) in self.scheduler.running().iter().zip(&expected) {
             self.cache[sequence.last_slot(block_size)] = fingerprints.last().copied();
         }
-        // Every row is read after every row was written, so a slot written for two of them shows.
+        // Rows are read only after all rows are written, so a slot that was written for two rows is detected.
         for (sequence, fingerprints) in self.scheduler.running().iter().zip(&expected) {
             let slots = sequence.block_table().flat_map(|block| {
                 let first = block as usize * block_size;
@@ -136,7 +136,7 @@ impl Simulation {
         }
     }
 
-    /// The tokens that the running sequences draw, and whether they are the last.
+    /// Returns the tokens that the running sequences draw, and whether each is the last of its sequence.
     fn drawn(&self, stop_after: &dyn Fn(&Sequence) -> usize) -> Vec<(TokenId, bool)> {
         let draw = |s: &Sequence| {
             let drawn = s.completion().len() + 1;
@@ -167,7 +167,7 @@ fn drawn_token(s: &Sequence, drawn: usize) -> TokenId {
     (s.seed as u32).wrapping_mul(31).wrapping_add(drawn as u32)
 }
 
-/// The sequence's tokens, also those that the scheduler does not know yet.
+/// Returns all tokens of a sequence, including those that the scheduler does not know yet.
 fn true_tokens(s: &Sequence) -> Vec<TokenId> {
     let prompt = &s.tokens()[..s.tokens().len() - s.completion().len()];
     let completion = (1..=s.completion().len()).map(|drawn| drawn_token(s, drawn));
@@ -197,7 +197,7 @@ proptest! {
     ) {
         let requests: Vec<_> = shapes.iter().map(|&(p, n, new)| request(p, n, new)).collect();
         let longest = requests.iter().map(|r| r.max_blocks(block_size)).max().unwrap_or(0);
-        // Down to the fewest blocks with which the longest sample can run at all.
+        // Without spare blocks the cache holds only the longest sample.
         let num_blocks = longest as u32 + spare_blocks;
         let limits = SchedulerConfig { num_blocks, block_size, max_num_seqs, max_num_batched_tokens };
         let stop_after = |s: &Sequence| 1 + (s.request_idx * 13 + s.sample_idx * 5 + stop_seed) % 24;

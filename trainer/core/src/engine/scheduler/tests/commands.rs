@@ -37,7 +37,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Runs one command: a step, or another one to the sequence `id`.
+    /// Runs one command: a step, or a command to the sequence `id`.
     fn apply(&mut self, command: u8, id: SequenceId, stop_after: &dyn Fn(&Sequence) -> usize) {
         let num_free = self.scheduler.num_free_blocks();
         match command {
@@ -162,7 +162,8 @@ fn an_extended_sequence_prefills_only_what_its_cache_lacks() {
         simulation = simulation.run(&|_| 9);
         let turn = &simulation.finished[&(0, 0)];
         assert_eq!(turn.len(), 5, "the limit of the second turn");
-        // Of the prompt all but its last token; then the last sampled token and all new ones but the last.
+        // First all prompt tokens but the last; after the extension the last sampled token and all new tokens
+        // but the last.
         assert_eq!(simulation.scheduler.stats().prefilled_tokens, 5 + 3);
     }
 }
@@ -187,7 +188,7 @@ fn a_cancelled_sequence_frees_its_blocks_and_changes_no_other() {
         let requests = [request(7, 3, 9), request(5, 1, 9)];
         let simulation = || Simulation { is_ahead, ..Simulation::new(limits(64, 4, 3), &requests) };
         let undisturbed = simulation().run(&|_| 9).finished;
-        // One that runs, and one that has not begun.
+        // A running sequence, and one that has not begun.
         for cancelled in [id(0, 1), id(1, 0)] {
             let mut simulation = simulation();
             (0..3).for_each(|_| simulation.step(&|_| 9));

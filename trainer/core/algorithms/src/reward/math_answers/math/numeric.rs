@@ -1,4 +1,4 @@
-//! Values of expressions in floating point, for those that the normal form does not take apart.
+//! Values of expressions in floating point, for expressions with terms that the normal form does not expand.
 
 use num_complex::Complex64;
 use num_traits::ToPrimitive;

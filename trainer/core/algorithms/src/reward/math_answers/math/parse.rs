@@ -24,7 +24,7 @@ const MAX_DEPTH: usize = 30;
 const MAX_NESTING: usize = 60;
 /// Largest argument of a factorial or a binomial coefficient that is computed.
 const MAX_FACTORIAL: u32 = 500;
-/// Largest number of elements for which the number of subsets of a symbolic size is a product.
+/// Largest k for which a binomial coefficient (n over k) of a symbolic n is expanded to a product.
 const MAX_CHOSEN: u32 = 10;
 
 /// Reads an answer. Returns `None` for a text that is not mathematics.

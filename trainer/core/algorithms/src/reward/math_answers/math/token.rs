@@ -112,7 +112,8 @@ impl<'a> Reader<'a> {
         self.read_exponent();
     }
 
-    /// Reads `E8`, `e8` or `e-08` after a number as a power of ten. `2e-8` is Euler's number twice, less 8.
+    /// Reads `E8`, `e8` or `e-08` after a number as a power of ten. `2e-8` is not one: it is two times
+    /// Euler's number, minus 8.
     fn read_exponent(&mut self) {
         let Some(after) = self.rest.strip_prefix(['e', 'E']) else { return };
         let unsigned = after.strip_prefix(['+', '-']).unwrap_or(after);

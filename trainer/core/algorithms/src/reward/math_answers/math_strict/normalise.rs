@@ -25,8 +25,9 @@ pub fn canonical(answer: &str) -> Cow<'_, str> {
     normalised(answer).unwrap_or(Cow::Borrowed(answer))
 }
 
-/// Replacements `(byte that must occur, old text, new text)`, applied one after the other over the whole
-/// text. No rule introduces the byte of a later rule, except zeros, which no rule needs.
+/// Replacements `(byte that must occur, old text, new text)`, each applied to the whole text, in order. The
+/// bytes of the text are collected once, before all replacements, since no replacement adds a byte that a
+/// later rule needs.
 const REPLACEMENTS: [(u8, &str, &str); 10] = [
     (b'\n', "\n", ""),
     (b'!', "\\!", ""),

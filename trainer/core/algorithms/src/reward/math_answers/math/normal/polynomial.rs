@@ -38,7 +38,7 @@ pub(in super::super) enum Atom {
     Prime(BigInt),
     /// A variable or a transcendental constant.
     Name(String),
-    /// A term that is not taken apart, by its text.
+    /// A term that is not expanded, identified by its text.
     Opaque(String),
 }
 

@@ -31,7 +31,7 @@ impl Parser {
         self.next += 1;
         let value = match token {
             Token::Number(digits) => {
-                // The base of a number, as in `52_8`, is a remark.
+                // The base of a number, as in `52_8`, is ignored.
                 if self.accept("_") {
                     self.subscript()?;
                 }
@@ -162,7 +162,8 @@ impl Parser {
         Some(if is_negative { argument.negated() } else { argument })
     }
 
-    /// Reads the argument of a command. Of digits without braces it is the first, as in TeX.
+    /// Reads the argument of a command. Without braces it is a single digit, as in TeX (`\frac12` is one
+    /// half), or a full decimal number.
     pub(super) fn argument(&mut self) -> Option<Expression> {
         let Some(Token::Number(digits)) = self.peek() else { return expression(self.primary()?) };
         let num_digits = if digits.contains('.') { digits.len() } else { 1 };
@@ -176,7 +177,7 @@ impl Parser {
         Some(first)
     }
 
-    /// Reads an exponent or a base. Of digits without braces it is all of them: `x^10` means `x^{10}`.
+    /// Reads an exponent or a base. Without braces it is the full number: `x^10` means `x^{10}`.
     pub(super) fn exponent(&mut self) -> Option<Expression> {
         let is_negative = self.accept("-");
         let exponent = expression(self.primary()?)?;
@@ -226,7 +227,7 @@ fn inverse(name: &str) -> Option<&'static str> {
     }
 }
 
-/// The exact value of decimal digits, of which those after `(` repeat.
+/// Returns the exact value of decimal digits; the digits after `(` repeat.
 fn number(digits: &str) -> Option<Expression> {
     let (digits, repeated) = digits.split_once('(').unwrap_or((digits, ""));
     let (whole, decimals) = digits.split_once('.').unwrap_or((digits, ""));

@@ -35,7 +35,7 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// Reads `√12`, whose radicand is all of the number, and `∛`.
+    /// Reads `√` or `∛`. The radicand is the full number that follows: `√12` is the root of 12.
     fn read_root(&mut self, sign: char) {
         self.tokens.push(Token::Command("sqrt"));
         if sign == '∛' {
