@@ -11,7 +11,7 @@ use rlt_torch::collectives::{Collectives, Membership, Pending, Reduction, Rendez
 use tch::{Device, Kind, Tensor};
 
 const SIZE: usize = 3;
-/// Numbers of a tensor: more than the ring adds up at once, and a length that nothing divides.
+/// Number of elements: more than the ring adds at once, and not a multiple of its segments.
 const LEN: i64 = 2_000_037;
 
 unsafe extern "C" {
@@ -56,7 +56,7 @@ fn reduce_scatter(group: &mut dyn Collectives, numbers: &Tensor) -> Pending {
     group.reduce_scatter(&own, &numbers.narrow(0, 0, chunk * SIZE as i64)).unwrap()
 }
 
-/// Rank `from` sends `from + to` parts of a tenth to rank `to`.
+/// Rank `from` sends `from + to` tenths of the rows to rank `to`.
 fn all_to_all(group: &mut dyn Collectives, numbers: &Tensor) -> Pending {
     let splits: Vec<i64> = (0..SIZE).map(|other| (group.rank() + other) as i64 * (LEN / 10)).collect();
     let len = splits.iter().sum();

@@ -7,13 +7,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rlt_torch::MatmulPrecision;
 use tch::{Kind, Tensor};
 
-/// One test at a time changes what all of them compute with.
+/// Locks the process-wide settings, so that the tests run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static CHOICES: Mutex<()> = Mutex::new(());
     CHOICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Numbers in [-1, 1], the same at each call: a sine at uneven steps.
+/// Returns values in [-1, 1] that are the same at each call: a sine at uneven steps.
 fn numbers(shape: &[i64], seed: i64) -> Tensor {
     let steps = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, tch::Device::Cpu));
     ((steps * 1.7 + seed as f64 * 1000.0).square() * 0.01).sin().to_kind(Kind::Float).reshape(shape)
@@ -31,7 +31,7 @@ fn medium_precision_stays_true_float32_or_is_not_taken() {
     assert!(off < 2e-6, "products in {effective:?} are off by {off}");
 }
 
-/// One name would set both, and TF32 on a GPU would then depend on the tiles of its host's CPU.
+/// A single setting for CPU and GPU would let the AMX tiles of the host's CPU decide about TF32 on its GPU.
 #[test]
 fn products_on_gpus_are_float32_unless_tf32_was_asked_for_whatever_the_cpu_does() {
     let _alone = alone();
@@ -52,7 +52,8 @@ fn products_on_gpus_are_float32_unless_tf32_was_asked_for_whatever_the_cpu_does(
         rlt_torch::set_float32_matmul_precision(precision).unwrap();
         a.matmul(&b.tr())
     };
-    // Without tiles both are float32 by the same library, so the CPU's own setting is libtorch's "medium".
+    // Without AMX both settings compute float32 by the same library, so the CPU's own setting is libtorch's
+    // "medium".
     if !rlt_torch::cpu_has_amx() {
         assert_eq!(product(MatmulPrecision::Medium), product(MatmulPrecision::MediumEvenReduced));
     }

@@ -5,7 +5,7 @@ use crate::{AttentionScores, Segments, backward, paged_attention, varlen_attenti
 use proptest::prelude::*;
 use tch::{Device, Kind, Tensor};
 
-/// Dense attention over the whole stream, with everything invisible masked away.
+/// Computes dense attention over all packed tokens with a mask of the visible keys.
 fn dense([q, k, v]: [&Tensor; 3], cu_seqlens: &[i32], by: AttentionScores<'_>) -> Tensor {
     let (num_tokens, heads, kv_heads) = (q.size()[0], q.size()[1], k.size()[1]);
     let segment: Vec<i64> = cu_seqlens
@@ -67,7 +67,7 @@ fn check_scores_against_dense(
     let mut pairs = vec![("q", &ours[0], &plain[0]), ("k", &ours[1], &plain[1]), ("v", &ours[2], &plain[2])];
     pairs.extend(has_sinks.then_some(("sinks", &sinks[0], &sinks[1])));
     for (name, a, b) in pairs {
-        // One visible key makes the gradient of q an exact zero, of which only rounding is left.
+        // With a single visible key the gradient of q is exactly zero, and only rounding errors remain.
         let off = largest_difference(&a.grad(), &b.grad()) / b.grad().abs().max().double_value(&[]).max(1.0);
         assert!(
             off < 1e-5,
@@ -123,7 +123,7 @@ fn packed_equals_alone_and_a_fused_projection_needs_no_copy() {
 /// A trunk and the lengths of its branches.
 type Lens = (i32, Vec<i32>);
 
-/// A stream of trees, each trunk before its branches.
+/// Packed trees, each trunk before its branches.
 struct Stream {
     cu_seqlens: Vec<i32>,
     prefixes: Vec<Option<usize>>,
@@ -155,8 +155,8 @@ impl Stream {
         Segments { cu_seqlens: &self.cu_seqlens, prefixes: &self.prefixes }
     }
 
-    /// Every segment with a copy of its own prefix before it, as tokens of the stream; and where in that
-    /// longer stream each token of this one has its own segment's copy.
+    /// Puts a copy of its prefix before every segment. Returns the segments, the original index of each token
+    /// of the longer row, and the index in the longer row of each original token.
     fn with_copied_prefixes(&self) -> (Vec<i32>, Tensor, Tensor) {
         let span = |s: usize| i64::from(self.cu_seqlens[s])..i64::from(self.cu_seqlens[s + 1]);
         let (mut cu_seqlens, mut tokens, mut own) = (vec![0], Vec::new(), Vec::new());
@@ -170,7 +170,8 @@ impl Stream {
     }
 }
 
-/// Values and gradients of trees against every branch packed whole behind its own copy of the trunk.
+/// Compares values and gradients of trees with those of branches that are packed after their own copies of
+/// the trunk.
 fn check_against_whole(
     trees: &[Lens],
     (heads, kv_heads, dim): (i64, i64, i64),
@@ -204,7 +205,7 @@ fn check_against_whole(
         let expected = plain[i].grad();
         let off =
             largest_difference(&tree[i].grad(), &expected) / expected.abs().max().double_value(&[]).max(1.0);
-        // A trunk's gradient is the same few hundred terms of about 1 in another order.
+        // The gradient of a trunk is a sum of the same few hundred terms of about 1 in another order.
         assert!(off < 1e-5, "gradient of {name} off by {off}, {case}");
     }
 }
@@ -248,7 +249,7 @@ fn the_number_of_threads_changes_no_bit_of_a_branch() {
         tch::set_num_threads(before);
         out
     };
-    // One thread takes the tree whole, four share its heads and branches.
+    // With one thread a tree is one work item, with four its heads and branches are split.
     on_every_isa(|| assert!(run(1).equal(&run(4))));
 }
 

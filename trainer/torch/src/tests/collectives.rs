@@ -1,5 +1,5 @@
-//! Collectives between ranks that are threads here, each with a connection of its own: every operation
-//! against its definition, asynchronous use, and what is said of ranks that are missing.
+//! Collectives between ranks that are threads, each with its own connection: every operation against its
+//! definition, asynchronous use, and the errors about missing ranks.
 
 use std::sync::Mutex;
 use std::thread;
@@ -111,7 +111,7 @@ fn every_collective_is_what_its_definition_says_on_one_to_four_ranks() {
 
 #[test]
 fn a_long_reduce_scatter_in_chunks_adds_up_the_same_values() {
-    // 24 MB from three ranks, where 16 MiB are received at once.
+    // 24 MB from three ranks, of which at most 16 MiB are received at once.
     const LEN: i64 = 2_000_001;
     on_ranks(3, |_, group| {
         let rank = group.rank();
@@ -180,7 +180,7 @@ fn a_rank_that_misses_a_collective_is_named_within_the_timeout() {
             let rendezvous = join(2);
             let mut group = rendezvous.group("all", &[0, 1, 2]).unwrap().unwrap();
             group.barrier().unwrap();
-            // It hangs while its process lives on, until the others have said so.
+            // The rank hangs, but stays alive until the other ranks have reported it.
             is_done.recv_timeout(PATIENCE).unwrap();
         });
         let failing = [0, 1].map(|rank| {
@@ -269,7 +269,7 @@ fn a_rank_waits_for_the_store_of_its_attempt_while_an_older_store_answers() {
     let held = HeldPort::new().unwrap();
     let port = held.number();
     let (mut store, mut num_pauses) = (Some(serve_store(port, 2, 1).unwrap()), 0);
-    // The older store answers twice, then it ends, and that of the attempt follows.
+    // The older store answers twice and ends, and then the store of the attempt starts.
     let mut pause = || {
         num_pauses += 1;
         match num_pauses {

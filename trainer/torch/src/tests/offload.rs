@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 use super::randn;
 use crate::{Error, OffloadStorage};
 
-/// Lays tensors of all kinds down, replaces one, and fetches them in another order.
+/// Offloads tensors of all dtypes, overwrites one, and prefetches them in another order.
 fn assert_comes_back(device: Device) {
     let folder = tempfile::tempdir().unwrap();
     let mut storage = OffloadStorage::new(folder.path(), device).unwrap();

@@ -45,7 +45,7 @@ fn a_packed_linear_layer_multiplies_like_a_plain_one() {
     assert!(matches!(error, Error::Argument { .. }));
 }
 
-/// Not to a tolerance: decoding alone and in a batch must draw the same tokens.
+/// Bitwise, not to a tolerance: decoding alone and in a batch must draw the same tokens.
 #[test]
 fn a_row_of_a_packed_product_has_the_same_bits_in_any_batch() {
     on_every_isa(|| {
@@ -80,7 +80,7 @@ fn a_row_in_bfloat16_has_the_same_bits_packed_or_not_in_any_batch_where_the_cpu_
             let together = crate::linear(&x, &weight, Some(&bias));
             let wide = |t: &Tensor| t.to_kind(Kind::Float);
             let exact = wide(&x).linear(&wide(&weight), Some(wide(&bias)));
-            // Half a step of a number's 8 bits.
+            // Half a step of a bfloat16 value, which has 8 significant bits.
             assert!(relative_difference(&wide(&together), &exact) < 1.0 / 256.0);
             for (start, len) in [(0, 1), (5, 1), (1030, 1), (3, 2), (40, 12), (90, 33), (7, 300), (0, 1031)] {
                 let rows = x.narrow(0, start, len);

@@ -1,4 +1,4 @@
-//! A head of which ranks have different rows against the whole head.
+//! A vocabulary-sharded head against the head with the full weight.
 
 use std::ops::Range;
 use std::sync::{Barrier, Mutex};
@@ -13,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 const NUM_TOKENS: usize = 17;
 const HIDDEN: i64 = 24;
 
-/// Statistics of ranks that are threads.
+/// All-gather of statistics between ranks that are threads.
 struct Exchange {
     sent: Mutex<Vec<Option<Tensor>>>,
     barrier: Barrier,

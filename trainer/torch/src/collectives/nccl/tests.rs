@@ -61,7 +61,8 @@ fn every_operation_between_a_rank_and_itself_on_a_gpu() {
         }
     }
     group.barrier().unwrap();
-    // What is computed before, meanwhile and after keeps its order although no thread waits for the GPU.
+    // Work enqueued before, during and after the collectives keeps its order, although no thread waits for
+    // the GPU.
     let big = Tensor::ones([1 << 22], (Kind::Float, Device::Cuda(0))) * 2.0;
     let gathered = big.zeros_like();
     let pending = group.all_gather(&gathered, &big).unwrap();

@@ -1,4 +1,4 @@
-//! The store between clients: values, waiting, lost connections, and strangers.
+//! The store and its clients: values, waiting, lost connections, and unknown clients.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener};
@@ -32,7 +32,7 @@ fn stranger(store: &Store) -> TcpStream {
     stranger
 }
 
-/// A request to take the seat of rank 0.
+/// Returns a request that takes the seat of rank 0.
 fn take_seat() -> Vec<u8> {
     let mut bytes = Vec::new();
     let name = b"joined/0".to_vec();
@@ -44,7 +44,7 @@ fn wait_for(store: &Store, name: &str, wait: Duration) -> Option<Vec<u8>> {
     store.connection.ask(Operation::Get, name.as_bytes(), b"", wait).unwrap()
 }
 
-/// Waits until the question of `waiter` waits in the server.
+/// Waits until the server waits for the value that `waiter` has requested.
 fn until_it_waits<T>(server: &Server, waiter: &thread::JoinHandle<T>) {
     let begin = Instant::now();
     while server.num_waiting() == 0 {
@@ -98,7 +98,7 @@ fn a_client_that_waits_for_a_name_is_answered_once_it_is_set() {
     assert!(begin.elapsed() >= Duration::from_millis(20));
 }
 
-/// Whether a question failed because its connection has ended, and not for lack of an answer in time.
+/// Whether a request failed because its connection has ended, not because the answer was late.
 fn is_lost<T>(answer: &Result<T, StoreError>) -> bool {
     let is_late =
         |error: &io::Error| matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock);
@@ -128,7 +128,7 @@ fn a_client_without_the_greeting_is_disconnected_and_others_are_not() {
         stranger.write_all(opening).unwrap();
         stranger.shutdown(std::net::Shutdown::Write).unwrap();
         let mut answer = Vec::new();
-        // Cut off with what it sent unread, or at its own end.
+        // The read fails if the server closes the connection with unread bytes, and else finds the end.
         let _ = stranger.read_to_end(&mut answer);
         assert!(answer.is_empty());
     }
@@ -179,7 +179,7 @@ fn a_stranger_that_does_not_prove_its_key_takes_no_seat() {
     let mut stranger = stranger(&server);
     stranger.write_all(&wire::GREETING).unwrap();
     assert!(wire::Hello::read(&mut stranger).unwrap().has_key);
-    // No proof, and a request.
+    // An invalid proof, followed by a request.
     stranger.write_all(&[vec![0; 64], take_seat()].concat()).unwrap();
     assert_eq!(Answer::read(&mut stranger).unwrap(), Answer::Refused(WRONG_KEY.into()));
     assert!(Answer::read(&mut stranger).is_err(), "the request is not answered");
@@ -214,7 +214,7 @@ fn ends_of_different_releases_say_so() {
     }
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
-    // An older server closes a connection whose first bytes it does not know.
+    // An older server closes a connection whose first bytes are unknown to it.
     let older = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let _: [u8; 8] = wire::array(&mut stream).unwrap();
@@ -262,7 +262,7 @@ fn connections_and_lengths_beyond_the_limits_are_refused_with_the_limit() {
             Err(error) => break error,
         }
     };
-    // One connection is the server's own.
+    // One of the 128 connections belongs to the process that serves the store.
     assert_eq!(clients.len(), 127);
     let why = "it has 128 connections, its limit for this number of ranks";
     assert_eq!(error.to_string(), format!("the store refuses this connection: {why}"));

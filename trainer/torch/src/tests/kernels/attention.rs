@@ -98,7 +98,7 @@ fn pairs_are_turned_by_their_own_of_three_positions() {
             }
             .launch(kernels)
             .unwrap();
-            // Each dim from a rotation of all pairs by the axis of its own.
+            // Each dimension is taken from a rotation of all pairs by its axis.
             let expected = |start: i64| {
                 let x = qkv.narrow(1, start * dim, dim).reshape([3, 1, dim]);
                 let by_axis = positions.map(|positions| rotated(&x, &positions, &inverse, 1.0));
@@ -169,7 +169,7 @@ fn assert_is_the_cpus(kernels: &Kernels, heads: Heads, kind: Kind, batch: &Batch
     }
 }
 
-/// Workspace that is large enough for each of `batches`, and not larger.
+/// Allocates a workspace of exactly the size that the largest of `batches` needs.
 fn workspace_for((heads, kv_heads, dim): Heads, batches: &[&Batch]) -> Tensor {
     let [heads, kv_heads, dim] = [heads, kv_heads, dim].map(|n| n as usize);
     let bytes =

@@ -91,7 +91,7 @@ fn the_lower_indices_of_equal_experts_are_chosen_and_a_nan_before_any_number() {
             let row = |row: &[f32]| Tensor::from_slice(row).view([1, -1]).to_kind(kind);
             let [choices, ..] = routed(kernels, &row(&scores), (None, RULE), 5);
             assert_eq!(words(&choices), [9, 66, 0, 1, 2]);
-            // Every score of the row is then a NaN.
+            // All scores of the row are then NaN.
             let [choices, ..] = routed(kernels, &row(&with_nan), (None, RULE), 3);
             assert_eq!(words(&choices), [0, 1, 2]);
             let by_each = RouteRule { scores: ExpertScores::Sigmoid, ..RULE };

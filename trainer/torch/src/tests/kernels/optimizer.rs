@@ -111,7 +111,7 @@ fn a_norm_of_many_tensors_is_that_of_their_numbers_in_f64() {
     in_every_order(|kernels| {
         for kind in super::KINDS {
             let tensors = LENS.map(|len| randn(&[len], len).to_kind(kind));
-            // Behind its first number a tensor cannot be read by vectors.
+            // From its second element on, a tensor is not aligned for vectors.
             let shifted = tensors[3].narrow(0, 1, 9000);
             let all: Vec<&Tensor> = tensors.iter().chain([&shifted]).collect();
             let wide = |tensor: &&Tensor| tensor.to_kind(Kind::Double).square().sum(Kind::Double);
@@ -120,7 +120,7 @@ fn a_norm_of_many_tensors_is_that_of_their_numbers_in_f64() {
             assert!((got / expected.sqrt() - 1.0).abs() < 1e-12, "{kind:?}: {got} {}", expected.sqrt());
             assert_eq!(got.to_bits(), norm(kernels, &all).to_bits(), "one order of sums");
         }
-        // Squares leave f32, and a number that is not finite is seen.
+        // The squares exceed f32, and a value that is not finite makes the norm not finite.
         let large = norm(kernels, &[&Tensor::from_slice(&[3e30_f32, 4e30])]);
         assert!((large / 5e30 - 1.0).abs() < 1e-6, "{large}");
         assert!(!norm(kernels, &[&Tensor::from_slice(&[1.0_f32, f32::NAN])]).is_finite());

@@ -15,8 +15,8 @@ fn quantized(outputs: i64, inputs: i64, layout: QuantLayout) -> QuantizedMatrix 
     QuantizedMatrix::quantize(&weight.to_kind(layout.stored), layout).unwrap()
 }
 
-/// Rows of whole blocks and not, of whole chunks and not, of more and of fewer than a block's threads read at
-/// once, every format, nested and not.
+/// Weights in every format, nested and not, whose rows are and are not multiples of a block and of a chunk,
+/// and are longer and shorter than what a block's threads read at once.
 fn matrices() -> Vec<QuantizedMatrix> {
     let nf4 = |block, nested, stored| layout(QuantFormat::Nf4, block, nested, stored);
     vec![
@@ -57,7 +57,7 @@ fn dequantized_numbers_are_the_cpus_to_the_bit() {
     });
 }
 
-/// Scales of every code of 8 bits, with numbers between which a fused multiply-add would tell.
+/// Every code of a nested scale, with values for which a fused multiply-add would give another result.
 #[test]
 fn every_nested_scale_is_the_cpus() {
     let own = layout(QuantFormat::Nf4, 32, true, Kind::Float);
@@ -77,7 +77,7 @@ fn every_nested_scale_is_the_cpus() {
     });
 }
 
-/// Rows of `matrix` as a launch with an order of rows gives them.
+/// Dequantizes the given rows of `matrix` by one launch, in this order.
 fn ordered(matrix: &QuantizedMatrix, rows: &[i32], kind: Kind) -> Tensor {
     let numbers = matrix.dequantize(kind);
     let row = |&row: &i32| match row {
@@ -107,7 +107,7 @@ fn parts_are_side_by_side_with_rows_in_any_order() {
             Dequantize { parts: &parts, out: &out }.launch(kernels).unwrap();
             assert_same_bits(&out, &expected, "parts one below the other");
             let (x, bias) = (randn(&[3, 96], 1).to_kind(kind), randn(&[12], 2).to_kind(kind));
-            // Rows of a wider tensor, the rest of which stays as it is.
+            // The output is a slice of wider rows, whose other values must not change.
             let wide = Tensor::full([3, 20], 5.0, (kind, tch::Device::Cpu));
             let out = wide.narrow(1, 4, 12);
             QuantizedLinear { parts: &parts, x: &x, bias: Some(&bias), out: &out }.launch(kernels).unwrap();

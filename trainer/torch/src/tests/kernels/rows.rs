@@ -81,7 +81,7 @@ fn any_number_of_rows_is_normed_and_activated() {
     });
 }
 
-/// Gradients of `inputs` by autograd under the gradient `grad` of `of` them.
+/// Computes the gradients of `inputs` by autograd, from the gradient `grad` of their function `of`.
 fn gradients<const N: usize>(
     inputs: [&Tensor; N],
     grad: &Tensor,
@@ -105,7 +105,7 @@ fn a_norm_of_training_and_its_gradients_are_those_of_the_cpu() {
                 KINDS.map(|kind| (kind, kind)).into_iter().chain([(Kind::BFloat16, Kind::Float)])
             {
                 let [x, grad] = [1, 2].map(|seed| randn(&[rows, width], seed).to_kind(kind));
-                // A number of both dtypes, so that rounding it changes nothing.
+                // A value that both dtypes represent, so that rounding does not change it.
                 let weight = (randn(&[width], 3) * 0.1 + 1.0).to_kind(kind).to_kind(weight_kind);
                 let offset = (case % 2) as f64;
                 let (out, rstd) = (x.zeros_like(), Tensor::zeros([rows], (Kind::Float, x.device())));
@@ -134,7 +134,7 @@ fn a_gated_activation_of_training_and_its_gradients_are_those_of_the_cpu() {
         for (rows, width) in [(1, 8), (5, 24), (3, 7), (2, 2312), (64, 8), (255, 7), (256, 8)] {
             for kind in KINDS {
                 for activation in [Activation::Silu, Activation::GeluTanh] {
-                    // Halves of one projection, whose rows lie apart.
+                    // The halves of one projection, which are not contiguous.
                     let packed = (randn(&[rows, 2 * width], 5) * 4.0).to_kind(kind);
                     let [gate, up] = [0, width].map(|start| packed.narrow(1, start, width));
                     let grad = randn(&[rows, width], 6).to_kind(kind);
@@ -203,7 +203,7 @@ struct Head {
 impl Head {
     fn random(rows: i64, vocabulary: i64, kind: Kind) -> Self {
         let logits = randn(&[rows, vocabulary], rows * vocabulary) * 3.0;
-        // An impossible token spoils nothing.
+        // A token of probability zero must not affect the other tokens.
         let _ = logits.narrow(1, vocabulary / 2, 1).fill_(f64::NEG_INFINITY);
         let targets: Vec<i64> = (0..rows).map(|row| row * 5 % (vocabulary / 2)).collect();
         let targets = Tensor::from_slice(&targets);

@@ -43,7 +43,7 @@ impl Rows {
         Self { logits, params, steps, seen, history, banned: Vec::new() }
     }
 
-    /// Tokens and log-probs as the device draws them; rows that rest keep -7.
+    /// Draws tokens and log-probs on the device; rows that are skipped keep -7.
     fn drawn(&self, kernels: &Kernels) -> (Vec<i32>, Vec<f32>) {
         let [rows, vocabulary] = self.logits.size()[..] else { panic!("a matrix of logits") };
         let floats_needed = sampling_workspace_bytes(rows as usize, vocabulary as usize) / 4;

@@ -31,7 +31,7 @@ fn a_step_follows_from_the_tokens_drawn() {
     in_every_order(|kernels| {
         // Within a block, into the next, beyond the table, into a missing block, and an idle row.
         let lens = ints(&[1, 4, 8, 4, 103]);
-        // Images in the prompt have fewer positions than tokens.
+        // After an image in the prompt, positions are less than the number of tokens.
         let positions = ints(&[0, 1, 7, 2, -1]);
         let tables = [[5, 6], [2, 9], [1, 8], [4, -1], [7, 7]].concat();
         let [tokens, slots, steps] = [0; 3].map(|_| ints(&[100, 101, 102, 103, 104]));
@@ -121,7 +121,7 @@ fn the_digest_of_a_tensor_is_that_of_its_numbers_on_the_host() {
     });
 }
 
-/// More changes than threads; what is not counted or is outside of the state changes nothing.
+/// More changes than threads. Changes beyond the count or outside of the state have no effect.
 #[test]
 fn words_are_written_and_copied_by_the_list_of_changes() {
     in_every_order(|kernels| {
