@@ -35,7 +35,7 @@ namespace {
 // The segments on the device (`DeviceSegments` in on_device/device_segments.rs).
 struct Packing {
   Tensor cu_queries, cu_keys;  // i32 [segments + 1], no segment empty
-  Tensor keys;                 // rows of the packed tokens or of a cache; undefined: all packed tokens in order
+  Tensor keys;                 // rows of the packed tokens or of a cache; undefined: all packed tokens
   int64_t max_queries, max_keys;
 };
 

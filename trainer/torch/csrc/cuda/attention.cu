@@ -145,7 +145,7 @@ __device__ inline void tile_softmax(const AttentionArguments& a, const Attention
   }
 }
 
-// The share of a thread in the values: two dimensions of every step-th key of a tile.
+// The work of a thread on the values: two dimensions of every step-th key of a tile.
 struct ValueLane {
   int dim, first_key, step;
   bool active;

@@ -116,7 +116,7 @@ RLT_KERNELS(route_experts, RouteArguments, route_experts, 128)
 
 struct SortRowsArguments {
   const int32_t* choices;  // [n]
-  int32_t *order, *inverse, *ends;  // pair at each row [n], row of each pair [n], end of each expert's rows [experts]
+  int32_t *order, *inverse, *ends;  // [n] pair at each row; [n] row of each pair; [experts] ends of rows
   int64_t n;
 };
 

@@ -61,7 +61,7 @@ __device__ inline void rotate_head(const RopeArguments& a, int64_t token, const 
       const int64_t axis = a.axes == nullptr ? 0 : a.axes[i + p];
       const float position = float(a.positions[axis * a.tokens + token]);
       const float frequency = a.inverse_frequencies[i + p], angle = position * frequency;
-      const float factor = frequency == 0.0f ? 1.0f : a.rope_factor;  // dimensions without a rotation are not scaled
+      const float factor = frequency == 0.0f ? 1.0f : a.rope_factor;  // unrotated dimensions are not scaled
       const float c = rounded<T>(cosf(angle) * factor), n = rounded<T>(sinf(angle) * factor);
       first.at[p] = from_float<T>(x.first[s][p] * c - x.second[s][p] * n);
       second.at[p] = from_float<T>(x.second[s][p] * c + x.first[s][p] * n);
