@@ -11,8 +11,8 @@ use rlt_torch::collectives::{Collectives, Membership, Pending, Reduction, Rendez
 use tch::{Device, Kind, Tensor};
 
 const SIZE: usize = 3;
-/// Number of elements: more than the ring adds at once, and not a multiple of its segments.
-const LEN: i64 = 2_000_037;
+/// Number of elements: more than the ring adds at once, a multiple neither of its segments nor of the ranks.
+const LEN: i64 = 2_000_039;
 
 unsafe extern "C" {
     fn getsockopt(socket: c_int, level: c_int, option: c_int, value: *mut c_void, len: *mut u32) -> c_int;
