@@ -94,7 +94,7 @@ impl<'a> DemonstrationReader<'a> {
 
     fn missing_column(&self, row: &Row) -> DataError {
         let mut columns = RESPONSE_KEYS.into_iter().chain([self.messages_key]);
-        // All of them are null here.
+        // A column that exists was read as missing, so its value is null.
         if let Some(column) = columns.find(|column| row.fields.contains_key(*column)) {
             return row.missing(column);
         }
@@ -172,7 +172,7 @@ impl<'a> DemonstrationReader<'a> {
         Ok(())
     }
 
-    /// Returns for each token whether it is learned.
+    /// Returns, for each token, whether it counts in the loss.
     fn loss_mask(&self, rendered: &RenderedChat, turns: &[Turn], encoded: &[EncodedToken]) -> Vec<bool> {
         if self.train_on == TrainOn::Everything {
             return vec![true; encoded.len()];
@@ -193,8 +193,8 @@ impl<'a> DemonstrationReader<'a> {
         overlapping(encoded, &of_last)
     }
 
-    /// Returns the assistant's turns that the rendered conversation shows; none if what is learned does not
-    /// depend on them.
+    /// Returns the assistant's turns in the rendered conversation; none if the loss mask does not depend on
+    /// turns.
     fn turns(&self, row: &Row, messages: &[Value], rendered: &RenderedChat) -> Result<Vec<Turn>, DataError> {
         let are_needed = match self.train_on {
             TrainOn::Assistant => rendered.generated.is_empty(),
@@ -211,7 +211,8 @@ impl<'a> DemonstrationReader<'a> {
         Ok(turns)
     }
 
-    /// Returns the token that ends the last turn, if the template writes it with a next message alone.
+    /// Returns the token that ends the last turn, if the template writes that token only before a next
+    /// message.
     fn closing(
         &self,
         row: &Row,
@@ -224,7 +225,7 @@ impl<'a> DemonstrationReader<'a> {
         if is_open { ends::closing(&template, self.tokenizer, messages) } else { None }
     }
 
-    /// Marks the tokens of the turns, each up to its end.
+    /// Marks the tokens of each turn, up to the token that ends it.
     fn within_turns(&self, encoded: &[EncodedToken], turns: &[Turn]) -> Vec<bool> {
         let mut mask = vec![false; encoded.len()];
         for turn in turns {

@@ -27,8 +27,8 @@ impl fmt::Display for RowLocation {
 }
 
 impl DataError {
-    /// Whether a file could not be opened or read, which may be temporary. A file that is no regular one, too
-    /// long or not UTF-8 stays so.
+    /// Whether a file could not be opened or read, which may be temporary. A file that is not a regular file,
+    /// is too long, or is not UTF-8 does not count, because a retry cannot help.
     pub fn is_io(&self) -> bool {
         match self {
             Self::Open { source, .. } | Self::Read { source, .. } => {
@@ -182,7 +182,7 @@ pub enum DataError {
         /// Name of the column.
         column: &'static str,
     },
-    /// The chat template does not show the answer, or writes another prompt before each answer of a row.
+    /// The chat template leaves out an answer, or renders the prompt differently before each answer of a row.
     #[error(
         "render {location}: the chat template does not show the answer in message {message_idx}, or writes \
          another prompt before each of the row's answers; use another template"
@@ -217,7 +217,7 @@ pub enum DataError {
         /// Path of the file.
         path: PathBuf,
     },
-    /// A row does not pass the check of its use, such as that of the reward functions.
+    /// A row fails the check of what uses it, such as the reward functions.
     #[error("check the rows")]
     Check(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The options of a generated task are invalid.

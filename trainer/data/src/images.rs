@@ -35,7 +35,7 @@ use super::rows::Row;
 pub(super) struct ImageColumn<'a> {
     /// Name of the column.
     pub(super) key: &'a str,
-    /// Folders with files that it may name, besides the folder of the data file.
+    /// Folders that paths of images may lead into, besides the folder of the data file.
     pub(super) folders: &'a [String],
 }
 

@@ -8,8 +8,8 @@
 //!          -> rows, block by block -------> Stream of any of them -----> the same loaders
 //! ```
 //! All data are read and checked before the training starts: a bad row ends the run at once with its file and
-//! number, instead of during a step at night. Only streamed data (`data.streaming`) are read and checked
-//! block by block. Data sets of the hub have been downloaded to files before this package reads them.
+//! number, and not hours later in a step. Only streamed data (`data.streaming`) are read and checked block by
+//! block. Data sets of the hub have been downloaded to files before this package reads them.
 //! Rewards and rollouts are in the trainer.
 
 mod demonstration;
@@ -80,7 +80,7 @@ pub enum PreferenceRows {
     Steps(StepFormat),
 }
 
-/// Checks whether an item can be used; gets the location of its row for the error.
+/// Function that checks whether an item can be used. It gets the location of the item's row for its error.
 pub type CheckItem<T> = Box<dyn Fn(&T, &RowLocation) -> Result<(), DataError>>;
 
 /// Numbers of rows by outcome.

@@ -1,10 +1,11 @@
-//! Never-ending batches in an order that is a function of seed and epoch.
+//! Endless batches of items, in an order determined by the seed and the epoch.
 //!
 //! Epoch `e` visits item `Permutation::new(len, seed, e).get(i)` at position `i` (see
-//! [`rlt_core::permutation`]), or item `i` without shuffling; with weights that is a draw of the
-//! [mixture](super::mixture). A batch never spans two epochs: when fewer items are left in an epoch than
-//! requested, they are skipped and the next epoch begins, as in a data loader with `drop_last`. Only a data
-//! set smaller than the batch is repeated within one. The state is four numbers and a digest.
+//! [`rlt_core::permutation`]), or item `i` without shuffling. If data sets have weights, that number is a
+//! draw of the [mixture](super::mixture) instead of an item. A batch never spans two epochs: when fewer items
+//! are left in an epoch than requested, they are skipped and the next epoch begins, as in a data loader with
+//! `drop_last`. Only a data set smaller than the batch is repeated within one batch. The state is four
+//! numbers and a digest.
 //!
 //! The length of a [stream](super::stream) is not known before its end, so its batches span passes. Its state
 //! is the position of each of its lanes.

@@ -24,7 +24,8 @@ struct Part {
 pub(super) struct Mixture {
     parts: Vec<Part>,
     seed: Option<u64>,
-    /// Draws in an order that spreads each data set over the epoch; empty if a seed orders them.
+    /// Draws of an epoch in an order that spaces those of each data set evenly; empty if a seed shuffles
+    /// them.
     spread: Vec<u32>,
 }
 

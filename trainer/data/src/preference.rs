@@ -239,9 +239,9 @@ impl<'a> PreferenceReader<'a> {
         Ok(Texts { prompt, completions })
     }
 
-    /// Returns the prompt as the conversations of `texts` show it, for a template that writes it otherwise
-    /// once an answer follows: DeepSeek-R1's opens a thought only before an answer is known. It must be the
-    /// same before all completions, because they share its tokens.
+    /// Returns the prompt as it is rendered in the full conversations of `texts`. Some templates render it
+    /// differently once an answer follows: DeepSeek-R1's opens a thought only as long as there is no answer.
+    /// The prompt must be the same before all completions, because they share its tokens.
     fn rewritten_prompt(
         &self,
         row: &Row,
@@ -268,9 +268,10 @@ impl<'a> PreferenceReader<'a> {
         shared.map(str::to_owned).ok_or_else(unstable)
     }
 
-    /// Tokens of a completion, which end with an end-of-sequence token; it is appended to plain text that
-    /// does not end with one, and to a conversation whose template writes it with a next message alone. What
-    /// a chat template writes after it, such as a line break, is not the assistant's.
+    /// Returns the tokens of a completion, which end with an end-of-sequence token. That token is appended to
+    /// plain text that does not end with one, and to a conversation whose template writes it only before a
+    /// next message. Text that a chat template writes after the token, such as a line break, is not part of
+    /// the completion.
     fn completion(
         &self,
         row: &Row,
@@ -295,8 +296,8 @@ impl<'a> PreferenceReader<'a> {
         Ok(tokens)
     }
 
-    /// Returns the token that ends a completion of messages, if the template writes it with a next message
-    /// alone.
+    /// Returns the token that ends a completion of messages, if the template writes that token only before a
+    /// next message.
     fn closing(&self, row: &Row, candidate: &Candidate<'_>) -> Option<TokenId> {
         let answer = candidate.content.as_array()?;
         // Without a prompt column, the completions begin with the prompt.

@@ -80,7 +80,7 @@ pub fn preferences(
     preview(spec, split, num_rows, &preference_reader(tokenizer, format))
 }
 
-/// Returns settings under which a row that is too long is an error, which states the row's length.
+/// Returns `spec` with settings that make a row that is too long an error, which states the row's length.
 fn strict(spec: &DataSpec) -> DataSpec {
     DataSpec { overlong_prompts: OverlongPrompts::Error, ..spec.clone() }
 }

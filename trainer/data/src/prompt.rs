@@ -12,7 +12,7 @@ use super::rows::Row;
 use super::{DataError, Fitted, images};
 use crate::tokenizer::{ChatRequest, RenderedChat, Tokenizer, TokenizerError};
 
-/// `data_source` of rows without one, in a data set without one.
+/// `data_source` of a row if neither the row nor its data set names one.
 const UNNAMED_SOURCE: &str = "default";
 
 /// Columns that may hold the ground truth if the manifest names none: verl's, then TRL's.
@@ -36,7 +36,7 @@ pub(super) struct Rendered {
     pub(super) messages: Value,
 }
 
-/// Column of the prompts; that of a generated task does not depend on the manifest.
+/// Returns the name of the prompt column, which is fixed for generated tasks.
 pub(super) fn prompt_key(spec: &DataSpec) -> &str {
     match &spec.task {
         Some(TaskSpec { .. }) => "prompt",
@@ -44,7 +44,7 @@ pub(super) fn prompt_key(spec: &DataSpec) -> &str {
     }
 }
 
-/// Column of the images; that of a generated task does not depend on the manifest.
+/// Returns the name of the image column, which is fixed for generated tasks.
 pub(super) fn images_key(spec: &DataSpec) -> &str {
     match &spec.task {
         Some(TaskSpec { .. }) => "images",
@@ -52,7 +52,7 @@ pub(super) fn images_key(spec: &DataSpec) -> &str {
     }
 }
 
-/// Column of the images, with the folders of files that it may name.
+/// Returns the image column, with the folders that its paths may lead into.
 pub(super) fn image_column(spec: &DataSpec) -> images::ImageColumn<'_> {
     images::ImageColumn { key: images_key(spec), folders: &spec.image_folders }
 }
@@ -117,8 +117,8 @@ impl<'a> PromptReader<'a> {
         Ok(Rendered { text, is_chat: true, messages: self.tokenizer.conversation(asked).into() })
     }
 
-    /// Whether the row has an image placeholder and the model reads images; without images it is then
-    /// refused.
+    /// Whether the row's prompt has an image placeholder and the model reads images. Such a row is refused if
+    /// it has no images.
     fn has_placeholder(&self, row: &Row) -> bool {
         let prompt = row.optional(self.prompt_key).or_else(|| row.optional(&self.spec.messages_key));
         self.tokenizer.image_processor().is_some() && prompt.is_some_and(images::placeholders::is_in)
@@ -239,7 +239,7 @@ pub(super) fn render_messages(
     render_marked(tokenizer, row, messages, add_generation_prompt).map(|rendered| rendered.text)
 }
 
-/// Renders messages as [`render_messages`] does, and returns with the text the byte ranges that the template
+/// Renders messages as [`render_messages`] does. Returns the text with the byte ranges that the template
 /// marks as generated.
 pub(super) fn render_marked(
     tokenizer: &Tokenizer,

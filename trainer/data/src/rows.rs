@@ -14,7 +14,7 @@ pub(super) use fitted::Fitted;
 pub use row::{Place, Split};
 pub(super) use row::{Row, Rows};
 
-/// Rows of a file, from a place on.
+/// Reader of the rows of a file, starting at a [`Place`].
 pub(super) enum RowsFrom {
     Lines(jsonl::LinesFrom),
     Parquet(parquet::RowsFrom),
@@ -32,7 +32,7 @@ impl Iterator for RowsFrom {
 }
 
 impl RowsFrom {
-    /// Place of the next row.
+    /// Returns the place of the next row.
     pub(super) fn place(&self) -> Place {
         match self {
             Self::Lines(lines) => lines.place(),
@@ -71,7 +71,7 @@ fn open_file(file: &str) -> Rows {
     opened.unwrap_or_else(|error| Box::new(std::iter::once(Err(error))))
 }
 
-/// Opens the rows of a file from a place on, read one at a time.
+/// Opens a file to read its rows one at a time, starting at `place`.
 ///
 /// # Errors
 /// [`DataError`]; a `.json` file has to hold one object per line, because an array can only be read as a

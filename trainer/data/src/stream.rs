@@ -76,7 +76,7 @@ struct Next {
     file: usize,
     place: Place,
     block: u64,
-    /// Open file, from `place` on.
+    /// Open file, positioned at `place`; `None` if the file is still to be opened.
     rows: Option<RowsFrom>,
 }
 
@@ -236,7 +236,7 @@ impl<T> ShardReader<T> {
         self.files.get(idx?)
     }
 
-    /// Reads the items from `next` on: a block, or as many as there are up to the end of the pass.
+    /// Reads a block of items, starting at `next`. The last block of a pass may be shorter.
     fn read_block(
         &self,
         mut next: Next,

@@ -157,7 +157,7 @@ fn a_data_file_that_is_no_regular_file_is_refused_at_once_and_for_good() {
     for name in ["a.jsonl", "a.json", "a.parquet"] {
         let files = Files::new(name, "");
         fs::remove_file(files.path(name)).unwrap();
-        // Opened to be read, it would wait for a writer.
+        // Opening the pipe to read it would block until a writer opens it.
         rustix::fs::mkfifoat(rustix::fs::CWD, files.path(name), rustix::fs::Mode::RWXU).unwrap();
         let streamed = rows::open_at(&Arc::from(files.path(name)), Place::default());
         for error in [files.prompts().unwrap_err(), streamed.err().unwrap()] {

@@ -54,7 +54,7 @@ pub struct SpecialTokens {
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
-    /// Maximum length of a text to encode, in bytes: its normalized form is bounded.
+    /// Maximum length in bytes of a text to encode, which bounds the memory of the normalized text.
     max_text_bytes: usize,
     special: SpecialTokens,
     eos_ids: Vec<TokenId>,
@@ -156,8 +156,8 @@ impl Tokenizer {
         self.render_chat_marked(request).map(|rendered| rendered.text)
     }
 
-    /// Renders a conversation with the model's chat template, and returns with the text the byte ranges that
-    /// `{% generation %}` tags of the template mark.
+    /// Renders a conversation with the model's chat template. Returns the text with the byte ranges that `{%
+    /// generation %}` tags of the template mark.
     ///
     /// # Errors
     /// [`TokenizerError::NoChatTemplate`], [`TokenizerError::Chat`].
@@ -261,8 +261,8 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// Whether a token is special: text that is decoded without special tokens lacks it. The token for text
-    /// outside of the vocabulary is not, as it stands for a part of that text.
+    /// Whether a token is special, so that decoding without special tokens drops it. The unknown token does
+    /// not count as special, because it stands for a part of the text.
     pub(crate) fn is_special(&self, token: TokenId) -> bool {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
         added

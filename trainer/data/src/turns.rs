@@ -25,8 +25,8 @@ pub(super) trait RenderMessages {
 /// A turn of the assistant in the text of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
-    /// Byte range of the turn. Its end may lie within a token, whose beginning alone is common to the text
-    /// and to that of the conversation without the messages that follow.
+    /// Byte range of the turn in the text. It ends where the text of the conversation without the following
+    /// messages ends or begins to differ. That may be within a token whose beginning both texts share.
     pub(super) bytes: Range<usize>,
     /// Byte index behind the content of the message, where the end of the turn begins; the end of `bytes` if
     /// the template only extends its text.
@@ -70,14 +70,15 @@ pub(super) fn turn<R: RenderMessages>(
     Ok(Some(Turn { bytes: start..end, content_end: printed.end, continues }))
 }
 
-/// Returns the byte index of `text` behind what `before` opens, the text of the first messages with a
-/// generation prompt; `None` if `text` has nothing of the generation prompt. It may have a part: Nemotron's
-/// prompt opens a thought with a line break, and a turn without a thought closes it at once.
+/// Returns the byte index of `text` after the generation prompt, with which `before`, the rendered first
+/// messages, ends; `None` if `text` has nothing of the generation prompt. `text` may have only a part of it:
+/// Nemotron's prompt opens a thought with a line break, and a turn without a thought closes it at once.
 fn opened<R: RenderMessages>(template: &R, first: &[Value], before: &str, text: &str) -> Option<usize> {
     if text.starts_with(before) {
         return Some(before.len());
     }
-    // A tag or line of which both have the beginning alone, such as `<think>` and `<tool_call>`, differs.
+    // A tag or line counts as shared only if it is the same as a whole: `<think>` and `<tool_call>` share
+    // `<t`.
     let common = &text[..common_prefix(before, text)];
     let shared = common.rfind(['>', '\n']).map_or(0, |last| last + 1);
     let closed = template.render(first, false).ok()?;

@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 use super::super::{DataError, RowLocation};
 use super::jsonl::string_length;
 
-/// Smallest absolute value that an integer beyond 64 bits has as a float.
+/// Smallest absolute value of a float that is read from an integer beyond 64 bits.
 const LEAST: f64 = 9_223_372_036_854_775_808.0;
-/// Integers that are read exactly.
+/// Description of the integers that can be read exactly, for errors.
 const EXPECTED: &str =
     "an integer from -9223372036854775808 to 18446744073709551615; write a longer one as a text";
 
@@ -17,7 +17,7 @@ const EXPECTED: &str =
 pub(crate) struct LargeIntegers<'t>(BTreeMap<u64, &'t str>);
 
 impl<'t> LargeIntegers<'t> {
-    /// Finds the integers of a text, which is JSON.
+    /// Finds the integers beyond 64 bits in `text`, which is JSON.
     pub(crate) fn of(text: &'t str) -> Self {
         let mut found = BTreeMap::new();
         let mut rest = text;
@@ -86,7 +86,7 @@ pub(crate) fn may_be_rounded(value: &Value) -> bool {
     }
 }
 
-/// Bytes of the JSON number at the start of a text.
+/// Returns the length in bytes of the JSON number at the start of a text.
 fn number_length(text: &str) -> usize {
     text.bytes().take_while(|byte| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E')).count()
 }

@@ -31,7 +31,7 @@ pub(crate) fn lines(path: Arc<Path>) -> Result<Rows, DataError> {
     Ok(Box::new(LinesFrom { reader, path, place: Place::default() }))
 }
 
-/// Lines of a file, from a place on.
+/// Reader of the lines of a file, starting at a place.
 pub(crate) struct LinesFrom {
     reader: BufReader<File>,
     path: Arc<Path>,
@@ -96,7 +96,8 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, serde_json::Error> {
     }
 }
 
-/// The text with null for `NaN`, `Infinity` and `-Infinity` outside of strings; `None` where there are none.
+/// Returns the text with null in place of `NaN`, `Infinity` and `-Infinity` outside of strings; `None` if it
+/// has none of them.
 fn without_odd_numbers(text: &str) -> Option<String> {
     const ODD: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
     let mut out = String::with_capacity(text.len());
@@ -114,7 +115,7 @@ fn without_odd_numbers(text: &str) -> Option<String> {
     found.then_some(out)
 }
 
-/// Bytes of the JSON string at the start of a text, with its quotes.
+/// Returns the length in bytes of the JSON string at the start of a text, quotes included.
 pub(super) fn string_length(text: &str) -> usize {
     let mut escaped = false;
     for (at, byte) in text.bytes().enumerate().skip(1) {

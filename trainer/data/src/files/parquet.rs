@@ -31,7 +31,7 @@ pub(crate) fn rows(path: Arc<Path>) -> Result<Rows, DataError> {
     Ok(Box::new(RowsFrom::open(&path, Place::default())?))
 }
 
-/// Rows of a file, from a place on. Row groups before that place are not read.
+/// Reader of the rows of a file, starting at a place. Row groups before that place are not read.
 pub(crate) struct RowsFrom {
     path: Arc<Path>,
     file: Arc<File>,
@@ -74,7 +74,8 @@ impl RowsFrom {
     fn next_group(&mut self) -> Result<ReaderIter, ParquetError> {
         let schema = self.metadata.file_metadata().schema_descr_ptr();
         let group = RowGroup { file: &self.file, metadata: self.metadata.row_group(self.next_group) };
-        // Of a batch of rows all values would be decoded at once, for lists any number of them.
+        // All values of a batch are decoded at once, and a list may have any number of them, so a batch is
+        // one row.
         let group = decoded(|| TreeBuilder::new().with_batch_size(1).as_iter(schema, &group))?;
         self.next_group += 1;
         Ok(group)
@@ -159,7 +160,7 @@ fn base64_of(bytes: &ByteArray) -> Value {
 }
 
 /// Runs `work` of the decoder and turns a panic into an error. The decoder asserts some properties of the
-/// file, so a damaged file may make it panic. The caller must not read on from what panicked.
+/// file, so a damaged file may make it panic. The caller must not use a reader again after a panic.
 fn decoded<T>(work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         Err(ParquetError::General(format!("the decoder panicked: {}", panics::message(&*panic))))

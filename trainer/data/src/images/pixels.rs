@@ -50,8 +50,8 @@ pub(super) fn decode(bytes: &[u8], image: usize) -> Result<Pixels, ImageError> {
     Ok(Pixels { width, height, rgb: rgb.into_raw() })
 }
 
-/// Converts an image to RGB as PIL's `convert("RGB")` does: grey is repeated and alpha is dropped. Of 16 bits
-/// it takes the upper eight, but grey without alpha becomes white above 255.
+/// Converts an image to RGB as PIL's `convert("RGB")` does: grey is repeated and alpha is dropped. 16-bit
+/// values are reduced to their upper eight bits, but 16-bit grey without alpha is clipped at 255.
 fn rgb_bytes(decoded: DynamicImage) -> RgbImage {
     let (width, height) = (decoded.width(), decoded.height());
     let upper = |value: u16| value.to_be_bytes()[0];

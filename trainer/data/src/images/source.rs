@@ -39,7 +39,7 @@ pub(super) fn bytes_of(
     read(&path, folder, column.folders).map_err(|source| failed(image, column.key, &path, source))
 }
 
-/// Reads a regular file. A data set may name any path, such as a key of the user or a device without an end.
+/// Reads a regular file. A data set may name any path, such as the user's private key or an endless device.
 fn read(path: &Path, folder: Option<&Path>, folders: &[String]) -> io::Result<Vec<u8>> {
     let allowed = folder.into_iter().chain(folders.iter().map(Path::new));
     rlt_files::read(&rlt_files::resolve_below(path, allowed)?, MAX_FILE_BYTES)

@@ -34,7 +34,7 @@ pub(crate) struct Row {
 
 pub(crate) type Rows = Box<dyn Iterator<Item = Result<Row, DataError>>>;
 
-/// Place in a file at which a row begins.
+/// Position in a file at which a row begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Number of bytes before the row; 0 in a parquet file.

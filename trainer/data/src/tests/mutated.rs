@@ -17,7 +17,7 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// The contents of all files in a folder of the fixtures whose names end like this.
+/// Returns the contents of all files whose names end with `ending`, from the folder `name` of the fixtures.
 fn files(name: &str, ending: &str) -> Vec<Vec<u8>> {
     let entries = fs::read_dir(folder(name)).unwrap().map(|entry| entry.unwrap().path());
     let mut paths: Vec<_> = entries.filter(|path| path.to_string_lossy().ends_with(ending)).collect();
@@ -41,7 +41,7 @@ fn check_rows(name: &str, bytes: &[u8]) -> Result<(), TestCaseError> {
 fn a_parquet_file_whose_decoder_panics_is_refused_by_its_name() {
     let whole = fs::read(folder("data").join("sums.parquet")).unwrap();
     let (name, rows) = ("rows.parquet", Files::new("rows.parquet", ""));
-    // What the file says of its columns, such as where each begins: Thrift in front of its length and `PAR1`.
+    // Metadata of the columns, such as their offsets: Thrift, followed by its length and `PAR1`.
     let metadata_len = u32::from_le_bytes(whole[whole.len() - 8..][..4].try_into().unwrap()) as usize;
     let metadata = whole.len() - 8 - metadata_len;
     let refused = (metadata..metadata + 300).filter_map(|at| {

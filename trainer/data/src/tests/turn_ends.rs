@@ -67,7 +67,7 @@ fn the_token_of_the_next_role_is_learned_where_it_ends_a_turn() {
             {"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": call}
         ]});
         assert_eq!(learned(&call, TrainOn::Assistant), ["b<|observation|>"]);
-        // The assistant goes on: nothing has ended.
+        // The assistant writes the next message too, so nothing ends its first one.
         let twice = conversation(&[("user", "a"), ("assistant", "b"), ("assistant", "c"), ("user", "d")]);
         assert_eq!(learned(&twice, TrainOn::Assistant), ["b", "c<|user|>"]);
     }

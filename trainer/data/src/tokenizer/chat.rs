@@ -111,7 +111,7 @@ impl ChatTemplate {
         self.render_marked(request, special).map(|rendered| rendered.text)
     }
 
-    /// Renders the conversation, and returns with the text the byte ranges that `{% generation %}` tags mark.
+    /// Renders the conversation. Returns the text with the byte ranges that `{% generation %}` tags mark.
     ///
     /// # Errors
     /// [`ChatError::NoDefault`], [`ChatError::Render`].

@@ -19,8 +19,8 @@ fn strftime(format: &str, time: &Zoned) -> Result<String, String> {
     jiff::fmt::strtime::format(translated(format), time).map_err(|error| error.to_string())
 }
 
-/// Returns the format of jiff for one of Python. A time without a zone has no name or offset of it, and what
-/// is no specifier stays as it is.
+/// Translates a format of Python to one of jiff. `%z` and `%Z` become empty, because the time has no zone. A
+/// `%` before anything that is not a specifier is kept as text.
 fn translated(format: &str) -> String {
     let mut out = String::with_capacity(format.len());
     let mut rest = format;

@@ -1,7 +1,7 @@
 //! Checks of `tokenizer.json` before the `tokenizers` library reads it.
 //!
-//! Whoever wrote a model also wrote its definition. Small steps in a row may multiply a text until it fills
-//! the memory, and the library panics on some files that are no JSON, such as one that was cut off.
+//! Definitions come with models, so they may be hostile. A sequence of small steps may lengthen a text until
+//! it fills the memory, and the library panics on some files that are not JSON, such as a truncated one.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -9,8 +9,8 @@ use serde_json::Value;
 
 /// Maximum size of `tokenizer.json` in bytes; that of a large vocabulary has 34 MB.
 pub(super) const MAX_BYTES: u64 = 128 << 20;
-/// Kinds of steps, with the largest factor by which they may lengthen a text. Usual normalizers have at most
-/// 132, that of a table of SentencePiece before a replacement.
+/// Kinds of steps, with the maximum factor by which they may lengthen a text. Common normalizers have a
+/// factor of at most 132, which is that of a SentencePiece table followed by a replacement.
 const MAX_GROWTH: [(&str, f64); 3] = [("normalizer", 256.0), ("pre_tokenizer", 256.0), ("decoder", 16.0)];
 /// Maximum length of a normalized text in bytes, for each of which the library keeps 16 bytes more.
 const MAX_NORMALIZED_BYTES: usize = 128 << 20;
@@ -93,7 +93,8 @@ fn growth(step: &Value) -> f64 {
         0 => 1.0 + length("content"),
         pattern => (length("content") / pattern as f64).max(1.0),
     };
-    // Written before every part of a text, which may be single characters between special tokens.
+    // The prefix is added to every part of a text, and special tokens may split a text into single
+    // characters.
     let prefixed = 1.0 + length("prepend");
     let table = step["precompiled_charsmap"].as_str().map_or(1.0, longest_replacement);
     // A byte beyond ASCII becomes a character of two.

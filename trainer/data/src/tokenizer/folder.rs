@@ -23,7 +23,7 @@ const IMAGE_PROCESSOR: &str = "preprocessor_config.json";
 /// Templates by name, in files `NAME.jinja`.
 const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
-/// Everything that belongs to a tokenizer and not to the model; copied as it is.
+/// Files of a tokenizer that are copied unchanged; files of the model are not among them.
 const COPIED: [&str; 12] = [
     DEFINITION,
     CONFIG,
@@ -162,7 +162,7 @@ fn load_definition(
     let refused = |message: String| TokenizerError::Definition { path: path.clone(), message };
     let max_text_bytes = definition::check(&bytes).map_err(refused)?;
     let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(refused)?;
-    // A definition may carry batch settings from the program that saved it; text is never cut or filled here.
+    // A definition may contain settings for batches; texts are never truncated or padded here.
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
     let own = inner.get_added_tokens_decoder().into_values();
@@ -171,7 +171,8 @@ fn load_definition(
     let special = special_tokens(config);
     let mut changed = if is_listed { config_tokens(config) } else { old_tokens(dir, config, &special)? };
     changed.retain(|token| match own.get(&token.content) {
-        // The configuration decides how a token takes white space and other text around it.
+        // A token of the configuration overrides that of the definition, for example in how it strips white
+        // space.
         Some(own) => is_listed && own != token,
         None => true,
     });
@@ -239,8 +240,8 @@ const ADDED_TOKENS_FILE: &str = "added_tokens.json";
 
 /// Returns the special tokens that the configuration names, in the order in which transformers adds them.
 ///
-/// Tokens with a role are only those of the vocabulary; the others get ids after it. A model's own tokens are
-/// fields such as `image_token`.
+/// A token with a role is included only if the vocabulary has it; other tokens that the vocabulary lacks get
+/// ids after it. A model's own tokens are fields such as `image_token`.
 fn named_tokens(config: &Map<String, Value>, inner: &tokenizers::Tokenizer) -> Vec<AddedToken> {
     let field = |name: &str| config.get(name).filter(|value| !value.is_null());
     let roles = ROLES.into_iter().filter_map(field).filter_map(|token| added_token(token, true));
@@ -301,7 +302,7 @@ fn eos_ids(
     }
     for file in ["generation_config.json", "config.json"] {
         let object = read_object(&dir.join(file))?.unwrap_or_default();
-        // A model with a vision tower may state it for its text model alone.
+        // A model with a vision tower may have the field only in the configuration of its text model.
         let stated =
             [object.get("eos_token_id"), object.get("text_config").and_then(|text| text.get("eos_token_id"))];
         let Some(declared) = stated.into_iter().flatten().find(|value| !value.is_null()) else { continue };
@@ -436,7 +437,7 @@ fn write_json(path: &Path, value: &Value) -> Result<(), TokenizerError> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), TokenizerError> {
-    // An export is complete only if it is whole after a loss of power, too.
+    // The file is synced, because an export must be complete after a power loss too.
     let written = fs::File::create(path).and_then(|mut file| {
         std::io::Write::write_all(&mut file, bytes)?;
         file.sync_all()
@@ -562,7 +563,7 @@ mod tests {
     fn files_of_a_tokenizer_that_are_not_regular_are_refused_at_once() {
         let folder = tempfile::tempdir().unwrap();
         for name in [DEFINITION, CONFIG] {
-            // Opened to be read, it would wait for a writer.
+            // Opening the pipe to read it would block until a writer opens it.
             let path = folder.path().join(name);
             rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
             let refused = Tokenizer::load(folder.path()).unwrap_err();

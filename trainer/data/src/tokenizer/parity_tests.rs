@@ -33,7 +33,7 @@ struct ChatCase {
     tools: bool,
     add_generation_prompt: bool,
     variables: Map<String, Value>,
-    /// Absent where transformers raised an exception.
+    /// Rendered text; `None` if transformers raised an exception.
     text: Option<String>,
     error: Option<String>,
 }

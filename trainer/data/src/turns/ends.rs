@@ -15,9 +15,9 @@ use crate::tokenizer::Tokenizer;
 /// A token of a rendered text, with its byte range.
 pub(crate) type EncodedToken = (TokenId, Range<usize>);
 
-/// Returns the range of the tokens of a turn that are learned: those up to its last end-of-sequence token,
-/// because what a template writes after that, such as a line break, is not the assistant's. A turn without
-/// one includes the next token if that ends it.
+/// Returns the range of a turn's tokens that count in the loss: those up to its last end-of-sequence token.
+/// What a template writes after that token, such as a line break, is not the assistant's. A turn without an
+/// end-of-sequence token includes the token after it if that token ends the turn.
 pub(crate) fn learned(tokenizer: &Tokenizer, encoded: &[EncodedToken], turn: &Turn) -> Range<usize> {
     let first = encoded.partition_point(|(_, bytes)| bytes.start < turn.bytes.start);
     let past = without_next_role(tokenizer, encoded, turn, first);
@@ -31,8 +31,8 @@ pub(crate) fn learned(tokenizer: &Tokenizer, encoded: &[EncodedToken], turn: &Tu
     first..past + usize::from(is_ended)
 }
 
-/// Returns the index behind the last token of a turn. A template may write other text behind the end of the
-/// turn when no message follows, so that only the beginning of a next role's token is common to both. That
+/// Returns the index after the last token of a turn. If no message follows, a template may write other text
+/// after the end of the turn, so that the two texts share only the beginning of the next role's token. That
 /// token belongs to the turn only if no special token ends the turn before it.
 fn without_next_role(tokenizer: &Tokenizer, encoded: &[EncodedToken], turn: &Turn, first: usize) -> usize {
     let past = encoded.partition_point(|(_, bytes)| bytes.start < turn.bytes.end);
@@ -43,15 +43,16 @@ fn without_next_role(tokenizer: &Tokenizer, encoded: &[EncodedToken], turn: &Tur
     if is_common || !encoded[first..last].iter().any(is_end) { past } else { last }
 }
 
-/// Returns whether `next`, the first token behind the tokens of a turn, ends it: generation stops there, or
-/// it is the first special token, as that of the next role.
+/// Returns whether `next`, the first token after the tokens of a turn, ends the turn: it is a stop token, or
+/// the turn has no special token and `next` is one, such as that of the next role.
 fn ends_turn(tokenizer: &Tokenizer, turn: &[EncodedToken], next: TokenId) -> bool {
     let is_first = || !turn.iter().any(|(token, _)| tokenizer.is_special(*token));
     let is_role = tokenizer.is_special(next) && tokenizer.bos_id() != Some(next);
     tokenizer.eos_ids().contains(&next) || is_role && is_first()
 }
 
-/// Returns whether the last token of `encoded` is learned and ends no turn, so that [`closing`] may.
+/// Returns whether the last token of `encoded` is learned but does not end the turn. [`closing`] may then
+/// return the token that does.
 pub(crate) fn is_open(tokenizer: &Tokenizer, encoded: &[EncodedToken], turn: &Turn) -> bool {
     let learned = learned(tokenizer, encoded, turn);
     let last = encoded.last().filter(|_| learned.end == encoded.len());
@@ -59,7 +60,8 @@ pub(crate) fn is_open(tokenizer: &Tokenizer, encoded: &[EncodedToken], turn: &Tu
 }
 
 /// Returns the token that ends the assistant's turn at the end of a conversation, for a template that writes
-/// it with a next message alone. `None` if the turn is ended, or if the template refuses a next message.
+/// that token only before a next message. `None` if the turn has an end already, or if the template refuses a
+/// next message.
 pub(crate) fn closing<R: RenderMessages>(
     template: &R,
     tokenizer: &Tokenizer,

@@ -21,7 +21,7 @@ pub(super) fn decompress(
     max_bytes: usize,
 ) -> Result<Vec<u8>, ParquetError> {
     if input.is_empty() {
-        // A page of nulls alone has no values, not even compressed ones.
+        // A page that has only nulls stores no values, so it has no compressed data either.
         return Ok(Vec::new());
     }
     match codec {
@@ -51,7 +51,7 @@ fn check_len(num_bytes: usize, max_bytes: usize) -> Result<(), ParquetError> {
 
 fn read(reader: impl Read, max_bytes: usize) -> Result<Vec<u8>, ParquetError> {
     let mut output = Vec::new();
-    // One byte more shows whether the output ends there.
+    // Reading one byte more than allowed shows whether the output is too long.
     reader.take(max_bytes as u64 + 1).read_to_end(&mut output)?;
     if output.len() > max_bytes {
         return Err(ParquetError::General(format!("more than {max_bytes} bytes")));

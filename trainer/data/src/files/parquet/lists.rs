@@ -7,11 +7,12 @@ use parquet::schema::types::ColumnDescriptor;
 
 /// Largest number of values, nulls included, of one column in one row.
 pub(super) const MAX_ELEMENTS: u64 = 1 << 22;
-/// Largest size of one column in one row, in bytes, if each value were the longest that its pages may repeat.
+/// Maximum size of one column in one row, in bytes, if each value is as long as the longest that its pages
+/// may repeat.
 pub(super) const MAX_ROW_BYTES: u64 = 2 << 30;
 
-/// Largest length of a run of levels, or number of groups of a bit-packed one. The decoder counts in 32 bits,
-/// so it would read a longer one as a short one, and what follows as further runs.
+/// Maximum length of a run of levels, or number of groups of a bit-packed run. The decoder counts in 32 bits,
+/// so it would read a longer run as a short one, and the bytes after it as further runs.
 const MAX_RUN: u64 = (u32::MAX >> 3) as u64;
 
 /// Size of the current row in a column with lists.
@@ -78,8 +79,8 @@ impl Lists {
         Ok(())
     }
 
-    /// Counts the runs of a page's repetition levels, of which 0 begins a row, and returns whether any row
-    /// begins. Levels that are missing count as one list.
+    /// Counts the runs of a page's repetition levels, where level 0 begins a row. Returns whether any row
+    /// begins in the page. Levels that the page lacks count as values of the current row.
     fn count_levels(&mut self, mut levels: &[u8], mut num_left: u64) -> Result<bool, String> {
         let mut has_start = false;
         while num_left > 0 {
@@ -161,7 +162,7 @@ impl Lists {
     }
 }
 
-/// Splits an unsigned LEB128 number of at most 32 bits off.
+/// Splits off an unsigned LEB128 number of at most 32 bits from the start of `bytes`.
 fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let mut value = 0;
     for (idx, byte) in bytes.iter().enumerate().take(5) {
