@@ -1,5 +1,5 @@
-//! HTTP requests to the hub. The size of every answer is limited: of metadata by a constant, of a file by the
-//! list of the commit's files.
+//! HTTP requests to the hub. The size of every answer is limited: that of metadata by a constant, that of a
+//! file by its size in the commit's list of files.
 //!
 //! Redirects are followed, because the hub keeps large files on other servers. The user's token is sent only
 //! to the origin of the hub.
@@ -133,7 +133,7 @@ impl HubRepository {
         if !["http", "https"].contains(&endpoint.scheme()) {
             return Err(invalid("expected http:// or https://"));
         }
-        // A token that cannot stand in a header is no token.
+        // A token that is not a valid header value is ignored.
         let authorization = token.and_then(|token| HeaderValue::from_str(&format!("Bearer {token}")).ok());
         let authorization = authorization.map(|mut value| {
             value.set_sensitive(true);
@@ -150,7 +150,7 @@ impl HubRepository {
         Ok(info["sha"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Lists files and folders of a commit, and stops after the page with which there are more than
+    /// Lists files and folders of a commit. Stops after the page that brings their number above
     /// `max_entries`.
     pub(super) fn list(&self, commit: &str, max_entries: usize) -> Result<Vec<TreeEntry>, RequestError> {
         let mut url = self.api_url("tree", commit);
@@ -181,7 +181,7 @@ impl HubRepository {
         self.get(self.url(folders.chain(path.split('/'))))
     }
 
-    /// Returns the URL of an act on a revision in the hub's API.
+    /// Returns the URL of an operation of the hub's API, such as `tree`, on a revision.
     fn api_url(&self, act: &str, revision: &str) -> Url {
         let repository = ["api", self.kind.plural()].into_iter().chain(self.name.split('/'));
         self.url(repository.chain([act, revision]))

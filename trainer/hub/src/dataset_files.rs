@@ -12,7 +12,7 @@ use glob::Glob;
 
 /// Endings of the files whose rows are read.
 const READABLE: [&str; 3] = [".parquet", ".jsonl", ".json"];
-/// Files that hold no rows although their names end like such files.
+/// Names of files with metadata, which end like files with rows.
 const NO_ROWS: [&str; 5] =
     ["config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
 /// The configuration of a repository that names none.
@@ -199,7 +199,8 @@ fn splits_by_names(names: &[&str], folder: String) -> Result<Splits, DatasetFile
     let rows: Vec<&str> = names.iter().copied().filter(|name| has_rows(name)).collect();
     let mut shards = Splits::new();
     for name in matching(&rows, &folder, SHARDS)? {
-        // The pattern has found `data/`, and 15 characters behind the split's name.
+        // The pattern ensures that the file is in `data/`, and that its split is followed by a suffix such as
+        // `-00000-of-00001`.
         let file = name.rsplit('/').next().unwrap_or_default();
         let Some((split, _)) = file.split_once("-of-").and_then(|(shard, _)| shard.rsplit_once('-')) else {
             continue;

@@ -2,10 +2,10 @@
 //! protocol.
 //!
 //! ```text
-//! POST api/repos/create               the repository, private, where it is missing
+//! POST api/repos/create               creates the repository, private, unless it exists
 //! POST api/models/R/preupload/main    which files are large
-//! POST R.git/info/lfs/objects/batch   where large files go: nowhere where the hub has them already
-//! PUT  (there, whole or in parts)
+//! POST R.git/info/lfs/objects/batch   upload URL of each large file; none if the hub has the file already
+//! PUT  (to that URL, whole or in parts)
 //! POST api/models/R/commit/main       all files as one commit: small ones by content, large ones by digest
 //! ```
 //! A failed commit leaves the repository unchanged. The token is sent only to the hub, never to the storage
@@ -228,7 +228,7 @@ impl Hub {
         match answered(&act, json_body(self.post("api/repos/create"), &body)) {
             // It exists.
             Err(PushError::Refused { status: StatusCode::CONFLICT, .. }) => Ok(()),
-            // A token of one repository may not make others, but write to this one.
+            // A token that is limited to this repository may write to it, but may not create repositories.
             Err(PushError::Refused { status: StatusCode::FORBIDDEN, .. }) => Ok(()),
             answer => answer.map(drop),
         }
@@ -251,7 +251,7 @@ impl Hub {
         let listed = listed.ok_or_else(|| bad_answer(&act, "files", &answer.to_string()))?;
         let is_large =
             |file: &&Upload| listed.iter().any(|one| one["path"] == *file.name && one["uploadMode"] == "lfs");
-        // A file without content has no digest to be found by.
+        // The hub's storage refuses empty objects, so an empty file is committed by content.
         Ok(files.iter().filter(|file| file.num_bytes > 0).filter(is_large).collect())
     }
 
@@ -304,7 +304,7 @@ fn bad_answer(act: &str, expected: &'static str, got: &str) -> PushError {
     PushError::BadAnswer { act: act.to_owned(), expected, got: got[..end].to_owned() }
 }
 
-/// Returns the line of a file in the request for a commit.
+/// Returns the JSON line that describes a file in the request for a commit.
 fn line_of(file: &Upload, is_large: bool) -> Result<Value, PushError> {
     if is_large {
         let value = json!({"path": file.name, "algo": "sha256", "oid": file.digest, "size": file.num_bytes});

@@ -64,7 +64,8 @@ fn a_commit_whose_files_are_all_in_the_cache_needs_no_hub() {
         .unwrap();
     let error = fetch(&at(COMMIT), Some(cache.path())).unwrap_err();
     assert!(std::error::Error::source(&error).unwrap().to_string().contains("listing"), "{error:?}");
-    // Pods of others may share the cache. Opened to be read, a pipe would wait for a writer.
+    // Pods of other users may write to a shared cache. Opening the pipe to read it would block until a writer
+    // opens it.
     let listing = fetched.dir.join(".listing.json");
     std::fs::remove_file(&listing).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, &listing, rustix::fs::Mode::RUSR).unwrap();
@@ -320,7 +321,7 @@ fn a_data_set_whose_names_lead_elsewhere_gets_nothing_written() {
 proptest! {
     #![proptest_config(cases(30))]
 
-    /// A mirror's list of files, or what it says of the commit.
+    /// Answers of a mirror: the list of files, or the description of the commit.
     #[test]
     fn an_answer_of_any_bytes_makes_a_snapshot_below_the_cache_or_is_refused(
         list in mutated(vec![br#"[{"type": "file", "oid": "a", "size": 2, "path": "config.json"}, {"type":

@@ -101,7 +101,7 @@ fn a_head_that_is_no_yaml_and_a_pattern_that_is_none_are_refused() {
     assert!(refusal(&["a.jsonl"], Some("---\nconfigs: [\n---\n"), None, "train").contains("README.md"));
     let readme = head("- data_files: 'a[.jsonl'\n");
     assert!(refusal(&["a.jsonl"], Some(&readme), None, "train").contains("a[.jsonl"));
-    // Names of elsewhere find nothing.
+    // Paths and URLs outside of the repository match no file.
     for path in ["/etc/passwd", "../a.jsonl", "hf://datasets/other/a.jsonl", "https://a/b.jsonl"] {
         let readme = head(&format!("- data_files: '{path}'\n"));
         assert!(refusal(&["a.jsonl"], Some(&readme), None, "train").contains("found"), "{path}");
