@@ -22,7 +22,7 @@ pub enum WasmError {
         /// The missing export.
         expected: &'static str,
     },
-    /// The interpreter does not start, or does not ask for a sample.
+    /// The interpreter does not start, or does not wait for its first message.
     #[error("failed to start the interpreter: {message}")]
     Start {
         /// Output of the interpreter, or what stopped it.

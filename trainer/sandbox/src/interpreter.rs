@@ -5,11 +5,11 @@
 //! Interpreter::new   boots once: `_start` -> driver.py loads what all samples need -> its memory is copied
 //! Interpreter::start that memory in a fresh instance -> driver.py answers one message -> the process ends
 //! ```
-//! Starting CPython takes some hundred million instructions, a copy of its memory a few milliseconds. A copy
-//! is taken while the interpreter reads a clock. Its native stack is not part of the copy, so a process
-//! resumes by a call of a C function that calls `resume` of driver.py, as if it was called back from there.
-//! If that does not work (another interpreter, other objects), every process boots on its own. This is
-//! slower, with the same verdicts, because limits count from the first message.
+//! Starting CPython takes some hundred million instructions; copying its memory takes a few milliseconds. The
+//! copy is taken while the interpreter reads a clock. The copy does not include the interpreter's native
+//! stack, so a process resumes by calling a C function that calls `resume` of driver.py, as a callback would.
+//! If that does not work, for example with another interpreter or another layout of objects, every process
+//! boots on its own. This is slower but gives the same results, because limits count from the first message.
 
 mod exports;
 mod process;
@@ -75,7 +75,8 @@ impl Interpreter {
         Self::with_snapshots(bytes, bounds, preparation, true)
     }
 
-    /// [`Self::new`] with a choice: `is_copied` says whether processes are restored from a copy.
+    /// Compiles and boots a module as [`Self::new`] does. `is_copied` says whether processes are restored
+    /// from a copy.
     pub(super) fn with_snapshots(
         bytes: &[u8],
         bounds: Bounds,
@@ -170,7 +171,7 @@ impl Interpreter {
         self.snapshot.is_some()
     }
 
-    /// Checks that a process reaches its message.
+    /// Checks that a process reads its first message and ends.
     fn ping(&self) -> Result<(), String> {
         let bounds = Bounds { timeout: BOOT_TIMEOUT, ..self.bounds };
         let state = self.start_within(&bounds, &json!({"run": "ping"}), None).map(|(_, state)| state);

@@ -34,7 +34,7 @@ pub(super) struct Budget {
 /// A call ended without a result.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SandboxError {
-    /// The call needs more fuel than its limit, which is so on every machine.
+    /// The call needs more fuel than its limit. The same call does so on every machine.
     Fuel,
     /// The call exceeded its time limit on this machine.
     Time,
@@ -51,7 +51,7 @@ impl Bounds {
             .build()
     }
 
-    /// A message that says why a call ended.
+    /// Returns a message that says why a call ended.
     pub fn reason(&self, error: SandboxError) -> String {
         match error {
             SandboxError::Fuel => format!("used up its fuel of {}", self.fuel),
@@ -62,7 +62,7 @@ impl Bounds {
 }
 
 impl Budget {
-    /// The budget of a call that begins now; grants the store its first slice.
+    /// Starts the budget of a call, and grants the store its first slice of fuel.
     pub(super) fn begin<T>(bounds: &Bounds, store: &mut Store<T>) -> Result<Self, Error> {
         let granted = SLICE.min(bounds.fuel);
         store.set_fuel(granted)?;

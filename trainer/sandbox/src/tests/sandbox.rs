@@ -29,7 +29,7 @@ fn a_module_reads_its_input_and_gives_a_number() {
     assert_eq!(judge_by(&length, BOUNDS), Ok(21.0));
     let first = module("(f64.convert_i32_u (i32.load8_u (local.get 0)))");
     assert_eq!(judge_by(&first, BOUNDS), Ok(f64::from(b'{')));
-    // Growing beyond the limit fails as a module can see: -1.
+    // `memory.grow` beyond the limit fails in a way that a module can see: it returns -1.
     let growing = module("(f64.convert_i32_s (memory.grow (i32.const 65000)))");
     assert_eq!(judge_by(&growing, BOUNDS), Ok(-1.0));
 }
@@ -101,7 +101,8 @@ fn statement() -> impl Strategy<Value = String> {
     })
 }
 
-/// The number of a call, or the reason that it has none. NaN equals NaN.
+/// Returns the number of a call, or the reason why it has none. NaN becomes `None`, so that results can be
+/// compared.
 fn result_of(bytes: &[u8], bounds: Bounds) -> Result<Option<f64>, String> {
     let judged = judge_by(bytes, bounds).map_err(|broken| bounds.reason(broken));
     judged.map(|value| (!value.is_nan()).then_some(value))
@@ -116,7 +117,7 @@ proptest! {
         let bytes = module(&format!("{} (local.get 4)", body.join(" ")));
         let bounds = Bounds { fuel: 50_000, ..BOUNDS };
         let result = result_of(&bytes, bounds);
-        // By their fuel, which is the same on every machine, and not by the time limit.
+        // Calls end by their fuel, which is the same on every machine, and not by the time limit.
         let reason = result.clone().err();
         prop_assert!(reason.as_ref().is_none_or(|reason| !reason.contains("took longer")), "{reason:?}");
         prop_assert!(reason.is_none_or(|reason| !reason.is_empty()), "a call without a number has a reason");

@@ -28,7 +28,7 @@ const CALLS: [(&str, &str); 16] = [
     ("sock_accept", "i32 i32 i32"),
 ];
 
-/// A number that is more often small or at an edge than anywhere.
+/// Generates numbers, most of which are small or close to a limit.
 fn number() -> impl Strategy<Value = i64> {
     prop_oneof![
         0..5_i64,
@@ -77,7 +77,7 @@ proptest! {
             made.err().map(|error| error.to_string())
         };
         let first = answer();
-        // By its fuel, which is the same on every machine, and not by the time limit.
+        // The call ends by its fuel, which is the same on every machine, and not by the time limit.
         let message = first.clone().unwrap_or_else(|| "accepted as an interpreter, took longer".to_owned());
         prop_assert!(!message.contains("took longer"), "{message}");
         prop_assert_eq!(first, answer());
