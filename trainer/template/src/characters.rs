@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// Characters with the numeric type digit that are no decimals, as closed ranges.
+/// Characters that are digits to `str.isdigit` but no decimals, as closed ranges.
 const DIGITS: [(u32, u32); 20] = [
     (0xb2, 0xb3),
     (0xb9, 0xb9),
@@ -46,7 +46,7 @@ fn is(class: &Regex, character: char) -> bool {
     class.is_match(character.encode_utf8(&mut [0; 4]))
 }
 
-/// `str.isspace`, which is what `\s` and `str.strip` mean too.
+/// Whether a character is white space to `str.isspace`, `str.strip` and the `\s` of regular expressions.
 pub(crate) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }
@@ -59,7 +59,7 @@ pub(crate) fn is_line_end(character: char) -> bool {
     )
 }
 
-/// `str.isprintable`: `repr` escapes the others.
+/// Whether a character is printable to `str.isprintable`; `repr` escapes all other characters.
 pub(crate) fn is_printable(character: char) -> bool {
     match character {
         ' '..='~' => true,
@@ -68,12 +68,12 @@ pub(crate) fn is_printable(character: char) -> bool {
     }
 }
 
-/// `str.isalpha`.
+/// Whether a character is a letter to `str.isalpha`.
 pub(crate) fn is_letter(character: char) -> bool {
     character.is_ascii_alphabetic() || (!character.is_ascii() && is(&classes::LETTER, character))
 }
 
-/// `str.isdecimal`.
+/// Whether a character is a decimal digit to `str.isdecimal`.
 pub(crate) fn is_decimal(character: char) -> bool {
     character.is_ascii_digit() || (!character.is_ascii() && is(&classes::DECIMAL, character))
 }
@@ -95,19 +95,19 @@ fn decimal_value(decimal: char) -> u32 {
     before.fold(0, |value, _| (value + 1) % 10)
 }
 
-/// `str.isdigit`.
+/// Whether a character is a digit to `str.isdigit`.
 pub(crate) fn is_digit(character: char) -> bool {
     let code = u32::from(character);
     is_decimal(character) || DIGITS.iter().any(|(first, last)| (*first..=*last).contains(&code))
 }
 
-/// `str.isnumeric`.
+/// Whether a character is numeric to `str.isnumeric`.
 pub(crate) fn is_numeric(character: char) -> bool {
     is_decimal(character)
         || (!character.is_ascii() && (is(&classes::NUMBER, character) || NUMERALS.contains(character)))
 }
 
-/// `str.isalnum`.
+/// Whether a character is a letter or a number to `str.isalnum`.
 pub(crate) fn is_letter_or_number(character: char) -> bool {
     is_letter(character) || is_numeric(character)
 }
@@ -122,7 +122,8 @@ pub(crate) fn is_cased(character: char) -> bool {
     character.is_lowercase() || character.is_uppercase() || is_title(character)
 }
 
-/// `str.title`: the first letter of each run of cased letters in upper case, the others in lower case.
+/// Converts a text as `str.title`: the first letter of each run of cased letters becomes upper case, the rest
+/// lower case.
 pub(crate) fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
@@ -137,7 +138,7 @@ pub(crate) fn title(text: &str) -> String {
     out
 }
 
-/// `str.capitalize`: the first character in title case, the others in lower case.
+/// Converts a text as `str.capitalize`: its first character becomes title case, the rest lower case.
 pub(crate) fn capitalize(text: &str) -> String {
     let mut characters = text.chars();
     let mut out = String::with_capacity(text.len());
@@ -148,7 +149,7 @@ pub(crate) fn capitalize(text: &str) -> String {
     out
 }
 
-/// Title case of a character: `ß` becomes `Ss`, a character in title case stays.
+/// Appends a character in title case: `ß` becomes `Ss`, a character in title case stays.
 fn push_title(out: &mut String, character: char) {
     // Digraphs have a title case of their own, and Georgian letters are their own title case.
     match character {

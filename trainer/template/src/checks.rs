@@ -42,7 +42,7 @@ pub(crate) fn exists(name: &str) -> bool {
     NAMES.contains(&name) || comparison(name).is_some()
 }
 
-/// The comparison that a test is a name of.
+/// Returns the comparison operator that a test such as `eq` stands for; `None` for all other tests.
 pub(crate) fn comparison(name: &str) -> Option<Comparison> {
     Some(match name {
         "eq" | "equalto" | "==" => Comparison::Equal,
@@ -56,7 +56,7 @@ pub(crate) fn comparison(name: &str) -> Option<Comparison> {
     })
 }
 
-/// `value is name(given)`.
+/// Evaluates the test `value is name(given)`.
 pub(crate) fn check(name: &str, value: &Value, given: Given) -> Result<bool> {
     if let Some(comparison) = comparison(name) {
         let [other] = given.bind(name, ["other"])?;
@@ -126,7 +126,8 @@ fn unary(name: &str, value: &Value) -> Result<bool> {
     })
 }
 
-/// `a is b`: the same object. Small values are equal objects in Python too.
+/// Evaluates Python's `a is b`: whether both are the same object. Equal small values count as one object, as
+/// they mostly are in Python.
 fn is_same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => Rc::ptr_eq(a, b),

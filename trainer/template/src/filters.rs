@@ -60,7 +60,7 @@ const NAMES: [&str; 46] = [
     "wordcount",
 ];
 
-/// Filters of jinja2 that templates of conversations have no use for.
+/// Filters of jinja2 that are not implemented, because chat templates have no use for them.
 const MISSING: [&str; 8] =
     ["pprint", "filesizeformat", "random", "striptags", "urlencode", "wordwrap", "urlize", "xmlattr"];
 
@@ -71,7 +71,7 @@ pub(crate) fn exists(name: &str) -> bool {
 
 /// Filters that read no more than the length or one item of a list.
 const QUICK: [&str; 6] = ["length", "count", "first", "last", "default", "d"];
-/// Filters that read the items of a list and not what is in them, besides what they do with each item.
+/// Filters that read the items of a list but not what the items contain, except for the work on each item.
 const SHALLOW: [&str; 11] = [
     "attr",
     "batch",
@@ -92,7 +92,7 @@ const ESCAPING: [&str; 4] = ["escape", "e", "forceescape", "safe"];
 const KEEPING: [&str; 9] =
     ["string", "upper", "lower", "capitalize", "trim", "indent", "center", "truncate", "reverse"];
 
-/// `value|name(given)`, charged by what it reads and makes.
+/// Applies the filter in `value|name(given)`, and charges for what it reads and creates.
 pub(crate) fn apply(
     interpreter: &mut Interpreter<'_>,
     name: &str,
@@ -155,7 +155,7 @@ fn default(value: Value, given: Given) -> Result<Value> {
     Ok(if replaces { default.unwrap_or_else(|| Value::str("")) } else { value })
 }
 
-/// transformers' `tojson`, which is `json.dumps` without escapes for HTML.
+/// Serializes a value as transformers' `tojson`, which is `json.dumps` without escapes for HTML.
 fn to_json(value: &Value, given: Given) -> Result<Value> {
     let [ascii, indent, separators, sort_keys] =
         given.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"])?;
@@ -188,9 +188,9 @@ fn to_json(value: &Value, given: Given) -> Result<Value> {
     dumps(value, &style).map(Value::str)
 }
 
-/// `map` and the filters that choose items by a test.
+/// Applies `map`, or a filter that selects items by a test.
 fn choose(interpreter: &mut Interpreter<'_>, name: &str, value: &Value, mut given: Given) -> Result<Value> {
-    // jinja2 asks whether there is something before it iterates, so `None` is empty here.
+    // jinja2 checks whether the value is true before it iterates, so `None` counts as empty.
     let items = if value.is_true() { value.iterate()? } else { Vec::new() };
     interpreter.charge(items.len())?;
     if name == "map" {

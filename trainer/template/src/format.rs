@@ -9,7 +9,7 @@ pub(crate) use percent::percent;
 use crate::error::{Error, Result};
 use crate::text::check_len;
 
-/// How a value fills its field.
+/// Layout of a value in its field.
 #[derive(Clone, Debug, Default)]
 struct Spec {
     fill: Option<char>,
@@ -34,7 +34,7 @@ fn digits(characters: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Result<O
     Ok(number)
 }
 
-/// `int(float)`.
+/// Truncates a float to an integer, as `int(float)` does.
 pub(crate) fn truncate(float: f64) -> Result<i128> {
     if !float.is_finite() || float.abs() > 1e38 {
         return Err(Error::render("cannot convert the float to an integer"));
@@ -46,7 +46,7 @@ fn truncated(text: &str, precision: Option<usize>) -> String {
     text.chars().take(precision.unwrap_or(usize::MAX)).collect()
 }
 
-/// A text in its field; `sign` stays in front of fill characters aligned by `=`.
+/// Pads a text to the width of its field. If fill characters are aligned by `=`, they follow `sign`.
 fn padded(text: &str, sign: &str, spec: &Spec) -> Result<String> {
     check_len(spec.width)?;
     let missing = spec.width.saturating_sub(text.chars().count() + sign.chars().count());
@@ -69,8 +69,9 @@ fn sign_of(negative: bool, spec: &Spec) -> &'static str {
     }
 }
 
-/// Digits with a separator between groups of `size`, three or four (for hexadecimal and the like). Zeros that
-/// fill a field are grouped, too; `others` characters of the number stand next to the digits.
+/// Inserts a separator between groups of `size` digits, which is three, or four for hexadecimal and the like.
+/// Zeros that fill a field are grouped, too; the field also holds `others` characters of the number besides
+/// its digits.
 fn grouped(digits: &str, others: usize, size: usize, spec: &Spec) -> String {
     let Some(separator) = spec.grouping else { return digits.to_owned() };
     let mut count = digits.len();
@@ -107,7 +108,7 @@ fn integer(number: i128, min_digits: usize, spec: &Spec) -> Result<String> {
     padded(&grouped(&digits, sign.len(), group, spec), &sign, spec)
 }
 
-/// Digits of a float that may be written; no float has more than 800 that differ from 0.
+/// Maximum number of digits of a float that may be requested; no float has more than 800 that differ from 0.
 const MAX_PRECISION: usize = 1000;
 
 fn check_precision(precision: usize) -> Result<usize> {
@@ -148,7 +149,7 @@ fn exponential(magnitude: f64, precision: usize) -> String {
     format!("{mantissa}e{sign}{:02}", exponent.abs())
 }
 
-/// `%g`: `precision` significant digits, trailing zeros dropped.
+/// Formats a float as `%g` does: `precision` significant digits, trailing zeros dropped.
 fn general(magnitude: f64, precision: usize, alternate: bool) -> String {
     let scientific = exponential(magnitude, precision - 1);
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));

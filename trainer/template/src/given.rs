@@ -18,13 +18,13 @@ impl Given {
         self
     }
 
-    /// Steps of reading all arguments.
+    /// Returns the number of steps that reading all arguments takes.
     pub(crate) fn steps(&self) -> usize {
         let values = self.positional.iter().chain(self.named.iter().map(|(_, value)| value));
         values.map(Value::size).fold(0, usize::saturating_add)
     }
 
-    /// The arguments by the names of `function`'s parameters.
+    /// Assigns the arguments to the parameters of `function` with these names, in the order of `names`.
     pub(crate) fn bind<const N: usize>(self, function: &str, names: [&str; N]) -> Result<[Option<Value>; N]> {
         let mut bound = [const { None }; N];
         if self.positional.len() > N {

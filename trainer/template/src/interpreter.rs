@@ -16,11 +16,11 @@ use crate::rendered::{Clock, Rendered};
 use crate::text::{check_len, push_str};
 use crate::value::{BYTES_A_STEP, Callable, Dict, Loop, Missing, Scope, Value};
 
-/// Steps that one turn of a loop takes besides those of its body.
+/// Number of steps that one iteration of a loop takes besides those of its body.
 const STEPS_A_TURN: usize = 4;
-/// Depth of blocks, calls and expressions while a template runs.
+/// Maximum depth of nested blocks, calls and expressions while a template runs.
 const MAX_DEPTH: usize = 250;
-/// Assignments of namespaces to attributes of namespaces in one rendering.
+/// Maximum number of namespaces that one rendering may assign to attributes of namespaces.
 const MAX_SHARED: usize = 1000;
 
 /// Settings of a rendering.
@@ -56,7 +56,7 @@ pub(crate) fn render(
     };
     let mut text = String::new();
     let run = interpreter.body(body, &root, &mut text);
-    // A macro holds the scope that holds the macro.
+    // A macro and the scope that it is set in hold each other, so clearing the scope frees both.
     root.clear();
     interpreter.closures.iter().for_each(Scope::clear);
     for namespace in &interpreter.namespaces {
@@ -78,12 +78,12 @@ pub(crate) enum Flow {
 /// The state of one rendering.
 pub(crate) struct Interpreter<'a> {
     settings: Settings<'a>,
-    /// Variables of the template, which blocks see.
+    /// Top-level variables of the template, which its blocks can read.
     root: Scope,
     /// Steps that are left of the settings' `max_steps`.
     fuel: usize,
     depth: usize,
-    /// Blocks whose text is captured instead of printed.
+    /// Number of nested blocks whose text is captured instead of printed.
     captures: usize,
     shared: usize,
     generated: Vec<std::ops::Range<usize>>,
@@ -95,7 +95,7 @@ pub(crate) struct Interpreter<'a> {
 }
 
 impl Interpreter<'_> {
-    /// Takes `steps` from what the rendering may take.
+    /// Subtracts `steps` from the steps that are left; fails if they do not suffice.
     pub(crate) fn charge(&mut self, steps: usize) -> Result<()> {
         match self.fuel.checked_sub(steps) {
             Some(left) => {
@@ -302,7 +302,8 @@ impl Interpreter<'_> {
                 Flow::Break => break,
             }
         }
-        // jinja2 notes at the end of a turn that the loop was not empty, which `break` and `continue` skip.
+        // jinja2 records at the end of an iteration that the loop was not empty; `break` and `continue` skip
+        // that.
         if has_whole_turn { Ok(Flow::Normal) } else { self.body(&this.otherwise, &scope.child(), out) }
     }
 
@@ -326,7 +327,7 @@ impl Interpreter<'_> {
                 let Some(Value::Namespace(attributes)) = scope.get(name) else {
                     return Err(Error::render("cannot assign attribute on non-namespace object"));
                 };
-                // Values that are nested without a bound cannot be freed.
+                // Values that are nested without a bound could not be freed, because dropping them recurses.
                 self.shared += usize::from(value.has_namespace());
                 if self.shared > MAX_SHARED {
                     return Err(Error::budget("the template puts too many namespaces into namespaces"));

@@ -4,10 +4,10 @@ use crate::error::{Error, Result};
 use crate::text::{check_len, float_repr};
 use crate::value::{Dict, Value};
 
-/// How `json.dumps` was asked to write.
+/// Options of a call of `json.dumps`.
 #[derive(Clone, Debug)]
 pub(crate) struct JsonStyle {
-    /// Text of one level; `None` is one line.
+    /// Indentation of one level; `None` writes everything on one line.
     pub(crate) indent: Option<String>,
     pub(crate) item_separator: String,
     pub(crate) key_separator: String,
@@ -17,7 +17,7 @@ pub(crate) struct JsonStyle {
     pub(crate) sort_keys: bool,
 }
 
-/// `json.dumps(value)`.
+/// Serializes a value as `json.dumps(value)` does.
 pub(crate) fn dumps(value: &Value, style: &JsonStyle) -> Result<String> {
     let mut out = String::new();
     write(&mut out, value, style, 0)?;
@@ -62,7 +62,7 @@ fn number(float: f64) -> String {
     }
 }
 
-/// Entries with keys as text: `json.dumps({1: True})` is `{"1": true}`.
+/// Returns the entries with their keys as text: `json.dumps({1: True})` is `{"1": true}`.
 fn entries<'a>(dict: &'a Dict, style: &JsonStyle) -> Result<Vec<(String, &'a Value)>> {
     let mut entries: Vec<(&Value, &Value)> = dict.iter().collect();
     if style.sort_keys {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::given::Given;
 use crate::value::{Callable, Loop, Missing, Value, resolved};
 
-/// `value.name(given)`.
+/// Calls the method in `value.name(given)`.
 pub(crate) fn call(value: &Value, name: &str, given: Given) -> Result<Value> {
     match value {
         Value::Str(text) => string::call(text, name, given),

@@ -9,10 +9,10 @@ use crate::format::percent;
 use crate::text::check_len;
 use crate::value::{MAX_ITEMS, Span, Value, indices, resolved};
 
-/// `left operator right`.
+/// Evaluates `left operator right`.
 pub(crate) fn binary(operator: Operator, left: &Value, right: &Value) -> Result<Value> {
     match (left, right) {
-        // `str % undefined` formats it.
+        // A text on the left of `%` is a format, which may print an undefined value.
         (Value::Undefined(missing), _) => return Err(missing.error()),
         (_, Value::Undefined(missing)) if !matches!((operator, left), (Operator::Modulo, Value::Str(_))) => {
             return Err(missing.error());
@@ -34,7 +34,7 @@ pub(crate) fn binary(operator: Operator, left: &Value, right: &Value) -> Result<
     })
 }
 
-/// `left comparison right`.
+/// Evaluates `left comparison right`.
 pub(crate) fn compare(comparison: Comparison, left: &Value, right: &Value) -> Result<bool> {
     let order = |symbol: &str| left.compare(right, symbol);
     Ok(match comparison {
@@ -118,7 +118,7 @@ fn numeric(operator: Operator, left: &Value, right: &Value) -> Result<Option<Val
     Ok(float(operator, left, right)?.map(Value::Float))
 }
 
-/// `a // b`, rounded down.
+/// Returns the quotient `a // b` of integers, rounded down as in Python.
 fn floor_quotient(a: i128, b: i128) -> Option<i128> {
     let (quotient, rem) = (a.checked_div(b)?, a.checked_rem(b)?);
     Some(if rem != 0 && (rem < 0) != (b < 0) { quotient - 1 } else { quotient })
@@ -144,14 +144,14 @@ fn float(operator: Operator, left: &Value, right: &Value) -> Result<Option<f64>>
     }))
 }
 
-/// `a // b`, whose zero has the sign of `a / b`.
+/// Returns the quotient `a // b` of floats, rounded down. A zero has the sign of `a / b`.
 fn floor_quotient_of_floats(a: f64, b: f64) -> f64 {
     let rem = a % b;
     let quotient = (a - rem) / b - f64::from(u8::from(rem != 0.0 && (rem < 0.0) != (b < 0.0)));
     if quotient == 0.0 { 0f64.copysign(a / b) } else { quotient.round() }
 }
 
-/// The remainder with the sign of the divisor.
+/// Returns the remainder with the sign of the divisor, as in Python.
 fn modulo(a: f64, b: f64) -> f64 {
     let rem = a % b;
     if rem == 0.0 {
@@ -160,7 +160,7 @@ fn modulo(a: f64, b: f64) -> f64 {
     if (rem < 0.0) == (b < 0.0) { rem } else { rem + b }
 }
 
-/// `-value` or `+value`.
+/// Evaluates `-value` or `+value`.
 pub(crate) fn signed(value: &Value, negative: bool) -> Result<Value> {
     match (value.as_int(), value) {
         (_, Value::Undefined(missing)) => Err(missing.error()),
@@ -173,7 +173,7 @@ pub(crate) fn signed(value: &Value, negative: bool) -> Result<Value> {
     }
 }
 
-/// `value[start:stop:step]`.
+/// Evaluates the slice `value[start:stop:step]`.
 pub(crate) fn slice(value: &Value, bounds: [Value; 3]) -> Result<Value> {
     if let Value::Undefined(missing) = value {
         return Err(missing.error());

@@ -1,13 +1,13 @@
-//! Stable sorting of values whose comparison may fail, or of which none comes first.
+//! Stable sorting of values whose comparison may fail, or that have no order, such as NaN.
 
 use std::cmp::Ordering;
 
 use crate::error::Result;
 use crate::value::Value;
 
-/// Indices of `keys` in their order. `reverse` keeps the order of equal keys, as Python does.
+/// Returns the indices of `keys` in sorted order. `reverse` keeps the order of equal keys, as Python does.
 ///
-/// The standard library's sort may panic where comparisons contradict each other, which those of NaN do.
+/// The standard library's sort may panic if comparisons contradict each other, as those with NaN do.
 pub(crate) fn sorted(keys: &[Value], reverse: bool) -> Result<Vec<usize>> {
     let mut order: Vec<usize> = (0..keys.len()).collect();
     let mut width = 1;

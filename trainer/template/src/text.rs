@@ -6,7 +6,7 @@ use crate::characters::is_printable;
 use crate::error::{Error, Result};
 use crate::value::{Dict, Value};
 
-/// Bytes of the longest text that a template may build.
+/// Maximum length of a text that a template may build, in bytes.
 pub(crate) const MAX_TEXT: usize = 1 << 24;
 
 /// Refuses a text of more than [`MAX_TEXT`] bytes.
@@ -17,7 +17,7 @@ pub(crate) fn check_len(len: usize) -> Result<()> {
     Ok(())
 }
 
-/// `str(value)`.
+/// Returns the text of a value as `str(value)` does.
 pub(crate) fn str_of(value: &Value) -> Result<String> {
     let mut out = String::new();
     push_str(&mut out, value)?;
@@ -62,7 +62,7 @@ pub(crate) fn push_repr(out: &mut String, value: &Value) -> Result<()> {
         }
         Value::Range(span) => push(out, format_args!("range({}, {}, {})", span.start, span.stop, span.step)),
         Value::Namespace(attributes) => {
-            // A namespace may contain itself, which Python ends by its limit of recursion.
+            // A namespace may contain itself. Python stops such a `repr` at its recursion limit.
             let attributes = attributes.try_borrow_mut();
             let attributes = attributes.map_err(|_| Error::budget("a namespace contains itself"))?;
             out.push_str("<Namespace ");
@@ -124,7 +124,7 @@ fn push_quoted(out: &mut String, text: &str) {
     out.push(quote);
 }
 
-/// `ascii(value)` of a value whose `repr` is `text`: characters outside of ASCII are escaped.
+/// Returns `ascii(value)`, where `text` is the value's `repr`: characters outside of ASCII are escaped.
 pub(crate) fn ascii(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -137,7 +137,7 @@ pub(crate) fn ascii(text: &str) -> String {
     out
 }
 
-/// Appends `\xNN`, `\uNNNN` or `\UNNNNNNNN`.
+/// Appends an escape of a character: `\xNN`, `\uNNNN` or `\UNNNNNNNN`.
 fn push_escape(out: &mut String, character: char) {
     match u32::from(character) {
         code @ 0..=0xff => push(out, format_args!("\\x{code:02x}")),
@@ -146,8 +146,8 @@ fn push_escape(out: &mut String, character: char) {
     }
 }
 
-/// `repr(float)`: the shortest digits that read back equal, positional for exponents in `-4..16`, else
-/// `1e-05`.
+/// Formats a float as `repr(float)` does: the shortest digits that read back equal, positional for exponents
+/// in `-4..16`, else scientific, such as `1e-05`.
 pub(crate) fn float_repr(float: f64) -> String {
     if float.is_nan() {
         return "nan".to_owned();

@@ -48,7 +48,7 @@ fn of_macro(this: &Macro, line: usize) -> Result<()> {
 fn of_expr(expr: &Expr, line: usize) -> Result<()> {
     let all = |exprs: &[Expr]| exprs.iter().try_for_each(|expr| of_expr(expr, line));
     match expr {
-        // Parts of a condition are reached or not, as those of an `if`.
+        // As in an `if`, the parts of a conditional expression may never be evaluated.
         Expr::Condition { .. }
         | Expr::None
         | Expr::Bool(_)

@@ -16,12 +16,12 @@ pub(crate) use slices::{indices, resolved};
 use crate::ast::Comparison;
 use crate::error::{Error, Result};
 
-/// Depth of containers within containers that a template may build.
+/// Maximum depth of nested containers that a template may build.
 const MAX_DEPTH: usize = 200;
-/// Steps of printing or comparing a container: its values, those of shared parts counted each time, and its
-/// texts by length.
+/// Maximum number of steps for printing or comparing a container. Values that occur several times in it count
+/// each time, and texts count by their length.
 const MAX_SIZE: usize = 4_000_000;
-/// Items of the longest list that a template may make of a text or by repetition.
+/// Maximum number of items of a list that a template may make from a text or by repetition.
 pub(crate) const MAX_ITEMS: usize = 1_000_000;
 /// Bytes of a text, and values of a list, that count as one step where they are copied or read.
 pub(crate) const BYTES_A_STEP: usize = 64;
@@ -79,7 +79,7 @@ pub(crate) struct Generator {
 pub(crate) struct Extent {
     depth: usize,
     size: usize,
-    /// Whether a namespace is in it, which may grow later.
+    /// Whether the container holds a namespace, which may grow later.
     has_namespace: bool,
 }
 
@@ -104,7 +104,7 @@ impl Span {
 }
 
 impl Extent {
-    /// The extent of a container with these items.
+    /// Computes the extent of a container with these items.
     pub(crate) fn of(values: &[Value]) -> Result<Self> {
         let mut extent = Self::default();
         values.iter().for_each(|value| extent.add(value));
@@ -118,7 +118,7 @@ impl Extent {
         self.has_namespace |= inner.has_namespace;
     }
 
-    /// The extent of the container itself, unless it is too large.
+    /// Adds the container itself to the extent of its items; fails if the result is too large.
     pub(crate) fn around(mut self) -> Result<Self> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
@@ -132,7 +132,7 @@ impl Extent {
 }
 
 impl Missing {
-    /// jinja2's message where an undefined value is used.
+    /// Returns jinja2's message about the use of an undefined value.
     pub(crate) fn message(&self) -> String {
         match self {
             Self::Name(name) => format!("'{name}' is undefined"),
@@ -174,7 +174,7 @@ impl Value {
         Ok(Self::Iterator(Rc::new(Generator { items: RefCell::new(values.into_iter()), extent })))
     }
 
-    /// The value of JSON data.
+    /// Converts JSON data to a value.
     pub(crate) fn from_json(json: &serde_json::Value) -> Result<Self> {
         Ok(match json {
             serde_json::Value::Null => Self::None,
@@ -226,7 +226,8 @@ impl Value {
         }
     }
 
-    /// Steps that reading or copying the value once takes, without what its items contain.
+    /// Returns the number of steps that reading or copying the value takes, without the contents of its
+    /// items.
     pub(crate) fn steps(&self) -> usize {
         match self {
             Self::Str(text) => text.len() / BYTES_A_STEP,
@@ -238,19 +239,19 @@ impl Value {
         }
     }
 
-    /// Steps of reading the whole value, its items included.
+    /// Returns the number of steps that reading the full value takes, its items included.
     pub(crate) fn size(&self) -> usize {
         self.extent().size
     }
 
-    /// Steps of comparing two values by `comparison`.
+    /// Returns the number of steps that comparing two values by `comparison` takes.
     pub(crate) fn comparison_steps(&self, comparison: Comparison, other: &Self) -> usize {
         let shared = self.size().min(other.size());
         match comparison {
             Comparison::In | Comparison::NotIn if self.is_container() => self.steps() + other.size(),
             Comparison::In | Comparison::NotIn => self.steps().max(1) * other.steps().max(1),
             _ => match (self, other) {
-                // The items of views are looked for one after the other.
+                // Each item of a view is searched for among all items of the other.
                 (Self::View(_, a), Self::View(_, b)) => {
                     a.values.len().saturating_mul(b.values.len()).saturating_mul(1 + shared)
                 }
@@ -268,7 +269,7 @@ impl Value {
         self.extent().has_namespace
     }
 
-    /// The name of the value's type in messages.
+    /// Returns the name of the value's type for messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Undefined(_) => "Undefined",
@@ -297,7 +298,7 @@ impl Value {
         }
     }
 
-    /// An integer, as which Python also takes booleans.
+    /// Returns the value as an integer, if it is one. Booleans are integers in Python, too.
     pub(crate) fn as_int(&self) -> Option<i128> {
         match self {
             Self::Int(value) => Some(*value),
@@ -306,7 +307,7 @@ impl Value {
         }
     }
 
-    /// A number as a float.
+    /// Returns a number as a float; `None` for other values.
     pub(crate) fn as_float(&self) -> Option<f64> {
         match self {
             Self::Float(value) => Some(*value),
@@ -314,7 +315,7 @@ impl Value {
         }
     }
 
-    /// `bool(value)`.
+    /// Returns whether the value is true, as `bool(value)`.
     pub(crate) fn is_true(&self) -> bool {
         match self {
             Self::Undefined(_) | Self::None => false,
@@ -329,7 +330,7 @@ impl Value {
         }
     }
 
-    /// `len(value)`.
+    /// Returns the length of the value, as `len(value)`.
     pub(crate) fn len(&self) -> Result<usize> {
         match self {
             Self::Undefined(_) => Ok(0),
@@ -359,7 +360,7 @@ impl Value {
         )
     }
 
-    /// `list(value)`.
+    /// Returns the items of the value, as `list(value)`.
     pub(crate) fn iterate(&self) -> Result<Vec<Self>> {
         match self {
             Self::Undefined(_) => Ok(Vec::new()),
@@ -377,7 +378,7 @@ impl Value {
         }
     }
 
-    /// `a == b`.
+    /// Returns whether the values are equal, as `a == b`.
     pub(crate) fn equals(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Undefined(_), Self::Undefined(_)) | (Self::None, Self::None) => true,
@@ -403,7 +404,7 @@ impl Value {
         }
     }
 
-    /// The order of two values; `None` where a NaN has none.
+    /// Compares two values; `None` if one of them is NaN.
     ///
     /// # Errors
     /// Values of types that Python does not order.
@@ -427,7 +428,7 @@ impl Value {
         }
     }
 
-    /// `item in value`.
+    /// Evaluates `item in value`.
     pub(crate) fn contains(&self, item: &Self) -> Result<bool> {
         match self {
             Self::Str(text) => match item {

@@ -11,7 +11,7 @@ use crate::operators;
 use crate::text::{check_len, push_str, str_of};
 use crate::value::{Missing, Value, check_key};
 
-/// The item of an empty sequence.
+/// Result of `first` or `last` for an empty sequence.
 const EMPTY: Missing = Missing::Result("No item, sequence was empty.");
 
 pub(super) fn apply(
@@ -62,7 +62,7 @@ pub(super) fn apply(
     }
 }
 
-/// `value | items`: the pairs of a mapping.
+/// Returns the pairs of a mapping, as `value | items` does.
 fn items(name: &str, value: &Value, given: Given) -> Result<Value> {
     let [] = given.bind(name, [])?;
     match value {
@@ -75,12 +75,12 @@ fn items(name: &str, value: &Value, given: Given) -> Result<Value> {
     }
 }
 
-/// `value | attr(name)`.
+/// Returns an attribute of a value, as `value | attr(name)` does.
 fn attr(name: &str, value: &Value, given: Given) -> Result<Value> {
     let [attribute] = given.bind(name, ["name"])?;
     let attribute = str_of(&needed(name, attribute)?)?;
     match value {
-        // Attributes alone: items of dictionaries are none.
+        // Only attributes are looked up, and not the items of a dictionary.
         Value::Dict(_) if !crate::methods::exists(value, &attribute) => {
             Ok(Value::Undefined(Missing::Member(value.kind(), attribute.into())))
         }
@@ -130,7 +130,8 @@ fn of_items(name: &str, value: &Value, mut items: Vec<Value>, given: Given) -> R
             let [reverse, case_sensitive, attribute] =
                 given.bind(name, ["reverse", "case_sensitive", "attribute"])?;
             let keys = sort_keys(&items, attribute.as_ref(), case_sensitive)?;
-            // jinja2 sorts by lists of attributes, whose equal items are not ordered: `None` may be repeated.
+            // jinja2 sorts by lists of attributes. Python compares only unequal items of lists, so `None` may
+            // occur repeatedly.
             let keys: Vec<Value> =
                 keys.into_iter().map(|key| Value::list(vec![key])).collect::<Result<_>>()?;
             Value::list(sorted(items, &keys, reverse.is_some_and(|reverse| reverse.is_true()))?)
@@ -149,7 +150,7 @@ fn of_items(name: &str, value: &Value, mut items: Vec<Value>, given: Given) -> R
     }
 }
 
-/// Items, or an attribute of each.
+/// Returns the items, or an attribute of each.
 fn keyed(items: &[Value], attribute: Option<&Value>) -> Result<Vec<Value>> {
     match attribute {
         None | Some(Value::None) => Ok(items.to_vec()),
@@ -182,7 +183,7 @@ fn sort_keys(
     }
 }
 
-/// Items in the order of their keys; equal ones keep theirs.
+/// Sorts items by their keys; items with equal keys keep their order.
 fn sorted(items: Vec<Value>, keys: &[Value], reverse: bool) -> Result<Vec<Value>> {
     let order = crate::order::sorted(keys, reverse)?;
     Ok(order.into_iter().map(|at| items[at].clone()).collect())

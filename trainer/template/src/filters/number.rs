@@ -72,10 +72,10 @@ fn round(value: &Value, given: Given) -> Result<Value> {
     }
 }
 
-/// Rounds to a power of ten, ties to even multiples of it.
+/// Rounds to a multiple of a power of ten; ties go to the even multiple.
 fn round_int(value: i128, precision: i32) -> Option<i128> {
     let digits = u32::try_from(-precision.min(0)).ok()?;
-    // Multiples of larger powers than these are out of range but for 0.
+    // The only multiple of a larger power of ten that fits into `i128` is 0.
     if digits > 36 {
         return Some(0);
     }
@@ -85,7 +85,7 @@ fn round_int(value: i128, precision: i32) -> Option<i128> {
     (quotient + i128::from(up)).checked_mul(scale)
 }
 
-/// Python's `round(float, digits)`: the exact value is rounded, ties to even digits.
+/// Rounds as Python's `round(float, digits)` does: by the exact value, with ties to even digits.
 fn round_float(value: f64, precision: i32) -> f64 {
     if !value.is_finite() {
         return value;
@@ -108,7 +108,8 @@ fn int(value: &Value, given: Given) -> Result<Value> {
             (None, Some(float)) if float.is_finite() => Some(truncate(float)?),
             (parsed, _) => parsed,
         },
-        // Python raises for infinity alone. A number that is too large here is no reason for the default.
+        // jinja2 returns the default for NaN, and Python raises for infinity. A float that is too large for
+        // `i128` fails too.
         Value::Float(float) if float.is_nan() => None,
         Value::Float(float) => Some(truncate(*float)?),
         Value::Undefined(missing) => return Err(missing.error()),
@@ -117,7 +118,7 @@ fn int(value: &Value, given: Given) -> Result<Value> {
     Ok(parsed.map_or_else(|| default.unwrap_or(Value::Int(0)), Value::Int))
 }
 
-/// `int(text, base)`.
+/// Parses a text as `int(text, base)` does.
 fn parse_int(text: &str, base: i128) -> Option<i128> {
     let text = ascii_digits(text.trim_matches(is_space)).to_lowercase();
     let (negative, digits) = match text.strip_prefix('-') {
@@ -144,13 +145,13 @@ fn parse_int(text: &str, base: i128) -> Option<i128> {
     value.map(|value| if negative { -value } else { value })
 }
 
-/// Digits without the underscores that Python allows between two of them.
+/// Removes the underscores that Python allows between two digits.
 fn without_underscores(digits: &str) -> Option<String> {
     let wrong = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
     (!wrong).then(|| digits.replace('_', ""))
 }
 
-/// `float(text)`.
+/// Parses a text as `float(text)` does.
 fn parse_float(text: &str) -> Option<f64> {
     let text = without_underscores(&ascii_digits(text.trim_matches(is_space)))?;
     text.parse().ok()

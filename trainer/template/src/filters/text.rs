@@ -80,8 +80,8 @@ fn plain(name: &str, text: &str) -> Result<Value> {
     })
 }
 
-/// The first letter behind each white space, hyphen or opening bracket in upper case, the others in lower
-/// case.
+/// Converts a text as jinja2's `title`: the first letter after white space, a hyphen or an opening bracket
+/// becomes upper case, all others lower case.
 fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut push = |word: &str| {
@@ -142,7 +142,7 @@ fn indent(text: &str, given: Given) -> Result<Value> {
     Ok(Value::str(out))
 }
 
-/// Cuts a text; a list that is short enough passes, as it does in jinja2.
+/// Truncates a text. A list that is short enough is returned as it is, as in jinja2.
 fn truncate(value: &Value, given: Given) -> Result<Value> {
     let [length, kill, end, leeway] = given.bind("truncate", ["length", "killwords", "end", "leeway"])?;
     let number = |value: Option<Value>, default: i128| match value {

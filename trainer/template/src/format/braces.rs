@@ -9,12 +9,12 @@ use crate::interpreter::members::{attribute, item};
 use crate::text::{ascii, check_len, float_repr, push_repr, str_of};
 use crate::value::Value;
 
-/// `text.format(given)`, as jinja2's sandbox allows it.
+/// Formats `text.format(given)`, as far as jinja2's sandbox allows it.
 pub(crate) fn braces(text: &str, given: &Given) -> Result<String> {
     braced(text, given, &mut Numbering::default(), 2)
 }
 
-/// How fields are numbered: all by themselves, or all by the text.
+/// Numbering of the fields of a format, which is automatic for all (`{}`) or explicit for all (`{0}`).
 #[derive(Debug, Default)]
 struct Numbering {
     automatic: usize,
@@ -169,7 +169,7 @@ fn parse_spec(text: &str) -> Result<Spec> {
     Ok(spec)
 }
 
-/// `format(value, spec)`.
+/// Formats a value as `format(value, spec)` does.
 fn formatted(value: &Value, text: &str) -> Result<String> {
     if text.is_empty() {
         return str_of(value);
@@ -229,7 +229,7 @@ fn formatted(value: &Value, text: &str) -> Result<String> {
     }
 }
 
-/// `'{:c}'.format(value)`: the character with a code.
+/// Formats a code as its character, as `'{:c}'.format(value)` does.
 fn character(value: &Value, mut spec: Spec) -> Result<String> {
     spec.align = spec.align.or(Some('>'));
     let code = value.as_int().and_then(|code| u32::try_from(code).ok()).and_then(char::from_u32);
@@ -237,7 +237,7 @@ fn character(value: &Value, mut spec: Spec) -> Result<String> {
     padded(&character.to_string(), "", &spec)
 }
 
-/// A float with a precision and no conversion: like `%g`, with a digit behind the point.
+/// Formats a float with a precision and no conversion: as `%g`, but with at least one digit after the point.
 fn shortest_general(magnitude: f64, precision: usize) -> String {
     let scientific = exponential(magnitude, precision - 1);
     let power: i32 = scientific.split_once('e').and_then(|(_, power)| power.parse().ok()).unwrap_or(0);

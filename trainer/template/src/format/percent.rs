@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::text::{ascii, check_len, push_repr, str_of};
 use crate::value::Value;
 
-/// `format % values`.
+/// Formats `format % values`, as Python does.
 pub(crate) fn percent(format: &str, values: &Value) -> Result<String> {
     let positional = match values {
         Value::Tuple(items) => items.values.clone(),
@@ -42,7 +42,7 @@ pub(crate) fn percent(format: &str, values: &Value) -> Result<String> {
         check_len(out.len())?;
     }
     out.push_str(rest);
-    // What has items counts as a mapping, of which nothing needs to be used.
+    // A value that has items counts as a mapping, and a format need not use all entries of a mapping.
     let has_items = matches!(values, Value::Dict(_) | Value::List(_) | Value::Range(_) | Value::Undefined(_));
     let is_mapping = used_mapping || has_items;
     if next.next().is_some() && !is_mapping {
@@ -99,12 +99,12 @@ impl Specifier {
     }
 }
 
-/// The number that replaces a `*`.
+/// Returns the number that replaces a `*`.
 fn star(value: Option<Value>) -> Result<i128> {
     value.and_then(|value| value.as_int()).ok_or_else(|| Error::render("* wants int"))
 }
 
-/// A value under a conversion of `%`.
+/// Formats a value by the conversion `kind` of `%`.
 fn converted(value: &Value, kind: char, mut spec: Spec) -> Result<String> {
     let left = spec.align == Some('<');
     match kind {
@@ -138,7 +138,7 @@ fn converted(value: &Value, kind: char, mut spec: Spec) -> Result<String> {
     }
 }
 
-/// A number under a conversion of `%`.
+/// Formats a number by the conversion `kind` of `%`.
 fn number(value: &Value, kind: char, mut spec: Spec) -> Result<String> {
     let left = spec.align == Some('<');
     let zero = spec.fill == Some('0') && !left;

@@ -11,10 +11,10 @@ use crate::methods;
 use crate::text::str_of;
 use crate::value::{Callable, Dict, Loop, Missing, Scope, Span, Value};
 
-/// Integers of the longest range: the sandbox's limit.
+/// Maximum length of a range, which is that of jinja2's sandbox.
 const MAX_RANGE: usize = 100_000;
 
-/// Pairs that `dict()` takes: keys that are no text are found one after the other.
+/// Maximum number of pairs for `dict()`: keys that are not texts are found by a linear search.
 const MAX_PAIRS: usize = 10_000;
 
 /// The functions that every template has.
@@ -45,9 +45,9 @@ impl Interpreter<'_> {
         }
     }
 
-    /// `target.name(given)`, charged by what it reads and makes.
+    /// Calls the method in `target.name(given)`, and charges for what it reads and creates.
     pub(super) fn call_method(&mut self, target: &Value, name: &str, given: Given) -> Result<Value> {
-        // Only lookups compare the items of their target with an argument.
+        // Only these methods compare the items of their target with an argument.
         let compares = matches!(name, "index" | "count" | "changed");
         self.charge(target.steps() + if compares { target.size() } else { 0 })?;
         self.charge(given.steps())?;
@@ -136,7 +136,8 @@ impl Interpreter<'_> {
             };
             scope.set(parameter.name.clone(), value);
         }
-        // Defaults see the other parameters, and variables around the macro that no parameter hides.
+        // Default values can read the other parameters, and variables around the macro that no parameter
+        // shadows.
         for parameter in absent {
             if let Some(default) = &parameter.default {
                 let value = self.evaluate(default, &scope)?;

@@ -39,7 +39,8 @@ impl Interpreter<'_> {
             Expr::Item(of, key) => {
                 let of = self.evaluate(of, scope)?;
                 let key = self.evaluate(key, scope)?;
-                // Lists and text keys are found at once; texts and other keys are searched.
+                // An index into a list and a text key take constant time; texts and other keys are searched
+                // linearly.
                 let is_searched = matches!((&of, &key), (Value::Str(_), _) | (Value::Dict(_), _));
                 if is_searched && !matches!((&of, &key), (Value::Dict(_), Value::Str(_))) {
                     self.charge(of.steps())?;
@@ -88,7 +89,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Joins two texts of which one is escaped: the other one is escaped, too.
+    /// Joins two texts if one of them is escaped; the other one is escaped first.
     fn joined_escaped(&mut self, operator: Operator, left: &Value, right: &Value) -> Result<Option<Value>> {
         let (Operator::Add, Value::Str(first), Value::Str(second)) = (operator, left, right) else {
             return Ok(None);
@@ -133,7 +134,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// `value is name(given)`, charged by what it reads.
+    /// Evaluates `value is name(given)`, and charges for what it reads.
     pub(crate) fn check(&mut self, name: &str, value: &Value, given: Given) -> Result<bool> {
         if name == "escaped" {
             let [] = given.bind(name, [])?;
@@ -186,7 +187,7 @@ impl Interpreter<'_> {
         Ok(Value::Bool(true))
     }
 
-    /// Evaluates a call. Methods are called without a value of their own.
+    /// Evaluates a call. A method is called directly, without creating a value for the bound method.
     pub(super) fn call_with(&mut self, expr: &Expr, scope: &Scope, caller: Option<Value>) -> Result<Value> {
         let Expr::Call(callee, arguments) = expr else { return Err(Error::render("expected a call")) };
         if let Expr::Attribute(of, name) = &**callee {

@@ -1,7 +1,7 @@
-//! Texts that are escaped for HTML: what `escape` and `safe` give is not escaped again.
+//! Texts that are escaped for HTML: results of `escape` and `safe` are not escaped again.
 //!
-//! jinja2 gives such texts a type of their own, `Markup`. Here they are plain texts within containers, in
-//! slices, in formats, and as what methods with arguments return.
+//! jinja2 gives such texts a type of their own, `Markup`. Here they lose that property within containers, in
+//! slices, in formats, and as results of methods with arguments.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::value::Value;
 #[derive(Default)]
 pub(crate) struct Escaped {
     addresses: HashSet<usize>,
-    /// The texts, held so that no other one gets their addresses.
+    /// The escaped texts, which are held so that no other text gets their addresses.
     texts: Vec<Arc<str>>,
 }
 

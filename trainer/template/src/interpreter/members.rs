@@ -9,7 +9,7 @@ use crate::methods::exists;
 use crate::text::str_of;
 use crate::value::{Callable, Loop, Missing, Value};
 
-/// `value.name`: an attribute, else an item.
+/// Evaluates `value.name`: an attribute if there is one, else an item.
 pub(crate) fn attribute(value: &Value, name: &Arc<str>) -> Result<Value> {
     if let Value::Undefined(missing) = value {
         // Python objects have a class, which the sandbox hides.
@@ -26,7 +26,7 @@ pub(crate) fn attribute(value: &Value, name: &Arc<str>) -> Result<Value> {
     Ok(Value::Undefined(Missing::Member(value.kind(), name.clone())))
 }
 
-/// `value[key]`: an item, else an attribute.
+/// Evaluates `value[key]`: an item if there is one, else an attribute.
 pub(crate) fn item(value: &Value, key: &Value) -> Result<Value> {
     if let Value::Undefined(missing) = value {
         return Err(missing.error());
@@ -42,7 +42,7 @@ pub(crate) fn item(value: &Value, key: &Value) -> Result<Value> {
     Ok(Value::Undefined(Missing::Member(value.kind(), str_of(key)?.into())))
 }
 
-/// `value['a.0.b']` as filters look attributes up.
+/// Looks up a dotted path such as `a.0.b` in a value, as filters look up attributes.
 pub(crate) fn path(value: &Value, path: &Value, default: Option<&Value>) -> Result<Value> {
     let keys = match path {
         Value::Str(path) => path.split('.').map(path_key).collect(),
@@ -91,7 +91,7 @@ fn own_attribute(value: &Value, name: &Arc<str>) -> Option<Value> {
     match value {
         Value::Namespace(attributes) => attributes.borrow().get_text(name).cloned(),
         Value::Loop(this) => loop_attribute(this, name),
-        // What `groupby` gives.
+        // A pair that `groupby` returns, whose items have names.
         Value::Tuple(items) if items.values.len() == 2 => match &**name {
             "grouper" => items.values.first().cloned(),
             "list" => items.values.last().cloned(),

@@ -10,7 +10,7 @@ use crate::given::Given;
 use crate::text::check_len;
 use crate::value::{MAX_ITEMS, Value};
 
-/// `text.name(given)`.
+/// Calls the method of a string in `text.name(given)`.
 pub(super) fn call(text: &str, name: &str, given: Given) -> Result<Value> {
     match name {
         "format" => format::braces(text, &given).map(Value::str),
@@ -57,7 +57,7 @@ pub(super) fn call(text: &str, name: &str, given: Given) -> Result<Value> {
     }
 }
 
-/// `text.format_map(mapping)`.
+/// Formats `text.format_map(mapping)`.
 fn format_map(text: &str, name: &str, given: Given) -> Result<Value> {
     let [Some(Value::Dict(values))] = given.bind(name, ["mapping"])? else {
         return Err(Error::render("format_map() takes a mapping"));
@@ -69,7 +69,7 @@ fn format_map(text: &str, name: &str, given: Given) -> Result<Value> {
     format::braces(text, &Given { positional: Vec::new(), named: named.collect() }).map(Value::str)
 }
 
-/// `text.join(iterable)`.
+/// Joins the items of an iterable, as `text.join(iterable)` does.
 fn join(text: &str, name: &str, given: Given) -> Result<Value> {
     let [items] = given.bind(name, ["iterable"])?;
     let items = needed(name, items)?.iterate()?;
@@ -86,7 +86,7 @@ fn join(text: &str, name: &str, given: Given) -> Result<Value> {
     Ok(Value::str(out))
 }
 
-/// The methods without arguments.
+/// Calls a method without arguments.
 fn plain(text: &str, name: &str) -> Value {
     let all = |class: fn(char) -> bool| Value::Bool(!text.is_empty() && text.chars().all(class));
     match name {
@@ -125,12 +125,12 @@ fn text_of(name: &str, value: Option<Value>) -> Result<String> {
     }
 }
 
-/// `str.islower`: some character is cased, and all cased ones are in lower case.
+/// Whether a text is lower case to `str.islower`: it has cased characters, and all of them are in lower case.
 pub(crate) fn is_lower(text: &str) -> bool {
     text.chars().any(is_cased) && text.chars().all(|next| !is_cased(next) || next.is_lowercase())
 }
 
-/// `str.isupper`: some character is cased, and all cased ones are in upper case.
+/// Whether a text is upper case to `str.isupper`: it has cased characters, and all of them are in upper case.
 pub(crate) fn is_upper(text: &str) -> bool {
     text.chars().any(is_cased) && text.chars().all(|next| !is_cased(next) || next.is_uppercase())
 }
@@ -161,7 +161,7 @@ fn swap_case(text: &str) -> String {
     out
 }
 
-/// `str.replace`; a negative count replaces all.
+/// Replaces as `str.replace` does; a negative count replaces all occurrences.
 pub(crate) fn replace(text: &str, old: &str, new: &str, count: i128) -> Result<String> {
     let found = if old.is_empty() { text.chars().count() + 1 } else { text.matches(old).count() };
     check_len(text.len().saturating_add(found.saturating_mul(new.len())))?;
@@ -213,8 +213,8 @@ fn split(text: &str, name: &str, given: Given) -> Result<Value> {
     Value::list(parts.into_iter().map(Value::str).collect())
 }
 
-/// Words between white space; what is behind the last split stays as it is, but for the white space before
-/// it.
+/// Splits a text into words at white space. After `limit` splits, the rest of the text is kept as one word,
+/// without the white space next to the last split.
 fn words(text: &str, limit: Option<usize>, from_right: bool) -> Vec<&str> {
     let limit = limit.unwrap_or(usize::MAX);
     let mut rest = text;
@@ -270,8 +270,8 @@ fn affix(text: &str, name: &str, given: Given) -> Result<Value> {
     }
 }
 
-/// The characters from `start` to `end`, with the first one's index; `None` where the start is beyond the
-/// end.
+/// Returns the characters from `start` to `end` with the index of the first one; `None` if `start` is after
+/// `end`.
 fn window(text: &str, start: Option<Value>, end: Option<Value>) -> Result<Option<(usize, String)>> {
     let len = text.chars().count();
     let bound = |value: Option<Value>, default: usize| match value {
@@ -352,7 +352,7 @@ fn justify(text: &str, name: &str, given: Given) -> Result<Value> {
     Ok(Value::str(format!("{}{text}{}", pad(left), pad(missing - left))))
 }
 
-/// `str.splitlines`.
+/// Splits a text into lines as `str.splitlines` does.
 pub(crate) fn split_lines(text: &str, keep_ends: bool) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
@@ -376,7 +376,7 @@ pub(crate) fn split_lines(text: &str, keep_ends: bool) -> Vec<String> {
     lines
 }
 
-/// `str.zfill`: zeros behind a sign.
+/// Pads a number with zeros after its sign, as `str.zfill` does.
 fn zero_fill(text: &str, width: usize) -> Result<String> {
     check_len(width)?;
     let sign = text.len() - text.strip_prefix(['+', '-']).unwrap_or(text).len();

@@ -27,7 +27,7 @@ pub(crate) struct Located {
     pub(crate) token: Token,
 }
 
-/// Longest first, as a prefix of a symbol may be another.
+/// Symbols of expressions, longest first because one symbol may be a prefix of another.
 const SYMBOLS: [&str; 25] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<",
     "=", ".", ":", "|", ",",
@@ -82,7 +82,7 @@ impl<'a> Lexer<'a> {
         self.tokens.push(Located { line: self.line, token });
     }
 
-    /// Moves behind `length` bytes and counts their lines.
+    /// Advances by `length` bytes and counts their lines.
     fn skip(&mut self, length: usize) {
         let skipped = &self.source[self.position..self.position + length];
         self.line += skipped.matches('\n').count();
@@ -252,13 +252,14 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// Offset of the first tag. One scan, as a search for each kind of tag would read the whole rest at each tag.
+/// Returns the offset of the first tag. A search for each kind of tag would read the whole rest at each tag,
+/// so this is one scan for all.
 fn next_tag(text: &str) -> Option<usize> {
     let opens = |at: &usize| matches!(text.as_bytes().get(at + 1), Some(b'%' | b'{' | b'#'));
     text.match_indices('{').map(|(at, _)| at).find(opens)
 }
 
-/// Text before a tag, as the tag's sign strips it.
+/// Strips the text before a tag as the sign of the tag requests.
 fn stripped(text: &str, sign: Option<char>, lstrip: bool, line_starting: bool) -> &str {
     match sign {
         Some('-') => text.trim_end_matches(is_space),
@@ -271,7 +272,7 @@ fn stripped(text: &str, sign: Option<char>, lstrip: bool, line_starting: bool) -
     }
 }
 
-/// Bytes of white space at the start of a text.
+/// Returns the number of bytes of white space at the start of a text.
 fn spaces(text: &str) -> usize {
     text.len() - text.trim_start_matches(is_space).len()
 }
@@ -293,7 +294,8 @@ fn block_end(rest: &str) -> Option<usize> {
     rest.strip_prefix("%}").map(|behind| 2 + usize::from(behind.starts_with('\n')))
 }
 
-/// Python's `unicode-escape`: unknown escapes stay as they are.
+/// Resolves the escapes of a string literal as Python's `unicode-escape` does; unknown escapes stay as they
+/// are.
 fn unescape(text: &str) -> std::result::Result<String, String> {
     let mut out = String::with_capacity(text.len());
     let mut characters = text.chars().peekable();

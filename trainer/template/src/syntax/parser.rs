@@ -8,9 +8,9 @@ use crate::ast::{Body, CAPTURED, Expr, For, Macro, Node, Parameter, Statement, T
 use crate::error::{Error, Result};
 use crate::lexer::{Located, Token};
 
-/// Depth of blocks and expressions within each other.
+/// Maximum depth of nested blocks and expressions.
 const MAX_DEPTH: usize = 80;
-/// Operators of one expression that wrap each other; more than this cannot be evaluated.
+/// Maximum number of chained operators in one expression; a longer chain could not be evaluated.
 const MAX_CHAIN: usize = 250;
 
 /// Parses the tokens of a template.
@@ -24,7 +24,7 @@ pub(crate) struct Parser {
     tokens: Vec<Located>,
     position: usize,
     depth: usize,
-    /// Operators that wrap what is left of them, in the expressions that are being read.
+    /// Number of operators whose left operand is an expression, in the expressions that are being parsed.
     chained: usize,
 }
 
@@ -114,7 +114,8 @@ impl Parser {
         parsed
     }
 
-    /// Counts an operator whose left operand is an expression, so that trees stay shallow enough to be freed.
+    /// Counts an operator whose left operand is an expression. The limit keeps trees shallow enough to be
+    /// freed.
     fn chain(&mut self) -> Result<()> {
         self.chained += 1;
         if self.chained > MAX_CHAIN {
@@ -123,8 +124,8 @@ impl Parser {
         Ok(())
     }
 
-    /// Reads statements up to a tag whose name is one of `ends`, and that name; up to the end of the template
-    /// where there are none.
+    /// Reads statements up to a tag whose name is one of `ends`, and that name. Without `ends`, reads up to
+    /// the end of the template.
     fn body(&mut self, ends: &[&str]) -> Result<(Body, Arc<str>)> {
         self.nested(|parser| parser.statements(ends))
     }
@@ -325,7 +326,7 @@ impl Parser {
         Ok(parameters)
     }
 
-    /// Reads what is assigned to: names and tuples of them, attributes of namespaces.
+    /// Reads the target of an assignment: names, tuples of names, or attributes of namespaces.
     fn target(&mut self, ends: &[&str]) -> Result<Target> {
         let mut targets = vec![self.single_target()?];
         let mut is_tuple = false;

@@ -8,14 +8,14 @@ use super::{Extent, Items, Value};
 use crate::ast::{For, Macro};
 use crate::error::Result;
 
-/// Something that can be called.
+/// A value that can be called.
 #[derive(Debug)]
 pub(crate) enum Callable {
     Global(&'static str),
     Macro(Arc<Macro>, Scope),
     Method(Value, Arc<str>),
     Cycler(Rc<Items>, Cell<usize>),
-    /// Prints its text from the second call on.
+    /// jinja2's `joiner`, which prints nothing at its first call and its text at every later call.
     Joiner(Arc<str>, Cell<bool>),
 }
 
@@ -30,7 +30,7 @@ struct Frame {
 }
 
 impl Scope {
-    /// An empty scope within this one.
+    /// Creates an empty scope within this one.
     pub(crate) fn child(&self) -> Self {
         Self(Rc::new(Frame { variables: RefCell::default(), parent: Some(self.clone()) }))
     }
@@ -44,7 +44,7 @@ impl Scope {
         }
     }
 
-    /// The variable of the innermost scope that has one of this name.
+    /// Returns the variable of this name from the innermost scope that has one.
     pub(crate) fn get(&self, name: &str) -> Option<Value> {
         let mut scope = self;
         loop {
@@ -70,11 +70,11 @@ pub(crate) struct Loop {
     items: Vec<Value>,
     pub(crate) extent: Extent,
     index: Cell<usize>,
-    /// Loops of the same recursion around this one.
+    /// Number of loops of the same recursion around this one.
     pub(crate) depth: usize,
-    /// The values that `loop.changed` saw last.
+    /// Values that were passed to the last call of `loop.changed`.
     pub(crate) changed: RefCell<Option<Vec<Value>>>,
-    /// The loop and its scope, where it may be called.
+    /// The loop's statement and scope, if the loop is recursive and may be called.
     pub(crate) recursion: Option<(Arc<For>, Scope)>,
 }
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use super::{Extent, Value};
 use crate::error::{Error, Result};
 
-/// Entries from which on text keys are found by an index.
+/// Number of entries at which a dictionary begins to find text keys by an index.
 const INDEXED: usize = 16;
 
 /// A dictionary that keeps the order of insertion.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Dict {
     entries: Vec<(Value, Value)>,
-    /// Text keys by their entry, once there are many.
+    /// Entry of each text key, if there are at least [`INDEXED`] entries.
     index: HashMap<Arc<str>, usize>,
     extent: Extent,
 }
@@ -86,7 +86,8 @@ impl Dict {
         Ok(())
     }
 
-    /// Steps of inserting all keys: those that are no text are compared with all before them.
+    /// Returns the number of steps that inserting all keys takes. A key that is not a text is compared with
+    /// all before it.
     pub(crate) fn insertion_steps(&self) -> usize {
         let others = self.entries.iter().filter(|(key, _)| key.as_str().is_none()).count();
         let keys = self.entries.iter().map(|(key, _)| 1 + key.size()).fold(0, usize::saturating_add);

@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 
-/// Returns start, stop and step of a slice of `len` items, as Python's `slice.indices`. The step is at most
-/// by one larger than the length, as all larger ones choose the same items.
+/// Returns start, stop and step of a slice of `len` items, as Python's `slice.indices`. The step is limited
+/// to one more than the length, because all larger steps select the same items.
 pub(crate) fn resolved([start, stop, step]: [Option<i128>; 3], len: usize) -> Result<[i128; 3]> {
     let len = i128::try_from(len).unwrap_or(i128::MAX);
     let step = step.unwrap_or(1);
@@ -20,7 +20,7 @@ pub(crate) fn resolved([start, stop, step]: [Option<i128>; 3], len: usize) -> Re
     Ok([bound(start, first), bound(stop, last), step.clamp(-len - 1, len + 1)])
 }
 
-/// Indices that a slice chooses of `len` items.
+/// Returns the indices of the items that a slice selects from `len` items.
 pub(crate) fn indices(numbers: [Option<i128>; 3], len: usize) -> Result<Vec<usize>> {
     let [mut at, stop, step] = resolved(numbers, len)?;
     let mut chosen = Vec::new();

@@ -12,7 +12,7 @@ impl Parser {
         self.nested(Self::condition)
     }
 
-    /// Reads expressions with commas between them; one without a comma is itself.
+    /// Reads comma-separated expressions as a tuple; a single expression without a comma is not wrapped.
     pub(super) fn tuple(&mut self, with_condition: bool, ends: &[&str]) -> Result<Expr> {
         let (mut items, is_tuple) = self.tuple_items(with_condition, ends)?;
         match items.pop() {
@@ -194,7 +194,7 @@ impl Parser {
         Ok(expr)
     }
 
-    /// Strings next to each other are one.
+    /// Reads adjacent string literals, which form one string.
     fn strings(&mut self, first: Arc<str>) -> Result<Expr> {
         self.position += 1;
         if !matches!(self.peek(), Some(Token::Str(_))) {
@@ -292,7 +292,7 @@ impl Parser {
         }
     }
 
-    /// Reads `|filter` as often as it comes; `inline` starts with the name of the first.
+    /// Reads any number of `|filter`; with `inline`, the first filter begins with its name and has no bar.
     pub(super) fn filters(&mut self, mut expr: Expr, mut inline: bool) -> Result<Expr> {
         while inline || self.skip_symbol("|") {
             inline = false;
