@@ -178,15 +178,15 @@ impl RecordSink for Present {
     }
 }
 
-/// Returns the offset after the last line of `path` that `stays`; 0 if there is none, or no file. Reads
-/// backwards from the end, only as far as that line.
+/// Returns the offset after the last line of `path` for which `stays` is true; 0 if there is no such line or
+/// no file. Reads backwards from the end, only as far as that line.
 pub(super) fn end_of_lines(path: &Path, stays: impl Fn(&[u8]) -> bool) -> io::Result<u64> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         opened => opened?,
     };
     let mut end = file.seek(SeekFrom::End(0))?;
-    // A line that a kill has torn has no end.
+    // A line that a kill has cut off has no line break.
     let mut line_end = end_of_last_line(&mut file, end)?;
     while line_end > 0 {
         end = line_end;

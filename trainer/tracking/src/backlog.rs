@@ -1,7 +1,7 @@
 //! Queue of steps for a tracking server: sent in order, and kept while the server does not answer, up to a
 //! limit.
 //!
-//! Requests and names are in the module of each server.
+//! The module of each server has its requests and names.
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,8 @@ pub trait TrackingServer: Send {
     /// Name of the tracker in warnings.
     const NAME: &'static str;
 
-    /// Sends the first of `steps`, which are not empty. Returns how many of them the server has now, at least
-    /// one. `id` is the run's identity ([`RunDescription::id`]).
+    /// Sends one or more steps from the front of `steps`, which is not empty. Returns the number of them that
+    /// the server has now, at least one. `id` is the run's identity ([`RunDescription::id`]).
     ///
     /// # Errors
     /// When the server cannot be reached or rejects the request. The same steps are sent again later.

@@ -12,7 +12,7 @@ const MAX_PAUSE: usize = 64;
 /// Function that opens a tracker.
 pub(super) type Open = Box<dyn FnMut() -> Result<Box<dyn Tracker>, TrackingError> + Send>;
 
-/// Kind of the records that a tracker takes, which is known before it is open.
+/// Kind of the records that a tracker takes, which is needed before the tracker is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
     /// Steps, in a file of the run folder.

@@ -53,7 +53,7 @@ impl RunDescription {
     }
 }
 
-/// Whether a name leads to no other folder where it is that of a folder.
+/// Whether a name, used as the name of a folder, does not lead to another folder.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains('/')
 }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
     use crate::{Metrics, Stage};
 
-    /// TensorBoard's files of a run are in a folder of its name.
+    /// The name of a run names the folder of its TensorBoard files.
     #[test]
     fn a_run_whose_name_leads_to_another_folder_is_none() {
         let folder = tempfile::tempdir().unwrap();

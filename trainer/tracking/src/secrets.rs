@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
 
-/// Bytes of the shortest value that is redacted; a shorter one is part of many words.
+/// Minimum length of a redacted value in bytes; a shorter one may be part of many words.
 const MIN_BYTES: usize = 6;
 /// Text that replaces a value.
 const REDACTED: &str = "[redacted]";
@@ -24,8 +24,8 @@ impl std::fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// Takes values such as `Bearer TOKEN`, of which the scheme may be shown. Of `Basic CREDENTIALS` the
-    /// password is a secret also after it was decoded.
+    /// Takes values such as `Bearer TOKEN`, whose scheme may be shown. The decoded password of `Basic
+    /// CREDENTIALS` is redacted as well.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>) -> Self {
         let mut forms = Vec::new();
         for value in values {
@@ -49,7 +49,7 @@ impl Secrets {
         Self::new(sensitive.filter_map(|value| std::str::from_utf8(value.as_bytes()).ok()))
     }
 
-    /// Replaces each value in `text`, and the beginning of one at which the text is cut off.
+    /// Redacts each value in `text`, and at its end also the beginning of a value that was cut off.
     pub fn redact(&self, text: &str) -> String {
         let mut shown = text.to_owned();
         for form in &self.forms {

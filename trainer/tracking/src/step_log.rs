@@ -139,7 +139,7 @@ pub fn for_each_completion_at_ends(
     max_bytes: u64,
     mut take: impl FnMut(CompletionRecord),
 ) -> Result<(), TrackingError> {
-    // Of a missing file nothing is read.
+    // A missing file counts as empty.
     let len = fs::metadata(path).map_or(0, |metadata| metadata.len());
     let half = max_bytes / 2;
     let last = if len > max_bytes { len - half } else { half };
@@ -175,7 +175,7 @@ fn for_each_line(
     };
     let (mut at, mut line) = (begins.start, Vec::new());
     if let Some(before) = begins.start.checked_sub(1) {
-        // The rest of a line that begins before, or only its line break.
+        // Skips the rest of the line that begins before the range, or only its line break.
         file.seek(SeekFrom::Start(before))?;
         at = before + file.read_until(b'\n', &mut line)? as u64;
         line.clear();

@@ -28,7 +28,7 @@ impl EventLog {
         let mut present = event_files(folder).map_err(TrackingError::file("list", folder))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let fresh = || folder.join(format!("{EVENT_FILE}{:010}.rlt-trainer", now.as_secs()));
-        // The file of a run keeps its name, so that no moment is without one.
+        // The run keeps its event file under the same name, so that it has one at every moment.
         let first = history.first()?;
         let path = present.pop().filter(|_| first.is_some()).unwrap_or_else(fresh);
         let started = first.map_or(now.as_secs_f64(), |first| first.timestamp);

@@ -113,7 +113,7 @@ struct Hanging(Receiver<()>);
 
 impl Tracker for Hanging {
     fn log_step(&mut self, _metrics: &StepMetrics) -> Result<(), TrackingError> {
-        // An error when the test has ended.
+        // Receiving fails when the test has ended.
         let _ = self.0.recv();
         Ok(())
     }
@@ -138,13 +138,13 @@ fn a_hanging_tracker_delays_no_other_and_is_named() {
     let mut trackers = Trackers::open(&options(dir.path(), None));
     let (_until_the_end, hanging) = channel();
     trackers.add("hanging", Ok(Box::new(Hanging(hanging))));
-    // On a thread of its own: a call that waited for the hanging tracker would never return.
+    // The calls run on a separate thread, because one that waited for the hanging tracker would never return.
     let (logged, is_logged) = channel();
     std::thread::spawn(move || {
         for idx in 0..1000 {
             trackers.log(&step(Stage::Training, idx, 0.0));
-            // The queues of the others are shorter than the steps of this test; a checkpoint waits for files
-            // alone.
+            // The test has more steps than the queues of the other trackers hold, so it syncs in between. A
+            // sync waits only for trackers that are files.
             assert!(idx % 100 > 0 || trackers.sync(PATIENCE));
         }
         logged.send(trackers).unwrap();
@@ -170,7 +170,7 @@ fn a_tracker_that_is_still_busy_at_the_end_is_named_though_it_lost_nothing() {
     assert_eq!(reports, [TrackerReport { name: "hanging", num_lost: 0, last_error: error }]);
 }
 
-/// A hundred long completions are far fewer than the queue has places.
+/// A hundred long completions are far fewer than the number of items that the queue holds.
 #[test]
 fn completions_of_more_bytes_than_may_wait_for_a_slow_tracker_are_left_out_and_counted() {
     let mut trackers = Trackers::default();
@@ -304,7 +304,7 @@ fn records_lost_by_a_log_that_is_never_opened_are_counted() {
     assert_eq!(lost, [("metrics.jsonl", 1500)], "{reports:?}");
 }
 
-/// A disk is full to this file where its descriptor may not be written to.
+/// A file whose disk is full if its descriptor cannot be written to.
 struct AppendFileUnderTest {
     path: PathBuf,
     file: append_file::AppendFile,

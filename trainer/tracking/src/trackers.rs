@@ -58,7 +58,7 @@ pub struct Trackers {
     num_steps: AtomicU64,
 }
 
-/// Earlier steps of a run that resumes, for its trackers.
+/// Earlier steps of a resumed run, which its trackers receive.
 struct Followed {
     folder: PathBuf,
     resumed_after: Option<(Stage, u64)>,
@@ -89,8 +89,8 @@ impl Trackers {
     pub fn open(options: &TrackersOptions<'_>) -> Self {
         let mut trackers = Self::default();
         let TrackersOptions { folder, resumed_after, .. } = *options;
-        // Read before anything is cut. Whoever needs the history reads it again where that failed: no tracker
-        // begins a run anew because a file could not be read for a moment.
+        // The history is read before any file is truncated. If that fails, each tracker reads it again when
+        // it opens, so that a temporary error makes no tracker begin the run anew.
         let history = step_log::history(folder, resumed_after).ok();
         let root = folder.to_path_buf();
         let open = move || step_log::StepLog::open(&root, resumed_after).map(boxed);

@@ -150,7 +150,7 @@ impl Credentials {
                     token.set_sensitive(true);
                     request.header(WRITE_TOKEN, token)
                 }
-                // The builder reports the header as an error of the request.
+                // A token that is no valid header value becomes an error when the request is sent.
                 Err(_) => request.header(WRITE_TOKEN, token),
             };
         }

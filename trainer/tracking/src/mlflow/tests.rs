@@ -5,7 +5,7 @@ use rlt_tests::{HeldPort, MlflowServer};
 use super::*;
 use crate::{Metrics, Tracker as _, error_chain};
 
-/// A server, and what a test asks it.
+/// A server with the requests that tests send to it.
 struct Server {
     url: String,
     _process: MlflowServer,

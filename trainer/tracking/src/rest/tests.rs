@@ -47,7 +47,7 @@ fn an_answer_without_end_is_given_up_and_named() {
 #[test]
 fn a_token_that_a_server_repeats_is_in_no_error() {
     let (url, heads) = serve(|stream| {
-        // The token is cut off by the length of what an error quotes.
+        // The limit of what an error quotes cuts the token off.
         let body = format!("{{\"x\": \"{}Bearer token-of-the-user\"}}", " ".repeat(MAX_QUOTED - 20));
         let head = format!("HTTP/1.1 401 x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
         let _ = stream.write_all((head + &body).as_bytes());

@@ -95,7 +95,7 @@ impl History {
         match &self.0 {
             Source::Steps(steps) => steps.len().saturating_sub(position.offset as usize),
             Source::Log { path, end, .. } => {
-                // A log that cannot be read is an error of whoever reads the steps.
+                // An error is ignored here, because reading the steps reports it.
                 let lines = lines(path, position.offset, *end).ok().flatten();
                 lines.map_or(0, |lines| lines.split(b'\n').map_while(Result::ok).count())
             }

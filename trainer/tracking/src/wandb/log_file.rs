@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(split.len(), long.len() + 3 * PART_HEADER_LEN);
         let padded = framed(BLOCK_LEN as u64 - 6, b"abc");
         assert_eq!((&padded[..6], padded.len()), (&[0; 6][..], 6 + 7 + 3));
-        // Room for a header alone: an empty first part, as LevelDB writes it.
+        // The block has space for a header only, so it gets an empty first part, as LevelDB writes it.
         let tight = framed(BLOCK_LEN as u64 - 7, b"abc");
         assert_eq!(kinds(&tight, &[0, 7]), [2, 4]);
     }
