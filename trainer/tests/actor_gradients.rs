@@ -52,7 +52,7 @@ fn objective() -> Objective {
     }
 }
 
-/// Gradients by the actor, split into micro-batches of these rows.
+/// Computes the gradients by the actor, split into micro-batches of these rows.
 fn by_actor(tied: bool, splits: &[&[usize]], activation_checkpointing: bool) -> Vec<(String, Tensor)> {
     let decoder = decoder(tied);
     let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default()).unwrap();

@@ -111,7 +111,7 @@ fn packed_values_are_those_of_sequences_alone() {
             batch.sequences.iter().map(|sequence| values_alone(&decoder, &head_d, sequence)).collect();
         let alone: Vec<f32> = Vec::try_from(Tensor::cat(&alone, 0).detach()).unwrap();
         for (token, (packed, alone)) in values.iter().zip(alone).enumerate() {
-            // The tolerance between packed and alone.
+            // This is the tolerance between a packed sequence and the same sequence alone.
             assert!((packed - f64::from(alone)).abs() <= 1e-5, "{family}, token {token}: {packed} {alone}");
         }
     }
@@ -135,7 +135,7 @@ fn an_update_of_micro_batches_has_the_gradient_of_the_whole_loss() {
         let off = report.metrics()["critic/vf_loss"] - loss.double_value(&[]);
         assert!(off.abs() <= 1e-5, "{family}: loss off by {off}");
 
-        // Without a memory of earlier gradients the first moment is the gradient.
+        // If the optimizer has no earlier gradients, its first moment is the gradient.
         let state = critic.state_tensors().unwrap();
         let mut expected = backbone.trainable_parameters();
         expected.push(("value_head.weight".into(), head_d));

@@ -64,8 +64,7 @@ fn leaves(actor: &Actor) -> Vec<(String, Tensor)> {
     actor.learner.decoder().trainable_parameters()
 }
 
-/// The first update that does not overflow, from the weights of the beginning: the scale of a loss starts
-/// high.
+/// Makes updates from the initial weights until one does not overflow, because the loss scale starts high.
 fn update(actor: &mut Actor, weight: f64) -> StepOutcome {
     loop {
         accumulate(actor, weight);
@@ -90,9 +89,9 @@ fn gradients(compute: Kind, weight: f64) -> Vec<(String, Tensor)> {
     }
 }
 
-/// Half has 11 significant bits, and most of a norm's gradient cancels in its sum over tokens: a twentieth of
-/// the largest. A factor of a millionth would leave nothing of most gradients, whose smallest numbers in half
-/// are 6e-8, if the loss were not scaled.
+/// Half has 11 significant bits, and most of the gradient of a norm cancels in its sum over tokens: the
+/// tolerance is a twentieth of the largest. Without a scale, a factor of a millionth would leave nothing of
+/// most gradients, because the smallest numbers in half are 6e-8.
 #[test]
 fn gradients_of_a_scaled_loss_are_those_of_fp32_up_to_rounding_however_small_they_are() {
     let exact = gradients(Kind::Float, 1.0);
@@ -133,7 +132,7 @@ fn an_overflow_changes_nothing_but_the_scale_which_falls_until_gradients_fit() {
     let weights: Vec<Tensor> = leaves(&actor).iter().map(|(_, leaf)| leaf.detach().copy()).collect();
     let first = actor.learner.loss_scale().factor();
     let mut num_overflows = 0;
-    // So steep a loss that its scaled derivatives exceed 65504.
+    // The loss is so steep that its scaled derivatives exceed 65504, the maximum of half.
     let outcome = loop {
         accumulate(&mut actor, 1000.0);
         match actor.learner.apply(LEARNING_RATE).unwrap() {

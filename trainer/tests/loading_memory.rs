@@ -39,7 +39,7 @@ fn model(hidden: u32, feed_forward: u32, num_layers: u32, vocab: u32) -> Value {
     })
 }
 
-/// A model folder of zeros, which take no room on the disk.
+/// Writes a model folder of zeros, as a sparse file that takes no space on the disk.
 fn write_zeros(dir: &Path, config: &Value) {
     let mut header = serde_json::Map::new();
     let mut end = 0;
@@ -55,7 +55,7 @@ fn write_zeros(dir: &Path, config: &Value) {
     fs::File::options().write(true).open(path).unwrap().set_len((8 + header.len() + end) as u64).unwrap();
 }
 
-/// Path of the file into which a rank writes by how many bytes it has raised its peak.
+/// Path of the file into which a rank writes by how many bytes its peak has grown.
 fn answer(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("peak-of-{rank}"))
 }
@@ -115,7 +115,7 @@ fn export(ranks: &Ranks, parts: DecoderUnits<'_>, folder: &Path) {
     export.into_iter().for_each(|export| export.finish().unwrap());
 }
 
-/// Returns by how many bytes each rank has raised its peak.
+/// Returns by how many bytes the peak of each rank grows.
 fn peaks(folder: &Path, dp_shard: usize, act: &str) -> Vec<u64> {
     let store = serve_store(0, 1, dp_shard).unwrap();
     let start = |rank| {
@@ -158,7 +158,7 @@ fn a_rank_that_loads_its_shard_never_has_more_than_that_and_two_layers() {
     }
 }
 
-/// No rank ever has the whole model, except as the engine's packed weights.
+/// No rank ever holds the full model, except as the packed weights of its engine.
 #[test]
 fn an_engine_and_an_export_read_a_sharded_model_with_at_most_two_units_unsharded() {
     let (full, half) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -172,8 +172,8 @@ fn an_engine_and_an_export_read_a_sharded_model_with_at_most_two_units_unsharded
         if width == 2 {
             fs::write(dir.path().join("half"), "").unwrap();
         }
-        // Packed layers and head, and embeddings; a layer that is fused before it is packed, or a head that
-        // is cast.
+        // The engine holds packed layers, a packed head and embeddings. It also holds one layer that is fused
+        // before it is packed, or one head that is cast.
         let own = width * (count.total() + count.per_layer.max(count.head));
         // Whether a layer is gathered before or after the last one is freed is a race, and either of two
         // layers may leave a hole in the heap that no later allocation fits: peaks are 0, 1 or 2 layers
@@ -185,7 +185,7 @@ fn an_engine_and_an_export_read_a_sharded_model_with_at_most_two_units_unsharded
             whole_peaks.push(peak);
         }
     }
-    // Half of every layer and of the head, and embeddings all the same.
+    // The shard has half of every layer and of the head, but all embeddings.
     let half = 4 * (count.per_layer * count.num_layers + count.head) / 2;
     for (whole, slice) in whole_peaks.into_iter().zip(peaks(full.path(), 2, TAKING_A_SHARD)) {
         let saved = whole.saturating_sub(slice) + 4 * count.per_layer;
@@ -194,7 +194,7 @@ fn an_engine_and_an_export_read_a_sharded_model_with_at_most_two_units_unsharded
             "{slice} bytes instead of {whole}: expected {half} fewer, but for a hole of a layer"
         );
     }
-    // The leader lays one tensor out in bytes.
+    // The leader converts one tensor at a time to bytes.
     let bound = two_parts + 2 * 4 * count.head + SLACK;
     assert!(bound < 4 * count.total(), "a rank that has all of the model is found");
     for peak in peaks(full.path(), 2, EXPORTING) {
@@ -214,7 +214,7 @@ fn a_rank_that_resumes_reads_its_shard_of_a_checkpoint_into_the_memory_that_it_h
     let content = CheckpointContent { tensors: tensors.collect(), state: json!({}) };
     CheckpointStore::open(&dir.path().join("checkpoints"), 1).unwrap().save(1, &content).unwrap();
     let unit = 4 * ModelConfig::from_json(&config).unwrap().parameter_count().total() / 4;
-    // A chunk for verification, and two for reading.
+    // The checkpoint store holds one chunk for verification and two for reading.
     let bound = SLACK + (3 << 20);
     assert!(bound < unit, "a rank that reads into memory of its own is found");
     for peak in peaks(dir.path(), 4, RESUMING) {

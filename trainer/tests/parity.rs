@@ -1,5 +1,5 @@
-//! Our models beside transformers and PEFT, on the committed fixtures of `fixtures/make.py`. Nothing here
-//! needs Python.
+//! Compares our models with transformers and PEFT, on the committed fixtures of `fixtures/make.py`. No Python
+//! is needed.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "parity/adapter_variants.rs"]

@@ -1,5 +1,5 @@
-//! Pairs behind one prompt, scored, evaluated and differentiated, against TRL's trainers on the same pairs
-//! with the same models, each sequence with a prompt of its own: losses, metrics, gradients.
+//! Compares pairs that share one prompt with TRL's trainers on the same pairs and models, where each sequence
+//! has its own copy of the prompt: losses, metrics, gradients.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -72,7 +72,7 @@ fn preference(section: &Value) -> PairPreference {
     }
 }
 
-/// Loss and derivatives, then the gradients of all parameters.
+/// Computes loss and derivatives, then the gradients of all parameters.
 fn evaluate(
     actor: &mut Actor,
     batch: &Batch,
@@ -95,7 +95,7 @@ fn evaluate(
     outputs
 }
 
-/// The gradients of all parameters along the derivatives by each log-prob.
+/// Computes the gradients of all parameters from the derivatives of the loss with respect to each log-prob.
 fn descend(actor: &mut Actor, batch: &Batch, dlogprobs: &[f64], max_tokens: usize) {
     let num_tokens = batch.rows.num_tokens() as f64;
     let advantages: Vec<f64> = dlogprobs.iter().map(|slope| -slope * num_tokens).collect();

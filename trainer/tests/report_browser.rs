@@ -1,8 +1,8 @@
 //! Opens a report in headless Chromium, at desk and phone size, light and dark: no error, no request beyond
 //! the page itself, every plot with points, nothing wider than the screen, enough contrast.
 //!
-//! Skipped, with a notice, where no Chromium is installed; under `CI` it must be. `RLT_REPORT_FOLDER=dir`
-//! keeps the report and pictures of it there.
+//! The tests are skipped, with a notice, where no Chromium is installed; under `CI` they fail there.
+//! `RLT_REPORT_FOLDER=dir` keeps the report and screenshots of it in `dir`.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -168,7 +168,7 @@ fn answer(
     let head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n";
     let _ = write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len());
     if path == "/seen" {
-        // The test may have ended.
+        // Sending fails when the test has ended.
         let _ = report.send(sent);
     }
 }
@@ -222,7 +222,7 @@ impl View {
     }
 }
 
-/// Chromium, or a word on why the report is not opened.
+/// Returns the path of Chromium, or reports that the test is skipped.
 fn chromium_or_skip() -> Option<PathBuf> {
     let found = chromium();
     if found.is_none() {
@@ -231,7 +231,7 @@ fn chromium_or_skip() -> Option<PathBuf> {
     found
 }
 
-/// Checks for every page, on every screen.
+/// Checks the properties that every page must have on every screen.
 #[track_caller]
 fn assert_reads_well(view: &View, seen: &Value) {
     assert_eq!(seen["errors"], json!([]), "{}", view.name);
@@ -249,7 +249,7 @@ fn assert_reads_well(view: &View, seen: &Value) {
     }
 }
 
-/// Eight steps of the trainer itself, each evaluated; the page that it has left.
+/// Trains eight steps, each followed by an evaluation, and returns the page of the run.
 fn page_of_a_real_run(folder: &Path) -> String {
     let mut manifest = rlt_tests::tiny_job();
     let spec = &mut manifest["spec"];

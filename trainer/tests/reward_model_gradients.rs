@@ -1,5 +1,5 @@
-//! Reward models against transformers and TRL, with the same tiny models: scores, losses and gradients of
-//! pairs behind one prompt, each sequence of the peers with a prompt of its own.
+//! Compares reward models with those of transformers and TRL: scores, losses and gradients of pairs that
+//! share one prompt, while each sequence of the other libraries has its own copy of the prompt.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -30,7 +30,7 @@ fn classifier(model: &str, head: OutputHead) -> Actor {
     actor_of(decoder)
 }
 
-/// Adds the gradient of a loss with these derivatives by the numbers that are read.
+/// Adds the gradient of a loss from its derivatives with respect to the scores that are read.
 fn accumulate(actor: &Actor, batch: &Batch, derivatives: &[Vec<f64>], max_tokens: usize) {
     let derivatives: Vec<_> = derivatives.iter().map(|read| batch.at_read_positions(read)).collect();
     let row_idxs: Vec<usize> = (0..batch.rows.num_rows()).collect();

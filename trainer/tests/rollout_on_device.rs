@@ -48,7 +48,7 @@ use tch::Device;
 const INSIDE: &str = "RLT_TEST_INSIDE";
 const DEVICE: Device = Device::Cuda(0);
 
-/// Runs the test `name` in a process with two devices, its counts in `report`.
+/// Runs the test `name` in a process with two devices, which writes its counts to `report`.
 #[track_caller]
 fn run_again(name: &str, report: Option<&Path>, variables: &[(&str, String)]) {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -74,7 +74,7 @@ fn is_inside() -> bool {
     inside
 }
 
-/// `body` in a process with a device.
+/// Runs `body` in a process with a device.
 #[track_caller]
 fn on_device(name: &str, body: impl FnOnce()) {
     if is_inside() { body() } else { run_again(name, None, &[]) }
@@ -88,7 +88,7 @@ fn decoder_on(device: Device, family: &str) -> Decoder {
     Decoder::load(&folder(family), &LoadOptions { device, ..LoadOptions::default() }).unwrap()
 }
 
-/// Completions of a device, and what they cost.
+/// Returns the completions of a model, and the statistics of sampling them.
 fn sampled(
     decoder: &Decoder,
     options: EngineOptions,
@@ -100,8 +100,9 @@ fn sampled(
     (engine.generate(decoder, requests, &Letters, &mut go_on).unwrap(), engine.stats())
 }
 
-/// Families of every kind: grouped heads, biases, windows, norms of heads, Gemma's offsets, untied heads;
-/// norms behind blocks, over all heads, scales, heads turned in part, by neighbours, or not at all.
+/// Families with different kernels: grouped heads, biases, windows, norms of heads, Gemma's offsets, untied
+/// heads; norms after blocks, norms over all heads, scales, and rotary embeddings of a part of a head, of
+/// interleaved pairs, or none.
 const ON_DEVICE: [&str; 16] = [
     "llama",
     "llama-untied-sharded-bf16",
@@ -275,7 +276,8 @@ fn two_hundred_sleeps_leak_no_memory_on_a_device() {
         let free = || rlt_torch::device_memory(DEVICE).unwrap().unwrap().free_bytes;
         let mut after_warm_up = 0;
         for cycle in 0..200 {
-            // Caches of different sizes, so that what one leaves does not fit the next.
+            // Each cycle has a cache of another size, so that the blocks freed by one cycle do not fit the
+            // next.
             let requests = requests(1 + cycle % 4, 1, &SamplingParams::greedy());
             let short: Vec<_> =
                 requests.into_iter().map(|request| Request { max_new_tokens: 3, ..request }).collect();
@@ -346,14 +348,14 @@ fn forty_calls_reserve_little_more_memory_than_the_first_three_on_a_device() {
     });
 }
 
-/// Calls of a decoding step to its device besides one copy in and one out.
+/// Calls of a decoding step to its device, besides one copy to the device and one from it.
 struct Step {
     waits: u64,
     launches: u64,
     graphs: u64,
 }
 
-/// Checks the counts of two runs, whose lengths are 2 steps apart, of so many ranks together.
+/// Checks the summed counts of `num_ranks` ranks in two runs, one of which is 2 steps longer.
 #[track_caller]
 fn assert_step([short, long]: [&Counts; 2], num_ranks: u64, step: Step, case: &str) {
     let of_steps = |of: fn(&Counts) -> u64| of(long) - of(short);
@@ -402,7 +404,7 @@ fn a_step_costs_two_copies_and_nine_launches_a_layer_or_one_graph() {
         Counts::read(&report).unwrap()
     };
     const LAYERS: u64 = 2;
-    // Two lengths, 2 steps apart, with one block's end between them.
+    // The two lengths differ by 2 steps, in which one cache block is filled.
     for batch in [1, 16, 256] {
         for (uses_graphs, launches, graphs) in [(true, 0, 1), (false, 9 * LAYERS + 8, 0)] {
             // A graph contains the launches of a step without graphs, for any batch; 256 rows are slow.
@@ -421,7 +423,7 @@ fn the_launches_of_a_prefill_do_not_depend_on_the_number_of_prompts() {
     on_device("the_launches_of_a_prefill_do_not_depend_on_the_number_of_prompts", || {
         let device = device_decoder("llama");
         let launches = |num_prompts: u32| {
-            // Of more than one token each, and of as many lengths as prompts.
+            // Each prompt has more than one token, and no two prompts have the same length.
             let mut requests = requests(num_prompts + 1, 1, &SamplingParams::greedy());
             requests.remove(0);
             requests.iter_mut().for_each(|request| request.max_new_tokens = 1);

@@ -81,8 +81,8 @@ fn scores(actor: &Actor, batch: &Batch, max_tokens: usize) -> TokenScores {
     actor.score(batch, Adapter::On, max_tokens).unwrap()
 }
 
-/// Sums over the tokens of a few sequences in another order: 1e-4 of a parameter's largest gradient, as
-/// between any two ways to pack.
+/// Checks gradients within 1e-4 of a parameter's largest gradient, because sums over the tokens of a few
+/// sequences have another order, as between any two ways to pack.
 fn assert_same_gradients(case: &str, got: &[(String, Tensor)], expected: &[(String, Tensor)]) {
     assert_eq!(got.len(), expected.len());
     for ((name, got), (_, expected)) in got.iter().zip(expected) {
@@ -102,7 +102,7 @@ fn a_shared_prompt_gives_the_log_probs_of_prompts_of_their_own() {
             ("entropy", &shared.entropies, &alone.entropies),
         ] {
             let off = shared.iter().zip(alone).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            // What packed and alone may differ by.
+            // This is the tolerance between packed sequences and each sequence alone.
             assert!(off <= 1e-5, "{family}: {kind} off by {off}");
         }
     }

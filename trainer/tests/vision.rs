@@ -1,5 +1,5 @@
-//! Vision-language models beside transformers, on the fixtures of `fixtures/vision/make.py`: positions, the
-//! tower, log-probs, gradients of the text model, greedy completions of prompts with several images.
+//! Compares vision-language models with transformers on the fixtures of `fixtures/vision/make.py`: positions,
+//! the tower, log-probs, gradients of the text model, greedy completions of prompts with several images.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "vision/adapter.rs"]
@@ -59,7 +59,7 @@ fn the_tower_computes_what_transformers_computes() {
     }
 }
 
-/// All packed together, and one sequence a micro-batch.
+/// Sequences are packed into one micro-batch, or each has its own.
 #[test]
 fn logprobs_and_gradients_are_those_of_transformers_however_prompts_are_packed() {
     for name in MODELS {
@@ -76,7 +76,7 @@ fn logprobs_and_gradients_are_those_of_transformers_however_prompts_are_packed()
     }
 }
 
-/// Prompts prefilled whole, and in chunks that split images.
+/// Prompts are prefilled at once, and in chunks that split images.
 #[test]
 fn greedy_completions_are_those_of_transformers() {
     for name in MODELS {
@@ -98,7 +98,7 @@ fn greedy_completions_are_those_of_transformers() {
     }
 }
 
-/// Random weights are as likely to draw one of the 4 tokens as any other of 128: of 3072 draws 96 would.
+/// With random weights each of the 128 tokens is equally likely, so 96 of 3072 draws would be one of the 4.
 #[test]
 fn the_rollout_never_samples_a_token_of_images_and_their_borders() {
     for name in MODELS {
@@ -170,8 +170,8 @@ fn an_export_contains_the_tower_unchanged_and_computes_the_same() {
     }
 }
 
-/// Weights have the names that transformers uses in memory since 4.52, as some checkpoints do on disk,
-/// Qwen3-VL's among them, or those of other checkpoints.
+/// Weights have the names that transformers has used in memory since 4.52, or those of other checkpoints.
+/// Some checkpoints, such as Qwen3-VL's, use the former on disk, too.
 #[test]
 fn weights_under_either_names_are_the_same_model() {
     for name in MODELS {

@@ -11,7 +11,7 @@ use tch::{Kind, Tensor};
 
 use super::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
 
-/// The base, and the adapter on it.
+/// Models, each with the name of the adapter that is stored for it.
 const STORED: [(&str, &str); 5] = [
     ("qwen2", "dora"),
     ("llama", "dora-rslora"),
@@ -36,7 +36,7 @@ fn logits(decoder: &Decoder, base: &Fixture, adapter: Adapter) -> Tensor {
     decoder.logits(&decoder.hidden_states(&packed(&base.sequences()), adapter), adapter)
 }
 
-/// The largest error among tensors, each beside the expected one of its name behind `prefix`.
+/// Returns the largest error of any tensor from the expected tensor `prefix` + name.
 fn worst(tensors: &[(String, Tensor)], expected: &Fixture, prefix: &str) -> f64 {
     assert_eq!(tensors.len(), expected.with_prefix(prefix).count());
     let error = |(name, tensor): &(String, Tensor)| {
@@ -45,7 +45,7 @@ fn worst(tensors: &[(String, Tensor)], expected: &Fixture, prefix: &str) -> f64 
     tensors.iter().map(error).fold(0.0, f64::max)
 }
 
-/// One step of AdamW at PEFT's groups for LoRA+.
+/// Makes one step of AdamW with PEFT's parameter groups for LoRA+.
 fn step(decoder: &Decoder) {
     let options =
         AdamWOptions { betas: (0.9, 0.99), epsilon: 1e-3, weight_decay: 0.1, lora_b_ratio: LORAPLUS_RATIO };
@@ -53,7 +53,7 @@ fn step(decoder: &Decoder) {
     optimizer.step(1e-2, None).unwrap();
 }
 
-/// `max_error` of the gradients and of an update of `decoder`, whose logits are given.
+/// Compares the logits, the gradients and one LoRA+ update of `decoder` with PEFT's.
 fn assert_computes_and_trains(decoder: &Decoder, [base, expected]: &[Fixture; 2], variant: &str) {
     let with_adapter = logits(decoder, base, Adapter::On);
     let error = max_error(&with_adapter, expected.expected("logits"));
@@ -109,7 +109,7 @@ fn adapters_of_every_kind_are_saved_and_merged_as_in_peft() {
     }
 }
 
-/// The fixture's magnitudes at PEFT's start are the norms of the base's rows, for any A.
+/// The magnitudes in the fixture, as PEFT initializes them, are the norms of the base's rows, for any A.
 #[test]
 fn dora_starts_with_peft_s_magnitudes_and_computes_the_base() {
     let [base, expected] = open("qwen2", "dora");
@@ -156,7 +156,7 @@ fn patterns_of_a_specification_give_the_ranks_and_scalings_of_peft() {
     assert!(refused.contains("rankPattern: the pattern \"dawn_proj\" matches none"), "{refused}");
 }
 
-/// A larger rank computes the same; a smaller one the product truncated by its singular values.
+/// A larger rank computes the same values; a smaller rank has the product truncated by its singular values.
 #[test]
 fn an_adapter_continues_at_another_rank() {
     for (name, variant, rank) in [("llama", "dora-rslora", 2), ("llama", "patterns", 4)] {
@@ -188,7 +188,7 @@ fn an_adapter_continues_at_another_rank() {
     }
 }
 
-/// The product of the first layer's `q_proj` is its stored product's first singular triple.
+/// Checks that the product of the first layer's `q_proj` is the stored product's first singular triple.
 fn assert_is_best_of_rank_1(decoder: &Decoder, stored: &std::path::Path, is_dora: bool) {
     let stored: BTreeMap<String, Tensor> =
         Tensor::read_safetensors(stored.join("adapter_model.safetensors")).unwrap().into_iter().collect();

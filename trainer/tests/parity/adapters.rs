@@ -1,4 +1,4 @@
-//! Adapters beside PEFT: values, gradients, merged weights, and files both ways.
+//! Compares adapters with PEFT: values, gradients, merged weights, and files in both directions.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -69,7 +69,7 @@ fn an_adapter_made_by_peft_computes_what_peft_computes() {
     }
 }
 
-/// PEFT 0.18 took inputs of experts for outputs and saved its matrices so.
+/// PEFT 0.18 mistook inputs of experts for outputs, and saved its matrices that way.
 #[test]
 fn an_adapter_of_experts_in_peft_0_18_s_layout_computes_what_peft_0_18_computes() {
     let base = Fixture::open("qwen3-moe", "expected.safetensors");
@@ -106,7 +106,7 @@ fn a_saved_adapter_is_what_peft_saves() {
                 }
                 _ => value == expected,
             };
-            // The fixtures call their base by the name of its folder.
+            // Each fixture refers to its base model by the name of the folder.
             assert!(same || field == "base_model_name_or_path", "{family}: {field}: {value}, not {expected}");
         }
     }

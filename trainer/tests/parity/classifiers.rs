@@ -1,4 +1,4 @@
-//! Sequence classifiers with one label beside transformers.
+//! Compares sequence classifiers with one label with those of transformers.
 
 use rlt_decoder::Classifier;
 use tch::Tensor;

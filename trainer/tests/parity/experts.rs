@@ -1,5 +1,5 @@
-//! Mixtures of experts beside transformers: the routers' auxiliary loss, and both ways in which checkpoints
-//! store experts.
+//! Compares mixtures of experts with transformers: the routers' auxiliary loss, and both layouts in which
+//! checkpoints store experts.
 
 use rlt_decoder::{Adapter, Decoder, LoadOptions, RouterLoad, RouterObserver, Weights};
 use rlt_layout::TensorRun;
@@ -9,8 +9,8 @@ use super::fixture::{Fixture, TOLERANCE, TRAINABLE, max_error, packed};
 
 const MIXTURES: [&str; 4] = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"];
 
-/// All layers, of which each gives `tap` its routes; the terms of the loss that they leave there, and the
-/// tap.
+/// Runs all layers, each of which reports its routes to `tap`. Returns the terms of the auxiliary loss, and
+/// the tap.
 fn observed(decoder: &Decoder, fixture: &Fixture, tap: RouterObserver) -> (Vec<Tensor>, RouterObserver) {
     let input = packed(&fixture.sequences());
     let mut context = decoder.context(&input, Adapter::On);
@@ -78,7 +78,7 @@ fn experts_are_read_one_by_one_and_in_one_tensor_alike() {
     }
 }
 
-/// All of a tensor and any part of it are equal to the bit.
+/// The full tensor and any range of it are equal bit for bit.
 #[test]
 fn experts_in_mxfp4_are_read_as_the_numbers_that_transformers_makes_of_them() {
     let fixture = Fixture::open("gpt-oss-mxfp4", "expected.safetensors");
@@ -92,7 +92,7 @@ fn experts_in_mxfp4_are_read_as_the_numbers_that_transformers_makes_of_them() {
     {
         assert_eq!(expected.kind(), Kind::BFloat16);
         assert!(parameters[&name].equal(expected), "{name}");
-        // From the middle of one expert to that of the next.
+        // The range begins within one expert and ends within the next.
         let of_expert = expected.numel() / 2;
         let range = of_expert / 3..of_expert + of_expert / 5;
         let values = Tensor::empty([range.len() as i64], (Kind::BFloat16, Device::Cpu));

@@ -53,7 +53,8 @@ pub(crate) fn packed(sequences: &[Vec<u32>]) -> PackedInput {
     PackedInput::new(&slices, Device::Cpu)
 }
 
-/// Log-probs of the tokens that follow and the entropies of their distributions, len - 1 values a sequence.
+/// Computes the log-probs of the next tokens and the entropies of their distributions, `len - 1` values per
+/// sequence.
 pub(crate) fn predictions(logits_tv: &Tensor, input: &PackedInput, temperature: f64) -> (Tensor, Tensor) {
     let (mut rows, mut targets) = (Vec::new(), Vec::new());
     for ends in input.cu_seqlens.windows(2) {
@@ -67,7 +68,7 @@ pub(crate) fn predictions(logits_tv: &Tensor, input: &PackedInput, temperature: 
     (log_softmax.gather(1, &targets.unsqueeze(1), false).squeeze_dim(1), entropies)
 }
 
-/// The loss whose gradients the fixtures hold: weighted log-probs at temperature 0.7 and an entropy bonus.
+/// Computes the loss of the fixtures' gradients: weighted log-probs at temperature 0.7 and an entropy bonus.
 pub(crate) fn loss(logits_tv: &Tensor, input: &PackedInput, weights: &Tensor) -> Tensor {
     let (log_probs, entropies) = predictions(logits_tv, input, 0.7);
     (log_probs * weights).mean(None) - entropies.mean(None) * 0.1

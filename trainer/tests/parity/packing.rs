@@ -37,7 +37,7 @@ proptest! {
     }
 }
 
-/// Log-probs of `sequences`, after sending the gradient of their part of one global mean into the parameters.
+/// Returns log-probs of `sequences` after the backward pass of their share of one global mean.
 fn run(decoder: &Decoder, sequences: &[Vec<u32>], weights: &Tensor, total: usize) -> Tensor {
     let input = packed(sequences);
     let logits = decoder.logits(&decoder.hidden_states(&input, Adapter::On), Adapter::On);

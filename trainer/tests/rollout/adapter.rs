@@ -1,5 +1,5 @@
-//! Rollouts of a model with an adapter: folded in or beside its base for generating, unmerged for training,
-//! the same numbers.
+//! Rollouts of a model with an adapter, which the engine holds merged or unmerged. The log-probs equal those
+//! of the actor, whose adapter is unmerged.
 
 use std::ops::ControlFlow;
 
@@ -13,8 +13,8 @@ use tch::Kind;
 
 use super::fixture::*;
 
-/// Families of separate and of fused projections, with biases, with experts, and beside these with a block
-/// behind a gate.
+/// Families with separate and with fused projections, with biases, with experts, and with a gated shared
+/// expert.
 const UNMERGED: [&str; 7] = ["llama", "qwen2", "gemma", "phi3", "mixtral", "qwen3-moe", "qwen2-moe"];
 
 /// Options of an engine with an unmerged adapter.
@@ -22,13 +22,13 @@ pub(crate) fn unmerged() -> EngineOptions {
     EngineOptions { merge_lora: false, ..options() }
 }
 
-/// Every linear layer adapted, some of them at another rank.
+/// Adapts every linear layer, some of them at another rank.
 fn spec() -> LoraSpec {
     let ranks = [("o_proj".to_owned(), 3), ("v_proj".to_owned(), 33)];
     LoraSpec { rank: 4, alpha: 8.0, rank_pattern: ranks.into_iter().collect(), ..LoraSpec::default() }
 }
 
-/// A fixture with such an adapter, which takes part from its start.
+/// Loads a fixture with an adapter of [`spec`] that changes the model's results from the start.
 pub(crate) fn adapted(family: &str, kind: Kind) -> Decoder {
     let options = LoadOptions { param_dtype: kind, compute: kind, ..LoadOptions::default() };
     let mut decoder = Decoder::load(&folder(family), &options).unwrap();
@@ -42,7 +42,7 @@ pub(crate) fn adapted(family: &str, kind: Kind) -> Decoder {
     decoder
 }
 
-/// Gives B other numbers, as an update would.
+/// Replaces the values of B, as an update would.
 fn change(decoder: &Decoder, size: f64) {
     for (name, matrix) in decoder.trainable_parameters() {
         if name.contains("lora_B") {
@@ -109,7 +109,8 @@ fn a_sync_transfers_only_the_adapter_and_as_many_bytes_as_the_plan_says() {
         let after = sample(&mut engine, &decoder, &requests);
         assert_eq!(after, generate(&decoder, unmerged(), &requests).unwrap(), "{family}: as of a new engine");
         assert_ne!(tokens(&after), tokens(&before), "{family}: the adapter takes part");
-        // Without a sync the change is found, and so is one of the base, which is packed again.
+        // Without a sync, changed weights are refused. The base has changed too, so the next sync packs it
+        // again.
         let frozen = decoder.named_parameters().into_iter().find(|(name, _)| name.ends_with("o_proj.weight"));
         let _ = tch::no_grad(|| frozen.unwrap().1.g_mul_scalar_(-1.0));
         let stale = engine.generate(&decoder, &requests, &Letters, &mut |_| ControlFlow::Continue(()));
@@ -122,7 +123,7 @@ fn a_sync_transfers_only_the_adapter_and_as_many_bytes_as_the_plan_says() {
     }
 }
 
-/// A merged adapter is rounded with the weight in bfloat16, and the actor's is not.
+/// In bfloat16, merging rounds the adapter together with the weight, while the actor does not round it.
 #[test]
 fn in_bfloat16_a_rollout_with_an_unmerged_adapter_is_closer_to_its_actor() {
     let requests = requests(6, 3, &SamplingParams::default());
@@ -137,7 +138,7 @@ fn in_bfloat16_a_rollout_with_an_unmerged_adapter_is_closer_to_its_actor() {
     }
 }
 
-/// Mean difference between the log-probs of the engine and of the actor.
+/// Computes the mean difference between the log-probs of the engine and of the actor.
 fn mean_difference(decoder: &Decoder, requests: &[Request], samples: &[Vec<Completion>]) -> f64 {
     let differences = requests.iter().zip(samples).flat_map(|(request, samples)| {
         samples.iter().flat_map(|sample| {
@@ -186,7 +187,7 @@ fn rollout_logprobs_are_the_actors_with_an_adapter() {
     }
 }
 
-/// DoRA's magnitudes are folded in with the product.
+/// DoRA's magnitudes are merged together with the product.
 #[test]
 fn rollout_logprobs_are_the_actors_with_dora() {
     for (family, variant) in [("qwen2", "dora"), ("llama", "dora-rslora")] {
@@ -211,8 +212,8 @@ fn an_adapter_that_changed_is_found() {
     assert!(matches!(stale, Err(EngineError::StaleWeights { .. })), "{stale:?}");
 }
 
-/// Embedding, head and norms that are trained whole beside the adapter: the engine has them, and the
-/// reference the base's.
+/// Embedding, head and norms are trained in full together with the adapter. The engine uses the trained
+/// modules, and a model without them samples other tokens.
 #[test]
 fn rollouts_sample_with_the_modules_that_are_saved_with_an_adapter() {
     for (family, names) in
@@ -246,7 +247,7 @@ fn rollouts_sample_with_the_modules_that_are_saved_with_an_adapter() {
     }
 }
 
-/// Gives whole modules other numbers, as an update would.
+/// Changes the values of modules that are trained in full, as an update would.
 fn turn(decoder: &Decoder) {
     for (name, module) in decoder.trainable_parameters() {
         if !name.contains("lora_") {

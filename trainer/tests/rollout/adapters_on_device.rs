@@ -1,5 +1,5 @@
-//! Adapters beside their base, and quantized bases, on a device: samples are the CPU's, a sync brings the
-//! adapter alone, and a step has the expected launches.
+//! Unmerged adapters and quantized bases on a device: samples equal the CPU's, a sync copies only the
+//! adapter, and a step has the expected launches.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::fixture::*;
 use super::ranks::{engine, on_ranks};
 use super::{DEVICE, Step, assert_step, is_inside, on_device, run_again, sampled};
 
-/// Every linear layer adapted, some of them at another rank and scaling.
+/// Adapts every linear layer, some of them at another rank and scaling.
 fn lora(family: &str) -> LoraSpec {
     let is_fused = family == "phi3";
     let ranks =
@@ -25,7 +25,7 @@ fn lora(family: &str) -> LoraSpec {
     LoraSpec { rank: 4, alpha: 8.0, rank_pattern, ..LoraSpec::default() }
 }
 
-/// A fixture with such an adapter, which takes part from its start.
+/// Loads a fixture with an adapter of [`lora`] that changes the model's results from the start.
 fn adapted(device: Device, family: &str, quantization: Option<&QuantizationSpec>, kind: Kind) -> Decoder {
     let weights = Weights::open(&folder(family)).unwrap();
     let precision = if kind == Kind::BFloat16 { Precision::Bf16 } else { Precision::Fp32 };
@@ -37,7 +37,7 @@ fn adapted(device: Device, family: &str, quantization: Option<&QuantizationSpec>
     decoder
 }
 
-/// Gives B other numbers, as an update would.
+/// Replaces the values of B, as an update would.
 fn change(decoder: &Decoder, size: f64) {
     for (name, matrix) in decoder.trainable_parameters() {
         if name.contains("lora_B") {
@@ -78,7 +78,7 @@ fn assert_samples_as_cpu(same: &mut SameSamples, [cpu, device]: [&Decoder; 2]) {
     let requests = requests(7, 2, &truncated());
     let expected = generate(cpu, unmerged(), &requests).unwrap();
     same.compare(&expected, &sampled(device, unmerged(), &requests).0);
-    // Passes of few rows, and of one.
+    // Passes have few rows, or one row.
     for (max_num_seqs, max_num_batched_tokens) in [(3, 6), (1, 40)] {
         let few = EngineOptions { max_num_seqs, max_num_batched_tokens, ..unmerged() };
         same.compare(&expected, &sampled(device, few, &requests).0);
@@ -131,7 +131,8 @@ fn in_bfloat16_both_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
                         let error = actor_error(&cpu, &requests, &samples);
                         let of_cpu =
                             actor_error(&cpu, &requests, &generate(&cpu, options, &requests).unwrap());
-                        // Two roundings of a logit of 8; on the CPU all is rounded where the actor rounds.
+                        // The bound is two roundings of a logit of 8. The CPU rounds at the same operations
+                        // as the actor.
                         let allowed = (3.0 * of_cpu).clamp(0.13, 0.24);
                         assert!(
                             error <= allowed,
@@ -241,7 +242,7 @@ fn a_step_has_two_launches_more_for_each_product_and_one_for_many_rows_of_codes(
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("counts.json");
     const LAYERS: u64 = 2;
-    // Of 33 sequences 64 rows are multiplied.
+    // A batch of 33 sequences is padded to 64 rows.
     for (batch, is_quantized, uses_graphs, launches, graphs) in [
         (1, false, false, 17 * LAYERS + 8, 0),
         (1, true, false, 17 * LAYERS + 8, 0),

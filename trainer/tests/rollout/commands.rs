@@ -1,5 +1,5 @@
-//! Commands to a running engine: what is added, extended, paused, resumed and cancelled samples what it would
-//! sample alone.
+//! Commands to a running engine: sequences that are added, extended, paused, resumed and cancelled sample the
+//! same tokens as alone.
 
 use std::ops::ControlFlow;
 use std::sync::mpsc;
@@ -19,7 +19,8 @@ use super::fixture::*;
 use super::ranks::{engine, on_ranks};
 use super::script::*;
 
-/// Makes a request for each sequence, whose prompt is all of its tokens and [`EXTENSION`], with its seed.
+/// Makes a request for each sequence with its seed, whose prompt is the sequence's tokens followed by
+/// [`EXTENSION`].
 fn fresh(requests: &[Request], played: &Played) -> Vec<Request> {
     let fresh = played.completions.iter().map(|(id, turns)| {
         let request = &requests[id.request_idx];
@@ -60,7 +61,7 @@ fn an_extended_sequence_samples_what_one_prompt_of_the_same_tokens_samples() {
         assert_eq!(flat(played.turn(0)), flat(generate(&decoder, options(), &requests).unwrap()), "{family}");
         same.compare(&generate(&decoder, options(), &fresh(&requests, &played)).unwrap(), &played.turn(1));
         let of_prompts: usize = requests.iter().map(|request| request.prompt.len() - 1).sum();
-        // The last sampled token, and the extension without its last token.
+        // An extension prefills the last sampled token and its own tokens except the last.
         let of_extensions = 8 * EXTENSION.len();
         assert_eq!(
             played.stats.num_prefilled_tokens,
@@ -93,7 +94,7 @@ fn each_turn_has_the_limit_that_ended_it_as_its_finish_reason() {
     let request = Request { max_new_tokens: 2, ..requests(1, 1, &sampling).remove(0) };
     let num_before = request.prompt.len() + 2 + EXTENSION.len() + 4 + EXTENSION.len();
     let mut commands = added(&[request], true);
-    // Nothing runs any more when the commands of a later step are taken.
+    // No sequence runs when the commands of a later step are due.
     for (step, max_new_tokens) in [(1000, 4), (2000, 100)] {
         commands.push((step, Command::Extend { id: id(0, 0), tokens: EXTENSION.to_vec(), max_new_tokens }));
     }
@@ -245,7 +246,7 @@ proptest! {
             engine.sync_weights(&decoder, 0).unwrap();
             let mut go_on = |_| ControlFlow::Continue(());
             let expected = engine.generate(&decoder, &requests, &Letters, &mut go_on).unwrap();
-            // The source of the other rank is not asked.
+            // Commands of a rank that is not the leader are ignored.
             let commands = if ranks.is_leader() { commands.clone() } else { added(&requests[..1], false) };
             (expected, play_on(&mut engine, &decoder, commands))
         });

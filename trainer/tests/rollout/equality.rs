@@ -62,7 +62,7 @@ fn a_sample_is_the_same_alone_and_in_any_batch() {
     }
 }
 
-/// Weights are rounded once, from where they are kept.
+/// Weights are rounded only once, from their parameter dtype to the engine's.
 #[test]
 fn an_engine_of_another_precision_samples_like_one_of_a_policy_in_that_precision() {
     let requests = requests(7, 2, &truncated());
@@ -115,8 +115,8 @@ fn a_sample_does_not_depend_on_the_size_of_a_block() {
     same.check();
 }
 
-/// The later tokens of a prompt attend to blocks of the cache, where a whole prompt's attend to each other:
-/// the same sums in another order.
+/// The later tokens of a prompt attend to blocks of the cache, while the tokens of an undivided prompt attend
+/// to each other: the same sums in another order.
 #[test]
 fn a_prompt_gives_the_same_result_if_it_is_prefilled_in_chunks() {
     let mut same = SameSamples::default();

@@ -71,7 +71,7 @@ fn mixtures_in_bf16_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
                 Decoder::load(&folder(family), &options).unwrap()
             };
             let requests = requests(5, 2, &truncated());
-            // Of an actor in bf16: near equals among experts are others in fp32.
+            // The actor is in bf16, because fp32 chooses other experts where several are nearly equal.
             let error = |decoder: &Decoder| {
                 actor_error(&load(Device::Cpu), &requests, &sampled(decoder, options(), &requests).0)
             };
@@ -81,7 +81,7 @@ fn mixtures_in_bf16_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
     });
 }
 
-/// Counts of the choices of an actor on the device, token by token of what an engine has sampled there.
+/// Compares the routes of the engine with those of the actor on the device, for each sampled token.
 fn compared(decoder: &Decoder, requests: &[Request]) -> RouteCounts {
     let mut engine = Engine::new(options());
     engine.sync_weights(decoder, 0).unwrap();
@@ -120,7 +120,7 @@ fn rollout_and_actor_choose_the_same_experts_on_a_device() {
     });
 }
 
-/// Costs of two further steps: copies in and out, launches, waits.
+/// Returns the costs of two further steps: copies to and from the device, launches, waits.
 fn two_steps(decoder: &Decoder, batch: u64, first_token: u32) -> [u64; 4] {
     let costs = |num_tokens: usize| {
         let request = Request {

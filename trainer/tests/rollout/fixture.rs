@@ -50,7 +50,7 @@ pub(crate) fn requests(num_requests: u32, num_samples: u64, sampling: &SamplingP
     (0..num_requests).map(request).collect()
 }
 
-/// Sampling that uses everything at once.
+/// Sampling with temperature, top-k, top-p, min-p and a repetition penalty at once.
 pub(crate) fn truncated() -> SamplingParams {
     SamplingParams {
         temperature: 0.8,
@@ -76,12 +76,12 @@ pub(crate) fn tokens(completions: &[Vec<Completion>]) -> Vec<Vec<TokenId>> {
     completions.iter().flatten().map(|completion| completion.tokens.clone()).collect()
 }
 
-/// Two routes to the same samples, counted over many of them.
+/// Comparison of samples that two ways of computing them should give, counted over many samples.
 ///
-/// What a prefill computes again a decode may have computed first, with additions in another order: log-probs
-/// agree to rounding, which these models' large random weights amplify to some 1e-5, and a draw moves when
-/// its number is within that much of a boundary. That is one of thousands of samples, on one machine or
-/// another.
+/// A prefill recomputes values that a decode may have computed before, with additions in another order. So
+/// log-probs agree only up to rounding, which the large random weights of these models amplify to about 1e-5,
+/// and a draw changes if its random number is that close to a boundary. This happens to one of thousands of
+/// samples, and depends on the machine.
 #[derive(Default)]
 pub(crate) struct SameSamples {
     num_samples: usize,

@@ -10,7 +10,8 @@ use super::fixture::{SameSamples, options};
 use super::vision::{Fixture, MODELS, TOLERANCE, actor, check_gradients, generate, largest, request};
 use super::{DEVICE, on_device, sampled};
 
-/// Prompts whole and in chunks that split images, and with a cache so small that sequences are preempted.
+/// Prompts are prefilled at once or in chunks that split images, and with a cache so small that sequences are
+/// preempted.
 #[test]
 fn prompts_with_images_sample_the_same_tokens_on_a_device_and_on_the_cpu() {
     let test = "images_on_device::prompts_with_images_sample_the_same_tokens_on_a_device_and_on_the_cpu";
@@ -38,7 +39,7 @@ fn prompts_with_images_sample_the_same_tokens_on_a_device_and_on_the_cpu() {
     });
 }
 
-/// Random weights are as likely to draw one of the 4 tokens as any other of 128: of 1536 draws 48 would.
+/// With random weights each of the 128 tokens is equally likely, so 48 of 1536 draws would be one of the 4.
 #[test]
 fn a_device_never_samples_a_token_of_images_and_their_borders() {
     on_device("images_on_device::a_device_never_samples_a_token_of_images_and_their_borders", || {
@@ -66,7 +67,7 @@ fn a_decoding_step_costs_the_same_after_images_and_after_text() {
             let device = fixture.load_on(DEVICE);
             let prompt = fixture.prompt(0);
             let text = request(&prompt, 4, SamplingParams::default(), 6);
-            // As long, of tokens that are none of images.
+            // The text prompt has the same length, and no image tokens.
             let plain = vec![5; prompt.tokens.len()];
             let cost = |images: bool, num_tokens: usize, uses_graphs: bool| {
                 let mut own = text.clone();
@@ -86,7 +87,7 @@ fn a_decoding_step_costs_the_same_after_images_and_after_text() {
                     after.waits - before.waits,
                 ]
             };
-            // Features are kept behind the first rollout.
+            // The first rollout computes the image features, which later ones reuse.
             cost(true, 1, false);
             for uses_graphs in [true, false] {
                 let [with_images, without] = [true, false].map(|images| {

@@ -86,7 +86,7 @@ fn has_no_order() -> bool {
     has_none
 }
 
-/// Alone and in batches, by prefills of whole prompts and of pieces.
+/// Sequences run alone and in batches, with prompts prefilled at once and in chunks.
 #[test]
 fn a_token_has_the_same_logits_in_bfloat16_in_rollout_and_actor() {
     if has_no_order() {

@@ -70,8 +70,9 @@ fn graphs_and_ranks_give_the_same_in_sixteen_bits() {
     });
 }
 
-/// A layer's: norm, product, rotation with the cache's writes, keys and values gathered, flash attention,
-/// product, norm, product, gate, product. Besides: embedding and last norm.
+/// Launches of a layer: norm, product, rotary embedding with the writes to the cache, gather of keys and
+/// values, flash attention, product, norm, product, gate, product. A pass also launches the embedding and the
+/// last norm.
 #[test]
 fn a_prefill_in_sixteen_bits_takes_eleven_launches_a_layer_one_copy_and_no_wait() {
     let test =
@@ -97,7 +98,7 @@ fn a_prefill_in_sixteen_bits_takes_eleven_launches_a_layer_one_copy_and_no_wait(
             ];
             (costs, tokens)
         };
-        // Twenty tokens are prefilled, at once and in two pieces.
+        // Twenty tokens are prefilled at once or in two chunks.
         let ((whole, expected), (pieces, tokens)) = (costs(20), costs(10));
         let layers = device.config.num_layers as u64;
         assert_eq!([0, 1, 2].map(|at| pieces[at] - whole[at]), [11 * layers + 2, 1, 0]);

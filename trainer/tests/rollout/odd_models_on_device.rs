@@ -15,7 +15,7 @@ use super::fixture::*;
 use super::ranks::{engine, on_ranks};
 use super::{DEVICE, on_device, sampled};
 
-/// Writes a model of so wide heads, with norms of them where the family has them.
+/// Writes a model with heads of width `head_dim`, and with head norms if the family has them.
 fn write(folder: &Path, family: &str, head_dim: usize) {
     let config = ModelConfig::from_json(&json!({
         "architectures": [family], "vocab_size": 131, "hidden_size": 48, "intermediate_size": 72,
@@ -47,7 +47,7 @@ fn heads_of_any_even_width_and_exact_gelu_sample_the_same_tokens_on_a_device_and
             let (samples, stats) = sampled(&device, options(), &requests);
             let after = rlt_devices::driver::counts().unwrap();
             same.compare(&expected, &samples);
-            // Each number of rows runs once without a graph.
+            // The first step with each number of rows runs without a graph.
             let graphs = (after.graph_launches - before.graph_launches) as usize;
             assert!(graphs > 0 && graphs + 6 > stats.num_steps, "{graphs} of {} steps", stats.num_steps);
             let as_one = on_ranks(2, 60, |ranks| {

@@ -1,5 +1,5 @@
-//! Rollouts of quantized models: codes are unpacked as products read them, adapters stay beside them, and the
-//! numbers are the actor's.
+//! Rollouts of quantized models: products dequantize codes as they read them, adapters stay unmerged, and
+//! log-probs are the actor's.
 
 use std::path::PathBuf;
 
@@ -81,10 +81,10 @@ fn mean_error(exact: &Decoder, requests: &[Request], completions: &[Vec<Completi
     sum / f64::from(num as u32)
 }
 
-/// Engine and actor add up attention and products in different orders: now and then a sum next to a tie is
-/// rounded to the other of two neighbours in bfloat16, and a log-prob moves by hundredths. Neither order is
-/// the better one: both are as far from what the same numbers give in f64, and a dense model, whose adapter
-/// the engine folds in, is farther from its actor.
+/// Engine and actor add attention and products in different orders. Now and then a sum near a tie is rounded
+/// to the other neighbour in bfloat16, which moves a log-prob by hundredths. Neither order is better: both
+/// are equally far from the result of the same numbers in f64. A dense model is farther from its actor,
+/// because the engine merges its adapter.
 #[test]
 fn in_bfloat16_a_quantized_rollout_is_as_exact_as_its_actor_and_nearer_to_it_than_a_dense_one() {
     let requests = requests(6, 3, &SamplingParams::default());

@@ -1,4 +1,4 @@
-//! Ranks that are threads here, and the engines of those of its rollout TP group.
+//! Ranks that run as threads, and the engines of those in a rollout TP group.
 
 use std::thread;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use rlt_engine::{Engine, EngineOptions};
 use rlt_parallel::{RankEnvironment, Ranks};
 use rlt_torch::collectives::serve_store;
 
-/// Runs `body` on every rank, which waits for the others for so many seconds; what each returned, in the
-/// order of ranks.
+/// Runs `body` on every rank, with a timeout of `patience` seconds for other ranks. Returns the results in
+/// the order of ranks.
 pub(crate) fn on_ranks<T: Send>(size: usize, patience: u64, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
     let store = serve_store(0, 1, size).unwrap();
     let environment = |rank| RankEnvironment {

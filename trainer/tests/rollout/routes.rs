@@ -9,7 +9,7 @@ use super::fixture::*;
 
 const MIXTURES: [&str; 6] = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "deepseek-v2", "deepseek-v3"];
 
-/// Counts of the actor's choices, token by token of what an engine sampled that computes in `rollout`.
+/// Compares the actor's routes with those of an engine that computes in `rollout`, for each sampled token.
 fn counted(decoder: &Decoder, rollout: Kind) -> RouteCounts {
     let requests = requests(8, 2, &SamplingParams::default());
     let mut engine = Engine::new(EngineOptions { compute: Some(rollout), ..options() });

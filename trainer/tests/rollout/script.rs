@@ -17,7 +17,7 @@ use super::fixture::{Letters, options};
 /// Tokens that extend a sequence.
 pub(crate) const EXTENSION: [TokenId; 3] = [7, 21, 3];
 
-/// A context of 64 tokens, for eight sequences at once.
+/// Options with a context of 64 tokens and eight concurrent sequences.
 pub(crate) fn session() -> EngineOptions {
     EngineOptions { max_num_seqs: 8, max_model_len: Some(64), ..options() }
 }
@@ -26,7 +26,7 @@ pub(crate) fn id(request_idx: usize, sample_idx: usize) -> SequenceId {
     SequenceId { request_idx, sample_idx }
 }
 
-/// Adds each request before the first step.
+/// Makes commands that add each request before the first step.
 pub(crate) fn added(requests: &[Request], keep_open: bool) -> Vec<(usize, Command)> {
     let add = |(request_idx, request): (usize, &Request)| {
         (0, Command::Add { request_idx, request: request.clone(), keep_open })
@@ -58,7 +58,7 @@ impl Played {
         }
     }
 
-    /// The completions of one turn, a list for each sequence.
+    /// Returns the completions of one turn, a list for each sequence.
     pub(crate) fn turn(&self, turn: usize) -> Vec<Vec<Completion>> {
         self.completions.values().map(|turns| vec![turns[turn].clone()]).collect()
     }
@@ -68,7 +68,7 @@ impl Played {
 struct Script {
     commands: VecDeque<(usize, Command)>,
     num_steps: Rc<Cell<usize>>,
-    /// Whether the last wait with a limit had no result.
+    /// Whether the last call of [`CommandSource::wait_at_most`] had no result.
     has_hesitated: bool,
 }
 
@@ -78,21 +78,21 @@ impl CommandSource for Script {
         if is_due { self.commands.pop_front().map(|(_, command)| command) } else { None }
     }
 
-    /// Nothing runs, so the steps before the next command are over at once.
+    /// No sequence runs, so the steps before the next command count as done.
     fn wait(&mut self) -> Option<Command> {
         let (step, command) = self.commands.pop_front()?;
         self.num_steps.set(self.num_steps.get().max(step));
         Some(command)
     }
 
-    /// Has a result every other time.
+    /// Returns a result at every other call.
     fn wait_at_most(&mut self, _: Duration) -> Result<Option<Command>, NoCommandYet> {
         self.has_hesitated = !self.has_hesitated;
         if self.has_hesitated { Err(NoCommandYet) } else { Ok(self.wait()) }
     }
 }
 
-/// Runs an engine by commands, each of which comes after so many steps.
+/// Runs an engine with commands, each of which is due after a number of steps.
 pub(crate) fn play(decoder: &Decoder, options: EngineOptions, commands: Vec<(usize, Command)>) -> Played {
     let mut engine = Engine::new(options);
     engine.sync_weights(decoder, 0).unwrap();

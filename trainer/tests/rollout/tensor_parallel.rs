@@ -46,7 +46,7 @@ fn sharded(
     });
     let (first, stats) = of_ranks.swap_remove(0);
     for (others, _) in of_ranks {
-        // To the bit, log-probs included.
+        // All ranks have equal results bit for bit, log-probs included.
         assert_eq!(others, first);
     }
     (first, stats)
@@ -54,7 +54,7 @@ fn sharded(
 
 #[test]
 fn tensor_parallel_shards_of_every_family_sample_the_actors_tokens() {
-    // The plan refuses to slice what normalises queries and keys over all heads, or each by its own weights.
+    // The plan refuses to shard heads whose norm runs over all heads, or has separate weights for each head.
     let is_sliced = |family: &&str| !family.starts_with("olmo") && !["cohere", "gpt-oss"].contains(family);
     for family in FAMILIES.into_iter().filter(is_sliced) {
         let exact = decoder_f64(family);
@@ -73,7 +73,7 @@ fn tensor_parallel_shards_of_every_family_sample_the_actors_tokens() {
     }
 }
 
-/// Each shard has A of its columns, or B of its rows.
+/// Each shard holds the columns of A, or the rows of B, that belong to its part of the weight.
 #[test]
 fn shards_with_an_unmerged_adapter_sample_the_actors_tokens() {
     let beside = EngineOptions { merge_lora: false, ..options() };
@@ -93,8 +93,8 @@ fn shards_with_an_unmerged_adapter_sample_the_actors_tokens() {
     }
 }
 
-/// The sum of two numbers does not depend on their order, so with two shards rows do not depend on the batch;
-/// also if the cache is too small for all, and for samples that share a prompt.
+/// The sum of two numbers does not depend on their order, so with two shards the results of a row do not
+/// depend on its batch. That also holds after a preemption, and for samples that share a prompt.
 #[test]
 fn two_tensor_parallel_shards_sample_the_same_in_any_batch_and_after_a_preemption() {
     let calls = [requests(7, 2, &truncated())];
@@ -105,7 +105,7 @@ fn two_tensor_parallel_shards_sample_the_same_in_any_batch_and_after_a_preemptio
         assert_eq!(run(bounds).0, together);
     }
     let sizes = decoder("qwen3").config;
-    // Of one of the two key heads.
+    // The cache of a shard holds one of the two key heads.
     let token_bytes = 2 * 4 * sizes.num_layers * sizes.head_dim;
     let (preempted, tight) = run(EngineOptions { max_cache_bytes: Some(token_bytes * 48), ..options() });
     assert!(tight.num_preemptions > 0 && roomy.num_preemptions == 0, "{tight:?}");
@@ -133,7 +133,8 @@ fn a_stop_string_ends_a_sample_at_the_same_token_with_tensor_parallelism() {
     assert_eq!(ends(&samples[0]), ends(&whole));
 }
 
-/// Folded in before the cut, of a model that is whole on each rank or shared by them.
+/// The adapter is merged before the weights are sharded, from a model that each rank holds in full or in FSDP
+/// shards.
 #[test]
 fn an_adapter_is_folded_into_tensor_parallel_shards_of_the_whole_and_of_shards() {
     let adapted = |family: &str| {
@@ -158,7 +159,7 @@ fn an_adapter_is_folded_into_tensor_parallel_shards_of_the_whole_and_of_shards()
     }
 }
 
-/// bf16 rounds each activation to 8 bits, and each rank's summand of a product too.
+/// bf16 rounds each activation to 8 bits, and each rank's partial sum of a product, too.
 #[test]
 fn tensor_parallel_bf16_rollouts_stay_as_close_to_the_actor_as_full_ones() {
     let bf16 = LoadOptions { param_dtype: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
@@ -213,7 +214,7 @@ fn bytes_of_a_tensor_parallel_rollout_are_those_of_its_all_reduces_and_logits() 
         let num_logits = stats.num_tokens * sizes.vocab_size / num_shards;
         (ranks.traffic().since(before).sent, 4 * (num_sums * sizes.hidden_size + num_logits))
     });
-    // Of a sum each of two ranks sends half, twice.
+    // For each sum, each of two ranks sends one half twice.
     let (sent, needed) = of_ranks.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1 as u64));
     let ratio = sent as f64 / needed as f64;
     assert!((1.0..1.05).contains(&ratio), "{sent} bytes, {needed} at least: {ratio}");

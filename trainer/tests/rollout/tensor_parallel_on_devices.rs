@@ -96,12 +96,12 @@ fn a_tensor_parallel_decoding_step_waits_only_for_its_tokens() {
     const RANKS: u64 = 2;
     const LAYERS: u64 = 2;
     for batch in [1, 16] {
-        // Of a layer two sums more than alone; besides logits gathered and laid side by side, and what was
-        // drawn.
+        // A layer launches two sums more than without sharding. A step also gathers the logits, concatenates
+        // them, and exchanges the drawn tokens.
         for (uses_graphs, launches, graphs) in [(true, 0, 1), (false, (9 + 2) * LAYERS + 8 + 3, 0)] {
             let (short, long) = (counts(batch, 6, uses_graphs), counts(batch, 8, uses_graphs));
             let case = format!("batch {batch}, graphs: {uses_graphs}");
-            // It waits for nothing: a thread looks for its tokens.
+            // The host does not wait, because a thread polls for its tokens.
             assert_step([&short, &long], RANKS, Step { waits: 0, launches, graphs }, &case);
         }
     }
@@ -137,7 +137,7 @@ fn a_stop_request_at_one_rank_stops_its_whole_tensor_parallel_group() {
     on_device(
         "tensor_parallel_on_devices::a_stop_request_at_one_rank_stops_its_whole_tensor_parallel_group",
         || {
-            // In the midst, and with the last token of all.
+            // The request comes in the middle, and with the last token.
             let requests = requests(1, 1, &SamplingParams { ignore_eos: true, ..SamplingParams::greedy() });
             for asked_at in [3, requests[0].max_new_tokens] {
                 let num_steps = on_ranks(2, 60, |ranks| {
@@ -152,7 +152,7 @@ fn a_stop_request_at_one_rank_stops_its_whole_tensor_parallel_group() {
                         num_steps
                     })
                 });
-                // One step is in flight then, and the next one exchanges the request.
+                // One step is in flight then, and the next step tells the other rank.
                 assert_eq!(num_steps, [(asked_at + 2).min(requests[0].max_new_tokens), asked_at]);
             }
         },
@@ -176,7 +176,7 @@ fn ranks_that_draw_different_tokens_end_in_that_step() {
     });
 }
 
-/// Text for so many completions' pieces, then none.
+/// Detokenizer that decodes a number of texts and then fails.
 struct FailsAfter(AtomicUsize);
 
 impl Detokenizer for FailsAfter {

@@ -1,4 +1,4 @@
-//! Adapters of text model and vision tower: beside those of PEFT, in rollout, export and on several ranks.
+//! Adapters of text model and vision tower: compared with PEFT's, in rollout, export and on several ranks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,7 +40,8 @@ fn stored(folder: &Path) -> BTreeMap<String, Tensor> {
     Tensor::read_safetensors(folder.join("adapter_model.safetensors")).unwrap().into_iter().collect()
 }
 
-/// All packed together, one sequence a micro-batch, and with images computed again in the backward pass.
+/// Sequences are packed together or one per micro-batch, and images may be computed again in the backward
+/// pass.
 #[test]
 fn an_adapter_of_peft_gives_its_log_probs_and_gradients_in_tower_and_text() {
     for name in MODELS {

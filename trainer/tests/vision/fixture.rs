@@ -209,7 +209,7 @@ impl Detokenizer for Silent {
     }
 }
 
-/// Completions, and how many sequences were preempted.
+/// Generates completions, and returns them with the number of preemptions.
 pub(crate) fn generate(
     decoder: &Decoder,
     options: EngineOptions,
@@ -237,7 +237,7 @@ pub(crate) fn request(
     }
 }
 
-/// An update on the batch of a fixture: the norm of its gradient, and log-probs behind it.
+/// Makes an update on the batch of a fixture. Returns the norm of its gradient and the log-probs after it.
 pub(crate) fn step(actor: &mut Actor, name: &str) -> (f64, Vec<f64>) {
     step_on(actor, &Fixture::open(name).batch())
 }

@@ -1,5 +1,5 @@
-//! A vision tower that is trained with all other weights: gradients beside transformers', rollout, reference,
-//! export and several ranks.
+//! A vision tower that is trained with all other weights: gradients compared with transformers', rollout,
+//! reference, export and several ranks.
 
 use std::rc::Rc;
 
@@ -54,8 +54,8 @@ fn gradients_of_the_whole_tower_are_those_of_transformers() {
     }
 }
 
-/// Graphs in 16 bits share casts of the weights, or compute them again, and gradients are those of 32 bits
-/// but for roundings.
+/// In 16 bits, graphs share casts of the weights or compute them again. Gradients equal those of 32 bits
+/// except for rounding.
 #[test]
 fn casts_of_the_tower_and_images_that_are_computed_again_change_no_gradient() {
     for name in MODELS {
@@ -83,7 +83,8 @@ fn casts_of_the_tower_and_images_that_are_computed_again_change_no_gradient() {
     }
 }
 
-/// The engine samples with the tower behind each update, and the reference scores with that before the first.
+/// The engine samples with the tower after each update, and the reference scores with the tower before the
+/// first.
 #[test]
 fn rollout_and_reference_have_the_towers_of_their_versions() {
     for name in MODELS {
@@ -149,7 +150,7 @@ fn two_ranks_with_shards_train_and_sample_with_the_tower_of_one() {
     }
 }
 
-/// The tower has no gradient there, and yet moments of earlier updates.
+/// An update without images gives the tower no gradient, but its optimizer has moments of earlier updates.
 #[test]
 fn an_update_without_images_moves_the_tower_alike_on_one_rank_and_on_two() {
     for name in MODELS {
