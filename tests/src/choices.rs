@@ -2,8 +2,8 @@
 
 use crate::workspace_root;
 
-/// The choices of `field`, such as `spec.algorithm.kind`, in the order of the field reference, which a test
-/// of the API holds equal to its types.
+/// Lists the choices of `field`, such as `spec.algorithm.kind`, in the order of the field reference. A test
+/// of the API checks that the reference agrees with the types.
 ///
 /// # Panics
 /// When the field reference cannot be read, or does not list at least two choices of the field.

@@ -13,36 +13,36 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 
-/// Longest that a test waits for spans; they leave every few seconds, and at the end of a process.
+/// Maximum time that a test waits for spans, which a process sends every few seconds and at its end.
 const PATIENCE: Duration = Duration::from_secs(100);
 
 /// The fields of a span that tests read; ids are hexadecimal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Received {
-    /// The service that sent it.
+    /// Name of the service that sent the span.
     pub service: String,
     /// Name of the span.
     pub name: String,
-    /// The trace that it is a part of.
+    /// Id of the trace that the span belongs to.
     pub trace: String,
     /// Id of the span.
     pub id: String,
-    /// The id of the span that it is a part of; empty for none.
+    /// Id of the parent span; empty for none.
     pub parent: String,
     /// Attributes of the span in the order of the request, as text.
     pub attributes: Vec<(String, String)>,
-    /// How long it took.
+    /// Duration of the span.
     pub duration: Duration,
 }
 
 impl Received {
-    /// One of its attributes.
+    /// Returns the value of an attribute.
     pub fn attribute(&self, name: &str) -> Option<&str> {
         self.attributes.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 }
 
-/// The collector; it ends with the process.
+/// A collector of spans; it runs until the process ends.
 #[derive(Clone, Debug)]
 pub struct Collector {
     port: u16,
@@ -53,17 +53,17 @@ impl Collector {
     /// Takes spans on a free port.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no port is free.
     pub fn start() -> io::Result<Self> {
         Self::serve(|stream, spans| drop(take(stream, spans)))
     }
 
-    /// Accepts calls on a free port, and never answers.
+    /// Accepts connections on a free port, and never answers.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no port is free.
     pub fn silent() -> io::Result<Self> {
-        // Longer than any test.
+        // The wait is longer than any test.
         Self::serve(|stream, _| {
             std::thread::sleep(Duration::from_secs(3600));
             drop(stream);
@@ -83,8 +83,8 @@ impl Collector {
         Ok(collector)
     }
 
-    /// The environment of a process that sends its spans here, and takes its time for the last ones on a busy
-    /// machine.
+    /// Returns the environment of a process that sends its spans to this collector. The process may take a
+    /// long time for the last ones, because the machine may be busy.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         let address = format!("http://127.0.0.1:{}", self.port);
         let patience = PATIENCE.as_millis().to_string();
@@ -101,7 +101,7 @@ impl Collector {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until the received spans satisfy `wish`; returns them, also after a timeout.
+    /// Waits until `wish` is true for the received spans. Returns the spans, also after a timeout.
     pub fn when(&self, wish: impl Fn(&[Received]) -> bool) -> Vec<Received> {
         let started = Instant::now();
         loop {
@@ -130,7 +130,8 @@ fn take(mut stream: TcpStream, spans: &Mutex<Vec<Received>>) -> io::Result<()> {
     }
 }
 
-/// The next call's body, and whether it is one with spans; `None` where the client has hung up.
+/// Reads the next request: whether it contains spans, and its body. `None` if the client has closed the
+/// connection.
 fn read_call(reader: &mut BufReader<TcpStream>) -> io::Result<Option<(bool, Vec<u8>)>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {

@@ -1,14 +1,14 @@
-//! Covering arrays: few combinations of settings in which every two facts appear together, if they can.
+//! Covering arrays: few combinations of settings that contain every pair of facts which can occur together.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Combines values of settings so that every two facts which some allowed combination has together are
-/// together in one of the results. `settings` lists the facts of each value of each setting; a result has the
-/// index of a value for each setting. `is_allowed` decides about the facts of a combination, and allows fewer
-/// facts where it allows more.
+/// Combines values of settings so that every pair of facts which some allowed combination has occurs in one
+/// of the results. `settings` lists the facts of each value of each setting; a result has the index of one
+/// value for each setting. `is_allowed` decides by the facts of a combination. Adding facts to a combination
+/// that is not allowed must not make it allowed.
 ///
-/// The search is greedy: it takes the values that add the most new pairs, and of several the first.
+/// The search is greedy: it takes the values that add the most new pairs, and the first ones in a tie.
 pub fn covering_array<F: Copy + Ord>(
     settings: &[Vec<Vec<F>>],
     is_allowed: &dyn Fn(&BTreeSet<F>) -> bool,
@@ -35,7 +35,7 @@ fn pairs<F: Copy + Ord>(facts: &BTreeSet<F>) -> impl Iterator<Item = (F, F)> {
     facts.iter().copied().flat_map(move |one| larger(one).map(move |other| (one, other)))
 }
 
-/// A value of a setting, by their indices.
+/// A value of a setting, as the indices of both.
 #[derive(Clone, Copy, PartialEq)]
 struct Choice {
     setting: usize,
@@ -50,7 +50,7 @@ struct Search<'a, F> {
 }
 
 impl<F: Copy + Ord> Search<'_, F> {
-    /// The combination with both facts that has the most missing pairs; `None` if none is allowed.
+    /// Returns the combination with both facts that has the most missing pairs; `None` if none is allowed.
     fn best_with(&self, one: F, other: F) -> Option<Vec<Option<usize>>> {
         let mut best: Option<Vec<Option<usize>>> = None;
         for first in self.choices_of(one) {
@@ -80,7 +80,7 @@ impl<F: Copy + Ord> Search<'_, F> {
         (0..self.settings.len()).flat_map(values).collect()
     }
 
-    /// Chooses values of the settings that are open; `None` if the choice is not allowed with any.
+    /// Chooses values for the remaining settings; `None` if no choice is allowed.
     fn completed(&self, chosen: Vec<Option<usize>>) -> Option<Vec<Option<usize>>> {
         if !(self.is_allowed)(&self.facts(&chosen)) {
             return None;
@@ -101,7 +101,7 @@ impl<F: Copy + Ord> Search<'_, F> {
         pairs(&self.facts(chosen)).filter(|pair| self.missing.contains(pair)).count()
     }
 
-    /// Facts of the chosen values.
+    /// Returns the facts of the chosen values.
     fn facts(&self, chosen: &[Option<usize>]) -> BTreeSet<F> {
         let decided = self.settings.iter().zip(chosen);
         decided.filter_map(|(values, value)| Some(&values[(*value)?])).flatten().copied().collect()

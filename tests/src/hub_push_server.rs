@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::hub_server::Files;
 
-/// The token that may write.
+/// Token that the server accepts.
 pub const TOKEN: &str = "hf_right";
 
 /// Bytes of a part of a large file.
@@ -30,7 +30,7 @@ pub enum Storage {
     Broken,
 }
 
-/// The server; it ends with the process.
+/// A server for pushes; it runs until the process ends.
 #[derive(Clone, Debug)]
 pub struct HubPushServer {
     endpoint: String,
@@ -40,14 +40,14 @@ pub struct HubPushServer {
 #[derive(Debug, Default)]
 struct State {
     storage: Storage,
-    /// URLs of the hub and of its storage; their ports differ.
+    /// URLs of the hub and of its storage, which have different ports.
     places: [String; 2],
     is_made: bool,
     /// Requests as `METHOD PATH`.
     requests: Vec<String>,
-    /// Bytes in the storage by the digest that they were announced under, by part.
+    /// Parts of each object in the storage, by the digest that the client announced and by part number.
     stored: BTreeMap<String, BTreeMap<usize, Vec<u8>>>,
-    /// Objects that were verified or put together.
+    /// Digests of objects that were verified or assembled from parts.
     complete: Vec<String>,
     commits: Vec<(String, Files)>,
 }
@@ -65,7 +65,7 @@ impl HubPushServer {
     /// Serves hub and storage on a free port each.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no port is free.
     pub fn start(storage: Storage) -> io::Result<Self> {
         let listeners = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
         let mut places = [String::new(), String::new()];
@@ -148,7 +148,7 @@ fn refusal(status: u16, why: &str) -> Answer {
 impl State {
     fn hub(&mut self, request: &Request) -> Answer {
         if request.token.as_deref() != Some(&format!("Bearer {TOKEN}")) {
-            // A server that repeats what it was sent, as some do.
+            // Some servers repeat what they were sent, so this one does, too.
             let token = request.token.as_deref().unwrap_or_default();
             return refusal(401, &format!("Invalid credentials: {token}"));
         }
@@ -176,7 +176,7 @@ impl State {
         if self.storage == Storage::Broken {
             return refusal(500, "the disk is full");
         }
-        // As object stores do, which know signatures alone.
+        // Object stores know only signatures, so they refuse requests with a token.
         if request.token.is_some() {
             return refusal(400, "only one auth mechanism allowed");
         }
@@ -236,7 +236,7 @@ impl State {
         (200, json!({"success": true, "commitOid": crate::hub_server::COMMIT}))
     }
 
-    /// The bytes of a large file that is whole.
+    /// Returns the bytes of a large file that was uploaded completely.
     fn large(&self, value: &Value) -> Option<Vec<u8>> {
         let digest = value["oid"].as_str()?;
         let content = self.stored.get(digest)?.values().flatten().copied().collect::<Vec<u8>>();
@@ -245,7 +245,7 @@ impl State {
     }
 }
 
-/// Weights are large, the rest is not.
+/// Returns the upload mode of each file: weights are large, all other files are not.
 fn modes(json: &Value) -> Value {
     let files = json["files"].as_array().into_iter().flatten().map(|file| {
         let name = file["path"].as_str().unwrap_or_default();
@@ -255,7 +255,7 @@ fn modes(json: &Value) -> Value {
     json!({"files": files.collect::<Vec<_>>()})
 }
 
-/// The bytes of base 64.
+/// Decodes a text in base64.
 fn decoded(text: &str) -> Vec<u8> {
     let value = |byte: u8| match byte {
         b'A'..=b'Z' => Some(u32::from(byte - b'A')),

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The name of both repositories.
 pub const REPO: &str = "owner/tiny";
 
-/// The commit at which its branch `main` is; its branch `odd` claims to be at none.
+/// Commit of the branch `main`. For the branch `odd` the server reports a text that is no commit.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// Contents of files by their names.
@@ -22,7 +22,7 @@ type Served<'a> = (&'static str, &'static str, &'a Files);
 /// Edit of an answer's body, by its path.
 type Edits = dyn Fn(&str, Vec<u8>) -> Vec<u8>;
 
-/// The server; it ends with the process.
+/// A server of the hub's protocol; it runs until the process ends.
 #[derive(Clone, Debug)]
 pub struct HubServer {
     endpoint: String,
@@ -42,7 +42,7 @@ impl HubServer {
     /// Serves a model of `files`, by their names, on a free port.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no port is free.
     pub fn start(files: Files) -> io::Result<Self> {
         Self::start_both(files, Files::new())
     }
@@ -63,7 +63,7 @@ impl HubServer {
         Self::start_with(model, dataset, |_, body| body)
     }
 
-    /// Serves a model and a data set, and `edits` the body of each answer, which it gets with the path.
+    /// Serves a model and a data set. `edits` changes the body of each answer, whose path it gets.
     ///
     /// # Errors
     /// As [`Self::start`].

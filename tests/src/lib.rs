@@ -36,8 +36,8 @@ pub use run_folders::{is_in_memory, run_folder};
 pub use small_disk::SmallDisk;
 pub use tiny::{merge, tiny_job, tiny_job_with};
 
-/// Whether a metric depends on the machine, or on how rows are distributed to ranks: two runs of one job may
-/// differ in it.
+/// Whether a metric depends on the machine, or on how rows are distributed to ranks, so that two runs of one
+/// job may differ in it.
 pub fn depends_on_machine(metric: &str) -> bool {
     [
         "timing_s/",
@@ -70,7 +70,7 @@ pub fn fresh_binary(name: &str) -> PathBuf {
     if rlt_skipped::is_prepared() {
         return binary(name);
     }
-    // `rlctl` starts the trainer that is beside it.
+    // `rlctl` starts the trainer in its own folder, so both are built.
     let is_built = match name {
         "rlt-operator" => OPERATOR.get_or_init(|| {
             is_fresh(
@@ -100,9 +100,9 @@ pub fn fresh_binary(name: &str) -> PathBuf {
     binary(name)
 }
 
-/// An image `rlt.local/<name>:test` (`rlt-trainer-cuda`: `rlt.local/rlt-trainer:test-cuda`) of the binary
-/// under test as an OCI archive, by the project's own Dockerfile; built only if the archive is older than its
-/// inputs.
+/// Builds the image `rlt.local/<name>:test` (`rlt-trainer-cuda`: `rlt.local/rlt-trainer:test-cuda`) of the
+/// binary under test by the project's own Dockerfile, and returns the path of its OCI archive. An archive
+/// that is newer than its inputs is not built again.
 ///
 /// # Panics
 /// When binary or image can not be built.
@@ -111,12 +111,12 @@ pub fn test_image(name: &str) -> PathBuf {
     image_of_built_binary(name)
 }
 
-/// Builds a test image as [`test_image`], of a binary that was built before.
+/// Builds a test image as [`test_image`] does, but from a binary that was built before.
 ///
 /// # Panics
 /// When the image can not be built, or `make prepare` should have built it.
 pub fn image_of_built_binary(name: &str) -> PathBuf {
-    // Tests of one process build in one folder.
+    // Tests of one process share a build folder, so they build one after the other.
     static BUILDS: Mutex<()> = Mutex::new(());
     let _turn = BUILDS.lock().unwrap_or_else(PoisonError::into_inner);
     let modified = |path: &Path| std::fs::metadata(path).and_then(|data| data.modified()).ok();

@@ -9,27 +9,27 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How the server treats the next requests that write.
+/// Behaviour of the server for the next requests that write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mood {
-    /// Answers as asked.
+    /// The server answers normally.
     #[default]
     Willing,
-    /// Answers writes with 503.
+    /// The server answers writes with 503.
     Failing,
-    /// Hangs up after half of the body.
+    /// The server closes the connection after half of the body.
     HangingUp,
-    /// Reads and never answers.
+    /// The server reads requests and never answers.
     Silent,
-    /// Answers 403 to everything, reading too.
+    /// The server answers 403 to all requests, reads included.
     Refusing,
-    /// Every other request fails, in turn by 500 and by hanging up.
+    /// Every other request fails, alternately by 500 and by a closed connection.
     Moody,
-    /// Takes so many more objects, then fails.
+    /// The server accepts so many more objects, then fails.
     WillingFor(u32),
 }
 
-/// The server; it ends with the process.
+/// An S3 server; it runs until the process ends.
 #[derive(Clone, Debug)]
 pub struct ObjectServer {
     port: u16,
@@ -59,7 +59,7 @@ impl ObjectServer {
     /// Serves on a free port.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no port is free.
     pub fn start() -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let server = Self { port: listener.local_addr()?.port(), shared: Arc::default() };
@@ -86,7 +86,7 @@ impl ObjectServer {
         ]
     }
 
-    /// Behaves otherwise from the next request on.
+    /// Changes the behaviour from the next request on.
     pub fn become_(&self, mood: Mood) {
         self.lock().mood = mood;
     }
@@ -116,7 +116,7 @@ fn serve(stream: TcpStream, shared: &Mutex<Shared>) -> io::Result<()> {
             return Ok(());
         }
         let Some((status, headers, body)) = answer(&request, shared) else {
-            // Longer than any test.
+            // The wait is longer than any test.
             std::thread::sleep(Duration::from_secs(3600));
             return Ok(());
         };
@@ -132,7 +132,8 @@ fn serve(stream: TcpStream, shared: &Mutex<Shared>) -> io::Result<()> {
     }
 }
 
-/// The next request; whether the server has read it to its end. `None` where the client has hung up.
+/// Reads the next request, and says whether the server has read it to its end. `None` if the client has
+/// closed the connection.
 fn read_request(
     reader: &mut BufReader<TcpStream>,
     shared: &Mutex<Shared>,
@@ -194,7 +195,7 @@ fn decoded(text: &str) -> String {
 
 type Answer = (&'static str, String, Vec<u8>);
 
-/// `None` for no answer at all.
+/// Answers a request; `None` if the server sends no answer at all.
 fn answer(request: &Request, shared: &Mutex<Shared>) -> Option<Answer> {
     let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
     let writes = request.method == "PUT";
@@ -250,7 +251,7 @@ fn error(status: &'static str, code: &str) -> Answer {
     (status, "Content-Type: application/xml\r\n".into(), body.into_bytes())
 }
 
-/// Objects and common prefixes directly below the query's prefix.
+/// Lists the objects and the common prefixes directly below the query's prefix.
 fn listing(objects: &BTreeMap<String, Vec<u8>>, query: &str) -> String {
     let prefix = query.split('&').find_map(|pair| pair.strip_prefix("prefix=")).unwrap_or_default();
     let full = format!("/{BUCKET}/{prefix}");

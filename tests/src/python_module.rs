@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use crate::workspace_root;
 
-/// CPython as a module for WASI, kept in `~/.cache/rlt`. `None` where it is not there and cannot be fetched:
-/// tests that need it skip, and under CI they fail.
+/// Returns the path of CPython as a WASI module in `~/.cache/rlt`, which is fetched if it is missing. `None`
+/// if it cannot be fetched: tests that need it are skipped, and under CI they fail.
 ///
 /// # Panics
 /// Under CI, where it cannot be fetched.

@@ -1,4 +1,4 @@
-//! Python with packages of other projects, for tests in which these read the product's files.
+//! Python with packages of other projects, for tests in which those packages read the product's files.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -32,8 +32,8 @@ impl PythonPackage {
         self.name
     }
 
-    /// A `python3` that finds the package. `None` where it cannot be installed: the test skips, and under CI
-    /// it fails.
+    /// Returns a `python3` that finds the package. `None` if the package cannot be installed: the test is
+    /// skipped, and under CI it fails.
     ///
     /// # Panics
     /// Under CI, where the package cannot be installed.
@@ -51,10 +51,11 @@ impl PythonPackage {
         }
     }
 
-    /// Folder below `~/.cache/rlt/python` with the package and its dependencies, installed now if it was not.
+    /// Returns the folder below `~/.cache/rlt/python` with the package and its dependencies, which are
+    /// installed if they are missing.
     ///
     /// # Errors
-    /// The reason why pip could not install it, or that `make prepare` should have.
+    /// The reason why pip could not install the package, or that `make prepare` should have installed it.
     pub fn installed(self) -> Result<PathBuf, String> {
         let requirements = workspace_root().join("tests/python").join(self.name).with_extension("txt");
         let text = fs::read_to_string(&requirements).map_err(|error| error.to_string())?;
@@ -79,7 +80,7 @@ impl PythonPackage {
 
 fn install(requirements: &Path, folder: &Path) -> Result<(), String> {
     let mut pip = Command::new("python3");
-    // A file lists all packages that are installed, so pip adds none.
+    // The file lists all packages to install, so pip must not add others.
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]);
     let ended = pip.arg("--target").arg(folder).arg("--requirement").arg(requirements).output();
     let ended = ended.map_err(|error| error.to_string())?;

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use crate::{HeldPort, MLFLOW, TRACKIO};
 
-/// Longest that a server takes to start.
+/// Maximum time that a server takes to start.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Serves the runs of the folder in `TRACKIO_DIR`.
+/// Python program that serves the runs of the folder in `TRACKIO_DIR`.
 const SERVE_TRACKIO: &str = "import sys, trackio; trackio.show(\
     open_browser=False, block_thread=True, share=False, server_port=int(sys.argv[1]))";
 
@@ -32,7 +32,7 @@ impl MlflowServer {
         let store = format!("sqlite:///{}/mlflow.db", folder.display());
         python.args(["-m", "mlflow", "server", "--workers", "1", "--backend-store-uri", &store, "--port"]);
         let server = Self(Server::start(&mut python, folder, port));
-        // The first requests load modules and make tables, which takes longer than a client waits.
+        // The first requests load modules and create tables, which takes longer than a client waits.
         server.0.wait_for(&Server::get("/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default"));
         let experiments = json!({ "experiment_ids": ["0"] });
         server.0.wait_for(&Server::post("/api/2.0/mlflow/runs/search", "", &experiments));
@@ -50,7 +50,7 @@ impl MlflowServer {
 pub struct TrackioServer(Server);
 
 impl TrackioServer {
-    /// Token that allows to log.
+    /// Token that authorises clients to log.
     pub const WRITE_TOKEN: &str = "of-the-test";
 
     /// Starts a server at `port`, with the data of an earlier one in `folder`, and waits until it answers
@@ -64,7 +64,7 @@ impl TrackioServer {
         python.env("TRACKIO_DIR", folder.join("trackio")).env("TRACKIO_WRITE_TOKEN", Self::WRITE_TOKEN);
         python.env("HF_HUB_OFFLINE", "1");
         let server = Self(Server::start(&mut python, folder, port));
-        // The first logs load modules and make tables, which takes longer than a client waits.
+        // The first logs load modules and create tables, which takes longer than a client waits.
         let token = format!("x-trackio-write-token: {}\r\n", Self::WRITE_TOKEN);
         let log = json!({
             "project": "made-at-the-start", "run": "first", "run_id": "first", "step": 0, "metrics": { "a": 0 },
@@ -90,7 +90,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts `command`, whose last argument is missing, the number of `port`, in `folder`.
+    /// Starts `command` in `folder`, with the number of `port` as its last argument.
     #[expect(clippy::expect_used, reason = "a test fails by panicking")]
     fn start(command: &mut Command, folder: &Path, port: &HeldPort) -> Self {
         let log = folder.join("server.log");
@@ -146,7 +146,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Asked to end, it ends its own processes too.
+        // A server that is asked to end also ends its child processes.
         let _ = Command::new("kill").arg(self.process.id().to_string()).status();
         let _ = self.process.wait();
     }

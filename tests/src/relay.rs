@@ -21,7 +21,7 @@ pub enum Flow {
 /// Bytes that are carried at a time.
 const CHUNK: usize = 16 << 10;
 
-/// The relay; it ends with the process.
+/// A relay between a client and a server; it runs until the process ends.
 #[derive(Clone, Debug)]
 pub struct Relay {
     address: String,
@@ -29,7 +29,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Carries between a free port and the server at `upstream`.
+    /// Starts a relay between a free port and the server at `upstream`.
     ///
     /// # Errors
     /// When there is no free port.
@@ -52,12 +52,12 @@ impl Relay {
         &self.address
     }
 
-    /// Carries otherwise from now on.
+    /// Changes the limit from now on.
     pub fn set(&self, flow: Flow) {
         *lock(&self.flow) = flow;
     }
 
-    /// Whether nothing is carried any more.
+    /// Whether the limit of bytes is used up, so that the relay forwards nothing any more.
     pub fn is_dry(&self) -> bool {
         *lock(&self.flow) == Flow::Only(0)
     }
@@ -85,7 +85,7 @@ fn carry(mut client: TcpStream, upstream: &str, flow: Arc<Mutex<Flow>>) -> io::R
     }
 }
 
-/// How many of `num_bytes` may go now; waits where that is none.
+/// Returns how many of `num_bytes` may be forwarded now; waits while none may.
 fn admit(flow: &Mutex<Flow>, num_bytes: usize) -> usize {
     loop {
         match &mut *lock(flow) {

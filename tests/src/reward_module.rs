@@ -9,11 +9,11 @@ use crate::{profile_folder, workspace_root};
 /// Target of modules for the sandbox.
 const TARGET: &str = "wasm32-unknown-unknown";
 
-/// Compiles `examples/rewards/reward.rs` by the command in its header, unless a newer module is there. `None`
-/// where Rust's library for WebAssembly is not installed.
+/// Compiles `examples/rewards/reward.rs` by the command in its header, unless a newer module exists. `None`
+/// if Rust's standard library for WebAssembly is not installed.
 ///
 /// # Errors
-/// The answer of the compiler, or that `make prepare` should have called it.
+/// The output of the compiler, or that `make prepare` should have compiled the module.
 pub fn reward_module() -> Result<Option<PathBuf>, String> {
     let source = workspace_root().join("examples/rewards/reward.rs");
     let module = profile_folder().join("reward.wasm");

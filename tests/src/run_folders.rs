@@ -1,4 +1,4 @@
-//! Folders for the files of runs that tests start: in memory, where the test suite has made room for them.
+//! Folders for the files of runs that tests start, in memory if the test suite has reserved space there.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use tempfile::TempDir;
 /// The variable by which `tests/suite.sh` names a folder in memory.
 const IN_MEMORY: &str = "RLT_TESTS_IN_MEMORY";
 
-/// Makes a folder for the files of runs, which is deleted with its handle: in memory if `make test` has found
-/// room there, because a run waits for the disk with every file that it commits.
+/// Makes a folder for the files of runs, which is deleted with its handle. It is in memory if `make test` has
+/// found space there, because a run waits for the disk at every file that it commits.
 ///
 /// Tests that measure memory call [`tempfile::tempdir`] instead: pages of a file in memory count as memory of
 /// the process that maps them.

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Attempts to cut the size to what is used, while others write.
+/// Maximum number of attempts to shrink the file system to its used size while other processes write.
 const MAX_CUTS: usize = 1000;
 
-/// A file system of its own, which takes only the memory that is written; unmounted when it is dropped.
+/// A separate file system in memory, which takes only the memory that is written. It is unmounted on drop.
 #[derive(Debug)]
 pub struct SmallDisk(PathBuf);
 
@@ -19,12 +19,13 @@ impl SmallDisk {
         run_mount(&["-t", "tmpfs", "-o", &options, "tmpfs"], at).then(|| Self(at.to_owned()))
     }
 
-    /// Changes the size; `false` if more is used.
+    /// Changes the size; `false` if more than that is in use.
     pub fn resize(&self, size: &str) -> bool {
         run_mount(&["-o", &format!("remount,size={size}")], &self.0)
     }
 
-    /// Cuts the size to what is used, so that no block is free; `false` if others write all the time.
+    /// Shrinks the file system to its used size, so that no block is free. `false` if other processes never
+    /// stop writing.
     pub fn fill(&self) -> bool {
         (0..MAX_CUTS).any(|_| self.used_bytes().is_some_and(|used| self.resize(&used)))
     }

@@ -2,24 +2,24 @@
 
 use serde_json::Value;
 
-/// The job of `rlt-trainer gpu-check`, too.
+/// Manifest of the tiny job, which `rlt-trainer gpu-check` trains, too.
 const JOB: &str = include_str!("../../trainer/src/commands/gpu_check/tiny_job.json");
 
-/// A manifest: three steps of GRPO, one layer, one operator, two prompts of four samples a step. The reward
-/// differs between samples of an untrained model already, so that every step has a gradient.
+/// Returns a manifest with three steps of GRPO, one layer, one operator, and two prompts of four samples per
+/// step. Samples of the untrained model already have different rewards, so every step has a gradient.
 #[expect(clippy::unwrap_used, reason = "a file of this repository")]
 pub fn tiny_job() -> Value {
     serde_json::from_str(JOB).unwrap()
 }
 
-/// The tiny job with `changes` laid over its `spec` by [`merge`].
+/// Returns the tiny job with `changes` merged into its `spec` by [`merge`].
 pub fn tiny_job_with(changes: Value) -> Value {
     let mut manifest = tiny_job();
     merge(&mut manifest["spec"], changes);
     manifest
 }
 
-/// Lays `changes` over `base`: maps are merged, `null` removes, everything else replaces.
+/// Merges `changes` into `base`: objects are merged, `null` removes a field, and any other value replaces it.
 pub fn merge(base: &mut Value, changes: Value) {
     match (base, changes) {
         (Value::Object(base), Value::Object(changes)) => {
