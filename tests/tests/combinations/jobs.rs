@@ -7,7 +7,7 @@ use rlt_api::conflicts::{CONFLICTS, ChosenDevice, Fact};
 use rlt_tests::{covering_array, merge, tiny_job_with};
 use serde_json::{Value, json};
 
-/// Facts with those beside which they cannot be set: the fields belong to a part that the job does not have.
+/// Facts, each with those with which it cannot be set: its fields belong to a part that the job then lacks.
 const WITHOUT_EFFECT: [(Fact, &[Fact]); 6] = [
     (
         Fact::FullTraining,
@@ -47,8 +47,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Whether the lines of `metrics.jsonl` are those of a run that made its one step, and sampled if the job
-    /// does: for the evaluation after the step where the step has completions of the data set.
+    /// Whether `metrics` are the lines of a run that made its one step. A job that samples must also have
+    /// sampled; for a step on completions of the data set, that is in the evaluation after the step.
     pub(crate) fn is_trained(&self, metrics: &[Value]) -> bool {
         let is_step = |line: &&Value| line["training/phase"] == 1 && line["step"] != 0;
         let steps: Vec<&Value> = metrics.iter().filter(is_step).collect();
@@ -79,7 +79,7 @@ fn choice(facts: &[Fact], fields: Value) -> Choice {
     Choice { facts: facts.to_vec(), fields }
 }
 
-/// A setting that is left out, or has the facts.
+/// A setting with two values: one is left out, the other has the facts.
 fn switch(facts: &[Fact], fields: Value) -> Vec<Choice> {
     vec![choice(&[], json!({})), choice(facts, fields)]
 }
@@ -124,7 +124,7 @@ fn models() -> Vec<Choice> {
 
 fn algorithms() -> Vec<Choice> {
     let kl = json!({ "placement": "Loss", "coefficient": 0.1 });
-    // Pairs have no pictures.
+    // Pairs are generated without pictures.
     let sums = json!({ "kind": "Arithmetic", "operators": ["+"], "maxOperand": 9, "pictures": null });
     let labels = [Fact::ScoredCompletions, Fact::LabelHead, Fact::NoReference, Fact::NoCritic];
     vec![
@@ -138,7 +138,7 @@ fn algorithms() -> Vec<Choice> {
             &[Fact::ScoredCompletions, Fact::NoCritic],
             json!({ "algorithm": { "kind": "DPO" }, "data": { "task": sums }, "rewards": null }),
         ),
-        // Rewards of held-out prompts.
+        // Rewards make the job sample held-out prompts.
         choice(
             &[Fact::ScoredCompletions, Fact::Sampling, Fact::NoCritic],
             json!({ "algorithm": { "kind": "DPO" }, "data": { "task": sums } }),
@@ -176,7 +176,7 @@ fn adapters() -> Vec<Vec<Choice>> {
     ]
 }
 
-/// Settings of the mesh, of roles, and others with one value beside their default.
+/// Settings of the mesh, of roles, and others that have one value besides their default.
 fn switches() -> Vec<Vec<Choice>> {
     let mesh = |field: &str, degree: u32| json!({ "workers": { "mesh": { field: degree } } });
     let role = |role: &str, fields: Value| json!({ "training": { "roles": { role: fields } } });
@@ -203,7 +203,8 @@ fn switches() -> Vec<Vec<Choice>> {
     ]
 }
 
-/// Returns all settings of jobs on a device. The device is the first one, so its rows prune the search early.
+/// Returns all settings of jobs on a device. The device comes first, so that its rows of the table prune the
+/// search early.
 fn settings(chosen: ChosenDevice) -> Vec<Vec<Choice>> {
     let wide = json!({ "model": { "architecture": { "headDim": 264 } } });
     let mut all = vec![device(chosen), models(), switch(&[Fact::WideHeads], wide), algorithms()];
@@ -217,7 +218,7 @@ pub(crate) fn facts_of_settings(device: ChosenDevice) -> BTreeSet<Fact> {
     settings(device).iter().flatten().flat_map(|choice| choice.facts.iter().copied()).collect()
 }
 
-/// Whether the facts are all of a row of the table, or one has no effect beside another.
+/// Whether the facts contain all facts of a row of the table, or a fact that has no effect with another.
 fn is_refused(facts: &BTreeSet<Fact>) -> bool {
     let has = |fact: &Fact| facts.contains(fact);
     CONFLICTS.iter().any(|conflict| has(&conflict.fact) && conflict.with.iter().all(has))
@@ -234,7 +235,7 @@ fn manifest<'a>(choices: impl Iterator<Item = &'a Choice>) -> Value {
     choices.for_each(|choice| merge(&mut manifest["spec"], choice.fields.clone()));
     let mesh = manifest["spec"]["workers"]["mesh"].clone();
     let degree = |axis: &str| mesh[axis].as_u64().unwrap_or(1);
-    // Ranks with different experts hold a replica together.
+    // Ranks with different experts hold one replica together.
     let dp_shard = if degree("ep") > degree("sp") { 2 } else { 1 };
     let sp = ["sp", "logprobSp", "referenceSp", "criticSp"].map(degree).into_iter().max().unwrap();
     let count = (degree("tp") * sp * dp_shard).max(degree("rolloutTp"));

@@ -9,12 +9,12 @@ use serde_json::Value;
 
 const IMAGE: &str = "rlt.local/rlt-trainer:test-cuda";
 
-/// A container of the image, removed in the end.
+/// A container of the image, which is removed on drop.
 struct Container(String);
 
 impl Container {
-    /// Starts a container of the image in buildah's own store, or of its archive if another tool has built
-    /// it.
+    /// Starts a container of the image in buildah's own store, or of the image's archive if another tool
+    /// built the image.
     fn new(archive: &str) -> Self {
         let stored = Command::new("buildah").args(["from", "--pull-never", IMAGE]).output().unwrap();
         let name = match stored.status.success() {

@@ -11,10 +11,10 @@ use serde_json::json;
 static CLUSTER: Shared =
     Shared::new(|| Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap"));
 
-/// Longest that a test waits for a pod; a short training takes ten seconds on two quiet cores.
+/// Maximum time that a test waits for a pod; a short training takes ten seconds on two idle cores.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The quickstart's manifest, shortened to some steps.
+/// Returns the manifest of the quickstart, shortened to a few steps.
 fn short_quickstart() -> String {
     let manifest = std::fs::read_to_string(workspace_root().join("examples/quickstart/job.yaml")).unwrap();
     let shorter = [
@@ -29,7 +29,7 @@ fn short_quickstart() -> String {
     })
 }
 
-/// A pod in the way the strictest of namespaces demands it, with the manifest of the config map `job`.
+/// Returns a pod that satisfies the strictest pod security level, with the manifest of the config map `job`.
 fn pod(image: &str, arguments: &[&str]) -> Pod {
     serde_json::from_value(json!({
         "metadata": { "name": image },
@@ -64,7 +64,7 @@ fn pod(image: &str, arguments: &[&str]) -> Pod {
     .unwrap()
 }
 
-/// A namespace that demands restricted pods, with the manifest in it.
+/// Creates a namespace that enforces restricted pods, with the manifest in it.
 async fn namespace_with_job(cluster: &Cluster, purpose: &str, manifest: String) -> Api<Pod> {
     let namespace = cluster.namespace(purpose).await.unwrap();
     let label = "pod-security.kubernetes.io/enforce=restricted";

@@ -17,7 +17,7 @@ fn tag() -> String {
     format!("test-reproducible-{}", std::process::id())
 }
 
-/// Reason why nothing can be built here, or not reproducibly.
+/// Returns the reason why images cannot be built here, or not reproducibly.
 fn missing() -> Option<&'static str> {
     let works =
         |program: &str| Command::new(program).arg("info").output().is_ok_and(|it| it.status.success());
@@ -27,7 +27,7 @@ fn missing() -> Option<&'static str> {
     (!works("podman") && !works("buildah")).then_some("neither podman nor buildah works here")
 }
 
-/// The inputs of an image.
+/// A folder with the inputs of an image.
 struct Inputs(TempDir);
 
 impl Inputs {
@@ -48,7 +48,7 @@ impl Inputs {
         self.0.path().join(name)
     }
 
-    /// The digest of the image that is built with this umask.
+    /// Builds the image with this umask, and returns its digest.
     fn build(&self, umask: &str) -> String {
         let script = workspace_root().join("charts/images.sh");
         let mut command = Command::new("sh");

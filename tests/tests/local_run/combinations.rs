@@ -13,17 +13,17 @@ const DEVICES: [ChosenDevice; 2] = [ChosenDevice::Cpu, ChosenDevice::Cuda];
 
 /// Facts that no job here has.
 const ELSEWHERE: [Fact; 6] = [
-    // The folder of an adapter, and rows in files.
+    // These need the folder of an adapter, or rows in files.
     Fact::StartingAdapter,
     Fact::ResizedAdapter,
     Fact::Streaming,
-    // Parts that models have by their files alone, or as a size that is not tiny.
+    // Models have these only by their files, or in sizes that are not tiny.
     Fact::ExpertGroups,
     Fact::ManyExperts,
     Fact::QkNormEachHead,
 ];
 
-/// Facts of a manifest that a job with its model has no more.
+/// Facts that only a manifest has: a job whose model is known has none of them.
 const OF_MANIFESTS: [Fact; 10] = [
     Fact::CriticPrecision,
     Fact::CriticShards,
@@ -37,7 +37,8 @@ const OF_MANIFESTS: [Fact; 10] = [
     Fact::ScoredCompletions,
 ];
 
-/// Trains a job on the CPU, and returns its output unless it makes a step and samples if its algorithm does.
+/// Trains a job on the CPU. Returns its output if it makes no step, or does not sample although its algorithm
+/// does.
 fn failure(job: &Job) -> Option<String> {
     let place = Place::new();
     let ended = place.train(&job.manifest);

@@ -63,8 +63,7 @@ fn generate_and_score_report_the_same_rewards() {
         let ended = numbers(&line["tokens"]).last() == Some(&END_OF_SEQUENCE);
         assert_eq!(reason, if ended { "stop" } else { "length" }, "{line}");
         assert!(ended || num_new == 6, "{line}");
-        // Behind the four special tokens, characters are numbered in the order in which the manifest names
-        // them.
+        // Four special tokens come first. After them, characters are numbered in the order of the manifest.
         let characters = numbers(&line["tokens"]).into_iter().filter(|token| *token >= 4.0);
         let text: String = characters.map(|token| &"0123456789+="[token as usize - 4..][..1]).collect();
         assert_eq!(line["text"], text, "{line}");

@@ -99,7 +99,7 @@ fn every_step_is_logged_once_under_documented_names() {
     }
 }
 
-/// A ratio of 0.5 is 2 of 5 steps, which follow from an epoch of 10 prompts.
+/// A ratio of 0.5 means 2 of the 5 steps that one epoch of 10 prompts has.
 #[test]
 fn a_warm_up_may_be_a_part_of_steps_that_follow_from_epochs() {
     let rates = |schedule: Value| {
@@ -126,8 +126,8 @@ fn a_run_that_is_complete_is_not_run_again() {
     assert_eq!(fs::read(place.run("metrics.jsonl")).unwrap(), before);
 }
 
-/// The page is drawn from the logs when the run has its result: it changes no exit code, neither at the end
-/// nor when a complete run is started again.
+/// The page is drawn from the logs after the run has its result. A failure changes no exit code, neither at
+/// the end nor when a complete run is started again.
 #[test]
 fn a_report_that_cannot_be_drawn_decides_no_exit_code() {
     let place = Place::new();

@@ -1,5 +1,5 @@
-//! The examples as they are, run as their first lines say, each from a folder of its own. Of the quickstart,
-//! which `make quickstart` runs whole, the first quarter is enough for its promise.
+//! Runs the examples unchanged, as their first lines say, each from a separate folder. `make quickstart` runs
+//! the full quickstart; its first quarter is enough here to check what it promises.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,8 +9,8 @@ use serde_json::Value;
 use crate::job::{Ended, Place};
 use crate::memory;
 
-/// Runs the example `name` as `rlctl run` in the folder of `place`, in the memory that its plan says; mean
-/// reward on held-out problems before and after.
+/// Runs the example `name` by `rlctl run` in the folder of `place`, and checks the memory of its plan.
+/// Returns the mean reward on held-out problems before and after.
 fn run(place: &Place, name: &str) -> (f64, f64) {
     held_out_rewards(&run_alone(place, name))
 }
@@ -26,7 +26,7 @@ fn run_alone(place: &Place, name: &str) -> PathBuf {
     folder
 }
 
-/// The held-out rewards before and after a run, from its result.
+/// Returns the held-out rewards before and after a run, from its result.
 fn held_out_rewards(run_folder: &Path) -> (f64, f64) {
     let result = std::fs::read_to_string(run_folder.join("result.json")).unwrap();
     let result: Value = serde_json::from_str(&result).unwrap();
@@ -62,8 +62,8 @@ fn supervised_training_teaches_and_reinforcement_corrects_what_it_taught() {
     assert_eq!(config["base_model_name_or_path"], "runs/sft/export");
 }
 
-/// Trains a reward model on preferences, and a better policy with that: the folder of `place` has the model
-/// of the supervised example.
+/// Trains a reward model on preferences, and then a better policy with it. The folder of `place` has the
+/// model of the supervised example.
 fn a_trained_reward_model_corrects_a_policy(place: &Place) {
     run_alone(place, "reward-model");
     let accuracies = held_out_accuracies(&place.file("runs/reward-model"));
@@ -77,7 +77,7 @@ fn a_trained_reward_model_corrects_a_policy(place: &Place) {
     assert!(mean(&right[12..]) > 1.4 * mean(&right[..3]), "share of right answers: {right:?}");
 }
 
-/// Runs a file of the example on process rewards in the folder of `place`; its metrics.
+/// Runs a file of the example of process rewards in the folder of `place`, and returns its metrics.
 fn run_on_steps(place: &Place, file: &str, name: &str) -> Vec<Value> {
     let job = rlt_tests::workspace_root().join("examples/process-reward").join(file);
     let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
@@ -108,9 +108,9 @@ fn a_process_reward_model_teaches_a_policy_right_answers() {
 fn a_vision_language_model_learns_to_count_generated_pictures() {
     let place = Place::on_disk();
     let (before, after) = run(&place, "vision");
-    // One of nine numbers is right by chance, and 40 % of the demonstrations are.
+    // One of nine numbers is right by chance, and 40 % of the demonstrations are right.
     assert!(before > 0.15 && after > 1.8 * before, "{before} -> {after}");
-    // The export is a model whose images are read as before: a second run starts where the first has ended.
+    // The export is a model that reads images as before: a second run starts where the first one ended.
     let example = rlt_tests::workspace_root().join("examples/vision/job.yaml");
     let example = std::fs::read_to_string(example).unwrap();
     let (_, behind_model) = example.split_once("\n  data:\n").unwrap();
@@ -128,7 +128,8 @@ fn a_vision_language_model_learns_to_count_generated_pictures() {
     assert!((again - after).abs() < 0.1, "{after} of the first run, {again} of its export");
 }
 
-/// Runs the first quarter of the example `name`; mean reward on held-out problems before and after.
+/// Runs the first quarter of the example `name`. Returns the mean reward on held-out problems before and
+/// after.
 fn run_a_quarter(name: &str) -> (f64, f64) {
     let example = rlt_tests::workspace_root().join("examples").join(name).join("job.yaml");
     let manifest = std::fs::read_to_string(example).unwrap();

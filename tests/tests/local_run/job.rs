@@ -12,13 +12,14 @@ pub(crate) use rlt_tests::{merge, tiny_job as tiny, tiny_job_with as tiny_with};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Longest that a test waits for something that takes a second on a quiet machine.
+/// Maximum time that a test waits for something that takes a second on an idle machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Steps of a run that a test ends: no machine trains as many while a test waits, however slow the test is.
+/// Number of steps of a run that a test ends: no machine trains as many while a test waits, however slow the
+/// test is.
 pub(crate) const ENDLESS: u32 = 1_000_000;
 
-/// The tiny job on a model and data from files.
+/// Changes the tiny job to a model and data from files.
 pub(crate) fn on_files(model: &Path, changes: Value) -> Value {
     let mut manifest = tiny();
     merge(
@@ -55,7 +56,7 @@ impl Ended {
         }
     }
 
-    /// Fails unless the process ended with `code` and said all of `words`.
+    /// Fails unless the process ended with `code` and printed all of `words`.
     #[track_caller]
     pub(crate) fn expect(self, code: i32, words: &[&str]) -> Self {
         assert_eq!(self.code, Some(code), "{}{}", self.stdout, self.stderr);
@@ -77,17 +78,18 @@ impl Place {
         Self { root: tempfile::tempdir().unwrap(), port: OnceLock::new() }
     }
 
-    /// The port at which launchers of this place meet, the same at every call; nobody else is given it.
+    /// Returns the port at which launchers of this place meet, which is the same at every call and is
+    /// reserved for them.
     pub(crate) fn port(&self) -> String {
         self.port.get_or_init(|| HeldPort::new().unwrap()).number().to_string()
     }
 
-    /// Any file beside the run folder.
+    /// Returns the path of a file next to the run folder.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }
 
-    /// A file or folder of the run folder.
+    /// Returns the path of a file or folder in the run folder.
     pub(crate) fn run(&self, name: &str) -> PathBuf {
         self.root.path().join("run").join(name)
     }
@@ -133,7 +135,7 @@ impl Place {
         wait_until(&format!("{num_steps} steps"), || self.steps().len() >= num_steps);
     }
 
-    /// The lines of `metrics.jsonl` that are whole, the evaluation before the first step left out.
+    /// Returns the complete lines of `metrics.jsonl`, without the evaluation before the first step.
     pub(crate) fn steps(&self) -> Vec<Value> {
         let is_step = |line: &Value| line["training/phase"] == 1 && line["step"] != 0;
         self.metrics().into_iter().filter(is_step).collect()
@@ -144,7 +146,7 @@ impl Place {
         self.steps().last().map_or(0, |step| step["step"].as_u64().unwrap())
     }
 
-    /// The lines of `metrics.jsonl` that are whole.
+    /// Returns the complete lines of `metrics.jsonl`.
     pub(crate) fn metrics(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.run("metrics.jsonl")).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
@@ -156,13 +158,14 @@ impl Place {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The exported weights, byte for byte.
+    /// Returns the bytes of the exported weights.
     pub(crate) fn weights(&self) -> Vec<u8> {
         fs::read(self.run("export/model.safetensors")).unwrap()
     }
 }
 
-/// Waits for the end of a process that should end now; one that does not is killed, and the test fails.
+/// Waits for the end of a process that should end soon. A process that does not is killed, and the test
+/// fails.
 pub(crate) fn end_of(child: Child) -> Ended {
     let pid = child.id().to_string();
     let (ended, is_ended) = channel();
@@ -176,7 +179,7 @@ pub(crate) fn end_of(child: Child) -> Ended {
     Ended::of(output.unwrap().unwrap())
 }
 
-/// Waits until `is_met`; `what` is what a failure misses.
+/// Waits until `is_met` is true; `what` names the condition in the failure.
 pub(crate) fn wait_until(what: &str, mut is_met: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_met() {
@@ -191,7 +194,7 @@ pub(crate) fn signal(child: &Child, name: &str) {
     assert!(sent.success());
 }
 
-/// A small model with its tokenizer as a Hugging Face folder, exported by a run of the trainer as it is now.
+/// Returns a small model with its tokenizer as a Hugging Face folder, which the current trainer has exported.
 /// Tests of all processes share it.
 pub(crate) fn small_model() -> &'static Path {
     static MODEL: OnceLock<PathBuf> = OnceLock::new();

@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 
 use crate::job::{Place, tiny, tiny_with};
 
-/// The presets whose loss is of pairs or labels of completions.
+/// Presets whose loss is of pairs, or of completions with labels.
 const PREFERENCES: [&str; 3] = ["DPO", "KTO", "OnlineDPO"];
 
-/// Trains two steps of two updates each, so that ratios are not all 1; where a step is one update, two of
-/// these.
+/// Trains two steps of two updates each, so that not all ratios are 1. If a step is one update, trains two
+/// such steps.
 fn train(mut changes: Value) -> Place {
     let is_supervised = changes["algorithm"]["kind"] == "SFT";
     let is_reward_model = changes["algorithm"]["kind"] == "RewardModel";
@@ -26,7 +26,7 @@ fn train(mut changes: Value) -> Place {
     place.train(&tiny_with(changes.clone())).expect(0, &[]);
     let steps = place.steps();
     assert_eq!(steps.len(), 2, "{changes}");
-    // In its warm-up the critic learns alone.
+    // During its warm-up, only the critic is trained.
     let num_warmup_steps = changes["algorithm"]["critic"]["warmupSteps"].as_u64().unwrap_or(0);
     for (step, num_before) in steps.iter().zip(0..) {
         let loss = match is_supervised {

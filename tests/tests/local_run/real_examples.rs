@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Place, merge};
 
-/// Letters of the rows, and of nothing else.
+/// Characters of the rows, which are the alphabet of the model.
 const ALPHABET: &str = "0123456789+=# abc\n\\{}oxed";
 
 /// Twelve rows, each by its number.
@@ -55,7 +55,7 @@ fn row_of(repo: &str) -> fn(usize) -> Value {
     }
 }
 
-/// The example `name` in small, its rows in files of `place`.
+/// Returns a small version of the example `name`, with its rows in files of `place`.
 fn in_small(place: &Place, name: &str) -> Value {
     let path = rlt_tests::workspace_root().join("examples").join(name).join("job.yaml");
     let job = rlt_api::validate(&fs::read_to_string(path).unwrap()).unwrap();
@@ -90,7 +90,7 @@ fn in_small(place: &Place, name: &str) -> Value {
     manifest
 }
 
-/// Two ranks where the example has several, two steps of a few short prompts.
+/// Reduces a job to two ranks if it has several, and to two steps of a few short prompts.
 fn scale_down(spec: &mut Value) {
     let num_ranks = if spec["workers"]["ranksPerWorker"] == 8 { 2 } else { 1 };
     let mesh = &spec["workers"]["mesh"];
@@ -128,7 +128,7 @@ fn scale_down(spec: &mut Value) {
     }
 }
 
-/// Trains the example `name` in small; where the run is.
+/// Trains a small version of the example `name`, and returns where the run is.
 fn train(name: &str, changes: Value) -> Place {
     let place = Place::new();
     let mut manifest = in_small(&place, name);

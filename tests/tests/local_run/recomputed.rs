@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Place, tiny_with};
 
-/// Recorded numbers are f32, those behind the metrics f64.
+/// Recorded numbers are f32, while metrics are computed from f64.
 const TOLERANCE: f64 = 1e-5;
 
 /// One completion of a step, of which every token counts.
@@ -107,7 +107,7 @@ fn a_step_of_one_update_is_recomputed_from_its_completions() {
         check(&metrics, "critic/rewards/mean", mean(completions.iter().map(|c| c.reward)));
         let tokens = || completions.iter().flat_map(Completion::tokens);
         check(&metrics, "critic/advantages/mean", mean(tokens().map(|(advantage, ..)| advantage)));
-        // The ratio is 1 and GRPO takes the mean over sequences of their mean over tokens.
+        // All ratios are 1, and GRPO takes the mean over sequences of each sequence's mean over tokens.
         let of = |completion: &Completion| mean(completion.advantages.iter().map(|advantage| -advantage));
         check(&metrics, "actor/pg_loss", mean(completions.iter().map(of)));
         let k3 = |completion: &Completion| {
@@ -138,7 +138,7 @@ fn the_clipped_loss_of_several_updates_is_recomputed_from_their_completions() {
         let (free, held) = (-advantage * ratio, -advantage * ratio.clamp(1.0 - low, 1.0 + high));
         (free.max(held), f64::from(u8::from(held > free)))
     };
-    // Each group is an update; the first one has the old policy itself.
+    // Each group is one update, and the first update starts with the old policy.
     let of_group =
         |group: u64| completions.iter().filter(move |c| c.group == group).flat_map(Completion::tokens);
     assert!(of_group(0).all(|(_, new, old)| (new - old).abs() < TOLERANCE));

@@ -10,10 +10,10 @@ use crate::preference::cached_logprobs;
 use crate::ranks;
 use crate::resume::{assert_same_run, prolonged};
 
-/// Log-probs of the same weights in batches of their own, and the order of sums.
+/// Log-probs of the same weights differ by the order of sums, because batches differ.
 const ROUNDING: f64 = 1e-5;
 
-/// DPO on pairs whose reference follows as `sync` says.
+/// Changes for DPO on pairs, whose reference is synced as `sync` says.
 fn dpo(sync: Value, more: Value) -> Value {
     let mut changes = json!({
         "algorithm": { "kind": "DPO", "referenceSync": sync }, "data": { "task": { "maxOperand": 99 } },
@@ -27,7 +27,7 @@ fn numbers(place: &Place, name: &str) -> Vec<f64> {
     place.steps().iter().map(|step| step[name].as_f64().unwrap()).collect()
 }
 
-/// A log-prob that is kept of an older reference would give another loss.
+/// A log-prob that is cached from an older reference would give another loss.
 #[test]
 fn a_reference_equal_to_the_actor_gives_zero_margins_in_every_epoch() {
     let one_batch = json!({ "data": { "task": { "numTrain": 3 } }, "training": { "steps": 4 } });

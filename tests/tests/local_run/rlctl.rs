@@ -68,7 +68,7 @@ fn every_example_is_valid_and_can_be_planned() {
     let examples = rlt_tests::workspace_root().join("examples");
     let folders: Vec<_> = fs::read_dir(examples).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(folders.iter().any(|folder| folder.ends_with("quickstart")));
-    // A workflow of Argo's holds its job itself.
+    // A workflow of Argo contains its job instead of a `job.yaml`.
     for job in folders.iter().map(|folder| folder.join("job.yaml")).filter(|job| job.exists()) {
         rlctl(&["validate", "-f", job.to_str().unwrap()]).expect(0, &["valid"]);
         rlctl(&["plan", "-f", job.to_str().unwrap()]).expect(0, &[]);

@@ -60,7 +60,7 @@ fn texts_and_tokens_that_stop_a_completion_do() {
     let cut: Vec<String> = free.iter().map(|text| text.split(&digit).next().unwrap().to_owned()).collect();
     assert_eq!(sampled(json!({ "ignoreEos": true, "stop": [digit] })), cut, "cut off before {digit}");
 
-    // Behind the four special tokens, characters are numbered in the order in which the manifest names them.
+    // Four special tokens come first. After them, characters are numbered in the order of the manifest.
     let id = 4 + "0123456789+=".find(&digit).unwrap();
     let stopped = first_step(json!({ "rollout": { "ignoreEos": true, "stopTokenIds": [id] } }));
     let shortest = stopped.metrics["response_length/min"].as_f64().unwrap();

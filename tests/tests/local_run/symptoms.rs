@@ -23,7 +23,7 @@ fn a_run_that_earns_no_reward_says_so_and_one_that_learns_does_not() {
         })));
         (place, ended.expect(0, &[]))
     };
-    // No completion can contain it.
+    // No completion can contain this letter.
     let (place, ended) = rewarded("x");
     ended.expect(0, &["warning: this run earns nothing", "NoReward"]);
     let kept: Vec<String> =

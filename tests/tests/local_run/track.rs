@@ -23,7 +23,7 @@ print(json.dumps([{
 } for run in runs]))
 ";
 
-/// The number of histories, and whether there is an exit, of the one `.wandb` file below a folder.
+/// Prints the number of histories in the one `.wandb` file below a folder, and whether it has an exit.
 const WANDB_READER: &str = "
 import glob, json, sys
 import wandb
@@ -81,10 +81,10 @@ fn a_run_logs_to_mlflow_and_what_it_could_not_send_is_sent_later() {
         tiny_with(json!({ "tracking": { "mlflow": mlflow }, "training": { "steps": steps } }))
     };
     let place = Place::new();
-    // The server is down: the run says so at its end, and is none the worse.
+    // While the server is down, the run succeeds and reports the loss at its end.
     place.train(&job(2)).expect(0, &["tracker mlflow lost 3 records: 3 steps were not logged", &url]);
     let Some(server) = MlflowServer::start(folder.path(), &port) else { return };
-    // Resumed: earlier steps are sent, too.
+    // A resumed run also sends earlier steps.
     place.train(&job(4)).expect(0, &["after step 2"]);
     let runs = || read(MLFLOW, MLFLOW_READER, &[&server.url(), "math"]).unwrap();
     let [run] = runs().as_array().unwrap().clone().try_into().unwrap();
@@ -94,7 +94,7 @@ fn a_run_logs_to_mlflow_and_what_it_could_not_send_is_sent_later() {
     assert_eq!(metrics, by_mlflows_names(logged(&place)));
     assert_eq!(metrics["critic/rewards/mean"].len(), 4);
 
-    // A replay finds the run and has nothing to add.
+    // A replay finds the run, which lacks nothing.
     let to = format!("mlflow={}", server.url());
     let sent = rlctl_track(&place.run(""), &["--to", &to, "--project", "math"]);
     sent.expect(0, &["has 5 steps", "complete"]);
@@ -130,13 +130,13 @@ fn a_run_logs_to_trackio_and_what_it_could_not_send_is_sent_later() {
     };
     let token = || vec![("TRACKIO_WRITE_TOKEN", TrackioServer::WRITE_TOKEN.to_owned())];
     let place = Place::new();
-    // The server is down: the run says so at its end, and is none the worse.
+    // While the server is down, the run succeeds and reports the loss at its end.
     let allowed = ["--send-env", "TRACKIO_WRITE_TOKEN"];
     let train =
         |steps| Ended::of(place.start_with(&job(steps), &allowed, token()).wait_with_output().unwrap());
     train(2).expect(0, &["tracker trackio lost 3 records: 3 steps were not logged", &url]);
     let Some(server) = TrackioServer::start(folder.path(), &port) else { return };
-    // Resumed: earlier steps are sent, too.
+    // A resumed run also sends earlier steps.
     train(4).expect(0, &["after step 2"]);
     let store = folder.path().join("trackio");
     let runs = || read(TRACKIO, TRACKIO_READER, &[store.to_str().unwrap(), "math"]).unwrap();
@@ -146,7 +146,7 @@ fn a_run_logs_to_trackio_and_what_it_could_not_send_is_sent_later() {
     assert_eq!(metrics, logged(&place));
     assert_eq!(metrics["critic/rewards/mean"].len(), 4);
 
-    // A replay has nothing to add.
+    // A replay finds the run, which lacks nothing.
     let to = format!("trackio={}", server.url());
     let mut track = Command::new(rlt_tests::fresh_binary("rlctl"));
     track.envs(token()).arg("track").arg(place.run(""));
@@ -164,7 +164,7 @@ fn a_run_that_tracked_nothing_is_sent_from_its_files() {
         [("wandb", &wandb), ("tensorboard", &events)].map(|(name, at)| format!("{name}={}", at.display()));
     let send = || rlctl_track(&place.run(""), &["--to", &to[0], "--to", &to[1], "--name", "again"]);
     send().expect(0, &["has 4 steps", "complete"]);
-    // Files are written again, not appended to.
+    // A second replay replaces the files and does not append to them.
     send().expect(0, &[]);
     assert_eq!(std::fs::read_dir(&wandb).unwrap().count(), 1);
     assert_eq!(std::fs::read_dir(events.join("again")).unwrap().count(), 1);

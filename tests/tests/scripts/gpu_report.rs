@@ -14,7 +14,7 @@ use rlt_tests::workspace_root;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A check that passes. It reports what the script passes on to it.
+/// A check that passes. Its finding contains what the script has passed to it.
 const PASSES: &str = r#"echo "{\"name\":\"$name\",\"status\":\"passed\",\"device\":\"Fake GPU\",\"blocking\":\"$CUDA_LAUNCH_BLOCKING\"}""#;
 
 /// Replaces `gpu-check`: `behaviour` is shell code for single checks, such as `paged) exit 1 ;;`.
@@ -22,8 +22,8 @@ fn gpu_check(behaviour: &str) -> String {
     format!("#!/bin/bash\nname=${{@: -1}}\ncase $name in\n{behaviour}\n*) {PASSES} ;;\nesac\n")
 }
 
-/// A machine with the bundle's archive, tools of NVIDIA that only start their command, and a folder for the
-/// report.
+/// A machine with the bundle's archive, replacements for NVIDIA's tools that only start their command, and a
+/// folder for the report.
 struct Machine {
     folder: TempDir,
 }
@@ -66,12 +66,12 @@ impl Machine {
         Report::read(output, &self.path("report"))
     }
 
-    /// The script with this machine's bundle and folder.
+    /// Returns the command of the script with this machine's bundle and folder.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut script = Command::new("bash");
         script.arg(workspace_root().join("trainer/gpu-report.sh"));
         script.arg("--bundle").arg(self.path("bundle.tar.gz")).arg("--out").arg(self.path("report"));
-        // However slow this machine is, only the limits of `arguments` end a stage.
+        // The limits are so long that, on any machine, only those of `arguments` end a stage.
         script
             .args(["--libtorch", "/no-libtorch", "--limit", "all=100000"])
             .args(arguments)
@@ -109,20 +109,20 @@ impl Report {
         }
     }
 
-    /// How a run of a stage has ended, and why.
+    /// Returns how a run of a stage has ended, and why.
     fn ended(&self, stage: &str, run: &str) -> (&str, &str) {
         let is_it = |line: &&Value| line["stage"] == stage && line["run"] == run && line["ended"].is_string();
         let line = self.findings.iter().find(is_it).unwrap_or_else(|| panic!("{stage} {run}: {}", self.page));
         (line["ended"].as_str().unwrap(), line["text"].as_str().unwrap())
     }
 
-    /// The number of lines before the end of a run of a stage.
+    /// Returns the number of lines before the end of a run of a stage.
     fn place(&self, stage: &str, run: &str) -> usize {
         let is_it = |line: &Value| line["stage"] == stage && line["run"] == run && line["ended"].is_string();
         self.findings.iter().position(is_it).unwrap_or_else(|| panic!("{stage} {run}: {}", self.page))
     }
 
-    /// The findings of a run of a stage.
+    /// Returns the findings of a run of a stage.
     fn made(&self, stage: &str, run: &str) -> Vec<&Value> {
         let is_of = |line: &&Value| line["stage"] == stage && line["run"] == run && line["name"].is_string();
         self.findings.iter().filter(is_of).collect()
@@ -133,8 +133,8 @@ impl Report {
     }
 }
 
-/// Code that bash reads before the script: each pause in which the script waits for its stages takes 50,000
-/// seconds of its time.
+/// Code that bash reads before the script. Each pause of the script while it waits for its stages advances
+/// the script's clock by 50,000 seconds.
 const TIME_PASSES_IN_PAUSES: &str = r#"sleep() {
     if [ "${FUNCNAME[1]:-}" = finish ]; then SECONDS=$((SECONDS + 50000)); fi
     command sleep "$@"
@@ -146,7 +146,7 @@ echo '{"name":"paged","status":"failed","device":"Fake GPU","error":"rows differ
 
 #[test]
 fn stages_that_fail_hang_and_crash_leave_the_others_reported() {
-    // The one that hangs ignores signals and starts a process in a group of its own.
+    // The stage that hangs ignores signals, and starts a process in a separate process group.
     let hangs =
         "trap '' TERM INT; set -m; sleep 1000 & echo $! >$FAKE/child; echo $$ >$FAKE/parent; sleep 1000";
     let crashes = r#"echo '{"name":"training","status":"passed"}'; echo 'the last words' >&2; kill -SEGV $$"#;
@@ -159,16 +159,16 @@ fn stages_that_fail_hang_and_crash_leave_the_others_reported() {
     assert_eq!(report.ended("paged", "first"), ("failed", "exit code 1"));
     assert_eq!(report.ended("graphs", "first"), ("failed", "took longer than 2 s and was killed"));
     assert_eq!(report.ended("training", "first"), ("failed", "crashed: SIGSEGV"));
-    // One that hangs is not run under a tool that makes it slower.
+    // A stage that hangs is not run under the sanitizer, which would make it slower still.
     assert_eq!(report.ended("graphs", "blocking").0, "failed");
     assert!(!report.findings.iter().any(|line| line["stage"] == "graphs" && line["run"] == "memcheck"));
-    // Stages that come after all of them.
+    // These stages come after all failed ones.
     for stage in ["memory", "update", "grpo-step-large", "checkpoints", "racecheck:paged"] {
         let made = report.made(stage, "first");
         assert_eq!(made.len(), if stage == "racecheck:paged" { 2 } else { 1 }, "{stage}: {}", report.page);
     }
     for name in ["child", "parent"] {
-        // They were killed, unless that was before they started.
+        // A process that was killed before it started has written no id.
         let Ok(id) = std::fs::read_to_string(machine.path(name)) else { continue };
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", id.trim())).unwrap_or_default();
         assert!(stat.is_empty() || stat.contains(") Z "), "the {name} of a killed stage runs: {stat}");
@@ -197,7 +197,7 @@ fn failed_checks_run_again_blocking_without_graphs_and_under_the_sanitizer() {
     assert_eq!(report.made("paged", "blocking")[0]["blocking"], "1");
     assert_eq!(report.ended("paged", "memcheck").0, "failed");
     assert!(report.log.contains("[paged memcheck] compute-sanitizer --tool memcheck"), "{}", report.log);
-    // Only what decodes has graphs to do without.
+    // Only stages that decode use graphs, so only they have a run without graphs.
     assert_eq!(
         ["first", "blocking", "eager"].map(|run| report.ended("graphs", run).0),
         ["failed", "failed", "passed"]
@@ -215,9 +215,9 @@ fn checks_of_speed_that_failed_run_under_the_sanitizer_behind_all_other_checks()
     for (stage, runs) in [
         ("decode-speed", "first blocking eager memcheck"),
         ("draws", "first blocking memcheck"),
-        // The tool and a profiler exclude each other.
+        // The sanitizer and a profiler exclude each other.
         ("trace", "first blocking eager"),
-        // None of a peer's code is ours.
+        // A peer runs none of our code, so only its first run is useful.
         ("peer-small", "first"),
     ] {
         let is_end = |line: &&Value| line["stage"] == stage && line["ended"].is_string();
@@ -228,7 +228,7 @@ fn checks_of_speed_that_failed_run_under_the_sanitizer_behind_all_other_checks()
     let tool = "[decode-speed memcheck] compute-sanitizer --tool memcheck";
     assert!(report.log.contains(tool), "{}", report.log);
     assert!(report.place("draws", "memcheck") < report.place("decode-speed", "memcheck"), "{}", report.page);
-    // Those of transformers take minutes, in which a failure would stay unexplained.
+    // The peers take minutes, during which a failure would stay unexplained.
     let peer = report.place("peer-small", "first");
     assert!(report.place("decode-speed", "memcheck") < peer, "{}", report.page);
 }
@@ -256,7 +256,7 @@ fn second_runs_that_take_too_long_wait_until_everything_was_measured() {
     for run in ["blocking", "memcheck"] {
         assert!(report.place("paged", run) < report.place("gemm", "first"), "{}", report.page);
     }
-    // Failures before the measurements may take no time, so that none of it is lost to them.
+    // Second runs get no time before the measurements, so they come after them.
     let report = machine.report(&["--seconds", "100000", "--limit", "reruns=0"]);
     for run in ["blocking", "memcheck"] {
         assert_eq!(report.ended("paged", run).0, "failed", "{}", report.page);
@@ -295,7 +295,7 @@ fn checks_that_run_side_by_side_share_the_cores() {
 
 #[test]
 fn a_stages_limit_is_that_of_its_check() {
-    // Checks under a tool get no limit.
+    // Checks under a tool of NVIDIA get no limit.
     let limit = r#"while [ $# -gt 1 ] && [ "$1" != --limit ]; do shift; done
 echo "{\"name\":\"paged\",\"status\":\"passed\",\"limit\":${2:-0}}""#;
     let machine = Machine::new(&format!("paged) {limit} ;;\ngraphs) {limit} ;;"));
@@ -311,8 +311,8 @@ fn nothing_is_started_for_which_no_time_is_left() {
     assert!(report.has_row(&["| device | not started |", "it needs"]), "{}", report.page);
     assert_eq!(report.output.status.code(), Some(0), "what was not started has not failed");
 
-    // A stage that never ends is killed at the end of the whole run, whatever its own limit is. The script's
-    // own pauses bring that end, and no clock.
+    // A stage that never ends is killed at the end of the full run, whatever its own limit is. Only pauses of
+    // the script advance its clock to that end.
     let machine = Machine::new("");
     machine.script("bin/nvidia-smi", "#!/bin/sh\nsleep 1000\n");
     machine.script("time", TIME_PASSES_IN_PAUSES);
@@ -331,7 +331,8 @@ fn a_report_is_at_most_eight_small_files_whatever_stages_write() {
     let report = machine.report(&["--seconds", "100000"]);
     assert_eq!(report.ended("memory", "first"), ("failed", "exit code 1"));
     assert!(report.files.len() <= 8, "{:?}", report.files);
-    // Three runs (first, blocking, memcheck), each with 256 KiB of both outputs, whose 4 MB are all read.
+    // Each of three runs (first, blocking, memcheck) keeps 256 KiB of both outputs, and all of the 4 MB is
+    // read.
     assert!(report.files.iter().all(|(_, bytes)| *bytes <= 4 * (512 << 10)), "{:?}", report.files);
     assert!(report.log.len() > 256 << 10, "{}", report.log.len());
     let environment = std::fs::read_to_string(machine.path("report/environment.txt")).unwrap();
@@ -381,9 +382,9 @@ echo '{"name":"published","status":"passed","load":"training-16k","tokensPerSeco
     for row in [
         "of about 330 tokens | 4 s | 6 s | 1.5 | 59.8 s |",
         "| 20,000 tokens/s | 40,000 tokens/s | 0.5 | 24k tokens/s |",
-        // A GPU that is not in the table of plans has no MFU.
+        // A GPU that the table of plans lacks has no MFU.
         "at 16k tokens | 9,000 tokens/s | 0.27 MFU |  |",
-        // The peer's load is another one.
+        // The peer has another load.
         "| published, load grpo-step, model 0.5B | 4 s a step |  |  |  |  |",
     ] {
         assert!(report.has_row(&[row]), "{row}: {}", report.page);
@@ -410,7 +411,7 @@ fn checks_run_with_the_settings_of_jobs_or_those_that_are_given() {
     assert_eq!(run(Some("7")), format!("7 {libraries} gpu-check device\n"));
 }
 
-/// A kernel is corrected on the machine with the GPU, where the binary cannot be built.
+/// A kernel can be corrected on the machine with the GPU, although the binary cannot be built there.
 #[test]
 fn other_kernels_than_the_bundles_are_used_and_named() {
     let kernels = r#"echo "{\"name\":\"paged\",\"status\":\"passed\",\"kernels\":\"$RLT_KERNELS\"}""#;

@@ -18,7 +18,7 @@ const NEEDED: [&str; 5] = [
     "nvidia/cu13/lib/libcupti.so.13",
 ];
 
-/// A checkout with the script, an empty cache, and a `python3` whose pip does as `download` says.
+/// A checkout with the script, an empty cache, and a `python3` whose pip runs the shell code `download`.
 struct Machine {
     root: tempfile::TempDir,
 }
@@ -43,7 +43,7 @@ impl Machine {
         machine
     }
 
-    /// A machine whose pip brings one wheel with `files`.
+    /// Makes a machine whose pip downloads one wheel with `files`.
     fn with_wheel(files: &[&str]) -> Self {
         let machine = Self::new("cp \"$WHEEL\" \"$dest/all.whl\" || exit 1; cp \"$wanted\" \"$SEEN\"");
         for file in files {

@@ -1,4 +1,4 @@
-//! Scripts of the repository, run with programs that stand in for pip and for the check of a GPU.
+//! Tests of the repository's scripts, with programs that replace pip and the check of a GPU.
 
 mod gpu_report;
 mod libtorch;

@@ -1,6 +1,6 @@
-//! Checkpoints are copied to an object store beside the training, and a run whose folder is lost resumes from
-//! there; a store that fails, hangs or is unreachable never stops a run, and never causes the loss of a local
-//! checkpoint.
+//! Checkpoints are copied to an object store while the training continues, and a run whose folder is lost
+//! resumes from the copies. A store that fails, hangs or is unreachable never stops a run, and never causes
+//! the loss of a local checkpoint.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,8 +16,8 @@ fn job(steps: u32, uri: &str) -> Value {
     tiny_with(json!({ "training": { "steps": steps }, "checkpoint": { "uri": uri, "keep": 2 } }))
 }
 
-/// `job` with two seconds for its last copy: for stores that never take one. With one that does, a busy
-/// machine may need longer.
+/// Returns `job` with two seconds for its last copy, for stores that never accept it. A store that does may
+/// need longer on a busy machine.
 fn hasty(mut job: Value) -> Value {
     merge(&mut job["spec"], json!({ "runPolicy": { "terminationGracePeriodSeconds": 2 } }));
     job
@@ -35,7 +35,8 @@ fn train(place: &Place, manifest: &Value, server: &ObjectServer) -> Ended {
     Ended::of(start(place, manifest, server).wait_with_output().unwrap())
 }
 
-/// The checkpoints of the run `runs/one` that have a manifest, of all that a store has.
+/// Names the checkpoints of the run `runs/one` that are complete in a store, which means that they have a
+/// manifest.
 pub(crate) fn whole_of(keys: &[String]) -> BTreeSet<String> {
     let names = keys.iter().filter_map(|key| key.strip_prefix("runs/one/")?.strip_suffix("/manifest.json"));
     names.map(str::to_owned).collect()
@@ -63,7 +64,7 @@ fn a_run_without_its_folder_resumes_from_the_newest_copy() {
     let steps: Vec<u64> = second.steps().iter().map(|step| step["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [4, 5, 6]);
     assert!(whole_copies(&server).len() <= 2, "as many copies stay as checkpoints");
-    // The first steps may end before the store has said what is there.
+    // The first steps may end before the store has answered what copies it has.
     let steps = second.steps();
     let mut copied = steps.iter().filter_map(|step| step["checkpoint/copied_step"].as_f64());
     assert!(copied.all(|step| step >= 3.0), "{steps:?}");
@@ -79,8 +80,8 @@ fn a_store_that_fails_and_hangs_up_costs_nothing_but_patience() {
     let child = start(&place, &patient, &server);
     place.wait_for_steps(12);
     assert!(whole_copies(&server).is_empty(), "all steps are done without the store");
-    // Two requests at the start, then those for the owner of the prefix until all tries to write it have
-    // failed.
+    // A run makes two requests at its start. The others are tries to write the owner of the prefix, until all
+    // of them have failed.
     wait_until("fourteen requests", || server.num_requests() >= 14);
     server.become_(Mood::Moody);
     end_of(child).expect(0, &["a checkpoint has no copy yet, training continues"]);
@@ -110,7 +111,7 @@ fn a_store_that_hangs_does_not_keep_a_run_from_stopping_in_time() {
     let child = start(&place, &hasty(on_server(ENDLESS)), &server);
     place.wait_for_steps(2);
     signal(&child, "TERM");
-    // The store does not answer within the time of any test.
+    // The store never answers while a test runs.
     end_of(child).expect(80, &["is not copied to"]);
 }
 
@@ -118,7 +119,7 @@ fn a_store_that_hangs_does_not_keep_a_run_from_stopping_in_time() {
 fn a_copy_that_a_kill_cut_off_does_not_count() {
     let (server, first, second) = (ObjectServer::start().unwrap(), Place::new(), Place::new());
     train(&first, &on_server(2), &server).expect(0, &[]);
-    // Of the next one only the shard is uploaded.
+    // Only the shard of the next checkpoint is uploaded.
     server.become_(Mood::WillingFor(1));
     let child = start(&first, &on_server(ENDLESS), &server);
     let is_third = |key: &String| &**key > "runs/one/step-000003";
@@ -133,8 +134,8 @@ fn a_copy_that_a_kill_cut_off_does_not_count() {
     assert!(server.keys().len() <= 7, "what was cut off is swept: {:?}", server.keys());
 }
 
-/// One prefix belongs to one run: neither a job of another name nor one with other settings fetches, replaces
-/// or removes its copies, with `--overwrite` neither.
+/// One prefix belongs to one run. Neither a job of another name nor a job with other settings fetches,
+/// replaces or removes its copies, even with `--overwrite`.
 #[test]
 fn a_job_that_is_given_the_prefix_of_another_run_ends_before_it_touches_the_copies() {
     let server = ObjectServer::start().unwrap();

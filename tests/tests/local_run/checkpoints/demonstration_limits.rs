@@ -27,7 +27,7 @@ fn supervised(place: &Place, rows: &[&str], max_tokens: u32, steps: u32) -> Valu
     }))
 }
 
-/// Trains two steps on `rows` with one budget, and two more with another, after `changes` of both.
+/// Trains two steps on `rows` with one budget, and two more with another. `changes` apply to both manifests.
 fn continued(place: &Place, rows: &[&str], budgets: [u32; 2], changes: &Value) -> Ended {
     let [mut first, mut second] =
         [(budgets[0], 2), (budgets[1], 4)].map(|(budget, steps)| supervised(place, rows, budget, steps));
@@ -37,7 +37,7 @@ fn continued(place: &Place, rows: &[&str], budgets: [u32; 2], changes: &Value) -
     place.train(&first).expect(0, &[]);
     let ended = place.train(&second);
     if ended.code == Some(78) {
-        // The manifest in the run folder is that of the refused attempt now.
+        // The run folder now has the manifest of the refused attempt.
         let again = place.train(&second);
         assert_eq!(again.code, Some(78), "{}{}", again.stdout, again.stderr);
         place.train(&supervised_again(first)).expect(0, &["resuming after step 2"]);
@@ -45,7 +45,7 @@ fn continued(place: &Place, rows: &[&str], budgets: [u32; 2], changes: &Value) -
     ended
 }
 
-/// The first manifest with two more steps, which continues after a refusal of another.
+/// Returns the first manifest with one more step, which continues although another manifest was refused.
 fn supervised_again(mut manifest: Value) -> Value {
     merge(&mut manifest["spec"], json!({ "training": { "steps": 3 } }));
     manifest
@@ -78,11 +78,11 @@ fn another_budget_is_refused_if_it_leaves_out_or_cuts_other_rows() {
 fn another_budget_is_taken_if_no_row_changes() {
     for (rows, budgets) in [
         (&[SHORT, SHORT, SHORT][..], [32, 16]),
-        // No row is longer than either.
+        // No row is longer than either budget.
         (&[SHORT, LONG, SHORT], [24, 32]),
-        // Left out by both.
+        // Both budgets leave out the long row.
         (&[SHORT, LONG, SHORT], [16, 20]),
-        // The model's context of 32 tokens is the limit of both.
+        // The model's context of 32 tokens limits both.
         (&[SHORT, LONG, SHORT], [64, 32]),
     ] {
         let place = Place::new();

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use crate::copies::whole_of;
 use crate::job::{ENDLESS, Ended, Place, signal, tiny_with, wait_until};
 
-/// 1.1 million weights: a checkpoint of three times as many numbers takes two parts of an upload.
+/// A job with 1.1 million weights. A checkpoint has three times as many numbers, which are uploaded in two
+/// parts.
 fn job(steps: u32) -> Value {
     tiny_with(json!({
         "model": { "architecture": { "hiddenSize": 192, "intermediateSize": 768, "numLayers": 2 } },
@@ -56,7 +57,7 @@ fn a_slow_store_takes_a_checkpoint_in_parts_and_gives_it_back() {
     let mut alone = job(3);
     alone["spec"]["checkpoint"] = json!({ "everySteps": 1 });
     whole.train(&alone).expect(0, &[]);
-    // Four uploads at a time: the shard of 13 MB takes about a second.
+    // Four parts are uploaded at a time, so the shard of 13 MB takes about a second.
     store.relay.set(Flow::PerSecond(6 << 20));
     store.train(&first, &job(2)).expect(0, &[]);
     assert!(store.whole_copies().contains("step-000002"), "{:?}", store.minio.keys());

@@ -15,7 +15,7 @@ use crate::resume::assert_same_run;
 /// Seed of the kills, unless the variable `RLT_TEST_SEED` names another one.
 const SEED: u64 = 1;
 
-/// Numbers that look random and follow from a seed, which is printed.
+/// Pseudo-random numbers from a seed, which is printed.
 struct Dice(u64);
 
 impl Dice {
@@ -25,7 +25,7 @@ impl Dice {
         Self(seed)
     }
 
-    /// Below `end`, by the linear congruence of Knuth's MMIX.
+    /// Draws a number below `end`, by the linear congruence of Knuth's MMIX.
     fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % end
@@ -42,7 +42,7 @@ fn listen(child: &mut Child) -> std::thread::JoinHandle<String> {
     })
 }
 
-/// Waits until other workers run than the ones that are `known`.
+/// Waits for workers that are not among the `known` ones, and returns their processes.
 fn next_workers(launcher: &mut Child, count: usize, known: &[u32]) -> Vec<u32> {
     let mut pids = Vec::new();
     wait_until("workers of the next attempt", || {
@@ -66,9 +66,9 @@ fn retries(retries: Value) -> Value {
     json!({ "runPolicy": { "retries": retries } })
 }
 
-/// Kills a random rank at a random moment `num_kills` times: while ranks start, in a step, or beside a
-/// checkpoint. The run is longer than any machine trains in that time; it is asked to stop after the last
-/// kill, and finishes the steps that it has come to.
+/// Kills a random rank at a random time, `num_kills` times: while ranks start, during a step, or while a
+/// checkpoint is written. The run has more steps than any machine trains in that time. After the last kill it
+/// is asked to stop, and it must have trained the same steps as an undisturbed run.
 fn survives(count: u32, num_kills: usize, dice: &mut Dice) {
     let job = |num_steps: u64| {
         let mut changes = retries(json!({ "crash": 1000 }));

@@ -15,7 +15,7 @@ fn is_timing(name: &str) -> bool {
     ["timing_s/", "perf/", "timestamp", "val-", "checkpoint/"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Every step with everything that must be the same in any run of the same job.
+/// Returns the values of every step that must be the same in any run of the same job.
 fn values(place: &Place) -> Vec<Value> {
     let mut metrics = place.metrics();
     for line in &mut metrics {
@@ -49,13 +49,13 @@ pub(crate) fn with_steps(changes: &Value, steps: u64) -> Value {
     manifest
 }
 
-/// Six steps at once beside three and three.
+/// Compares a run of six steps with one of three steps that is resumed for three more.
 fn prolong(changes: &Value) {
     let (whole, resumed) = prolonged(changes);
     assert_same_run(&whole, &resumed);
 }
 
-/// Runs that trained six steps at once, and three and three.
+/// Trains six steps in one run, and in another three steps and, resumed, three more.
 pub(crate) fn prolonged(changes: &Value) -> (Place, Place) {
     let (whole, resumed) = (Place::new(), Place::new());
     whole.train(&with_steps(changes, 6)).expect(0, &[]);
@@ -64,13 +64,13 @@ pub(crate) fn prolonged(changes: &Value) -> (Place, Place) {
     (whole, resumed)
 }
 
-/// A run that `name` ends early, and a second process that continues. The first one is longer than any
-/// machine trains before the signal; the second one ends two steps after it.
+/// Ends a run early by the signal `name`, and continues it in a second process. The first run has more steps
+/// than any machine trains before the signal; the second one ends two steps later.
 fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
     let (whole, resumed) = (Place::new(), Place::new());
     let child = resumed.start(&with_steps(changes, ENDLESS.into()));
-    // A checkpoint is committed beside the next steps, and before the next one begins: that of step 2 before
-    // step 5.
+    // A checkpoint is committed while the next steps run, and before the next checkpoint begins: that of step
+    // 2 before step 5.
     resumed.wait_for_steps(5);
     assert_no_computing_thread_takes_signals(child.id());
     signal(&child, name);
@@ -84,8 +84,8 @@ fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
     assert_same_run(&whole, &resumed);
 }
 
-/// A signal's frame on the stack of a thread that computes would be where the code of products keeps its
-/// numbers.
+/// Checks that no computing thread takes signals. A signal's frame on its stack would overwrite memory where
+/// the code of products keeps its numbers.
 fn assert_no_computing_thread_takes_signals(pid: u32) {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|thread| thread.unwrap().path());
     let mut taking = Vec::new();
@@ -112,7 +112,7 @@ fn start_blocked(place: &Place, hub: &TcpListener, count: u32) -> Child {
     let manifest = tiny_with(json!({ "model": model, "workers": { "count": count } }));
     let cache = vec![("HF_HOME", place.file("hub").display().to_string())];
     let child = place.start_in(&manifest, cache);
-    // Written once signals are listened for, before the setup.
+    // The run writes the manifest after it has begun to listen for signals, and before its setup.
     wait_until("a manifest", || place.run("manifest.yaml").exists());
     child
 }
@@ -127,8 +127,8 @@ fn a_signal_ends_a_setup_that_never_would() {
     }
 }
 
-/// A launcher reads its signals one after the other, so those of one kind that arrive together count as one:
-/// they are sent until the end.
+/// A launcher reads one signal after the other, and signals of one kind that arrive together count as one. So
+/// the test sends them until the end.
 #[test]
 fn a_second_signal_ends_all_ranks_at_once() {
     for count in [1, 2] {
@@ -136,7 +136,7 @@ fn a_second_signal_ends_all_ranks_at_once() {
         let mut child = start_blocked(&place, &hub, count);
         // The setup blocks from here on.
         let connection = hub.accept().unwrap();
-        // Both are pending before a thread runs that would end the setup because of the first.
+        // Both signals are pending before any thread can end the setup because of the first one.
         ["STOP", "TERM", "INT", "CONT"].map(|name| signal(&child, name));
         wait_until("the end", || {
             let is_ended = child.try_wait().unwrap().is_some();
@@ -170,7 +170,7 @@ fn a_run_that_was_prolonged_equals_one_that_was_not() {
     prolong(&json!({ "rollout": { "temperature": 0.8, "topP": 0.9 } }));
 }
 
-/// An adapter of each expert and of the router; the loss of routers counts choices in a pass of its own.
+/// Each expert and the router have an adapter. The routers' loss counts choices in a separate pass.
 #[test]
 fn adapters_of_experts_are_resumed() {
     let (whole, resumed) = prolonged(&json!({
@@ -202,8 +202,8 @@ fn an_adapter_with_dropout_is_resumed() {
     prolong(&lora());
 }
 
-/// The policy differs from its reference, the quantized base alone, already before the first update. A
-/// resumed run reads the adapter, and decomposes nothing.
+/// The policy differs from its reference, which is the quantized base without the adapter, even before the
+/// first update. A resumed run reads the adapter and does not decompose weights again.
 #[test]
 fn an_adapter_that_corrects_quantization_is_resumed() {
     let mut loftq = json!({
@@ -237,7 +237,7 @@ fn a_critic_is_resumed_in_and_after_its_warmup() {
 fn half_precision_is_resumed_with_the_scales_of_its_losses() {
     let half = json!({ "training": { "precision": "Fp16" }, "algorithm": { "kind": "PPO" } });
     let (whole, resumed) = prolonged(&half);
-    // Not every step of the first ones moves: some overflow.
+    // Some of the first steps overflow and change no weights.
     assert_same_numbers(&whole, &resumed);
     let state = |place: &Place| -> Value {
         serde_json::from_slice(&fs::read(place.run("checkpoints/step-000006/state.json")).unwrap()).unwrap()
@@ -245,7 +245,8 @@ fn half_precision_is_resumed_with_the_scales_of_its_losses() {
     let (whole, resumed) = (state(&whole), state(&resumed));
     for role in ["loss_scale", "critic_loss_scale"] {
         assert_eq!(whole[role], resumed[role], "{role}");
-        // A scale that was reset has its first factor, and has counted only the last three updates.
+        // A scale that was reset would have its first factor, and would have counted only the last three
+        // updates.
         let (factor, num_good) = (whole[role]["factor"].as_f64(), whole[role]["numGood"].as_u64());
         assert!(num_good >= Some(1) && (factor < Some(65536.0) || num_good > Some(3)), "{whole}");
     }
@@ -263,7 +264,7 @@ fn supervised_training_is_resumed() {
 
 #[test]
 fn a_term_signal_ends_a_run_with_a_checkpoint_and_its_own_exit_code() {
-    // Checkpoints are so rare that the only one is the signal's.
+    // Checkpoints are so rare that the only one is written because of the signal.
     let mut changes = cold_start();
     merge(&mut changes, json!({ "checkpoint": { "everySteps": 1000 } }));
     interrupt(&changes, "TERM", Some(80));
@@ -288,8 +289,8 @@ fn a_kill_beside_every_commit_loses_no_line_of_the_log() {
     let (whole, resumed) = (Place::new(), Place::new());
     for step in [1, 4, 9, 15] {
         let mut child = resumed.start(&with_steps(&json!({}), ENDLESS.into()));
-        // The instant of a commit, at which the log must hold the step already. On a busy machine it may be
-        // that of a later step.
+        // Waits for a commit, at which the log must already contain the step. On a busy machine it may be the
+        // commit of a later step.
         while newest_checkpoint(&resumed) < step {
             assert!(child.try_wait().unwrap().is_none(), "the run has ended by itself");
             std::thread::sleep(std::time::Duration::from_micros(50));

@@ -67,7 +67,7 @@ fn streamed_rows_that_are_left_out_are_counted_once_in_each_pass() {
     place
         .train(&tiny_with(json!({ "data": data })))
         .expect(0, &["this run leaves out 3 of 9 streamed rows: they are longer"]);
-    // A step takes two prompts, which is a pass.
+    // A step takes two prompts, which is one pass over the rows.
     let filtered = place.steps().into_iter().map(|step| step["data/num_filtered"].clone());
     assert_eq!(filtered.collect::<Vec<_>>(), [json!(1.0), json!(2.0), json!(3.0)]);
 }
@@ -149,7 +149,8 @@ fn an_empty_prompt_is_named_by_file_and_number() {
     }
 }
 
-/// Supervised training on a file of these lines, rendered by a template that writes contents alone.
+/// Runs supervised training on a file of these lines, with a template that renders only the contents of
+/// messages.
 fn imitate(place: &Place, lines: &[&str]) -> Ended {
     let path = place.file("rows.jsonl");
     fs::write(&path, lines.join("\n")).unwrap();

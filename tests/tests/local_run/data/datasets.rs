@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::job::{Ended, Place, tiny_with};
 use crate::resume::{assert_same_numbers, with_steps};
 
-/// Sums with operands below ten: all of them `{"q": "2+7=", "a": "09"}`.
+/// Returns rows for all sums with operands below ten, such as `{"q": "2+7=", "a": "09"}`.
 fn sums(operator: char, apply: fn(usize, usize) -> usize) -> String {
     let pairs = (0..10).flat_map(|one| (0..=one).map(move |other| (one, other)));
     pairs
@@ -20,7 +20,7 @@ fn sums(operator: char, apply: fn(usize, usize) -> usize) -> String {
         .collect()
 }
 
-/// A data set of additions to train on and one to be measured on.
+/// Returns the files of a data set of additions, with a split for training and one for evaluation.
 fn dataset() -> Files {
     let additions = sums('+', |one, other| one + other);
     let rows: Vec<&str> = additions.split_inclusive('\n').collect();
@@ -32,7 +32,7 @@ fn dataset() -> Files {
     ])
 }
 
-/// Three parts of the hub's additions, one of subtractions in a file.
+/// Changes for a mixture of three parts additions from the hub and one part subtractions from a file.
 fn changes(server: &HubServer, place: &Place, more: Value) -> Value {
     let path = place.file("subtractions.jsonl");
     fs::write(&path, sums('-', |one, other| one - other)).unwrap();
@@ -60,7 +60,7 @@ fn train(place: &Place, manifest: &Value, home: &Place) -> Ended {
     Ended::of(place.start_in(manifest, environment).wait_with_output().unwrap())
 }
 
-/// Six steps at once beside three and three.
+/// Compares a run of six steps with one of three steps that is resumed for three more.
 fn prolong(more: Value) {
     let server = HubServer::start_dataset(dataset()).unwrap();
     let (whole, resumed) = (Place::new(), Place::new());
@@ -93,7 +93,7 @@ fn a_run_that_goes_on_keeps_the_commit_of_its_data() {
     train(&place, &with_steps(&changes, 1), &place).expect(0, &[]);
     let path = place.run("data.json");
     let record = fs::read_to_string(&path).unwrap();
-    // As if the branch had moved since: the commit of the record is not the one at which it is.
+    // The record has a commit at which the branch no longer is, as if the branch had moved.
     fs::write(&path, record.replace(COMMIT, &"f".repeat(40))).unwrap();
     train(&place, &with_steps(&changes, 2), &place).expect(78, &["fetching owner/tiny at commit ffff"]);
     for unreadable in ["{", "{\"idx\": 0}", ""] {

@@ -42,13 +42,14 @@ fn a_resumed_run_on_pairs_is_the_whole_one_and_reads_the_reference_of_the_first_
         assert_eq!(cached_logprobs(&whole).len(), 1);
         let first = &whole.steps()[0];
         assert!((first["preference/loss"].as_f64().unwrap() - std::f64::consts::LN_2).abs() < ROUNDING);
-        // Five steps of three pairs pass over sixteen rows: the sixth is of the second epoch.
+        // Five steps of three pairs use fifteen of the sixteen rows, so the sixth step begins the second
+        // epoch.
         let computes = |step: &&Value| step["timing_s/ref"].is_number();
         assert_eq!(whole.steps().iter().filter(computes).count(), 5);
     }
 }
 
-/// The mean is that of all steps, so that a run that begins again with it, or loses it, would differ.
+/// The mean is that of all steps, so a run that starts it again or loses it would differ.
 #[test]
 fn a_resumed_run_continues_the_running_mean_of_rewards() {
     for kind in ["DPO", "OnlineDPO"] {
@@ -95,7 +96,7 @@ fn preference_training_is_equal_for_any_ranks_and_micro_batches() {
         let one = ranks::train(1, &changes);
         assert!(one.steps().iter().all(|step| step["actor/grad_norm"].as_f64() > Some(0.0)), "{changes}");
         let mut torn = changes.clone();
-        // A budget of one sequence: chosen and rejected are in separate micro-batches.
+        // The budget fits one sequence, so chosen and rejected completions are in separate micro-batches.
         merge(&mut torn, json!({ "training": { "maxTokensPerMicroBatch": 12, "maxLogprobTokens": 12 } }));
         let mut sharded = changes.clone();
         merge(&mut sharded, json!({ "workers": { "mesh": { "dpShard": 2 } } }));

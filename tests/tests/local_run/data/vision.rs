@@ -30,7 +30,7 @@ fn model(place: &Place) -> PathBuf {
         (122, "<|vision_start|>"),
         (123, "<|vision_end|>"),
     ];
-    // Letters have the tokens 33 to 119; nothing has 2 to 32 but a name.
+    // Letters have the tokens 33 to 119. The tokens 2 to 32 have only names.
     let name = |id: u32| match special.iter().find(|(other, _)| *other == id) {
         Some((_, name)) => (*name).to_owned(),
         None if (33..120).contains(&id) => char::from_u32(id + 3).unwrap().to_string(),
@@ -82,7 +82,7 @@ fn rows(place: &Place) -> PathBuf {
     file
 }
 
-/// An answer is right by its first letter: capitals for red, small letters for blue.
+/// An answer is right if its first letter is a capital for red, or a small letter for blue.
 fn job(model: &Path, rows: &Path, changes: Value) -> Value {
     let of = |name: &str, pattern: &str| json!({ "name": name, "kind": "Format", "pattern": pattern, "dataSources": [name] });
     let mut manifest = tiny_with(json!({
@@ -106,7 +106,7 @@ fn a_policy_learns_an_answer_that_only_the_image_contains() {
     let result: Value = serde_json::from_str(&fs::read_to_string(place.run("result.json")).unwrap()).unwrap();
     let reward = |name: &str| result[name].as_f64().unwrap();
     assert!(reward("held_out_reward_before") < 0.75, "{result}");
-    // Without the image every answer is right for one half of the rows at most.
+    // Without the image, an answer is right for at most one half of the rows.
     assert!(reward("held_out_reward_after") > 0.9, "{result}");
     for file in ["preprocessor_config.json", "config.json", "model.safetensors"] {
         assert!(place.run("export").join(file).is_file(), "the export lacks {file}");
@@ -138,7 +138,8 @@ fn demonstrations_with_images_teach_what_only_the_image_says() {
     assert!(reward("held_out_reward_after") > 0.9, "{result}");
 }
 
-/// How many B matrices of the vision tower an exported adapter has; all have changed, as they start at zero.
+/// Returns the number of B matrices of the vision tower in an exported adapter. All must have changed, as
+/// they start at zero.
 fn trained_in_tower(adapter: &Path) -> usize {
     let bytes = fs::read(adapter.join("adapter_model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -155,7 +156,8 @@ fn an_adapter_of_text_and_tower_is_trained_on_two_ranks_as_on_one() {
     let train = |workers: Value| {
         let place = Place::new();
         let (model, rows) = (model(&place), rows(&place));
-        // The tower's gradients are small, and the optimizer enlarges their roundings to the learning rate.
+        // The tower's gradients are small, and the optimizer amplifies their rounding errors to the learning
+        // rate.
         let changes = json!({
             "model": { "lora": { "rank": 4, "vlmLora": "Both" } },
             "training": { "optimizer": { "learningRate": 0.001 } },
@@ -202,7 +204,7 @@ fn an_adapter_of_the_tower_is_resumed_and_continued() {
     train(&place(), 1, text).expect(78, &["expected modules of Text (vlmLora), got of Vision"]);
 }
 
-/// The run has a reference, whose tower is that of the start, and a critic, whose tower is trained too.
+/// The reference has the initial tower, and the critic trains its own tower, too.
 #[test]
 fn a_trained_tower_is_resumed_and_is_the_same_on_two_ranks() {
     let train = |place: &Place, steps: u64, more: Value| {
@@ -244,12 +246,12 @@ fn a_trained_tower_is_resumed_and_is_the_same_on_two_ranks() {
         train(&many, 4, changes.clone()).expect(0, &[]);
         let difference = crate::ranks::difference(&whole, &many);
         assert!(difference < crate::ranks::TOLERANCE, "{changes}: {difference}");
-        // From the checkpoint, by one process.
+        // One process exports the checkpoint.
         let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
         Ended::of(command.arg("export").arg(many.run("")).output().unwrap()).expect(0, &["step 4"]);
         assert!(fs::read(many.run("exports/step-000004/model.safetensors")).unwrap() == exported(&many));
     }
-    // A checkpoint of one process goes on in shards.
+    // Shards continue from a checkpoint of one process.
     let widened = place();
     train(&widened, 2, json!({})).expect(0, &[]);
     train(&widened, 4, sharded).expect(0, &["resuming after step 2"]);
@@ -257,7 +259,7 @@ fn a_trained_tower_is_resumed_and_is_the_same_on_two_ranks() {
     assert!(difference < crate::ranks::TOLERANCE, "{difference}");
 }
 
-/// The tower of the example is new: its adapter sees pictures from the first step.
+/// The example's tower is new, so its adapter reads pictures from the first step.
 #[test]
 fn the_example_trains_an_adapter_of_its_new_tower() {
     let example = rlt_tests::workspace_root().join("examples/vision/job.yaml");

@@ -42,7 +42,7 @@ fn edit_weights(model: &Path, edit: impl FnOnce(&mut Value, &mut Vec<u8>)) {
     fs::write(weights(model), [&len, header.as_bytes(), &data].concat()).unwrap();
 }
 
-/// Sets the numbers `picked` of a tensor.
+/// Sets those values of a tensor whose index is `picked`.
 fn set(header: &Value, data: &mut [u8], tensor: &str, picked: impl Fn(usize) -> bool, value: f32) {
     let offsets = &header[tensor]["data_offsets"];
     let (begin, end) = (offsets[0].as_u64().unwrap() as usize, offsets[1].as_u64().unwrap() as usize);
@@ -60,7 +60,7 @@ fn a_missing_model_is_named() {
     place.train(&on_files(&missing, json!({}))).expect(78, &[missing.to_str().unwrap()]);
 }
 
-/// Opened to be read, a pipe would wait for a writer.
+/// Opening the pipe to read it would block until a writer opens it.
 #[test]
 fn a_file_of_a_model_that_is_a_pipe_ends_the_run_at_once() {
     let files = [
@@ -212,7 +212,7 @@ fn score_and_generate_end_on_a_model_as_a_job_on_it_does() {
     }
 }
 
-/// Weights that are finite but overflow in the first product.
+/// Writes weights that are finite but overflow in the first product.
 fn overflow(model: &Path) {
     edit_weights(model, |header, data| {
         let gate = "model.layers.0.mlp.gate_proj.weight";
@@ -222,7 +222,7 @@ fn overflow(model: &Path) {
     });
 }
 
-/// A job of nine steps whose losses are never finite; the fourth in a row is one too many.
+/// Returns a job of nine steps whose losses are never finite. The run fails at the fourth such step in a row.
 pub(crate) fn diverging(place: &Place) -> Value {
     let model = place.file("model");
     copy_of_small_model(&model);

@@ -91,7 +91,7 @@ fn a_model_sharded_over_ranks_is_exported_with_and_without_its_adapter() {
     }
 }
 
-/// The adapter is merged into the quantized weights that it was trained on, also by the command.
+/// The adapter is merged into the quantized weights on which it was trained, by the command as well.
 #[test]
 fn a_quantized_model_is_exported_as_its_run_does() {
     let place = Place::new();
@@ -118,7 +118,7 @@ fn an_adapter_that_is_not_merged_is_exported_alone_where_its_base_is_elsewhere()
     export(&place, &["--layout", "peft", "-d", "adapter"]).expect(0, &[]);
     assert!(exported == files(&place.file("adapter")), "rlctl export writes another folder");
     assert!(exported.contains_key("adapter_model.safetensors") && exported.contains_key("tokenizer.json"));
-    // The base of a new model's adapter exists only here.
+    // The base of a new model's adapter exists only in the run folder.
     let new = Place::new();
     new.train(&tiny_with(changes)).expect(0, &[]);
     assert!(new.run("export/model.safetensors").exists() && new.run("export/adapter").exists());
@@ -127,7 +127,7 @@ fn an_adapter_that_is_not_merged_is_exported_alone_where_its_base_is_elsewhere()
     assert!(config["base_model_name_or_path"].as_str().unwrap().ends_with("export"), "{config}");
 }
 
-/// The step of a run with the highest held-out reward, the first of several.
+/// Returns the step of a run with the highest held-out reward, and the first one in a tie.
 fn best_step(place: &Place) -> usize {
     let rewards = place.steps().into_iter().map(|line| line["val-core/reward/mean"].as_f64().unwrap());
     let (mut best, mut highest) = (0, f64::NEG_INFINITY);
@@ -150,8 +150,8 @@ fn the_checkpoint_of_the_highest_held_out_reward_is_kept_and_exported() {
         place.train(&tiny_with(changes)).expect(0, &[]);
         place
     };
-    // The last step, and every third one, is saved anyway. Which seeds have another best step depends on the
-    // rounding of the CPU.
+    // The last step and every third step are saved anyway. The rounding of the CPU decides which seeds have
+    // another best step.
     let is_kept_as_best = |best: usize| best < 8 && !best.is_multiple_of(3);
     let runs = (0..20).map(|seed| (seed, train(seed, true)));
     let found = runs.map(|(seed, place)| (seed, best_step(&place), place)).find(|run| is_kept_as_best(run.1));
@@ -193,7 +193,7 @@ fn an_export_is_pushed_to_the_hub_as_one_commit() {
         let [(message, files)] = &server.commits()[..] else { panic!("expected one commit") };
         assert!(message.ends_with(": step 1"), "{message}");
         assert!(*files == exported && files.contains_key("tokenizer.json"), "other files are on the hub");
-        // Files that the hub has are not sent again.
+        // Files that the hub already has are not uploaded again.
         export_in(&place, &["--push-to", "hub:owner/tiny"], &environment).expect(0, &[]);
         let num_parts = server.requests().iter().filter(|request| request.starts_with("PUT")).count();
         let num_bytes = exported["model.safetensors"].len();

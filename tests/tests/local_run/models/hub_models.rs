@@ -22,7 +22,7 @@ fn files() -> BTreeMap<String, Vec<u8>> {
     paths.filter(|path| path.is_file()).map(|path| (name(&path), fs::read(&path).unwrap())).collect()
 }
 
-/// `command` of the trainer, with a hub's cache in `place`.
+/// Makes a `command` of the trainer, whose cache of the hub is in `place`.
 fn trainer(place: &Place, command: &str) -> Command {
     let mut trainer = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
     trainer.arg(command).env("HF_HOME", place.file("hub"));
@@ -53,7 +53,7 @@ fn a_run_on_a_model_of_the_hub_records_its_commit_and_names_it_as_the_base() {
     assert_eq!((&adapter["base_model_name_or_path"], &adapter["revision"]), (&json!(REPO), &json!(COMMIT)));
     let export = || Ended::of(trainer(&place, "export").arg(place.run("")).output().unwrap());
     export().expect(0, &["step 1"]);
-    // The manifest's revision may mean another commit by now.
+    // The manifest's revision may have moved to another commit by now.
     for broken in ["{", r#"{"repo": "owner/name"}"#] {
         fs::write(place.run("model.json"), broken).unwrap();
         export().expect(78, &["model.json, which says at which commits the run read models"]);

@@ -1,4 +1,4 @@
-//! Adapters that a job keeps: they are folded into the weights from which everything starts.
+//! Adapters that a job starts from and merges into its base weights.
 
 use std::path::Path;
 

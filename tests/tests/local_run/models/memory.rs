@@ -12,8 +12,8 @@ use crate::job::{Ended, Place, copy_of_small_model, merge, tiny};
 /// How far the estimate may be from the peak.
 const TOLERANCE: f64 = 0.15;
 
-/// GiB of the estimate that a job need not take: how much code and how many buffers the libraries of products
-/// keep depends on the CPU.
+/// GiB by which a job may stay below the estimate: the size of the code and the buffers of the libraries for
+/// products depends on the CPU.
 const PRODUCTS: f64 = 20.0 / 1024.0;
 
 /// The estimate of `rlctl plan` for the job in `manifest`, run from `folder`, in GiB.
@@ -33,7 +33,7 @@ pub(crate) fn measured(folder: &Path) -> f64 {
     lines.filter_map(|line| line["perf/cpu_memory_used_gb"].as_f64()).fold(0.0, f64::max)
 }
 
-/// Fails unless the run in `folder` took the estimated memory.
+/// Checks that the run in `folder` took the estimated memory.
 #[track_caller]
 pub(crate) fn assert_taken(name: &str, estimate: f64, folder: &Path) {
     let measured = measured(folder);
@@ -44,8 +44,8 @@ pub(crate) fn assert_taken(name: &str, estimate: f64, folder: &Path) {
     );
 }
 
-/// A job whose tensors outweigh the process around them, and whose passes are full: every prompt has the
-/// longest length, and nothing ends a completion early.
+/// Returns a job whose tensors outweigh the process around them, and whose passes are full: every prompt has
+/// the maximum length, and nothing ends a completion early.
 pub(crate) fn large() -> Value {
     let mut manifest = tiny();
     merge(
@@ -78,12 +78,12 @@ fn the_estimate_is_met_whatever_a_job_trains_and_keeps() {
             json!({ "algorithm": { "kl": { "placement": "Loss", "coefficient": 0.01 } } }),
         ),
         ("an adapter", json!({ "model": { "lora": { "rank": 16 } } })),
-        // Its base stays packed through the updates.
+        // The base stays packed during updates.
         (
             "an adapter beside its base",
             json!({ "model": { "lora": { "rank": 16, "merge": false } }, "training": { "steps": 2 } }),
         ),
-        // Sampling takes the most here, and the optimizer's state exists from the second time on.
+        // Sampling takes the most memory here. The optimizer's state exists from the second rollout on.
         ("checkpointed activations", json!({ "training": { "activationCheckpointing": true, "steps": 2 } })),
         ("half precision", json!({ "training": { "precision": "Bf16" } })),
         ("few key heads", json!({ "model": { "architecture": { "family": "Qwen3", "numKvHeads": 2 } } })),
@@ -95,7 +95,7 @@ fn the_estimate_is_met_whatever_a_job_trains_and_keeps() {
     }
 }
 
-/// Batches of the cold start hold more tokens than an update, each prompt with an answer of its own.
+/// Batches of the cold start have more tokens than an update, because each prompt has its own answer.
 #[test]
 fn a_cold_start_of_larger_batches_is_estimated() {
     let mut manifest = large();
@@ -167,7 +167,7 @@ fn ranks_that_share_a_model_sample_from_the_one_whole_copy_that_is_packed() {
     }
 }
 
-/// A tokenizer folder with `num_tokens` tokens, all but the first few never seen.
+/// Makes a tokenizer folder with `num_tokens` tokens, of which only the first few occur.
 fn with_vocabulary(place: &Place, num_tokens: usize) -> PathBuf {
     let folder = place.file("tokenizer");
     copy_of_small_model(&folder);

@@ -19,7 +19,7 @@ fn multiplies_in_bf16() -> bool {
         .all(|flag| flags.split(' ').any(|word| word == *flag))
 }
 
-/// Layers so wide that kernels for few rows and for many would add up in different parts.
+/// Changes for layers so wide that kernels for few and for many rows might split their sums differently.
 fn narrow(changes: Value) -> Value {
     let architecture = json!({
         "family": "Qwen3", "hiddenSize": 192, "intermediateSize": 1600, "numLayers": 3, "numHeads": 6,

@@ -9,7 +9,7 @@ use crate::job::{Place, merge, tiny_with};
 use crate::ranks::{TOLERANCE, difference, train};
 use crate::resume::{assert_same_run, prolonged};
 
-/// An adapter of every linear layer, in sizes that ranks do not divide but for the rollout's.
+/// Changes for an adapter of every linear layer, in sizes that only the degree of the rollout divides.
 fn adapted(merge_lora: Option<bool>, changes: &Value) -> Value {
     let architecture = json!({
         "family": "Qwen3", "hiddenSize": 22, "intermediateSize": 28, "numLayers": 2, "numHeads": 4,
@@ -32,7 +32,8 @@ fn texts(place: &Place) -> Vec<Value> {
     place.completions().iter().map(|one| one["completion"].clone()).collect()
 }
 
-/// The rollout's log-probs differ by rounding, and completions do where a draw is that near to a boundary.
+/// The rollout's log-probs differ by rounding, and a completion differs if a draw is that close to a
+/// boundary.
 #[test]
 fn a_run_with_an_unmerged_adapter_equals_the_run_with_it_merged() {
     let [merged, unmerged, open] =
@@ -88,7 +89,7 @@ fn every_step_after_the_first_sync_brings_the_bytes_of_the_plan() {
             .iter()
             .map(|step| step["perf/weight_sync_gb"].as_f64().unwrap() * f64::from(1 << 30))
             .collect();
-        // Weights are packed in panels, which are filled up.
+        // Weights are packed in panels of fixed size, so packed weights take more bytes than the weights.
         let is_planned = |bytes: &f64| {
             if merge_lora { *bytes > planned.bytes as f64 } else { *bytes == planned.bytes as f64 }
         };

@@ -8,7 +8,7 @@ use crate::job::{Place, merge, tiny, tiny_with};
 use crate::memory;
 use crate::resume::assert_same_run;
 
-/// `changes` with activation checkpointing, and everything offloaded or nothing.
+/// Returns `changes` with activation checkpointing, and with everything offloaded or nothing.
 fn job(changes: &Value, offloaded: bool) -> Value {
     let mut manifest = tiny_with(changes.clone());
     let offload = json!({ "parameters": offloaded, "optimizer": offloaded, "activations": offloaded });
@@ -19,7 +19,8 @@ fn job(changes: &Value, offloaded: bool) -> Value {
     manifest
 }
 
-/// All roles: a critic, and a reference of its own or that of an adapter.
+/// Changes for a job with all roles: a critic, and a reference that has its own weights or is the adapter's
+/// base.
 fn roles() -> Value {
     json!({
         "model": { "architecture": { "numLayers": 2 } },
@@ -77,7 +78,7 @@ fn a_run_resumes_with_offload_switched_on_or_off() {
     assert_same_run(&whole, &resumed);
 }
 
-/// SFT, because sampling has a packed copy of the whole model.
+/// The job is SFT, because sampling holds a packed copy of the full model.
 #[test]
 fn offloaded_tensors_take_the_estimated_memory_and_release_it() {
     let measured = [false, true].map(|offloaded| {
@@ -99,7 +100,8 @@ fn offloaded_tensors_take_the_estimated_memory_and_release_it() {
         memory::train_as_estimated(if offloaded { "offloaded" } else { "on the device" }, &place, &manifest);
         memory::measured(&place.run(""))
     });
-    // 12 bytes for each of 21 million parameters, less two layers and the tensors fetched for an update.
+    // Offload saves 12 bytes for each of 21 million parameters, except for two layers and the tensors that an
+    // update fetches.
     let fallen = (measured[0] - measured[1]) * 1024.0;
     assert!(fallen > 200.0, "{measured:?} GiB differ by {fallen:.0} MiB");
 }

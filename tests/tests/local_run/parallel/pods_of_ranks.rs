@@ -1,5 +1,5 @@
-//! Pods of several ranks: each has a launcher, which starts its share of the job's ranks on a shared run
-//! folder, as pods with a shared volume do.
+//! Pods of several ranks. The launcher of each pod starts its share of the job's ranks, with a run folder
+//! that the pods share, as on a shared volume.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
@@ -22,7 +22,7 @@ fn two_by_two(changes: &Value) -> Value {
     manifest
 }
 
-/// Both pods, started with the operator's variables.
+/// Starts both pods with the operator's variables.
 fn pods(place: &Place, manifest: &Value) -> [Child; 2] {
     let job = rlt_api::validate(&manifest.to_string()).unwrap();
     let plan = rlt_plan::plan(&job, &rlt_plan::Models::default());
@@ -38,7 +38,7 @@ fn pods(place: &Place, manifest: &Value) -> [Child; 2] {
     })
 }
 
-/// One pod with all ranks of a job, which may restart them in place as often as `retries` says.
+/// Starts one pod with all ranks of a job, which may restart them in place as often as `retries` says.
 fn pod_of_all(place: &Place, manifest: &Value, retries: &Value) -> Child {
     let job = rlt_api::validate(&manifest.to_string()).unwrap();
     let plan = rlt_plan::plan(&job, &rlt_plan::Models::default());
@@ -77,7 +77,7 @@ fn a_rank_that_dies_in_one_pod_ends_both_and_they_go_on_from_the_checkpoint() {
     let changes = |steps: u32| json!({ "training": { "steps": steps }, "checkpoint": { "everySteps": 1 } });
     let (place, whole) = (Place::new(), Place::new());
     let mut running = pods(&place, &two_by_two(&changes(ENDLESS)));
-    // Before the second checkpoint begins the first one is committed.
+    // The first checkpoint is committed before the second one begins.
     place.wait_for_steps(3);
     let of_second = workers(&running[1]);
     assert!(of_second.keys().eq(["2", "3"]), "{of_second:?}");
@@ -94,7 +94,8 @@ fn a_rank_that_dies_in_one_pod_ends_both_and_they_go_on_from_the_checkpoint() {
     assert_same_run(&whole, &place);
 }
 
-/// A job of one worker of `ranks` ranks, of so many steps, with a checkpoint after each `every` of them.
+/// A job of one worker with `ranks` ranks, which trains `steps` steps with a checkpoint after every `every`
+/// steps.
 fn one_by(ranks: u32, steps: u32, every: u32) -> Value {
     let mut manifest = tiny_with(json!({
         "training": { "promptsPerStep": 3, "steps": steps }, "checkpoint": { "everySteps": every },
@@ -105,7 +106,7 @@ fn one_by(ranks: u32, steps: u32, every: u32) -> Value {
     manifest
 }
 
-/// Waits for the ranks that follow `known` in place, and for their first steps.
+/// Waits for ranks that replace the `known` ones in place, and for their first steps. Returns the new ranks.
 fn restarted(pod: &Child, place: &Place, known: &BTreeMap<String, u32>) -> BTreeMap<String, u32> {
     let mut ranks = BTreeMap::new();
     wait_until("a restart in place", || {
@@ -113,7 +114,7 @@ fn restarted(pod: &Child, place: &Place, known: &BTreeMap<String, u32>) -> BTree
         ranks.len() == known.len() && ranks.values().all(|pid| !known.values().any(|old| old == pid))
     });
     assert!(known.values().all(|pid| !is_running(*pid)), "a process of the failed attempt lives on");
-    // Enough for a new checkpoint to be committed.
+    // In three further steps a new checkpoint is committed.
     place.wait_for_steps(place.steps().len() + 3);
     ranks
 }
@@ -163,7 +164,7 @@ fn a_pod_without_retries_of_its_own_ends_with_its_first_rank() {
     end_of(pod).expect(76, &["rank 0 was killed by signal 9"]);
 }
 
-/// The operator does not answer, and the ranks run in processes of their own.
+/// The operator does not answer, and the ranks run in separate processes.
 #[test]
 fn the_last_report_of_a_complete_run_is_the_termination_message_of_its_launcher() {
     let place = Place::new();

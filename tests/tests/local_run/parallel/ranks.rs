@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::job::{ENDLESS, Ended, Place, end_of, merge, signal, tiny_with, wait_until};
 use crate::memory;
 
-/// Sums over ranks are added in another order than sums of one rank: a few roundings of fp32, enlarged by the
-/// optimizer's division by small gradients.
+/// Sums over ranks have another order than sums of one rank. They differ by a few roundings of fp32, which
+/// the optimizer amplifies because it divides by small gradients.
 pub(crate) const TOLERANCE: f64 = 1e-5;
 
 pub(crate) fn on(count: u32, changes: &Value) -> Value {
@@ -29,8 +29,8 @@ pub(crate) fn train(count: u32, changes: &Value) -> Place {
     place
 }
 
-/// Each of two jobs, given with their ranks, goes on from a checkpoint of the other as one does that is never
-/// interrupted.
+/// Checks that each of two jobs, given with their numbers of ranks, continues from a checkpoint of the other
+/// as if it had never been interrupted.
 #[track_caller]
 pub(crate) fn assert_resume_each_other(jobs: [(u32, Value); 2]) {
     let part = |of: usize, steps: u64| {
@@ -58,7 +58,7 @@ fn weights(place: &Place) -> BTreeMap<String, Vec<f64>> {
     tensors.iter().map(|(name, tensor)| (name.to_owned(), numbers(tensor.data()))).collect()
 }
 
-/// The largest difference between two runs, over all metrics of all steps and all weights.
+/// Returns the largest difference between two runs, over all metrics of all steps and all weights.
 #[track_caller]
 pub(crate) fn difference(one: &Place, many: &Place) -> f64 {
     let mut largest = 0.0_f64;
@@ -73,7 +73,7 @@ pub(crate) fn difference(one: &Place, many: &Place) -> f64 {
                 .cloned()
                 .collect()
         };
-        // A run that ends earlier evaluates there.
+        // A shorter run evaluates at its end, where the longer run may not.
         let without_evaluation = |step| names(step).into_iter().filter(|name| !name.starts_with("val-"));
         assert!(without_evaluation(one).eq(without_evaluation(many)), "{one} {many}");
         for name in names(one) {
@@ -105,7 +105,7 @@ fn any_number_of_ranks_equals_one_rank() {
         let many = train(count, &changes);
         let difference = difference(&one, &many);
         assert!(difference < TOLERANCE, "{count} ranks by {balance} differ by {difference}");
-        // Weights differ by rounding, and so do the numbers of tokens.
+        // Weights differ by rounding, but the sampled tokens must be the same.
         let completions = |place: &Place| -> Vec<Value> {
             let written = ["step", "held_out", "group", "sample", "token_ids", "reward"];
             place.completions().iter().map(|line| written.map(|name| line[name].clone()).into()).collect()
@@ -143,11 +143,11 @@ fn a_run_resumes_with_another_number_of_ranks() {
     assert!(difference < TOLERANCE, "{difference}");
 }
 
-/// The workers of a launcher: rank and process.
+/// Returns the workers of a launcher: the process of each rank.
 pub(crate) fn workers(launcher: &Child) -> BTreeMap<String, u32> {
     let pid = launcher.id();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    // One that is ending has no environment any more.
+    // A process that is ending has no environment any more.
     let rank = |pid: &str| {
         let environment = fs::read_to_string(format!("/proc/{pid}/environ")).ok()?;
         environment.split('\0').find_map(|line| line.strip_prefix("RANK=").map(str::to_owned))
@@ -155,7 +155,7 @@ pub(crate) fn workers(launcher: &Child) -> BTreeMap<String, u32> {
     children.split_whitespace().filter_map(|pid| Some((rank(pid)?, pid.parse().unwrap()))).collect()
 }
 
-/// A manifest without retries.
+/// Changes for a job whose crashed ranks are never restarted.
 fn never_again() -> Value {
     json!({ "runPolicy": { "retries": { "crash": 0 } } })
 }
@@ -176,12 +176,12 @@ pub(crate) fn is_running(pid: u32) -> bool {
 #[test]
 fn a_killed_rank_ends_all_with_one_named_cause_and_nothing_is_lost() {
     let place = Place::new();
-    // The others do not wait for the timeout of a peer.
+    // The remaining ranks end without waiting for the peer timeout.
     let changes =
         |steps: u32| json!({ "training": { "steps": steps }, "workers": { "peerTimeoutSeconds": 3600 } });
     let job = |steps: u32| on(3, &merged(never_again(), changes(steps)));
     let launcher = place.start(&job(ENDLESS));
-    // Before the second checkpoint begins the first one is committed.
+    // The first checkpoint is committed before the second one begins.
     place.wait_for_steps(3);
     let workers = workers(&launcher);
     assert_eq!(workers.len(), 3);
@@ -201,7 +201,7 @@ fn a_rank_that_hangs_is_named_after_the_timeout() {
     let launcher = place.start(&on(
         2,
         &json!({
-            // Ranks that start on a busy machine need less than that to find each other.
+            // Ranks that start on a busy machine find each other in less time than that.
             "training": { "steps": ENDLESS }, "workers": { "peerTimeoutSeconds": 30 },
             "runPolicy": never_again()["runPolicy"]
         }),

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::job::{Ended, Place, merge, on_files, small_model};
 use crate::ranks::{TOLERANCE, difference, on, train};
 
-/// `changes` with the model shared by `dp_shard` ranks, in sizes that these do not divide, and tokens by
-/// `sp`.
+/// Returns `changes` with the model sharded over `dp_shard` ranks, in sizes that `dp_shard` does not divide,
+/// and with the tokens sharded over `sp` ranks.
 fn shared_by((dp_shard, sp): (u32, u32), changes: &Value) -> Value {
     let mut shared = uneven(changes);
     merge(&mut shared, json!({ "workers": { "mesh": { "dpShard": dp_shard, "sp": sp } } }));
@@ -46,7 +46,7 @@ fn sharded_ranks_equal_one_rank() {
     }
 }
 
-/// Heads and widths of the model are those that four ranks can share.
+/// Four ranks divide the heads and widths of the model.
 #[test]
 fn tensor_parallel_rollouts_equal_one_rank() {
     let architecture = json!({ "intermediateSize": 28, "numHeads": 4, "numKvHeads": 2 });
@@ -69,8 +69,8 @@ fn tensor_parallel_rollouts_equal_one_rank() {
     }
 }
 
-/// All roles at once, in six updates: a critic and a frozen reference, each in shards of its own, or an
-/// adapter on the actor's.
+/// Changes for a job with all roles, in six updates: a critic and a frozen reference, each with its own
+/// shards, or an adapter on the actor's shards.
 fn roles(kl: &str) -> Value {
     json!({
         "algorithm": { "kind": "PPO", "critic": { "learningRate": 0.01 }, "kl": { "placement": kl, "coefficient": 0.1 } },
@@ -91,7 +91,8 @@ fn log_probs_reference_and_critic_share_tokens_at_degrees_of_their_own() {
     }
 }
 
-/// Critic and reference in shards of a whole actor, whole beside an actor in shards, and in other shards.
+/// Critic and reference are sharded while the actor is not, unsharded while the actor is sharded, or sharded
+/// by another degree.
 #[test]
 fn a_role_is_held_by_as_many_ranks_as_it_is_given() {
     let one = train(1, &uneven(&roles("Loss")));
@@ -130,7 +131,7 @@ fn every_pass_over_the_model_is_the_same_on_shards() {
 
 #[test]
 fn a_sharded_checkpoint_is_resumed_by_any_number_of_ranks() {
-    // A cold start leaves a reference that only checkpoints have.
+    // After a cold start, only checkpoints have the weights of the reference.
     let steps = |steps: u32| {
         json!({ "training": { "steps": steps }, "algorithm": {
             "kind": "PPO", "coldStart": { "steps": 1 }, "critic": { "learningRate": 0.01 },
@@ -162,7 +163,7 @@ fn a_sharded_checkpoint_is_resumed_by_any_number_of_ranks() {
     assert!(difference < TOLERANCE, "{difference}");
 }
 
-/// Pods without shared storage: a launcher each, with a run folder of its own.
+/// The pods share no storage: each has a launcher with a separate run folder.
 #[test]
 fn ranks_that_do_not_see_the_first_one_s_folder_send_it_their_shards_of_a_checkpoint() {
     let changes = json!({ "training": { "steps": 2 } });
@@ -204,7 +205,7 @@ fn degrees_that_do_not_fit_are_refused_by_their_names() {
     }
 }
 
-/// The heads of a model from a folder are known where the folder is.
+/// The heads of a model from a folder are known only where the folder can be read.
 #[test]
 fn a_degree_that_does_not_divide_the_heads_is_refused_with_those_that_do() {
     for (degree, shared) in [("sp", "heads"), ("rolloutTp", "layers")] {

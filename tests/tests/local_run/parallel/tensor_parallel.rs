@@ -1,4 +1,4 @@
-//! Tensor parallelism of training: ranks that have parts of every weight equal one rank that has all, in
+//! Tensor parallelism of training: ranks with shards of every weight equal one rank with full weights, in
 //! every role, and each resumes from the other's checkpoints.
 
 use serde_json::{Value, json};
@@ -42,8 +42,8 @@ fn tensor_parallel_ranks_equal_one_rank_in_every_role() {
     }
 }
 
-/// Dropout masks depend on how sequences are packed, and so on the number of sequence-parallel groups, which
-/// tp does not change.
+/// Dropout masks depend on how sequences are packed, and so on the number of sequence-parallel groups. Tensor
+/// parallelism does not change that number.
 #[test]
 fn adapters_with_dropout_and_recomputed_and_offloaded_layers_equal_those_of_unsharded_weights() {
     let adapter = json!({
@@ -64,7 +64,7 @@ fn adapters_with_dropout_and_recomputed_and_offloaded_layers_equal_those_of_unsh
     assert!(of_outputs < TOLERANCE, "dropout of outputs: {of_outputs}");
 }
 
-/// A weight sync gathers the shards of the adapter alone.
+/// A weight sync gathers only the shards of the adapter.
 #[test]
 fn an_unmerged_adapter_is_sampled_with_as_on_one_rank() {
     let adapter = json!({ "model": { "lora": { "rank": 4, "alpha": 8, "merge": false } } });

@@ -9,7 +9,7 @@ use crate::job::{Place, merge, tiny_with};
 use crate::ranks;
 use crate::resume::{assert_same_run, prolonged};
 
-/// A job on completions of two steps, of which those with a 7 are right; files are in `place`.
+/// Changes for a job on completions of two steps, where steps with a 7 are right. Its files are in `place`.
 fn on_steps(place: &Place, more: Value) -> Value {
     let row = |prompt: &str, steps: &[&str]| {
         let labels: Vec<bool> = steps.iter().map(|step| step.contains('7')).collect();
@@ -72,7 +72,8 @@ fn a_process_reward_model_is_exported_and_judges_steps_in_the_next_job() {
         assert_eq!(number(&last, &format!("val-core/steps/{name}")), 1.0, "{last}");
     }
     let config: Value = serde_json::from_slice(&fs::read(place.run("export/config.json")).unwrap()).unwrap();
-    // Of the fixture transformers has read the numbers: `exported_process.json` beside the trainer's tests.
+    // transformers read the fixture with this configuration for `exported_process.json` of the trainer's
+    // tests.
     let fixture = "trainer/tests/fixtures/models/exported-process/config.json";
     let fixture = fs::read_to_string(rlt_tests::workspace_root().join(fixture)).unwrap();
     assert_eq!(config, serde_json::from_str::<Value>(&fixture).unwrap());
@@ -118,7 +119,7 @@ fn the_last_step_alone_is_learned_where_the_manifest_says_so() {
         "algorithm": { "processReward": { "lastStepOnly": true } }, "training": { "steps": 1, "promptsPerStep": 5 }
     });
     place.train(&tiny_with(on_steps(&place, last_only))).expect(0, &[]);
-    // Of five last steps three are right; of the held-out row both steps are measured.
+    // Three of five last steps are right. For the held-out row, both steps are evaluated.
     let step = &place.steps()[0];
     let right = number(step, "steps/accuracy_of_right");
     assert!([0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0].iter().any(|share| (share - right).abs() < 1e-9), "{step}");

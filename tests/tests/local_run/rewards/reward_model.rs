@@ -11,7 +11,8 @@ use crate::job::{Place, copy_of_small_model, tiny_with};
 
 const HEAD: &str = "score.weight";
 
-/// The small model with a head of one label instead of its own, as transformers saves one.
+/// Makes a copy of the small model that has a head of one label instead of its own, as transformers saves
+/// one.
 pub(crate) fn make_reward_model(folder: &Path) {
     copy_of_small_model(folder);
     edit_config(folder, |config| config["architectures"] = json!(["LlamaForSequenceClassification"]));
@@ -19,7 +20,7 @@ pub(crate) fn make_reward_model(folder: &Path) {
     replace_heads(folder, &[1, 32], &head);
 }
 
-/// Leaves `values` as the only head.
+/// Replaces all heads by one with these `values`.
 fn replace_heads(folder: &Path, shape: &[usize], values: &[u8]) {
     let path = folder.join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
@@ -30,7 +31,7 @@ fn replace_heads(folder: &Path, shape: &[usize], values: &[u8]) {
     fs::write(&path, safetensors::serialize(all, None).unwrap()).unwrap();
 }
 
-/// Gives two tokens each other's ids in the tokenizer of `folder`; the ids.
+/// Swaps the ids of two tokens in the tokenizer of `folder`, and returns the ids.
 fn swap_tokens(folder: &Path) -> [usize; 2] {
     let path = folder.join("tokenizer.json");
     let mut definition: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
@@ -41,7 +42,7 @@ fn swap_tokens(folder: &Path) -> [usize; 2] {
     ids.map(|id| id.as_u64().unwrap() as usize)
 }
 
-/// Gives two rows of the embedding of `folder` each other's places.
+/// Swaps two rows of the embedding of `folder`.
 fn swap_embeddings(folder: &Path, [one, other]: [usize; 2]) {
     let path = folder.join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
@@ -63,7 +64,7 @@ fn swap_embeddings(folder: &Path, [one, other]: [usize; 2]) {
     fs::write(&path, safetensors::serialize(all, None).unwrap()).unwrap();
 }
 
-/// A job that `model` judges, with twice the weight.
+/// Changes for a job whose reward is that of `model`, with a weight of 2.
 fn judged_by(model: &Path, changes: Value) -> Value {
     let taste = json!({ "name": "taste", "kind": "Model", "weight": 2.0, "model": { "path": model } });
     let mut all = json!({ "rewards": { "functions": [taste] } });
@@ -93,7 +94,7 @@ fn the_reward_is_the_models_score_for_any_number_of_workers_sharded_or_offloaded
     };
     let alone: Vec<(Value, f64)> = rewards(1, json!({}), false);
     assert!(alone.iter().any(|(_, reward)| (reward - alone[0].1).abs() > 1e-3), "scores differ: {alone:?}");
-    // Three workers have two prompts, so that one of them takes part in passes without samples.
+    // Three workers share two prompts, so one of them takes part in passes without samples.
     for many in [
         rewards(2, json!({}), false),
         rewards(2, json!({}), true),
@@ -158,7 +159,8 @@ fn a_reward_model_of_another_vocabulary_reads_text_and_scores_equally() {
         let lines = place.completions().into_iter().filter(|line| line["held_out"] == false);
         lines.map(|line| line["reward_parts"]["taste"].as_f64().unwrap()).collect()
     };
-    // Not those of tokens: an untrained policy also samples special tokens, which are no text.
+    // The input is text and not tokens, because an untrained policy also samples special tokens, which have
+    // no text.
     let (expected, got) = (rewards(&own, "Text"), rewards(&other, "Text"));
     assert_eq!(got.len(), expected.len());
     for (got, expected) in got.iter().zip(&expected) {

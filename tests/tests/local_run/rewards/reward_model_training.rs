@@ -45,7 +45,7 @@ fn neither_ranks_nor_micro_batches_nor_places_of_weights_change_a_reward_model()
             merge(&mut changes, more);
             changes
         };
-        // A budget of one sequence: chosen and rejected are in separate micro-batches.
+        // The budget fits one sequence, so chosen and rejected completions are in separate micro-batches.
         let torn = with(json!({ "training": { "maxTokensPerMicroBatch": 12, "maxLogprobTokens": 12 } }));
         let sharded = with(json!({ "workers": { "mesh": { "dpShard": 2 } } }));
         let shared = with(json!({ "workers": { "mesh": { "sp": 2 } } }));
@@ -75,7 +75,7 @@ fn a_sharded_reward_model_in_bf16_is_the_whole_one_in_bf16() {
     }
 }
 
-/// Writes pairs of which the chosen one ends well.
+/// Writes pairs whose chosen completion ends well.
 fn pairs(place: &Place, margin: Option<Value>) -> Value {
     let row = |prompt: &str, good: &str, bad: &str| {
         let mut row = json!({ "prompt": prompt, "chosen": good, "rejected": bad });

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, end_of, tiny_with, wait_until};
 
-/// The example's server, which ends with the test.
+/// The example's server, which is stopped on drop.
 struct Server {
     process: Child,
     url: String,
@@ -34,7 +34,7 @@ impl Drop for Server {
     }
 }
 
-/// The tiny job judged by `function` alone.
+/// Returns the tiny job, rewarded only by `function`.
 pub(crate) fn judged_by(function: Value, rewards: Value) -> Value {
     let mut spec = json!({
         "rewards": { "functions": [function] },
@@ -45,7 +45,7 @@ pub(crate) fn judged_by(function: Value, rewards: Value) -> Value {
     tiny_with(spec)
 }
 
-/// All metrics of a run except times.
+/// Returns all metrics of a run except times.
 pub(crate) fn learned(place: &Place) -> Vec<Value> {
     let is_time = |name: &str| name.contains("tim") || name.starts_with("perf/") || name.contains("memory");
     let mut lines = place.metrics();
@@ -62,7 +62,7 @@ fn a_server_that_judges_while_others_are_sampled_gives_the_run_that_the_trainer_
     let own = Place::new();
     own.train(&judged_by(json!({ "name": "right", "kind": "Exact" }), json!({}))).expect(0, &[]);
     let mut expected = learned(&own);
-    // Only functions of the trainer's own look for answers to vote with.
+    // Only the trainer's own functions extract answers, which are needed to vote.
     expected.iter_mut().for_each(without_votes);
     let server = Server::start();
     for (max_batch, workers) in [(1, 1), (5, 2)] {
@@ -88,7 +88,7 @@ pub(crate) fn without_votes(line: &mut Value) {
 
 #[test]
 fn an_unreachable_reward_server_masks_its_samples_and_the_step_ends_in_time() {
-    // A port that takes connections and never answers.
+    // This port accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", silent.local_addr().unwrap());
     let function = json!({
@@ -103,7 +103,7 @@ fn an_unreachable_reward_server_masks_its_samples_and_the_step_ends_in_time() {
         assert!(step["reward/num_timeout"].as_f64().unwrap() > 0.0, "{step}");
     }
     assert!(zero.completions().iter().all(|line| line["reward_status"] == "timeout"));
-    // If all samples are masked, the run fails with the reason.
+    // If all samples are masked, the run fails and gives the reason.
     let masked = Place::new();
     let ended = masked.train(&judged_by(function, json!({ "onError": "Zero" })));
     assert_ne!(ended.code, Some(0));

@@ -4,8 +4,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Place, end_of, tiny_with};
 
-/// A schema that refers to itself twice at each of 40 depths: to judge any JSON document by it takes 2^40
-/// steps.
+/// A schema that refers to itself twice at each of 40 depths: validating any JSON document takes 2^40 steps.
 fn endless_schema() -> Value {
     let twice = |depth: usize| json!({ "$ref": format!("#/$defs/depth{depth}") });
     let depths = (0..40).map(|depth| {
@@ -17,7 +16,8 @@ fn endless_schema() -> Value {
     json!({ "$ref": "#/$defs/depth0", "$defs": definitions })
 }
 
-/// The tiny job with a second function that hangs on every completion that is a JSON document: a number here.
+/// Returns the tiny job with a second function that hangs on every completion that is a JSON document, which
+/// is a number here.
 fn with_hanging_reward(on_error: &str) -> Value {
     tiny_with(json!({
         "rewards": {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::job::{Ended, Place};
 use crate::reward_servers::{judged_by, learned, without_votes};
 
-/// The function of the examples, beside an interpreter; `None` where that cannot be fetched.
+/// Returns the function of the examples with an interpreter; `None` if the interpreter cannot be fetched.
 fn python(place: &Place) -> Option<Value> {
     let module = rlt_tests::python_module()?;
     let path = place.file("reward.py");
@@ -61,8 +61,8 @@ fn a_file_that_does_not_load_is_refused_before_the_first_step() {
     assert!(ended.code != Some(0) && ended.stderr.contains("compile the module"), "{}", ended.stderr);
 }
 
-/// Judges completions of the tiny model by tests that every program passes which defines a number: invalid
-/// Python and endless loops are wrong.
+/// Rewards completions of the tiny model by tests that every program passes if it defines a number. Invalid
+/// Python and endless loops fail.
 #[test]
 fn code_is_judged_by_its_tests_and_every_sample_has_a_status() {
     let Some(module) = rlt_tests::python_module() else { return };

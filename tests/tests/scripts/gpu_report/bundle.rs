@@ -19,7 +19,8 @@ const VERSIONS: &str = "  0x0010:   Name: GLIBC_2.34  Flags: none  Version: 5
 const SKIPS: &str =
     r#"for name in device paged; do echo "{\"name\":\"$name\",\"status\":\"skipped\"}"; done"#;
 
-/// The script with what it reads: a binary, kernels, libtorch, and programs that read the binary.
+/// A checkout with the script and what it reads: a binary, kernels, libtorch, and programs that inspect the
+/// binary.
 struct Checkout {
     folder: TempDir,
 }
@@ -47,7 +48,7 @@ impl Checkout {
         self.folder.path().join(name)
     }
 
-    /// Writes a file that may be executed.
+    /// Writes an executable file.
     fn program(&self, name: &str, text: &str) {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -101,7 +102,7 @@ fn a_bundle_that_cannot_be_used_is_refused_with_the_reason() {
 #[test]
 fn a_bundle_of_60_mib_is_refused() {
     let checkout = Checkout::new(SKIPS, VERSIONS);
-    // Random bytes do not get smaller by compression.
+    // Random bytes cannot be compressed.
     let mut random = File::open("/dev/urandom").unwrap().take(60 << 20);
     io::copy(&mut random, &mut File::create(checkout.path("kernels")).unwrap()).unwrap();
     let (code, words) = checkout.bundle();

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use super::{Machine, Report};
 
-/// Bytes of a file that the script leaves.
+/// Maximum size of a file that the script leaves, in bytes.
 const MAX_FILE: u64 = 16 << 20;
 
-/// A tool of NVIDIA that is not a wrapper of its command: it appends its arguments to a file, and writes more
-/// than a report may hold to the file behind `--log-file`.
+/// A tool of NVIDIA that does not just wrap its command: it appends its arguments to a file, and writes more
+/// than a report may contain to the file that `--log-file` names.
 const NCU: &str = r#"#!/bin/bash
 [ "$1" != --version ] || exit 0
 echo "$*" >>"$FAKE/ncu-arguments"
@@ -21,19 +21,19 @@ while [ $# -gt 1 ] && [ "$1" != --log-file ]; do shift; done
 head -c 20000000 /dev/zero >"$2"
 "#;
 
-/// A check that writes both traces to the folder behind `--trace-folder`.
+/// A check that writes both traces to the folder that `--trace-folder` names.
 const TRACE: &str = r#"while [ $# -gt 1 ] && [ "$1" != --trace-folder ]; do shift; done
 echo decode >"$2/trace-decode.json"
 echo update >"$2/trace-update.json"
 echo '{"name":"trace","status":"passed"}'"#;
 
-/// Stages in the order in which they end if all pass; those of one line run side by side.
+/// Stages in the order in which they end if all pass; those of one line run concurrently.
 ///
-/// What names the machine comes first. Then come the checks of results, from those whose failure explains the
-/// most others, and then our measurements: a run that is ended early has the most important lines. Checks
-/// that take long for what they say follow, then NVIDIA's tools, under which kernels are several times as
-/// slow, and the peers, which take minutes and none of whose code is ours. Figures of `ncu` explain a speed
-/// and fail nothing, so that they come last.
+/// The description of the machine comes first. The checks of results follow, beginning with those whose
+/// failure explains the most others, and then our measurements: so a run that is ended early has the most
+/// important lines. Then come checks that take long for what they show, and the sanitizers of NVIDIA, under
+/// which kernels are several times as slow. The peers take minutes and run none of our code. Figures of `ncu`
+/// explain a speed and fail nothing, so they come last.
 const ORDER: [&[&str]; 23] = [
     &["environment"],
     &["device"],
@@ -97,10 +97,10 @@ echo "{\"name\":\"paged\",\"status\":\"passed\",\"seen\":${seen:-false}}""#;
         printed.push(line);
     }
     assert!(running.wait().unwrap().success());
-    // Stages that run later under a sanitizer see it in any case.
+    // A finding of a later run of the stage under a sanitizer is always seen, so only the first run counts.
     let is_seen = |line: &Value| line["stage"] == "paged" && line["run"] == "first" && line["seen"] == true;
     assert!(printed.iter().any(is_seen), "printed too late: {printed:#?}");
-    // Checks side by side write to both in any order.
+    // Concurrent checks write to both files in any order.
     let mut written: Vec<String> = fs::read_to_string(machine.path("report/findings.jsonl"))
         .unwrap()
         .lines()
@@ -156,7 +156,7 @@ fn peer(prepare: &str) -> Vec<Value> {
     let folder = workspace_root().join("trainer/benches/peers");
     let program = format!("import sys, types\nimport gpu_grpo_step as peer\n{prepare}\npeer.main()\n");
     let mut python = Command::new("python3");
-    // Without packages of this machine.
+    // Packages of this machine are not used.
     python.args(["-S", "-c", &program]).env("PYTHONPATH", folder).env("PYTHONDONTWRITEBYTECODE", "1");
     let mut running = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let task = json!({ "config": {}, "device": "cpu", "rounds": 2 });
