@@ -1,5 +1,5 @@
-//! Compiles the emulated libraries by g++, once for the digest of their sources, the kernels and libtorch's
-//! version, across processes.
+//! Compiles the emulated libraries by g++. Processes share the result, which is named by the digest of the
+//! sources, of the kernels and of libtorch's version.
 
 mod incomplete;
 
@@ -17,13 +17,13 @@ use crate::KERNELS;
 pub(crate) const KERNELS_FILE: &str = "rlt-kernels.fatbin";
 /// Library of our kernels for the CPU, without a driver.
 pub(crate) const KERNELS_ON_CPU: &str = "libkernels-on-cpu.so";
-/// Program that shows what fibers make of wrong kernels.
+/// Program that shows how the fibers of a block execute faulty kernels.
 pub(crate) const FIBERS_PROBE: &str = "fibers-probe";
-/// Folder of the libraries of a machine on which two are missing.
+/// Folder with the libraries of a machine on which two others are missing.
 pub(crate) const INCOMPLETE: &str = "incomplete";
 
-/// Options by which all sources are compiled. A product and a sum are rounded one after the other, as tests
-/// of kernels expect.
+/// Options with which all sources are compiled. A product and a sum are rounded separately, as tests of
+/// kernels expect.
 const FLAGS: [&str; 8] = [
     "-std=c++17",
     "-fPIC",
@@ -107,18 +107,18 @@ impl Places {
         Ok(Self { sources: root.join("tests/devices/csrc"), libtorch, target })
     }
 
-    /// The headers of CUDA beside libtorch.
+    /// Returns the folder of CUDA's headers, next to libtorch.
     fn cuda(&self) -> PathBuf {
         self.libtorch.join("../nvidia/cu13/include")
     }
 
-    /// The `.cu` sources of our own kernels.
+    /// Returns the folder with the `.cu` sources of our kernels.
     fn kernels(&self) -> PathBuf {
         self.sources.join("../../../trainer/torch/csrc/cuda")
     }
 }
 
-/// The folder with the libraries of the sources as they are.
+/// Returns the folder with libraries that are built from the current sources.
 pub(crate) fn libraries() -> Result<PathBuf, BuildError> {
     let places = Places::find()?;
     let cache = places.target.join("stand-in");
@@ -160,7 +160,7 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, BuildError> {
     Ok(found)
 }
 
-/// A digest of how things are compiled, and of these files.
+/// Computes the digest of the compiler options and of these files.
 fn digest(places: &Places, files: &[PathBuf]) -> Result<String, BuildError> {
     let mut digest = Sha256::new();
     digest.update([FLAGS.join(" ").as_str(), LEVEL, TORCH_LEVEL].join(" "));
@@ -186,7 +186,7 @@ fn is_source(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "cpp")
 }
 
-/// Missing objects are compiled into `objects`, named by their digest.
+/// Compiles the missing objects into `objects`, each named by its digest, and links all into `into`.
 fn compile(places: &Places, objects: &Path, into: &Path) -> Result<(), BuildError> {
     fs::create_dir_all(objects).map_err(failed("making", objects))?;
     let (mut of_files, mut work) = (Vec::new(), Vec::new());
@@ -205,7 +205,7 @@ fn compile(places: &Places, objects: &Path, into: &Path) -> Result<(), BuildErro
         }
         of_files.push(own);
     }
-    // Several files have objects in common.
+    // Several libraries share objects, so sorting finds duplicates.
     work.sort();
     work.dedup();
     work.retain(|(_, object)| !object.exists());
@@ -216,7 +216,7 @@ fn compile(places: &Places, objects: &Path, into: &Path) -> Result<(), BuildErro
     incomplete::make(&into.join(INCOMPLETE), &into.join(LINKED[0].file))
 }
 
-/// Links a library or program of these objects.
+/// Links a library or program from its objects.
 fn link(places: &Places, linked: &Linked, objects: &[PathBuf], into: &Path) -> Result<(), BuildError> {
     let mut link = Command::new("g++");
     link.args(["-fopenmp", "-Wl,--no-undefined", "-Wl,-rpath,$ORIGIN"]);
@@ -250,7 +250,7 @@ fn compile_all(places: &Places, work: &[(PathBuf, PathBuf)]) -> Result<(), Build
     failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-/// An object file is renamed into place once it is complete.
+/// Compiles one source. The object file gets its final name once it is complete.
 fn compile_one(places: &Places, source: &Path, object: &Path) -> Result<(), BuildError> {
     let unfinished = object.with_extension("part");
     run(&mut compiler(places, source, &unfinished))?;

@@ -8,27 +8,28 @@ use serde_json::Value;
 /// Copies, launches and waits of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Copies from the host to a device.
+    /// Number of copies from the host to a device.
     pub host_to_device: u64,
-    /// Copies from a device to the host.
+    /// Number of copies from a device to the host.
     pub device_to_host: u64,
-    /// Copies on a device or between two.
+    /// Number of copies on a device or between two devices.
     pub device_to_device: u64,
-    /// Kernels and operators that were launched one by one.
+    /// Number of kernels and operators that were launched outside of graphs.
     pub launches: u64,
-    /// Graphs that were launched.
+    /// Number of graphs that were launched.
     pub graph_launches: u64,
-    /// Moments at which the host was kept until a device was done.
+    /// Number of times that the host waited for a device.
     pub waits: u64,
-    /// Bytes that went to a device.
+    /// Number of bytes that were copied to a device.
     pub bytes_host_to_device: u64,
-    /// Bytes copied from a device.
+    /// Number of bytes that were copied from a device.
     pub bytes_device_to_host: u64,
-    /// Bytes on devices.
+    /// Number of bytes that were copied on a device or between two devices.
     pub bytes_device_to_device: u64,
-    /// The most that was taken of each device's memory at once.
+    /// Peak of each device's allocated memory, in bytes.
     pub peak_bytes: Vec<u64>,
-    /// Peak of each device's reserved memory: allocated memory and the free blocks of libtorch's allocator.
+    /// Peak of each device's reserved memory, in bytes: allocated memory and the free blocks of libtorch's
+    /// allocator.
     pub peak_reserved_bytes: Vec<u64>,
 }
 

@@ -13,7 +13,7 @@ unsafe extern "C" {
 const NOW: c_int = 2;
 const MOST_DEVICES: usize = 16;
 
-/// `RltStandInCounts` in stand_in.h.
+/// Counts as the emulated driver returns them: `RltStandInCounts` in stand_in.h.
 #[repr(C)]
 struct RawCounts {
     numbers: [i64; 9],
@@ -22,7 +22,7 @@ struct RawCounts {
     peak_reserved_bytes: [i64; MOST_DEVICES],
 }
 
-/// A function of `libcuda.so.1`; `None` where there is no such library or function.
+/// Looks up a function of `libcuda.so.1`; `None` if there is no such library or function.
 ///
 /// # Safety
 /// `F` is the function's type, an `unsafe extern "C" fn`.
@@ -31,7 +31,7 @@ pub unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
     unsafe { function_of(c"libcuda.so.1", name) }
 }
 
-/// A function of `library`; `None` where there is no such library or function.
+/// Looks up a function of `library`; `None` if there is no such library or function.
 ///
 /// # Safety
 /// As [`function`].
@@ -45,7 +45,7 @@ pub unsafe fn function_of<F: Copy>(library: &CStr, name: &CStr) -> Option<F> {
     }
 }
 
-/// The counts of this process so far; `None` without stand-in devices.
+/// Returns the counts of this process so far; `None` without emulated devices.
 pub fn counts() -> Option<Counts> {
     type Read = unsafe extern "C" fn(*mut RawCounts);
     let none = [0; MOST_DEVICES];

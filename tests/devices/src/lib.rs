@@ -1,5 +1,6 @@
-//! CUDA devices of CPU memory, for machines without a GPU: three libraries under the names by which the
-//! product opens NVIDIA's and libtorch's, built here and given to processes by their environment. Tests only.
+//! CUDA devices emulated in CPU memory, for machines without a GPU. Three libraries are built under the names
+//! by which the product opens NVIDIA's and libtorch's, and processes find them through their environment.
+//! They are only for tests.
 //!
 //! ```text
 //! libcuda.so.1      the device: memory that the host cannot access, streams whose work is done when a thread
@@ -31,17 +32,17 @@ use std::path::{Path, PathBuf};
 pub use build::BuildError;
 pub use counts::Counts;
 
-/// The image that the stand-in device takes for our kernels: for every architecture that we build for.
+/// Image of our kernels for the emulated device, which names every architecture that we build for.
 const KERNELS: &str = "rlt-stand-in kernels sm_80 sm_90 sm_100\n";
 
-/// The libraries, built.
+/// Libraries of the emulated devices, which are built.
 #[derive(Debug, Clone)]
 pub struct StandIn {
     folder: PathBuf,
 }
 
 impl StandIn {
-    /// The libraries as the sources are now; compiled once for all processes.
+    /// Builds the libraries from the current sources; processes share the result.
     ///
     /// # Errors
     /// When there is no libtorch, or the compiler fails.
@@ -49,28 +50,30 @@ impl StandIn {
         Ok(Self { folder: build::libraries()? })
     }
 
-    /// The folder with the libraries.
+    /// Returns the folder with the libraries.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Library of our kernels for the CPU, with the table of `csrc/on_cpu/table.h`; it needs no driver.
+    /// Returns the library of our kernels for the CPU, with the table of `csrc/on_cpu/table.h`. It needs no
+    /// driver.
     pub fn kernels_on_cpu(&self) -> PathBuf {
         self.folder.join(build::KERNELS_ON_CPU)
     }
 
-    /// Program of `csrc/probe`, which shows what the fibers of a block make of wrong kernels.
+    /// Returns the program of `csrc/probe`, which shows how the fibers of a block execute faulty kernels.
     pub fn fibers_probe(&self) -> PathBuf {
         self.folder.join(build::FIBERS_PROBE)
     }
 
-    /// Folder with the driver and a `libtorch_cuda.so` that does not load: `libcublas.so.13` and
-    /// `libcusparse.so.12` are missing.
+    /// Returns a folder with the driver and a `libtorch_cuda.so` that does not load, because
+    /// `libcublas.so.13` and `libcusparse.so.12` are missing.
     pub fn incomplete_folder(&self) -> PathBuf {
         self.folder.join(build::INCOMPLETE)
     }
 
-    /// Variables of a process that finds one device; the crate's head lists further ones.
+    /// Returns the variables of a process that finds one device; the crate's documentation lists further
+    /// variables.
     pub fn env(&self) -> Vec<(String, String)> {
         let inherited = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
         let own = self.folder.display().to_string();
@@ -82,7 +85,7 @@ impl StandIn {
         ]
     }
 
-    /// Variables of a process that finds `num_devices` devices.
+    /// Returns the variables of a process that finds `num_devices` devices.
     pub fn with_devices(&self, num_devices: usize) -> Vec<(String, String)> {
         let mut variables = self.env();
         variables.push(("RLT_STAND_IN_DEVICES".into(), num_devices.to_string()));

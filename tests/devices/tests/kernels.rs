@@ -120,7 +120,7 @@ fn copies_kernels_and_calls_happen_in_the_streams_order() {
         work.launch(&kernels).unwrap();
         stream.copy_to_host(&into, &work.out).unwrap();
         let (seen, counted) = (into.shallow_clone(), Arc::clone(&calls));
-        // The copy before the call is over when it runs.
+        // The copy was queued before the call, so it is complete when the call runs.
         let copied = move || seen.abs().max().double_value(&[]) > 0.0;
         stream
             .call(move || {

@@ -1,5 +1,5 @@
-//! Runs a command on devices of CPU memory: `on-devices COMMAND [ARGUMENT ...]`. Further variables may be set
-//! around it, as the crate's head lists them.
+//! Runs a command on emulated devices: `on-devices COMMAND [ARGUMENT ...]`. The environment may set further
+//! variables, which the crate's documentation lists.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};

@@ -1,4 +1,4 @@
-//! Libraries of a machine on which two of NVIDIA's are missing, for tests of how these are named.
+//! Libraries of a machine on which two of NVIDIA's are missing, for tests of how errors name them.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ struct Library {
     is_missing: bool,
 }
 
-/// The libraries, each behind those that it needs.
+/// Libraries in the order of linking: each follows those that it needs.
 const LIBRARIES: [Library; 4] = [
     Library { file: "libcublas.so.13", needs: &[], is_missing: true },
     Library { file: "libcusparse.so.12", needs: &[], is_missing: true },
@@ -24,8 +24,8 @@ const LIBRARIES: [Library; 4] = [
     Library { file: "libtorch_cuda.so", needs: &["libcublas.so.13", "libcusolver.so.12"], is_missing: false },
 ];
 
-/// Makes `folder` with the driver, and with a `libtorch_cuda.so` that needs one missing library itself and
-/// another one through a library that is there.
+/// Makes `folder` with the driver and a `libtorch_cuda.so`. That library needs one missing library itself,
+/// and another one through an existing library.
 pub(super) fn make(folder: &Path, driver: &Path) -> Result<(), BuildError> {
     fs::create_dir(folder).map_err(failed("making", folder))?;
     if let Some(name) = driver.file_name() {

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-/// `RltStandInCounts` in stand_in.h.
+/// Counts as the emulated driver returns them: `RltStandInCounts` in stand_in.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Asked {
@@ -24,7 +24,7 @@ unsafe extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// Counts of the work that this process has asked of its devices so far.
+/// Returns counts of the work that this process has requested of its devices so far.
 fn asked_so_far() -> Asked {
     let name: &CStr = c"rlt_stand_in_counts";
     // SAFETY: looks a name up among the libraries of this process.
@@ -36,8 +36,8 @@ fn asked_so_far() -> Asked {
     asked
 }
 
-/// Returns the result of `work`, and counts of what it asked of the devices; peaks are those of the whole
-/// process.
+/// Returns the result of `work`, and counts of the work that it requested of the devices; peaks are those of
+/// the process since its start.
 pub(crate) fn asked_by<T>(work: impl FnOnce() -> T) -> (T, Asked) {
     let before = asked_so_far();
     let made = work();

@@ -11,7 +11,7 @@ use crate::process::on_device;
 
 const GPU: Device = Device::Cuda(0);
 
-/// `Arguments` in probe.cpp.
+/// Arguments of the probe: `Arguments` in probe.cpp.
 #[repr(C)]
 struct Arguments {
     q: *const C_tensor,
@@ -27,7 +27,7 @@ struct Arguments {
 
 type Call = unsafe extern "C" fn(*const Arguments, *mut *mut C_tensor, *mut *mut C_tensor) -> *const c_char;
 
-/// Output and logarithms of sums by one of the operators, or libtorch's words.
+/// Returns output and log-sum-exp of one of the operators, or libtorch's error message.
 fn call(
     name: &CStr,
     [q, k, v]: [&Tensor; 3],
@@ -51,14 +51,14 @@ fn call(
 const FLASH: &CStr = c"rlt_stand_in_flash_attention";
 const EFFICIENT: &CStr = c"rlt_stand_in_efficient_attention";
 
-/// Reproducible numbers on the CPU.
+/// Returns reproducible random values on the CPU.
 fn random(size: &[i64], seed: i64) -> Tensor {
     tch::manual_seed(seed);
     Tensor::randn(size, (Kind::Float, Device::Cpu))
 }
 
-/// Lengths of queries and keys of each segment, the window (0: none) and whether places count from the end of
-/// both.
+/// Lengths of queries and keys of each segment, the window (0: none), and whether positions are aligned at
+/// the end of queries and keys.
 struct Case {
     lens: Vec<(i64, i64)>,
     heads: (i64, i64),
@@ -66,7 +66,7 @@ struct Case {
     from_end: bool,
 }
 
-/// Attention of all segments by matrix products on the CPU.
+/// Computes the attention of all segments by matrix products on the CPU.
 fn formula(case: &Case, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
     let (mut outs, mut q_at, mut k_at) = (Vec::new(), 0, 0);
     for &(q_len, k_len) in &case.lens {
@@ -92,7 +92,7 @@ fn formula(case: &Case, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
 }
 
 impl Case {
-    /// Cumulative lengths of the segments of queries and of keys.
+    /// Returns the cumulative lengths of the segments of queries and of keys.
     fn bounds(&self) -> [Tensor; 2] {
         let of = |len: fn(&(i64, i64)) -> i64| {
             let mut at = vec![0_i32];
@@ -103,7 +103,7 @@ impl Case {
     }
 }
 
-/// Inputs that need gradients, and what is added to the output's derivative.
+/// Returns inputs that require gradients, and the derivative of the output.
 fn inputs(case: &Case, kind: Kind) -> ([Tensor; 3], Tensor) {
     let (num_q, num_k) = case.lens.iter().fold((0, 0), |(q, k), (a, b)| (q + a, k + b));
     let make = |len, heads, seed| random(&[len, heads, 16], seed).to_kind(kind).to_kind(Kind::Float);
@@ -112,7 +112,7 @@ fn inputs(case: &Case, kind: Kind) -> ([Tensor; 3], Tensor) {
     ([q, k, v].map(|t| t.set_requires_grad(true)), make(num_q, case.heads.0, 4))
 }
 
-/// Output and gradients of what `call` computes on the device with tensors of `kind`.
+/// Returns the output and gradients that `call` computes on the device with tensors of `kind`.
 fn on_gpu(case: &Case, kind: Kind, call: impl Fn(&Tensor, &Tensor, &Tensor) -> Tensor) -> Vec<Tensor> {
     let (inputs, grad) = inputs(case, kind);
     let leaves = inputs.map(|t| t.detach().to_device(GPU).to_kind(kind).set_requires_grad(true));
@@ -155,7 +155,7 @@ fn flash_attention_over_segments_is_the_formula_with_its_gradients() {
                 assert_eq!((lse.size(), lse.kind()), (vec![case.heads.0, q.size()[0]], Kind::Float));
                 out
             });
-            // Inputs are bf16 numbers in either; the output and the derivatives are rounded to 8 bits of
+            // Inputs are bf16 values in both cases. The output and the derivatives are rounded to 8 bits of
             // mantissa.
             assert_close(&found, &on_cpu(&case, Kind::BFloat16), 1e-2);
         }
@@ -176,7 +176,7 @@ fn efficient_attention_over_segments_is_the_formula_with_its_gradients() {
                 assert_eq!(lse.size(), [case.lens.len() as i64, 2, 32]);
                 out.i(0)
             });
-            // libtorch's derivative of this operator forgets the window.
+            // libtorch's derivative of this operator ignores the window.
             let num_right = if window > 0 { 1 } else { 4 };
             assert_close(&found[..num_right], &on_cpu(&case, Kind::Float)[..num_right], 1e-5);
         }

@@ -50,7 +50,7 @@ fn tensors_of_two_devices_do_not_meet_in_one_operator() {
             assert!(error.contains("Expected all tensors to be on the same device"), "{error}");
         }
         assert_eq!(values(&(&one + &other.to_device(GPU))), [2.0, 4.0]);
-        // A number of the host may take part, as in libtorch.
+        // A scalar tensor on the host may be an operand, as in libtorch.
         assert_eq!(values(&(&one + Tensor::from(0.5_f32))), [1.5, 2.5]);
     });
 }
@@ -66,7 +66,7 @@ fn a_device_copy_is_visible_only_after_a_wait() {
         assert_eq!(values(&host), [0.0, 0.0], "no wait yet");
         copied.synchronize().unwrap();
         assert_eq!(values(&host), [1.0, 2.0]);
-        // In the other direction, a value that the host writes too early is copied.
+        // In the other direction, a value that the host writes before the copy runs is copied.
         stream.copy_to_device(&on_device, &host).unwrap();
         let _ = host.shallow_clone().fill_(7.0);
         assert_eq!(values(&on_device), [7.0, 7.0]);
@@ -190,12 +190,12 @@ fn a_capture_refuses_memory_and_waiting() {
             Ok::<(), rlt_torch::Error>(())
         });
         assert!(captured.is_ok(), "cuBLAS has its workspace");
-        // The stream works as before.
+        // The stream still works after the refused captures.
         assert_eq!(values(&(&one + &one)), [2.0]);
     });
 }
 
-/// Queries and waits end the capture of the thread that makes them, whichever stream they are about.
+/// A query or a wait ends the capture of the thread that makes it, whichever stream it is about.
 #[test]
 fn a_capture_refuses_queries_and_waits() {
     type Act<'a> = &'a dyn Fn() -> Result<(), rlt_torch::Error>;
@@ -258,7 +258,7 @@ fn freed_memory_is_reused_unless_its_use_on_another_stream_was_recorded() {
         beside.synchronize().unwrap();
         assert_eq!(values(&host), [0.0; 4], "it reads what another tensor has written there");
         drop(next);
-        // What offloads a tensor records its use.
+        // Offloading a tensor records its use, so that its memory is not reused too early.
         let folder = tempfile::tempdir().unwrap();
         let offloaded =
             rlt_torch::OffloadStorage::new(folder.path(), GPU).unwrap().offload(&source()).unwrap();
@@ -284,7 +284,7 @@ fn freed_memory_is_kept_for_its_own_stream_until_the_cache_is_emptied() {
         let scope = Stream::from_pool(0).unwrap().enter().unwrap();
         drop(tensor());
         assert_eq!((before - free(), peaks()), (2 * BYTES, (BYTES, 2 * BYTES)), "another stream");
-        // Two halves of a kept block, which are one again when both are free.
+        // Two halves are split from a cached block, and merge again once both are free.
         let half = || Tensor::zeros([BYTES as i64 / 2], (Kind::Uint8, GPU));
         drop((half(), half()));
         drop(tensor());
@@ -349,7 +349,7 @@ fn copies_launches_and_waits_are_counted_exactly() {
     });
 }
 
-/// Work is split by this number, as on an H100 by default.
+/// Kernels split their work by this number, which is an H100's by default.
 #[test]
 fn a_device_has_132_multiprocessors_unless_it_is_told_otherwise() {
     const VARIABLE: &str = "RLT_STAND_IN_MULTIPROCESSORS";

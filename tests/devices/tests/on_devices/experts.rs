@@ -1,5 +1,5 @@
-//! Mixtures of experts trained on a device: the CPU's numbers, with a number of launches that depends on
-//! neither tokens nor routes, and no wait for them.
+//! Mixtures of experts trained on a device: results equal the CPU's. The number of launches depends on
+//! neither tokens nor routes, and nothing waits for the routes.
 
 use rlt_core::loss::PolicyLoss;
 use rlt_decoder::Adapter;
@@ -49,7 +49,8 @@ fn mixtures_in_bf16_score_on_a_device_as_on_the_cpu() {
             };
             let exact = score(Device::Cpu, Kind::Float);
             let (cpu, gpu) = (score(Device::Cpu, Kind::BFloat16), score(Device::Cuda(0), Kind::BFloat16));
-            // Means: a choice of near equals moves a single token as far as it likes.
+            // Means are compared, because a choice among nearly equal experts may move the log-prob of a
+            // single token by any amount.
             let off = |narrow: &[f64]| {
                 let sum: f64 = exact.iter().zip(narrow).map(|(exact, narrow)| (exact - narrow).abs()).sum();
                 sum / exact.len() as f64
@@ -85,7 +86,7 @@ fn one_epoch(policy: PolicyLoss, max_tokens: usize) -> UpdatePlan {
     UpdatePlan { num_epochs: 1, ..plan(policy, max_tokens) }
 }
 
-/// The tiny job with experts, whose steps enlarge a rounding little.
+/// The tiny job with experts, with steps so small that they amplify rounding errors little.
 fn job(changes: &Value) -> Value {
     let mut job = json!({
         "model": { "architecture": {

@@ -1,4 +1,4 @@
-//! The report on found devices, and on those that cannot be used.
+//! The report on devices that are found, and on devices that cannot be used.
 
 use std::fs;
 use std::path::Path;
@@ -39,15 +39,15 @@ fn train(folder: &Path, workers: &Value, variables: &Variables) -> Output {
     command.envs(variables.clone()).output().unwrap()
 }
 
-/// The code with which a job ends that requests GPUs, and what it says.
+/// Runs a job that requests GPUs, and returns its exit code and error output.
 fn refused(workers: &Value, variables: &Variables) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().unwrap();
     let output = train(folder.path(), workers, variables);
     (output.status.code(), text(&output.stderr))
 }
 
-/// The variables of a machine on which two libraries are missing: one that `libtorch_cuda.so` needs, and one
-/// that something else needs which it needs.
+/// Returns the variables of a machine on which two libraries are missing: `libtorch_cuda.so` needs one of
+/// them directly, and the other one through another library.
 fn without_two_libraries() -> Variables {
     let folder = StandIn::build().unwrap().incomplete_folder();
     let path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
@@ -150,7 +150,8 @@ fn a_device_that_no_kernel_is_built_for_is_refused_with_the_list_before_any_work
     assert!(said.contains("sm_80, sm_90, sm_100"), "{said}");
 }
 
-/// Errors that the driver also logs as Xid: of ECC, and a launch that failed for no cause of the program's.
+/// The driver also logs these errors as Xid: an ECC error, and a launch failure that the program did not
+/// cause.
 #[test]
 fn a_device_that_fails_ends_the_run_with_a_cause_that_avoids_its_node() {
     for (failure, words) in [("300:214", "uncorrectable ECC error"), ("40:719", "launch failure")] {

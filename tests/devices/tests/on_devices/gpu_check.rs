@@ -1,4 +1,4 @@
-//! `gpu-check` on emulated devices, so that it keeps working, and without any device.
+//! `gpu-check` on emulated devices, which it must keep supporting, and without any device.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -13,7 +13,8 @@ use crate::process::text;
 /// Runs `gpu-check`; returns its output and its findings.
 pub(crate) fn check(names: &[&str], variables: Vec<(String, String)>) -> (Output, Vec<Value>) {
     let mut command = Command::new(fresh_binary("rlt-trainer"));
-    // Kernels on fibers in a debug build take longer than on a GPU, for which the checks' own limits are.
+    // In a debug build, emulated kernels take longer than kernels on a GPU, for which the checks' own limits
+    // are made.
     let limit = if names.contains(&"--limit") { [].as_slice() } else { &["--limit", "900"] };
     let output = command.arg("gpu-check").args(limit).args(names).envs(variables).output().unwrap();
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -21,7 +22,7 @@ pub(crate) fn check(names: &[&str], variables: Vec<(String, String)>) -> (Output
     (output, lines)
 }
 
-/// Every one of these passes, and says on what.
+/// Runs checks that must all pass and name their device, and returns their findings.
 #[track_caller]
 fn all_pass(names: &[&str], variables: Vec<(String, String)>) -> Vec<Value> {
     let (output, lines) = check(names, variables);
@@ -88,7 +89,7 @@ fn operators_memory_and_trainings_pass_on_a_device() {
 fn draws_attention_and_graphs_pass_on_a_device() {
     let lines = all_pass(&["draws", "paged", "graphs"], with_devices(1));
     let compared = |line: &&Value| line["name"] == "graphs";
-    // Graphs with launches in two dtypes, and with the CPU.
+    // Graphs are compared with launches in two dtypes, and with the CPU.
     assert_eq!(lines.iter().filter(compared).count(), 3, "{lines:#?}");
 }
 
@@ -119,7 +120,8 @@ fn speed_is_measured_on_an_emulated_device_with_a_warning() {
     }
 }
 
-/// Output and lines of a GRPO step that is compared with a peer whose Python is a script that does `body`.
+/// Runs a GRPO step that is compared with a peer, whose Python is a script that runs `body`. Returns output
+/// and findings.
 fn grpo_step_with_peer(body: &str) -> (Output, Vec<Value>) {
     let folder = tempfile::tempdir().unwrap();
     let python = folder.path().join("python");
@@ -161,7 +163,7 @@ fn a_grpo_step_is_reported_as_a_ratio_to_a_peer_or_with_the_reason_for_none() {
     assert!(lines[1]["error"].as_str().unwrap().contains("out of memory"), "{lines:#?}");
 }
 
-/// The script of the bundle beside the binary, in a folder of their own, run in an empty environment.
+/// Runs the script of the bundle next to the binary, in a separate folder and an empty environment.
 fn bundle_script(arguments: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("gpu-check");
@@ -190,7 +192,7 @@ fn the_bundles_script_runs_with_the_libtorch_that_it_is_given_and_names_what_is_
 #[test]
 fn a_device_that_fails_fails_its_check_and_not_the_others() {
     let mut variables = StandIn::build().unwrap().env();
-    // CUDA_ERROR_LAUNCH_FAILED after the third launch.
+    // The third launch is followed by CUDA_ERROR_LAUNCH_FAILED.
     variables.push(("RLT_STAND_IN_FAILURE".into(), "3:719".into()));
     let (output, lines) = check(&["memory", "device"], variables);
     assert!(!output.status.success());
@@ -198,8 +200,8 @@ fn a_device_that_fails_fails_its_check_and_not_the_others() {
     assert_eq!((&lines[1]["name"], &lines[1]["status"]), (&"device".into(), &"passed".into()), "{lines:#?}");
 }
 
-/// Every call fails after so many launches, and the copy of a result to the host panics. The process that
-/// runs the check then ends early, so the first lines are only there if each was written at once.
+/// Every call fails after a number of launches, and the copy of a result to the host panics. This ends the
+/// process that runs the check, so the first findings only exist if each was written at once.
 #[test]
 fn a_check_that_dies_between_two_findings_has_written_the_first_ones() {
     let mut variables = StandIn::build().unwrap().env();
@@ -221,7 +223,7 @@ fn a_check_that_takes_too_long_is_ended_and_failed() {
     let (output, lines) = check(&["--limit", "0", "training"], StandIn::build().unwrap().env());
     assert!(!output.status.success());
     assert!(lines[0]["error"].as_str().unwrap().contains("took longer than 0 s"), "{lines:#?}");
-    // The process that says so does not ask the device, in which it could hang as well.
+    // The process that reports the timeout does not query the device, because the query could hang as well.
     assert!(lines[0]["device"].is_null(), "{lines:#?}");
 }
 

@@ -29,7 +29,7 @@ fn packed_attention_with_shared_prefixes_equals_dense_attention() {
     }
 }
 
-/// Kernels that a case of another name launches, by the beginning of their names.
+/// Kernels that are launched in a case with another name, by prefixes of their names.
 const PARTS_OF_CASES: [(&str, &str); 5] = [
     ("paged_decode_attention_g", "paged_decode_attention"),
     ("quantized_linear_r", "quantized_linear, nf4"),
@@ -74,7 +74,7 @@ fn every_kernel_has_an_error_and_a_time_beside_libtorchs_operators() {
         assert!(lines.iter().any(|line| line["kernel"] == backward), "{backward}: {lines:#?}");
     }
     assert!(lines.iter().all(|line| line["microseconds"].as_f64().unwrap() > 0.0), "{lines:#?}");
-    // libtorch has no operator that reads codes of 4 bits.
+    // libtorch has no operator that dequantizes codes of 4 bits.
     for line in lines.iter().filter(|line| line["kernel"] != "dequantize, nf4") {
         assert!(line["libtorchMicroseconds"].as_f64().is_some_and(|time| time > 0.0), "{line:#}");
     }
@@ -89,7 +89,7 @@ fn graphs_of_models_of_every_kind_give_the_bits_of_single_launches_and_the_cpus_
         models,
         ["qwen2 with biases", "qwen3", "gemma", "mixture of experts", "nf4", "unmerged adapter"]
     );
-    // Graphs with launches in two dtypes, and with the CPU.
+    // Graphs are compared with launches in two dtypes, and with the CPU.
     assert_eq!(lines.len(), 3 * models.len(), "{lines:#?}");
 }
 
@@ -99,7 +99,7 @@ fn a_tail_and_memory_are_measured() {
     let contexts: Vec<u64> = lines.iter().filter_map(|line| line["contextTokens"].as_u64()).collect();
     assert_eq!(contexts.len(), 6, "{lines:#?}");
     lines[..6].iter().for_each(|line| assert_predicted(line, &["stepMilliseconds"]));
-    // The check passes only if its calls reserve memory, and later ones less than half of that.
+    // The check passes only if its first calls reserve memory, and later ones reserve less than half of that.
     let memory = lines.last().unwrap();
     assert!(memory["reservedGigabytes"].as_f64().unwrap() > 0.0, "{lines:#?}");
     assert!(memory["allowedBytes"].as_i64().unwrap() < 64 << 20, "{lines:#?}");
@@ -155,7 +155,7 @@ fn gradients_are_compared_in_two_dtypes_and_repeated() {
         let num_compared = line["distancesNormsAndBounds"].as_object().map(|all| all.len() as u64);
         assert_eq!(num_compared, line["parameters"].as_u64(), "{line:#}");
         assert!(line["fractionOfBound"].as_f64().is_some_and(|fraction| fraction <= 1.0), "{line:#}");
-        // The CPU's error in bf16 bounds the GPU's; in fp32 there is none.
+        // The CPU's error in bf16 bounds that of the GPU; in fp32 no CPU error is reported.
         assert_eq!(line["errorOfCpu"].is_f64(), line["dtype"] == "bf16", "{line:#}");
     }
 }
@@ -176,7 +176,7 @@ fn every_check_is_skipped_without_a_gpu_and_a_report_runs_those_of_one_gpu() {
     assert!(lines.len() == 24 && lines.iter().all(|line| line["status"] == "skipped"), "{lines:#?}");
     let mut checks: BTreeSet<String> =
         lines.iter().map(|line| line["name"].as_str().unwrap().to_owned()).collect();
-    // Collectives need two GPUs, and only emulated devices count what a decoding step asks of them.
+    // Collectives need two GPUs, and `decode` needs the counts that only emulated devices have.
     assert!(checks.remove("nccl") && checks.remove("decode"), "{checks:?}");
     assert_eq!(stages_of_report(), checks);
 }

@@ -9,9 +9,9 @@ use rlt_devices::StandIn;
 use rlt_tests::{fresh_binary, workspace_root};
 use serde_json::Value;
 
-/// The bundle's `gpu-check`: the real one for six checks, while all others pass at once. The device fails
-/// the check `memory` after three launches, with CUDA_ERROR_LAUNCH_FAILED; `copies` crashes when it has
-/// written its findings; and `draws` never runs, because its process is stopped.
+/// Replaces the bundle's `gpu-check`: six checks are the real ones, and all others pass at once. The device
+/// fails the check `memory` after three launches, with CUDA_ERROR_LAUNCH_FAILED; `copies` crashes after it
+/// has written its findings; and `draws` never runs, because its process is stopped.
 const GPU_CHECK: &str = r#"#!/bin/bash
 real=$(dirname "$0")/checks/gpu-check
 case ${@: -1} in
@@ -29,7 +29,7 @@ draws)
 esac
 "#;
 
-/// Replaces `compute-sanitizer`, which works on NVIDIA's driver alone: runs the command behind its options.
+/// Replaces `compute-sanitizer`, which needs NVIDIA's driver: runs the command after its options.
 const SANITIZER: &str = r#"#!/bin/bash
 while [ $# -gt 0 ] && [ "${1##*/}" != gpu-check ]; do shift; done
 exec "$@"
@@ -42,8 +42,8 @@ fn write_program(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Links the emulated libraries and libtorch's others in one folder, as on a machine with a GPU: `gpu-check`
-/// prefers the folder that it is given to all others. libtorch finds further libraries relative to itself.
+/// Links the emulated libraries and libtorch's other libraries in one folder, as on a machine with a GPU.
+/// `gpu-check` prefers the folder that it is given, and libtorch finds further libraries relative to itself.
 fn libraries(machine: &Path) -> PathBuf {
     let libtorch = fs::canonicalize(std::env::var("LIBTORCH").unwrap()).unwrap();
     let folder = machine.join("torch/lib");
@@ -102,7 +102,7 @@ fn a_report_has_the_findings_of_real_checks_though_others_fail_crash_and_hang() 
     assert_eq!(output.status.code(), Some(1), "{context}");
     let findings: Vec<Value> =
         text("findings.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // Checks side by side write to both in any order.
+    // Concurrent checks write to both files in any order.
     let sorted = |lines: &str| {
         let mut lines: Vec<String> = lines.lines().map(str::to_owned).collect();
         lines.sort_unstable();
@@ -127,7 +127,7 @@ fn a_report_has_the_findings_of_real_checks_though_others_fail_crash_and_hang() 
             assert!(finding["device"].as_str().unwrap().contains("Stand-in"), "{context}");
         }
     }
-    // The device fails again in the second run. The check does not decode, so there is none without graphs.
+    // The device fails again in the second run. The check does not decode, so it has no run without graphs.
     for run in ["first", "blocking"] {
         for (stage, why) in [
             ("memory", "exit code 1"),
@@ -140,7 +140,7 @@ fn a_report_has_the_findings_of_real_checks_though_others_fail_crash_and_hang() 
         assert!(errors.next_back().is_some_and(|error| !error.is_empty()), "{context}");
     }
     assert_eq!(ended("memory", "eager"), None, "{context}");
-    // A check of speed runs under the tool as well, and what hung does not.
+    // A check of speed also runs under the sanitizer, but a check that hung does not.
     assert_eq!(ended("memory", "memcheck").unwrap().0, "failed", "{context}");
     assert_eq!(ended("copies", "memcheck"), Some(("failed".into(), "crashed: SIGSEGV".into())), "{context}");
     assert_eq!(found("copies", "memcheck").len(), 3, "{context}");

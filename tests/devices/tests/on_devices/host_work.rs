@@ -1,5 +1,5 @@
-//! Host work of trainings other than the policy's: copies between host and device, and waits, depend on
-//! neither tokens nor layers, also where weights are offloaded or sharded over tensor-parallel ranks.
+//! Host work of trainings other than the policy's. Copies between host and device and waits depend on neither
+//! tokens nor layers, even if weights are offloaded or sharded over tensor-parallel ranks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -32,15 +32,15 @@ use crate::process::{on_device, on_devices};
 /// Copies to the device, copies from it, and waits.
 type HostWork = [i64; 3];
 
-/// Counts the host work of the second call of `work`; the first one loads libraries and kernels.
+/// Counts the host work of the second call of `work`; the first call loads libraries and kernels.
 fn host_work(mut work: impl FnMut()) -> HostWork {
     work();
     let asked = asked_by(work).1;
     [asked.host_to_device, asked.device_to_host, asked.waits]
 }
 
-/// Checks that one layer with few tokens costs the host what three layers with many tokens do. A wait is left
-/// out where the values have been copied before they are requested.
+/// Checks that one layer with few tokens costs the host as much as three layers with many tokens. The host
+/// does not wait if values were copied before it requests them.
 #[track_caller]
 fn assert_constant(name: &str, [few, many]: [HostWork; 2], max_waits: i64) {
     println!("{name}: {few:?} and {many:?}");
@@ -108,12 +108,13 @@ impl Setup<'_> {
     }
 }
 
-/// An update of the policy in one micro-batch.
+/// Plan of an update of the policy in one micro-batch.
 fn policy_plan() -> UpdatePlan {
     UpdatePlan { num_epochs: 1, ..plan(VANILLA, LARGE) }
 }
 
-/// An update from the derivatives of a loss by each log-prob, as preference losses make it.
+/// Plan of an update from the derivatives of a loss with respect to each log-prob, as preference losses make
+/// it.
 fn gradient_plan() -> UpdatePlan {
     UpdatePlan { objective: supervised_objective(), ..policy_plan() }
 }
@@ -128,7 +129,7 @@ fn pairs(num_pairs: usize) -> Vec<Arc<PreferenceExample>> {
     (0..num_pairs).map(pair).collect()
 }
 
-/// One layer with two pairs, and three layers with seven.
+/// Numbers of layers and of pairs: few and many.
 const PAIRS: [(usize, usize); 2] = [(1, 2), (3, 7)];
 
 #[test]
@@ -239,7 +240,7 @@ fn an_offloaded_update_costs_the_host_the_same_for_each_layer_and_any_tokens() {
     });
 }
 
-/// Runs `body` on two ranks that are threads with a device each. It gets its ranks and a barrier for both.
+/// Runs `body` on two ranks, each a thread with its own device. It gets its ranks and a barrier for both.
 fn on_two_ranks<T: Send>(body: impl Fn(Ranks, &Barrier) -> T + Sync) -> [T; 2] {
     let store = serve_store(0, 1, 2).unwrap();
     let environment = |rank| RankEnvironment {
@@ -255,7 +256,7 @@ fn on_two_ranks<T: Send>(body: impl Fn(Ranks, &Barrier) -> T + Sync) -> [T; 2] {
     let run = |rank| {
         let ranks = Ranks::join(&environment(rank), Duration::from_secs(60)).unwrap();
         let ranks = ranks.with_tensor_parallel(2).unwrap();
-        // The other rank would wait at the barrier for ever.
+        // A panic must end the process, because the other rank would wait at the barrier forever.
         catch_unwind(AssertUnwindSafe(|| body(ranks, &barrier))).unwrap_or_else(|_| std::process::exit(101))
     };
     thread::scope(|scope| {
@@ -264,8 +265,8 @@ fn on_two_ranks<T: Send>(body: impl Fn(Ranks, &Barrier) -> T + Sync) -> [T; 2] {
     })
 }
 
-/// Counts the host work of scoring and of an update with a head that computes chunks of so many tokens, by
-/// one rank or by two tensor-parallel ranks together.
+/// Counts the host work of scoring and of an update. The head computes chunks of `head_chunk_tokens` tokens,
+/// on one rank or on two tensor-parallel ranks together.
 fn work_of_head(
     num_layers: usize,
     head_chunk_tokens: usize,
@@ -275,7 +276,7 @@ fn work_of_head(
     let run = |ranks: Ranks, device, wait: &dyn Fn()| {
         let mut actor = Setup { num_layers, head_chunk_tokens, ranks, device, ..Setup::default() }.actor();
         let batch = batch(groups);
-        // All ranks have ended the call before when the counts are read, and none has begun the next one.
+        // When the counts are read, all ranks have ended the previous call, and none has begun the next one.
         let counted = |work: &mut dyn FnMut()| {
             work();
             wait();
@@ -307,8 +308,8 @@ fn work_of_head(
     of_ranks[0]
 }
 
-/// A chunk's loss takes one copy in each direction on each rank; a head whose statistics went through the
-/// host would add to them.
+/// The loss of each chunk takes one copy in each direction on each rank. Statistics that went through the
+/// host would add copies.
 #[test]
 fn a_sharded_head_copies_for_each_chunk_what_the_full_head_copies() {
     on_devices("host_work::a_sharded_head_copies_for_each_chunk_what_the_full_head_copies", 2, &[], || {

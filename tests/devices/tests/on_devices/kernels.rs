@@ -35,7 +35,8 @@ fn a_kernel_computes_in_the_order_of_its_stream_and_again_in_a_graph() {
         let (gate_up, out) = (host.to_device(GPU), Tensor::zeros([5, 24], (Kind::Float, GPU)));
         let before = counts().unwrap();
         launch(&gate_up, &out).unwrap();
-        // What libtorch computes behind it sees its result, and what it computes next is seen by the kernel.
+        // libtorch's next operator reads the kernel's result, and the next kernel reads what libtorch has
+        // written.
         let doubled = &out * 2.0;
         let _ = gate_up.shallow_clone().neg_();
         launch(&gate_up, &out).unwrap();

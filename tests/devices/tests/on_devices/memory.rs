@@ -7,10 +7,11 @@ use rlt_devices::{Counts, StandIn};
 use rlt_tests::{fresh_binary, tiny_job};
 use serde_json::json;
 
-/// Exit code of a job that cannot work on this machine.
+/// Exit code of a job that this machine cannot run.
 const BAD_CONFIG: i32 = 78;
 
-/// Trains the tiny job on a device with so many bytes: exit code, what it said, and its counts.
+/// Trains the tiny job on a device with `num_bytes` bytes. Returns the exit code, the error output and the
+/// counts.
 fn train(num_bytes: u64) -> (Option<i32>, String, Counts) {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name);

@@ -1,5 +1,5 @@
-//! The product's bindings of NCCL between real processes: every collective against its definition, and the
-//! errors for a rank that hangs or has ended.
+//! The product's bindings of NCCL between real processes: every collective compared with its definition, and
+//! the errors for a rank that hangs or has ended.
 
 use std::env;
 use std::process::{Child, Command, Stdio};
@@ -18,7 +18,7 @@ fn number(name: &str) -> usize {
     env::var(name).unwrap().parse().unwrap()
 }
 
-/// This process's membership, with this limit for each operation.
+/// Returns this process's membership, with this timeout for each operation.
 fn membership(timeout: Duration) -> Membership {
     Membership {
         host: "localhost".into(),
@@ -32,7 +32,7 @@ fn membership(timeout: Duration) -> Membership {
     }
 }
 
-/// Starts the test again as each rank of `size`.
+/// Starts this test once per rank, in `size` processes.
 fn start(test: &str, size: usize, port: u16) -> Vec<Child> {
     let rank = |rank: usize| -> Command {
         let mut command = again(test, &variables(size, &[]));
@@ -43,7 +43,7 @@ fn start(test: &str, size: usize, port: u16) -> Vec<Child> {
     (0..size).map(|at| rank(at).spawn().unwrap()).collect()
 }
 
-/// Runs `body` as each of several numbers of ranks, each a process with a device of its own.
+/// Runs `body` with each of several numbers of ranks, each rank a process with its own device.
 fn on_ranks(test: &str, sizes: &[usize], body: impl FnOnce(&Rendezvous, &mut dyn Collectives, Device)) {
     if is_inside(test) {
         assert!(rlt_torch::load_cuda().unwrap());
@@ -62,7 +62,7 @@ fn on_ranks(test: &str, sizes: &[usize], body: impl FnOnce(&Rendezvous, &mut dyn
     }
 }
 
-/// Tensor of a rank, which any rank can compute.
+/// Returns the tensor of a rank, which every rank can compute.
 fn of(rank: usize, size: &[i64], kind: Kind) -> Tensor {
     tch::manual_seed(100 + rank as i64);
     Tensor::randn(size, (Kind::Float, Device::Cpu)).g_mul_scalar(8.0).to_kind(kind)
@@ -85,7 +85,7 @@ fn every_collective_is_what_its_definition_says() {
         for kind in [Kind::Float, Kind::BFloat16, Kind::Int64] {
             let reduced = of(rank, &[5, 3], kind).to_device(gpu);
             group.all_reduce(&reduced, Reduction::Sum).unwrap().wait().unwrap();
-            // In the order of ranks, rounded each time, as NCCL does.
+            // Summands are added in the order of ranks, with rounding after each, as in NCCL.
             let sum = of_all(num_ranks, &[5, 3], kind).into_iter().reduce(|a, b| a + b).unwrap();
             assert_is(&reduced, &sum);
 
@@ -155,7 +155,7 @@ fn several_operations_are_under_way_at_once_and_groups_do_not_meet() {
             .map(|t| group.all_reduce(t, Reduction::Sum).unwrap())
             .chain(half.iter().map(|t| pair.all_reduce(t, Reduction::Sum).unwrap()))
             .collect();
-        // The last ones are waited for first, in another order on each rank.
+        // Each rank waits for the last operations first, and in another order.
         let mut pending: Vec<_> = pending.into_iter().map(Some).collect();
         for at in (0..8).rev().map(|at| (at + rank) % 8) {
             pending[at].take().unwrap().wait().unwrap();
@@ -168,8 +168,8 @@ fn several_operations_are_under_way_at_once_and_groups_do_not_meet() {
     });
 }
 
-/// The error of a rank whose peer does not start an operation within the limit, in which the operation before
-/// it has to succeed on a busy machine too.
+/// Checks the error of a rank whose peer does not start an operation within the timeout. The operation before
+/// it must succeed within the timeout, even on a busy machine.
 fn failure_of_a_missing_peer() {
     assert!(rlt_torch::load_cuda().unwrap());
     let rendezvous = Rendezvous::join(membership(Duration::from_secs(15))).unwrap();
@@ -188,7 +188,7 @@ fn failure_of_a_missing_peer() {
     let dies = env::var("RLT_TEST_END").unwrap() == "dies";
     let words = if dies { "no sign of life from rank 1" } else { "rank 1 has not come to it" };
     assert!(said.contains("all-reduce") && said.contains(words), "{said}");
-    // What is given up is freed, and nothing of it is asked any more.
+    // Dropping the group frees the operation that was given up, and requests nothing more of it.
     drop(group);
     assert_eq!(tensor.double_value(&[0]), 2.0);
 }

@@ -1,5 +1,5 @@
-//! Scoring and updates on a device: the CPU's results, with a number of launches that does not depend on the
-//! samples, and without waits between micro-batches.
+//! Scoring and updates on a device: results equal the CPU's. The number of launches does not depend on the
+//! samples, and nothing waits between micro-batches.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ use tch::{Device, Kind, Tensor};
 use crate::asked::{Asked, asked_by};
 use crate::process::on_device;
 
-/// Rollout groups by the lengths of their prompts and completions.
+/// Rollout groups, each by the length of its prompt and those of its completions.
 pub(crate) type Groups<'a> = &'a [(usize, &'a [usize])];
 
 pub(crate) const FEW: Groups<'static> = &[(40, &[30, 30])];
@@ -53,8 +53,9 @@ fn actor_of(decoder: Decoder) -> Actor {
 }
 
 fn actor_with(decoder: Decoder, activation_checkpointing: bool) -> Actor {
-    // A step divides a gradient by its own size. With the default of 1e-8 a gradient that is hardly more than
-    // the rounding of its sum would move a weight as far as any other, and rounding depends on the CPU.
+    // The optimizer divides a gradient by its size. With the default epsilon of 1e-8, a gradient that is
+    // little more than the rounding of its sum would move a weight as far as any other, and rounding depends
+    // on the CPU.
     let options = AdamWOptions { epsilon: 1e-5, ..AdamWOptions::default() };
     let optimizer = AdamW::new(decoder.trainable_parameters(), options).unwrap();
     let options = ActorOptions {
@@ -66,7 +67,7 @@ fn actor_with(decoder: Decoder, activation_checkpointing: bool) -> Actor {
     Actor::new(decoder, optimizer, options, Ranks::alone())
 }
 
-/// Two passes over the batch, the second one off-policy, so that what is clipped counts too.
+/// Plan of two passes over the batch. The second pass is off-policy, so that clipping has an effect.
 pub(crate) fn plan(policy: PolicyLoss, max_tokens: usize) -> UpdatePlan {
     let aggregation = Aggregation::TokenMean;
     let objective = Objective { policy, aggregation, kl: None, entropy_coefficient: 0.01, positive: None };
@@ -113,7 +114,7 @@ fn an_update_on_a_device_is_the_cpus() {
             for max_tokens in [LARGE, SMALL] {
                 let cpu = learned_by(&mut actor(family, Device::Cpu, Kind::Float), policy, max_tokens);
                 let gpu = learned_by(&mut actor(family, device, Kind::Float), policy, max_tokens);
-                // fp32 sums in another order; weights have moved by two steps of 1e-4.
+                // Sums of fp32 have another order, and weights have moved by two steps of 1e-4.
                 let off = largest_difference(&cpu.0, &gpu.0);
                 assert!(off < 2e-4, "{family} in passes of {max_tokens}: numbers off by {off}");
                 let off = largest_difference(&cpu.1, &gpu.1);
@@ -134,18 +135,19 @@ fn flash_attention_in_bf16_scores_as_the_cpu_does() {
             };
             let exact = score(Device::Cpu, Kind::Float);
             let (cpu, gpu) = (score(Device::Cpu, Kind::BFloat16), score(device, Kind::BFloat16));
-            // Both round to 8 bits at every operation; neither may be much further off than the other.
+            // Both round to 8 bits at every operation, so the device must not be much less exact than the
+            // CPU.
             let (cpu, gpu) = (largest_difference(&exact, &cpu), largest_difference(&exact, &gpu));
             assert!(gpu < 2.0 * cpu + 1e-3, "{family}: off by {gpu}, the CPU by {cpu}");
         }
     });
 }
 
-/// Counts of the work that one update asks of the device.
+/// Returns counts of the work that one update requests of the device.
 fn asked_by_update(device: Device, groups: Groups<'_>, max_tokens: usize, policy: PolicyLoss) -> Asked {
     let (mut actor, batch) = (actor("qwen3", device, Kind::Float), batch(groups));
     let plan = UpdatePlan { num_epochs: 1, ..plan(policy, max_tokens) };
-    // Libraries and kernels are loaded by the first.
+    // The first update loads libraries and kernels.
     update(&mut actor, &batch, &plan).unwrap();
     let (report, asked) = asked_by(|| update(&mut actor, &batch, &plan).unwrap());
     assert_eq!(report.num_micro_batches > 1, max_tokens == SMALL && groups.len() > 1);
@@ -162,9 +164,10 @@ fn an_update_waits_once_and_launches_as_much_for_many_samples_as_for_few() {
         println!("few {few:?}\nmany {many:?}\nsplit {split:?}");
         assert_eq!(few.launches, many.launches, "launches of one micro-batch");
         assert_eq!([few.waits, many.waits, split.waits], [1, 1, 1]);
-        // Tokens and segments; derivatives; the tables of the norm and of the optimizer.
+        // Copies to the device: tokens and segments, derivatives, and the tables of the norm and of the
+        // optimizer.
         assert_eq!([few.host_to_device, many.host_to_device], [4, 4]);
-        // Log-probs and entropies; the gradients' norm.
+        // Copies to the host: log-probs and entropies, and the norm of the gradients.
         assert_eq!([few.device_to_host, many.device_to_host], [2, 2]);
     });
 }
@@ -207,7 +210,7 @@ fn copies_and_waits_of_an_update_depend_on_neither_tokens_nor_layers() {
             let copies_and_waits = |num_layers, groups| {
                 let mut actor = actor_with(layered(num_layers, lora), is_checkpointing);
                 let (batch, plan) = (batch(groups), UpdatePlan { num_epochs: 1, ..plan(VANILLA, LARGE) });
-                // Libraries and kernels are loaded by the first.
+                // The first update loads libraries and kernels.
                 update(&mut actor, &batch, &plan).unwrap();
                 let asked = asked_by(|| update(&mut actor, &batch, &plan).unwrap()).1;
                 [asked.host_to_device, asked.device_to_host, asked.waits]
@@ -250,7 +253,7 @@ fn scoring_waits_once_for_all_micro_batches() {
         };
         let (few, many, split) = (asked(FEW, LARGE), asked(MANY, LARGE), asked(MANY, SMALL));
         assert_eq!(few.launches, many.launches, "launches of one micro-batch");
-        // If the numbers were copied before they are requested, no thread waits.
+        // No thread waits if the values were copied before they are requested.
         assert!([few.waits, many.waits, split.waits].iter().all(|waits| *waits <= 1), "{few:?} {split:?}");
         assert_eq!([few.host_to_device, few.device_to_host], [1, 1]);
     });

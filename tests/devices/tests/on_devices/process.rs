@@ -1,4 +1,4 @@
-//! Tests that compute on devices: each runs again in a process that finds them, because libtorch detects
+//! Tests that compute on devices. Each test runs again in a process with devices, because libtorch detects
 //! devices once per process.
 
 use std::env;
@@ -9,14 +9,14 @@ use rlt_devices::StandIn;
 /// Variable that names the test whose body runs in this process.
 const CHILD: &str = "RLT_TEST_ON_DEVICES";
 
-/// Variables of a process with so many devices and further ones.
+/// Returns the variables of a process with `num_devices` devices, followed by further variables.
 pub(crate) fn variables(num_devices: usize, others: &[(&str, &str)]) -> Vec<(String, String)> {
     let mut all = StandIn::build().unwrap().with_devices(num_devices);
     all.extend(others.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
     all
 }
 
-/// The test of this name again, in a process of its own.
+/// Returns the command that runs the test of this name in a separate process.
 pub(crate) fn again(test: &str, variables: &[(String, String)]) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture", "--test-threads", "1"]).env(CHILD, test);
@@ -31,12 +31,12 @@ pub(crate) fn is_inside(test: &str) -> bool {
     env::var(CHILD).is_ok_and(|name| name == test)
 }
 
-/// Runs `body` with one device and fails as it does.
+/// Runs `body` in a process with one device, and fails if the process does.
 pub(crate) fn on_device(test: &str, body: impl FnOnce()) {
     on_devices(test, 1, &[], body);
 }
 
-/// Runs `body` with `num_devices` devices and further variables, and fails as it does.
+/// Runs `body` in a process with `num_devices` devices and further variables, and fails if the process does.
 pub(crate) fn on_devices(test: &str, num_devices: usize, others: &[(&str, &str)], body: impl FnOnce()) {
     if is_inside(test) {
         assert_eq!(rlt_torch::missing_cuda().unwrap(), None);

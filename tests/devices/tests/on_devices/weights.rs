@@ -1,5 +1,5 @@
-//! The cost of a weight sync on a device: only digests are copied from it, and with an adapter only the
-//! adapter's.
+//! Cost of a weight sync on a device: only digests are copied from the device, and with an adapter only the
+//! digests of the adapter.
 
 use std::path::Path;
 
@@ -25,8 +25,8 @@ fn decoder(device: Device, lora: Option<&[&str]>) -> Decoder {
     decoder
 }
 
-/// Counts of the work that the second sync asks of the device, after the first one and an update of all that
-/// is trained.
+/// Returns counts of the work that the second sync requests of the device, after the first sync and an update
+/// of all trained weights.
 fn asked_by_sync(decoder: &Decoder) -> Asked {
     let mut engine = Engine::new(EngineOptions::default());
     let before = engine.sync_weights(decoder, 0).unwrap();
@@ -62,7 +62,7 @@ fn a_sync_of_an_adapter_reads_and_folds_what_it_touches() {
             assert_eq!((asked.host_to_device, asked.device_to_host), (0, 1), "{names:?}");
             (asked.launches, num_trained / 2)
         });
-        // Each projection with an adapter costs two digests and its folding, all others nothing.
+        // Each projection with an adapter costs two digests and a merge, and all others cost nothing.
         assert_eq!(many.1, 4 * few.1);
         let folded = (many.0 - few.0) as f64 / (many.1 - few.1) as f64;
         assert!((2.0..=12.0).contains(&folded), "{folded} launches a projection");

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use crate::run::{Run, manifest, merge};
 
-/// How far the plan may be from a phase's peak, of the peak.
+/// Maximum relative difference of the plan from the peak of a phase.
 const TOLERANCE: f64 = 0.1;
-/// Bytes of the GPU that is planned for, and of the stand-in.
+/// GPU of the plan, and its number of bytes, which the emulated device has too.
 const GPU: (&str, u64) = ("h100", 80 << 30);
-/// Each phase of the plan, and by which names a step reports it.
+/// Phases of the plan, each with the names by which a step reports it.
 const PHASES: [(&str, &[&str]); 6] = [
     ("Loading", &["setup"]),
     ("WeightSync", &["update_weights"]),
@@ -25,9 +25,10 @@ const PHASES: [(&str, &[&str]); 6] = [
     ("Optimizer", &["optimizer"]),
 ];
 
-/// A job whose tensors outweigh what is rounded, and whose passes are full: every prompt has the longest
-/// length, nothing ends a completion early, and an update has two micro-batches, so that the second adds to
-/// the gradients of the first. Two passes over a batch need the actor's log-probs before them.
+/// Returns a job whose tensors are large compared with what is rounded, and whose passes are full. Every
+/// prompt has the maximum length, and nothing ends a completion early. An update has two micro-batches, so
+/// that the second adds to the gradients of the first. Two passes over a batch need the actor's log-probs
+/// before them.
 fn large(changes: &Value) -> Value {
     let characters: String = ('0'..='9').chain("+=".chars()).chain(('\u{4e00}'..).take(2000)).collect();
     let mut spec = json!({
@@ -54,11 +55,11 @@ fn large(changes: &Value) -> Value {
 /// Term of the blocks that libtorch's allocator keeps for a stream that no longer uses them.
 const CACHED: &str = "cached blocks";
 
-/// The bytes that a job is planned to take of a GPU's memory for tensors.
+/// Number of bytes of a GPU's memory that the tensors of a job are planned to take.
 struct Planned {
-    /// Each phase with the sum of its terms, and with that of its cached blocks.
+    /// Phases, each with the sum of its terms, and with its cached blocks.
     phases: Vec<(String, f64, f64)>,
-    /// Each term with its most bytes in any phase.
+    /// Terms, each with its maximum in any phase.
     terms: BTreeMap<String, f64>,
 }
 
@@ -93,18 +94,18 @@ impl Planned {
         planned
     }
 
-    /// The planned bytes of a phase, allocated and cached.
+    /// Returns the planned bytes of a phase, allocated and cached.
     fn both(&self, phase: &str) -> (f64, f64) {
         let found = self.phases.iter().find(|(name, ..)| name == phase);
         found.map(|(_, allocated, cached)| (*allocated, *cached)).unwrap()
     }
 
-    /// The planned bytes of a phase without cached blocks.
+    /// Returns the planned bytes of a phase without cached blocks.
     fn of(&self, phase: &str) -> f64 {
         self.both(phase).0
     }
 
-    /// The most bytes that the allocator may reserve.
+    /// Returns the maximum number of bytes that the allocator may reserve.
     ///
     /// The emulated allocator makes a segment of the request's size, rounded to 512 bytes, if no free block
     /// of the same stream is large enough, and keeps the segment until the cache is emptied. Within a term
@@ -116,7 +117,7 @@ impl Planned {
     }
 }
 
-/// The largest value of `metric`, in bytes, that any step reports for these phases.
+/// Returns the largest value of `metric`, in bytes, that any step reports for these phases.
 fn peak(run: &Run, metric: &str, phases: &[&str]) -> f64 {
     let names = phases.iter().map(|phase| format!("{metric}/{phase}"));
     let steps = run.steps();
@@ -124,8 +125,8 @@ fn peak(run: &Run, metric: &str, phases: &[&str]) -> f64 {
     peaks.fold(0.0, f64::max) * f64::from(1 << 30)
 }
 
-/// Fails unless each phase of a run allocates what was planned, and the run reserves no more than all terms
-/// of the plan side by side.
+/// Checks that each phase of a run allocates what was planned, and that the run reserves no more than the sum
+/// of all terms of the plan.
 #[track_caller]
 fn assert_as_planned(name: &str, num_devices: usize, changes: &Value) {
     let job = large(changes);
@@ -148,7 +149,8 @@ fn assert_as_planned(name: &str, num_devices: usize, changes: &Value) {
         reserved >= allocated && allocated > 0.0,
         "{name}: {reserved:.0} reserved, {allocated:.0} allocated"
     );
-    // The cache was emptied when the weight sync began, so the rollout finds only what the sync has freed.
+    // The cache was emptied at the start of the weight sync, so the rollout can reuse only blocks that the
+    // sync has freed.
     let (planned, cached) = planned.both("Rollout");
     let of_rollout = peak(&run, "perf/max_memory_reserved_gb", &["gen"]);
     println!(
@@ -165,7 +167,8 @@ fn assert_as_planned(name: &str, num_devices: usize, changes: &Value) {
 
 #[test]
 fn full_fine_tuning_within_its_share_of_a_gpu_takes_what_was_planned_in_every_phase() {
-    // Room for the packed weights, 7.1 MiB, and about half of what all sequences would fill.
+    // The share leaves space for the packed weights, 7.1 MiB, and for about half of what all sequences would
+    // fill.
     let share = 9.5 / (GPU.1 >> 20) as f64;
     let changes = json!({ "rollout": { "memoryFraction": share } });
     let rollout = |changes: &Value| Planned::new(1, &large(changes)).of("Rollout");
@@ -204,7 +207,7 @@ fn a_mixture_of_experts_takes_what_was_planned_in_every_phase() {
 
 #[test]
 fn two_ranks_that_share_a_model_take_what_was_planned_in_every_phase() {
-    // Each has half of the groups, and two micro-batches again.
+    // Each device has half of the groups, which are again two micro-batches.
     let changes = json!({
         "training": { "maxTokensPerMicroBatch": 135 }, "workers": { "count": 2, "mesh": { "dpShard": 2 } }
     });

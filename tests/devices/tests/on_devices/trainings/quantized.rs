@@ -1,5 +1,5 @@
-//! Trainings of quantized bases, and of adapters beside dense ones, on devices: the CPU's numbers on any
-//! number of devices, and rollouts that are the actor's.
+//! Trainings of quantized bases, and of unmerged adapters on dense ones, on devices: results equal the CPU's
+//! on any number of devices, and the rollout's log-probs are the actor's.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::run::{Run, difference, manifest, merge};
 /// Tolerance of differences, as of dense models (`trainings`).
 const TOLERANCE: f64 = 1e-5;
 
-/// An adapter beside such a base.
+/// The tiny job with an unmerged adapter on a base that is quantized as `quantization` says.
 fn job(quantization: &Value, more: &Value) -> Value {
     let mut job = json!({
         "model": {
@@ -76,8 +76,8 @@ fn a_quantized_base_that_is_offloaded_or_resumed_changes_no_bit_on_a_device() {
     assert_same(&Run::new(1, &offloaded(false)), &Run::new(1, &offloaded(true)), 0.0, "the offloaded run");
 }
 
-/// The manifest leaves device and dtype open, so only the checkpoint has the dtype of the training. Weights
-/// of the base that are rounded otherwise differ by 2^-9 of their size, of about 0.02.
+/// The manifest leaves device and dtype open, so only the checkpoint states the dtype of the training.
+/// Weights of the base, of about 0.02, would differ by 2^-9 of their size if another dtype rounded them.
 #[test]
 fn a_machine_without_a_gpu_exports_the_weights_that_a_gpu_has_trained() {
     for base in bases() {

@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Lays `changes` over `base`; `null` removes.
+/// Merges `changes` into `base`; `null` removes a field.
 pub(crate) fn merge(base: &mut Value, changes: &Value) {
     match (base, changes) {
         (Value::Object(base), Value::Object(changes)) => {
@@ -26,10 +26,10 @@ pub(crate) fn merge(base: &mut Value, changes: &Value) {
     }
 }
 
-/// The tiny job with `changes` for so many devices; for the CPU with none.
+/// Returns the tiny job with `changes` for `num_devices` devices, or for the CPU if that is 0.
 pub(crate) fn manifest(num_devices: usize, changes: &Value) -> Value {
     let mut manifest = tiny_job();
-    // Unless a test says otherwise: what is compared with CPUs computes in their numbers.
+    // Runs are compared with the CPU's, so both compute in fp32 unless a test says otherwise.
     merge(&mut manifest["spec"], &json!({ "training": { "precision": "Fp32" } }));
     merge(&mut manifest["spec"], changes);
     let device = if num_devices == 0 { "Cpu" } else { "Cuda" };
@@ -37,13 +37,13 @@ pub(crate) fn manifest(num_devices: usize, changes: &Value) -> Value {
     manifest
 }
 
-/// A run that has ended well.
+/// A run that has succeeded.
 pub(crate) struct Run {
     folder: TempDir,
 }
 
 impl Run {
-    /// Trains the tiny job with `changes` on so many devices; on the CPU with none.
+    /// Trains the tiny job with `changes` on `num_devices` devices, or on the CPU if that is 0.
     pub(crate) fn new(num_devices: usize, changes: &Value) -> Self {
         Self::with(num_devices, changes, &[])
     }
@@ -54,7 +54,7 @@ impl Run {
         run
     }
 
-    /// Trains a job on a machine with so many devices, which the manifest need not name.
+    /// Trains a job on a machine with `num_devices` devices, which the manifest need not name.
     pub(crate) fn of(num_devices: usize, manifest: &Value) -> Self {
         let run = Self { folder: run_folder().unwrap() };
         run.train(num_devices, manifest, &[]);
@@ -68,7 +68,7 @@ impl Run {
         if output.status.success() { Ok(run) } else { Err(printed(&output)) }
     }
 
-    /// Trains in the same run folder, where a run may have left something.
+    /// Trains in the same run folder, where an earlier run may have left files.
     pub(crate) fn go_on(&self, num_devices: usize, changes: &Value, variables: &[(&str, &str)]) {
         self.train(num_devices, &manifest(num_devices, changes), variables);
     }
@@ -114,7 +114,7 @@ impl Run {
         weights_in(&self.file("exported"))
     }
 
-    /// Counts of the work that each process of the run asked of its devices.
+    /// Returns counts of the work that each process of the run requested of its devices.
     pub(crate) fn counts(&self) -> Vec<Counts> {
         let reports = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path());
         let is_report = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("counts-");

@@ -1,14 +1,14 @@
-//! Trainings on devices give the CPU's numbers, on any number of devices, interrupted or not, offloaded or
-//! not, in any split into micro-batches.
+//! Trainings on devices give the CPU's results, on any number of devices, whether interrupted or not, whether
+//! offloaded or not, and with any split into micro-batches.
 
 use rlt_api::ExitCode;
 use serde_json::{Value, json};
 
 use crate::run::{Run, difference, merge, refused};
 
-/// Devices compute with the CPU's own operators, but attention, the head and the optimizer compose others
-/// there than the CPU's fused kernels: a few roundings of fp32, enlarged by the optimizer's division by
-/// small gradients.
+/// Devices compute with the CPU's own operators. But attention, the head and the optimizer are composed of
+/// other operators there than the CPU's fused kernels. Results differ by a few roundings of fp32, which the
+/// optimizer amplifies because it divides by small gradients.
 const TOLERANCE: f64 = 1e-5;
 
 fn merged(parts: &[Value]) -> Value {
@@ -17,7 +17,7 @@ fn merged(parts: &[Value]) -> Value {
     all
 }
 
-/// Changes of a manifest whose batch `count` ranks share.
+/// Changes for a job whose batch is distributed to `count` ranks.
 fn on_ranks(count: u32) -> Value {
     json!({
         "training": { "promptsPerStep": 3, "optimizer": { "learningRate": 0.001 } }, "workers": { "count": count }
@@ -45,21 +45,20 @@ fn every_kind_of_training_on_a_device_gives_the_cpus_numbers() {
     for changes in [
         json!({ "algorithm": { "kind": "SFT" }, "rewards": { "functions": [] } }),
         json!({ "model": { "lora": { "rank": 4, "alpha": 8 } } }),
-        // Masks of a kernel have the bits of the host's.
+        // Dropout masks drawn by the kernel equal those of the host bit for bit.
         json!({ "model": { "lora": { "rank": 4, "alpha": 8, "dropout": 0.2 } } }),
         json!({ "algorithm": { "kind": "PPO" }, "training": { "promptsPerUpdate": 1 } }),
         json!({ "model": { "architecture": { "numHeads": 4, "numKvHeads": 2 } } }),
     ] {
-        // Steps that enlarge a rounding less.
+        // Smaller steps amplify rounding errors less.
         let slow = json!({ "training": { "optimizer": { "learningRate": 0.001 } } });
         let job = merged(&[slow, changes.clone()]);
         assert_same(&Run::new(0, &job), &Run::new(1, &job), TOLERANCE, &changes.to_string());
     }
 }
 
-/// Sampled with log-probs of layers in bf16: the rollout's are the actor's, up to the order in which a
-/// product of a batch of another shape adds up, which is one rounding of bf16 (2^-9) of a logit now and
-/// then.
+/// The rollout's log-probs are the actor's. In bf16 they differ by the order in which products of batches
+/// with other shapes are added: now and then by one rounding of a logit (2^-9).
 #[test]
 fn log_probs_of_the_rollout_are_the_actors_on_a_device() {
     for (precision, tolerance) in [("Fp32", 1e-5), ("Bf16", 0.05)] {
@@ -165,7 +164,8 @@ fn samples_packed_together_give_what_each_gives_alone() {
     assert_same(&Run::new(1, &job(512)), &Run::new(1, &job(24)), TOLERANCE, "the finely split run");
 }
 
-/// A step has three prompts: two ranks cannot share them evenly, and eight ranks are more than there are.
+/// A step has three prompts, which two ranks cannot share evenly. Eight ranks are more than there are
+/// prompts.
 #[test]
 fn any_number_of_ranks_with_devices_and_any_mesh_of_two_equal_one_rank() {
     let one = Run::new(1, &on_ranks(1));
@@ -179,15 +179,15 @@ fn any_number_of_ranks_with_devices_and_any_mesh_of_two_equal_one_rank() {
             "each rank uses one device: {used:?}"
         );
     }
-    // FSDP, sequence parallelism and rollouts by tensor parallelism.
+    // The meshes are those of FSDP, sequence parallelism, and tensor-parallel rollouts.
     for mesh in [json!({ "dpShard": 2 }), json!({ "sp": 2 }), json!({ "rolloutTp": 2 })] {
         let changes = merged(&[on_ranks(2), json!({ "workers": { "mesh": mesh } })]);
         assert_same(&one, &Run::new(2, &changes), TOLERANCE, &mesh.to_string());
     }
 }
 
-/// A new model with a tower learns from pictures, with demonstrations first: features in place of embeddings,
-/// positions of three axes, and windows (Qwen2.5-VL) or features that layers add (Qwen3-VL).
+/// A new model with a tower learns from pictures, with demonstrations first. Its features replace embeddings,
+/// its positions have three axes, and it has windows (Qwen2.5-VL) or features that layers add (Qwen3-VL).
 #[test]
 fn trainings_with_images_on_one_device_and_on_two_give_the_cpus_numbers() {
     for (family, changes) in [
@@ -210,7 +210,7 @@ fn trainings_with_images_on_one_device_and_on_two_give_the_cpus_numbers() {
                 },
                 "maxPromptTokens": 20
             },
-            // A tower's gradients are small: steps that enlarge a rounding less.
+            // A tower's gradients are small, so smaller steps amplify their rounding errors less.
             "algorithm": { "coldStart": { "steps": 2, "batchSize": 4, "learningRate": 0.0003 } },
             "training": { "optimizer": { "learningRate": 0.0003 } },
             "rollout": { "maxCompletionTokens": 2 }
@@ -228,7 +228,7 @@ fn used_devices(peaks: &[u64]) -> usize {
     peaks.iter().filter(|bytes| **bytes > 0).count()
 }
 
-/// Two key heads, one for each rank.
+/// The model has two key heads, one for each rank.
 #[test]
 fn tensor_parallel_ranks_equal_one_rank_on_devices() {
     let model = json!({ "model": { "architecture": { "numHeads": 4, "numKvHeads": 2, "headDim": 8 } } });
@@ -240,9 +240,9 @@ fn tensor_parallel_ranks_equal_one_rank_on_devices() {
     assert_same(&one, &Run::new(2, &merged(&[on_ranks(2), model, critic, cut])), TOLERANCE, "tp");
 }
 
-/// Supervised, because a rounding of bf16 may draw another token and then everything differs. Products of
-/// other shapes add up in another order: roundings of 2^-9, of which a step of AdamW with a rate of 0.001
-/// makes at most twice its rate.
+/// The training is supervised, because in a rollout one rounding of bf16 may change a drawn token, and then
+/// everything differs. Products of other shapes are added in another order: they differ by roundings of 2^-9,
+/// which change a step of AdamW by at most twice its rate of 0.001.
 #[test]
 fn bf16_training_is_equal_packed_or_alone_on_one_device_or_two() {
     let job = |count: u32, tokens: u32, seed: u32| {
