@@ -57,7 +57,7 @@ pub(super) fn call(text: &str, name: &str, given: Given) -> Result<Value> {
     }
 }
 
-/// Formats `text.format_map(mapping)`.
+/// Formats a text with the values of a mapping, as `text.format_map(mapping)` does.
 fn format_map(text: &str, name: &str, given: Given) -> Result<Value> {
     let [Some(Value::Dict(values))] = given.bind(name, ["mapping"])? else {
         return Err(Error::render("format_map() takes a mapping"));
