@@ -53,7 +53,7 @@ pub type PreferenceLoader = Loader<PreferenceExample>;
 /// Position of a loader; stored in checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoaderState {
-    /// Digest of the data behind the items, in hexadecimal digits.
+    /// Digest of the data from which the items were read, in hexadecimal digits.
     pub data_digest: String,
     /// Number of items; 0 for a stream.
     pub num_items: u64,

@@ -28,7 +28,7 @@ pub(super) struct Turn {
     /// Byte range of the turn in the text. It ends where the text of the conversation without the following
     /// messages ends or begins to differ. That may be within a token whose beginning both texts share.
     pub(super) bytes: Range<usize>,
-    /// Byte index behind the content of the message, where the end of the turn begins; the end of `bytes` if
+    /// Byte index after the content of the message, where the end of the turn begins; the end of `bytes` if
     /// the template only extends its text.
     pub(super) content_end: usize,
     /// Whether the assistant wrote the next message, too, so that the token that opens it ends no turn.

@@ -95,7 +95,7 @@ fn models_own_templates_learn_what_templates_for_training_mark() {
                 continue;
             }
             assert_eq!(&all, original, "{name}, {conversation}");
-            // White space behind the end of a turn is learned if the end is unknown to the tokenizer.
+            // White space after the end of a turn is learned if the tokenizer does not know the end.
             let first = without_white_space(&first);
             assert_eq!(first, without_white_space(original), "{name}, {conversation}, one end");
             num_cases += 1;

@@ -250,7 +250,7 @@ fn named_tokens(config: &Map<String, Value>, inner: &tokenizers::Tokenizer) -> V
     let is_own = |name: &str| name.ends_with("_token") && !ROLES.contains(&name);
     let own = config.iter().filter(|(name, _)| is_own(name));
     tokens.extend(own.filter_map(|(_, token)| added_token(token, true)));
-    // Files of transformers 4 often have an empty `extra_special_tokens` beside the other field.
+    // Files of transformers 4 often have an empty `extra_special_tokens` in addition to the other field.
     let extra = EXTRA.into_iter().filter_map(field).flat_map(|tokens| match tokens {
         Value::Array(tokens) => tokens.iter().collect(),
         Value::Object(tokens) => tokens.values().collect(),
