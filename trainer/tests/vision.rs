@@ -203,7 +203,7 @@ fn weights_under_either_names_are_the_same_model() {
     }
 }
 
-/// Gradients of the whole batch, gathered from two ranks that keep a shard each.
+/// Gradients of the full batch are gathered from two ranks that hold a shard each.
 #[test]
 fn two_ranks_with_shards_apply_the_update_of_one() {
     const NAME: &str = "qwen2.5-vl";

@@ -14,8 +14,8 @@ use super::fixture::*;
 use super::ranks::{engine, on_ranks};
 use super::{DEVICE, decoder_on, device_decoder, on_device, sampled};
 
-/// The families, with the launches of their two layers: the first of Qwen2-MoE has a feed-forward block, its
-/// second one beside experts.
+/// Families, with the launches of their two layers. Qwen2-MoE's first layer is dense, and its second one has
+/// a shared expert.
 const MIXTURES: [(&str, u64); 3] = [("mixtral", 2 * 13), ("qwen2-moe", 9 + 17), ("qwen3-moe", 2 * 13)];
 
 #[test]

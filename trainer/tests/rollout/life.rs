@@ -95,8 +95,8 @@ fn two_hundred_sleeps_leak_no_memory() {
         }
     }
     let grown = rlt_torch::rss_bytes().unwrap().saturating_sub(after_warm_up);
-    // One leaked set of packed weights and cache is 0.2 MB; 160 of them would be 30 MB. Other tests run
-    // beside this.
+    // One leaked set of packed weights and cache is 0.2 MB, so 160 of them would be 30 MB. Other tests run at
+    // the same time.
     assert!(grown < 16 << 20, "grew by {grown} bytes");
 }
 

@@ -31,7 +31,7 @@ fn sixteen_bits_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
             for family in ["mistral", "qwen3"] {
                 let (cpu, device) = (decoder(family), decoder_on(DEVICE, family));
                 let requests = requests(5, 2, &truncated());
-                // Prompts whole, and in chunks that attend to the cache.
+                // Prompts are prefilled at once, and in chunks that attend to the cache.
                 for max_num_batched_tokens in [4096, 6] {
                     let options = EngineOptions { max_num_batched_tokens, ..options_in(kind) };
                     let (narrow, stats) = sampled(&device, options.clone(), &requests);
