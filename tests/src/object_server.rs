@@ -25,7 +25,7 @@ pub enum Mood {
     Refusing,
     /// Every other request fails, alternately by 500 and by a closed connection.
     Moody,
-    /// The server accepts so many more objects, then fails.
+    /// The server accepts this number of further objects, then fails.
     WillingFor(u32),
 }
 

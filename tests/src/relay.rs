@@ -12,9 +12,9 @@ pub enum Flow {
     /// Carries bytes without a limit.
     #[default]
     Free,
-    /// Carries so many bytes in a second on each connection.
+    /// Forwards at most this number of bytes per second on each connection.
     PerSecond(u64),
-    /// Carries so many bytes more, over all connections, and then none until the flow is changed.
+    /// Forwards this number of further bytes, over all connections, and then none until the flow is changed.
     Only(u64),
 }
 
