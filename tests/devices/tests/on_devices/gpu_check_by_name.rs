@@ -59,7 +59,7 @@ fn kernels() -> Vec<String> {
 #[test]
 fn every_kernel_has_an_error_and_a_time_beside_libtorchs_operators() {
     let lines = passed("kernels");
-    // A case may be one of several formats or directions, behind a comma.
+    // The name of a case may be followed by a comma and its format or direction.
     let has_case = |name: &str| {
         let mut cases = lines.iter().filter_map(|line| line["kernel"].as_str());
         cases.any(|case| case == name || case.split(',').next() == Some(name))
