@@ -215,7 +215,7 @@ fn an_image_of_too_many_pixels_is_refused_before_it_is_decoded() {
 #[test]
 fn errors_of_an_image_name_its_row_and_number() {
     let truncated = &fs::read(fixtures().join("200x201.png")).unwrap()[..2000];
-    // The file is a header of 60,000 x 60,000 pixels, without the image.
+    // The header states 60,000 x 60,000 pixels, but the file has the data of 56 x 56.
     let mut huge = fs::read(fixtures().join("56x56.png")).unwrap();
     huge[16..24].copy_from_slice(&[0, 0, 0xea, 0x60, 0, 0, 0xea, 0x60]);
     let bytes = |bytes: &[u8]| json!({ "bytes": BASE64_STANDARD.encode(bytes) });
