@@ -68,7 +68,7 @@ impl Client {
     }
 
     /// Reports how the process ends, and waits at most `timeout` for the operator's acknowledgement. Returns
-    /// whether it came. Nothing is reported afterwards.
+    /// whether the operator has acknowledged. Nothing is reported afterwards.
     pub fn finish(&self, ending: Ending, timeout: Duration) -> bool {
         self.mailbox.update(Urgency::AtOnce, |report| report.ending = Some(ending));
         self.mailbox.close(timeout)

@@ -1,35 +1,37 @@
-//! How large a report may be: the trainer keeps to it, the operator enforces it.
+//! Limits of a report. The trainer respects them, and the operator enforces them.
 
 use std::ops::RangeInclusive;
 
-/// The largest whole number that JSON's readers hold exactly, 2^53.
+/// Largest integer that every JSON parser represents exactly, 2^53.
 pub const MAX_WHOLE: u64 = 1 << 53;
-/// Times in milliseconds since 1970 whose year has four digits, as RFC 3339 wants it.
+/// Timestamps in milliseconds since 1970 that RFC 3339 can express: years of four digits.
 pub const TIMES_MS: RangeInclusive<i64> = 0..=253_402_300_799_999;
-/// The largest exit code of a process.
+/// Largest exit code of a process.
 pub const MAX_EXIT_CODE: u32 = 255;
-/// Restarts in place for one cause.
+/// Maximum number of restarts in place for one cause.
 pub const MAX_RESTARTS: u32 = 1_000_000;
-/// The longest time of one process, in seconds: 30,000 years.
+/// Longest duration of one process in seconds: 30,000 years.
 pub const MAX_SECONDS: f64 = 1e12;
-/// Bytes of one encoded report.
+/// Maximum size of one encoded report in bytes.
 pub const MAX_REPORT_BYTES: usize = 128 * 1024;
-/// Checkpoints in one report; the newest are named.
+/// Maximum number of checkpoints in one report; the newest are kept.
 pub const MAX_CHECKPOINTS: usize = 100;
-/// Commits in one report: the policy's, one for each reward function and one for each data set.
+/// Maximum number of commits in one report: the policy's, one for each reward function and one for each data
+/// set.
 pub const MAX_COMMITS: usize = 66;
-/// Metrics in one report.
+/// Maximum number of metrics in one report.
 pub const MAX_METRICS: usize = 512;
-/// Reasons of one warning: each symptom, computing on the CPU, and checkpoints that cannot be saved.
+/// Maximum number of reasons of one warning: each symptom, computing on the CPU, and checkpoints that cannot
+/// be saved.
 pub const MAX_WARNING_REASONS: usize = 12;
-/// Bytes of a metric's name.
+/// Maximum length of a metric's name in bytes.
 pub const MAX_NAME_BYTES: usize = 256;
-/// Bytes of the message of an ending, and of a warning.
+/// Maximum length of the message of an ending or of a warning, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 4096;
-/// Bytes of any other text, such as a path.
+/// Maximum length of any other text, such as a path, in bytes.
 pub const MAX_TEXT_BYTES: usize = 4096;
 
-/// The longest beginning of `text` that has at most `max_bytes` bytes.
+/// Returns the longest prefix of `text` that has at most `max_bytes` bytes.
 pub fn shortened(text: &str, max_bytes: usize) -> &str {
     &text[..text.floor_char_boundary(max_bytes)]
 }

@@ -14,18 +14,20 @@ use crate::{Progress, ReportRequest};
 const LINE: &str = "last report: ";
 /// Prefix of the line with the steps of the checkpoints that did not fit into the report.
 const LEFT_OUT_LINE: &str = "older checkpoints: ";
-/// Bytes of a message that Kubernetes keeps.
+/// Maximum size in bytes of a termination message that Kubernetes keeps.
 const MAX_MESSAGE_BYTES: usize = 4096;
-/// Bytes of the encoded report; base64 takes four thirds of it.
+/// Maximum size of the encoded report in bytes; base64 takes four thirds of it.
 const MAX_REPORT_BYTES: usize = 2400;
-/// Bytes of the warning of a report that would be too long.
+/// Maximum length of the warning in bytes, if the report would be too long otherwise.
 const MAX_WARNING_BYTES: usize = 512;
-/// Bytes of the reasons of the warning of such a report. All reasons of this release together take less.
+/// Maximum length of the warning's reasons in bytes, if the report would be too long otherwise. All reasons
+/// of this release together take less.
 const MAX_REASONS_BYTES: usize = 512;
 
 /// Formats the last report of a rank as a termination message, without its metrics. A report that is too long
-/// loses its commits, which were reported at the start, the end of its warning and of the list of reasons,
-/// its oldest checkpoints, whose steps are listed beside the report, and at last its restarts in place.
+/// is reduced step by step until it fits. First its commits are removed, which were reported at the start.
+/// Then the warning and its list of reasons are truncated. Then the oldest checkpoints are removed, whose
+/// steps a separate line lists. At last the counts of restarts in place are removed.
 pub fn message(report: &ReportRequest) -> String {
     let steps = report.progress.as_ref().map_or((0, 0), |progress| (progress.step, progress.num_steps));
     let (report, left_out) = fitted(report);
@@ -35,7 +37,7 @@ pub fn message(report: &ReportRequest) -> String {
     format!("{head}{list}{last}")
 }
 
-/// Parses the steps of the checkpoints that exist besides those in the message's report, oldest first.
+/// Parses the steps of existing checkpoints that did not fit into the message's report, oldest first.
 pub fn left_out_in(message: &str) -> Vec<u64> {
     let line = message.lines().find_map(|line| line.strip_prefix(LEFT_OUT_LINE));
     line.into_iter().flat_map(str::split_whitespace).filter_map(|step| step.parse().ok()).collect()
@@ -48,7 +50,8 @@ pub fn report_in(message: &str) -> Option<ReportRequest> {
     ReportRequest::decode(bytes.as_slice()).ok()
 }
 
-/// Returns a report that fits into a message, and the steps of its checkpoints without room, oldest first.
+/// Reduces a report until it fits into a message. Returns the report, and the steps of the removed
+/// checkpoints, oldest first.
 fn fitted(report: &ReportRequest) -> (ReportRequest, Vec<u64>) {
     let mut report = ReportRequest { source: None, metrics: HashMap::new(), ending: None, ..report.clone() };
     let is_too_long = |report: &ReportRequest| report.encoded_len() > MAX_REPORT_BYTES;
@@ -63,7 +66,7 @@ fn fitted(report: &ReportRequest) -> (ReportRequest, Vec<u64>) {
     let mut left_out = Vec::new();
     while is_too_long(&report) && !report.checkpoints.is_empty() {
         left_out.push(report.checkpoints.remove(0).step);
-        // An empty list would say that no checkpoint exists.
+        // An empty list that counts as complete would mean that no checkpoint exists.
         report.knows_checkpoints &= !report.checkpoints.is_empty();
     }
     if is_too_long(&report) {
@@ -76,13 +79,13 @@ fn shorten_warning(progress: &mut Progress) {
     progress.warning.truncate(shortened(&progress.warning, MAX_WARNING_BYTES).len());
     let mut num_bytes = 0;
     progress.warning_reasons.retain(|reason| {
-        // Its tag and length take a few bytes too.
+        // The protobuf tag and length of a reason take a few bytes too.
         num_bytes += reason.len() + 4;
         num_bytes <= MAX_REASONS_BYTES
     });
 }
 
-/// Formats the line with these steps, without the oldest of those that would exceed `max_bytes`.
+/// Formats the line with these steps, without the oldest steps if the line would exceed `max_bytes`.
 fn listed(steps: &[u64], max_bytes: usize) -> String {
     let line = |steps: &[u64]| {
         let words: Vec<String> = steps.iter().map(u64::to_string).collect();

@@ -1,4 +1,4 @@
-//! The client against operators that are absent, slow, hanging, refusing, restarting or false.
+//! Tests of the client against operators that are absent, slow, hanging, refusing, restarting or impostors.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
@@ -45,14 +45,14 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// The result of `action`, which must not block for good.
+/// Returns the result of `action`. Fails the test if `action` blocks.
 fn returned<T: Send + 'static>(what: &str, action: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(action()));
     receiver.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{what} does not return: {error}"))
 }
 
-/// Accepts so many connections, one after the other, and breaks each before its handshake.
+/// Accepts `count` connections, one after the other, and closes each before its handshake.
 fn break_connections(listener: &TcpListener, count: usize) {
     let listener = listener.try_clone().unwrap();
     // An operator that served on this socket left it non-blocking.
@@ -60,7 +60,7 @@ fn break_connections(listener: &TcpListener, count: usize) {
     returned("a client that tries again", move || (0..count).for_each(|_| drop(listener.accept().unwrap())));
 }
 
-/// `settings` under which a client that waits for an answer blocks for good.
+/// Returns `settings` without a timeout, so that a client that waits for an answer blocks for good.
 fn without_timeout(settings: Settings) -> Settings {
     let mut settings = settings;
     settings.pace.timeout = Duration::from_secs(24 * 3600);
@@ -128,7 +128,7 @@ fn an_operator_that_has_forgotten_everything_learns_it_all_again() {
     operator.wait_for("the checkpoint", |taken| taken.report.checkpoints.len() == 1);
     drop(operator);
     let operator = Operator::on(&listener, &authority);
-    // Nothing happens in the training meanwhile.
+    // The training reports no change meanwhile.
     let taken = operator.wait_for("the same state", |taken| taken.report.checkpoints.len() == 1);
     assert_eq!(step_of(&taken.report), 7);
 }
@@ -163,7 +163,7 @@ fn a_connection_without_an_answer_times_out() {
     returned("a client that tries again", move || {
         let (mut first, _) = listener.accept().unwrap();
         let _second = listener.accept().unwrap();
-        // Its end is the client's: either it is closed, or it is reset.
+        // The client ended the connection: it is either closed or reset.
         let _ = first.read_to_end(&mut Vec::new());
     });
     assert!(!client.finish(ending(""), Duration::from_millis(50)));
@@ -194,7 +194,7 @@ fn nothing_is_reported_to_an_operator_with_an_unknown_certificate() {
     let pod = Pod::new(&authority);
     let client = Client::start(pod.settings(operator.address)).unwrap();
     make_step(&client, 1);
-    // A client that delivers its report keeps the connection, and opens no other one.
+    // A client that delivers its report keeps its connection and opens no second one.
     eventually("two tries end without a report", || operator.num_connections() >= 3);
     assert_eq!(operator.num_calls(), 0, "the token went to a stranger");
     pod.trust(&impostor);

@@ -1,8 +1,8 @@
 //! Files that manifests, models and data sets name: regular files, opened and read within bounds.
 //!
 //! A path may lead anywhere: a device has no end, a pipe may never have a writer, and a link may leave the
-//! folder of a data set. All code of the command lines that reads a file which a user, a model or a data set
-//! names does it by the functions of this package.
+//! folder of a data set. So the command lines read each file that a user, a model or a data set names through
+//! the functions of this package.
 
 mod refusal;
 
@@ -21,14 +21,15 @@ pub use refusal::{Refusal, is_refusal, refusal_in};
 pub const MAX_MODEL_JSON_BYTES: u64 = 64 << 20;
 /// Maximum size of a manifest in bytes. The API server accepts about 1.5 MiB.
 pub const MAX_MANIFEST_BYTES: u64 = 16 << 20;
-/// Maximum size of a log of a run, or of a file of prompts, in bytes; it is held in memory as a whole.
+/// Maximum size in bytes of a run's log, or of a file of prompts, which is read into memory.
 pub const MAX_LOG_BYTES: u64 = 4 << 30;
 /// Mark that editors on Windows put in front of a text.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 /// Name by which a command line means standard input.
 const STANDARD_INPUT: &str = "-";
 
-/// Opens a regular file to read it. Nothing else is opened, and the call never waits for a writer.
+/// Opens a regular file for reading. Refuses every other kind of file, and never waits for the writer of a
+/// pipe.
 ///
 /// # Errors
 /// [`Refusal::NotRegular`] within the error, for a device, pipe, socket or folder; else the error of the
@@ -38,7 +39,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     refusal::check_is_regular(&fs::metadata(path)?)?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    // Since then the path may have been replaced.
+    // The path may have been replaced since the check.
     refusal::check_is_regular(&file.metadata()?)?;
     Ok(file)
 }
@@ -49,8 +50,8 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
     disk.f_bavail.checked_mul(disk.f_frsize)
 }
 
-/// Syncs a folder, so that the names of its files survive a power loss. The sync of a file keeps its content
-/// alone.
+/// Syncs a folder, so that the names of its files survive a power loss. Syncing a file only makes its content
+/// durable.
 ///
 /// # Errors
 /// The error of the operating system. That a file system cannot sync folders is no error.
@@ -109,7 +110,8 @@ pub fn read_rest(stream: impl Read, max_bytes: u64) -> io::Result<String> {
     text_of(read_to_end(stream, max_bytes)?)
 }
 
-/// Reads a line of at most `max_bytes` with its end; empty at the end of the stream.
+/// Reads one line of at most `max_bytes`, its line break included. Returns an empty line at the end of the
+/// stream.
 ///
 /// # Errors
 /// As [`read_argument`].
@@ -120,7 +122,7 @@ pub fn read_line(stream: &mut impl BufRead, max_bytes: u64) -> io::Result<String
     text_of(bytes)
 }
 
-/// Resolves `path` with its `..` and symbolic links, and checks that it leads below one of `folders`, which
+/// Resolves `..` and symbolic links in `path`, and checks that the result is below one of `folders`, which
 /// are resolved too.
 ///
 /// # Errors
@@ -134,7 +136,8 @@ pub fn resolve_below<'a>(path: &Path, folders: impl IntoIterator<Item = &'a Path
     }
 }
 
-/// Reads to the end, whatever the length that the file system states: a file may grow.
+/// Reads to the end of the stream. The length that the file system reports is ignored, because a file may
+/// grow.
 fn read_to_end(stream: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     stream.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;

@@ -1,11 +1,11 @@
-//! Reasons for which a file is not read, which do not pass with time.
+//! Permanent reasons for which a file is not read.
 
 use std::fs::{FileType, Metadata};
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 
-/// A file is not read, whatever the state of the machine.
+/// Reason why a file is refused. It depends on the path and the content, so a retry cannot succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// The path leads to a device, pipe, socket or folder.
@@ -39,7 +39,7 @@ pub fn refusal_in(error: &io::Error) -> Option<&Refusal> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Whether an error is a [`Refusal`]: trying again does not help.
+/// Whether an error is a [`Refusal`], so that a retry cannot succeed.
 pub fn is_refusal(error: &io::Error) -> bool {
     refusal_in(error).is_some()
 }

@@ -1,4 +1,4 @@
-//! Files of each kind, lengths at their bounds, and paths that leave their folder.
+//! Tests with files of each kind, lengths at their limits, and paths that leave their folder.
 
 use std::io::Cursor;
 use std::os::unix::fs::symlink;
@@ -23,7 +23,7 @@ fn devices_pipes_sockets_and_folders_are_never_opened() {
     for (path, expected) in [
         (Path::new("/dev/zero"), "expected a regular file, found a device"),
         (link.as_path(), "expected a regular file, found a device"),
-        // Opened to be read, it would wait for a writer.
+        // Opening a pipe for reading would wait for a writer.
         (pipe.as_path(), "expected a regular file, found a pipe"),
         (socket.as_path(), "expected a regular file, found a socket"),
         (folder.path(), "expected a regular file, found a folder"),
@@ -47,7 +47,7 @@ fn a_file_is_read_up_to_its_bound_and_not_beyond() {
         assert_eq!(error.to_string(), "expected at most 4 bytes, found more");
         assert!(is_refusal(&error));
     }
-    // Sparse: a file of this length is not read to find out how long it is.
+    // A sparse file; its length must be checked without reading it.
     File::create(&path).unwrap().set_len(1 << 33).unwrap();
     assert!(is_refusal(&read(&path, 1 << 20).unwrap_err()));
     fs::write(&path, [0xff]).unwrap();

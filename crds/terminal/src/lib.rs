@@ -1,6 +1,6 @@
-//! Standard output and error of the command lines. They show text of others: of manifests, data sets, models,
-//! servers. Control sequences in it could move the cursor, rename the window or hide text, so they are shown
-//! as escapes and not executed.
+//! Standard output and error of the command lines. They show untrusted text from manifests, data sets, models
+//! and servers. Control sequences in such text could move the cursor, rename the window or hide text, so they
+//! are shown as escapes instead of being executed.
 
 pub mod panics;
 
@@ -15,8 +15,8 @@ pub fn text() -> Output<io::Stdout> {
     Output { stream: io::stdout(), escaper: Some(Escaper::default()) }
 }
 
-/// Returns standard output for a document, such as JSON, a manifest or a log. It is escaped on a terminal; a
-/// file or another program gets every byte.
+/// Returns standard output for a document, such as JSON, a manifest or a log. The document is escaped on a
+/// terminal; a file or another program gets it unchanged.
 pub fn document() -> Output<io::Stdout> {
     let stream = io::stdout();
     let escaper = stream.is_terminal().then(Escaper::default);
@@ -28,8 +28,8 @@ pub fn messages() -> Output<io::Stderr> {
     Output { stream: io::stderr(), escaper: Some(Escaper::default()) }
 }
 
-/// Writes the messages of panics to [`messages`] from now on: a library may quote in them the text of others
-/// on which it fails.
+/// Redirects the messages of panics to [`messages`], which escapes them: the panic message of a library may
+/// quote the untrusted text on which the library fails.
 pub fn escape_panics() {
     panic::set_hook(Box::new(|panic| show_panic(panic, &mut messages())));
 }
@@ -37,7 +37,7 @@ pub fn escape_panics() {
 /// Writes the message of a panic, and its backtrace if `RUST_BACKTRACE` requests one.
 fn show_panic(panic: &PanicHookInfo<'_>, output: &mut impl Write) {
     let thread = std::thread::current();
-    // A closed stream shows nothing.
+    // An error of a closed stream cannot be shown anywhere.
     let _ = writeln!(output, "thread '{}' {panic}", thread.name().unwrap_or("without a name"));
     let backtrace = Backtrace::capture();
     if backtrace.status() == BacktraceStatus::Captured {
@@ -50,7 +50,7 @@ pub fn has_user() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-/// A stream whose text is escaped, if it is to be.
+/// An output stream that escapes its text where required.
 #[derive(Debug)]
 pub struct Output<W: Write> {
     stream: W,
@@ -66,7 +66,7 @@ impl<W: Write> Write for Output<W> {
         Ok(bytes.len())
     }
 
-    /// Writes a message at once, so that messages of several processes are not mixed.
+    /// Writes a message with a single call, so that messages of several processes are not mixed.
     fn write_fmt(&mut self, message: fmt::Arguments<'_>) -> io::Result<()> {
         self.write_all(fmt::format(message).as_bytes())
     }
@@ -79,7 +79,7 @@ impl<W: Write> Write for Output<W> {
 impl<W: Write> Drop for Output<W> {
     fn drop(&mut self) {
         if let Some(escaper) = &mut self.escaper {
-            // A closed stream shows nothing.
+            // An error of a closed stream cannot be shown anywhere.
             let _ = self.stream.write_all(escaper.finish().as_bytes());
         }
     }

@@ -46,9 +46,9 @@ enum TracesError {
     Thread,
 }
 
-/// Starts logging and tracing: log lines filtered by `levels`, and spans as the environment says, under the
-/// name `service` unless it sets one. Without a `service`, spans are not exported. The same holds, and is
-/// logged, if the environment requests an unsupported protocol.
+/// Starts logging and tracing. Log lines are filtered by `levels`. Spans are exported as the environment
+/// says, under the name `service` unless the environment sets one. Spans are not exported without a
+/// `service`, or if the environment requests an unsupported protocol, which is logged.
 pub fn start<L>(lines: L, levels: EnvFilter, service: Option<&'static str>) -> Option<Traces>
 where
     L: Layer<Registry> + Send + Sync + 'static,
@@ -161,7 +161,7 @@ fn client(
     move || builder.build()
 }
 
-/// Builds a blocking client on a separate thread, because that panics in an asynchronous runtime.
+/// Builds a blocking client on a separate thread, because building one panics in an asynchronous runtime.
 fn on_its_own_thread<T: Send + 'static>(
     make: impl FnOnce() -> reqwest::Result<T> + Send + 'static,
 ) -> Result<T, TracesError> {
@@ -179,11 +179,11 @@ where
 
 fn is_logged(metadata: &Metadata<'_>) -> bool {
     let of_exporter = metadata.target().starts_with("opentelemetry");
-    // A full queue is logged once, and at the end how many spans were lost.
+    // The exporter logs a full queue once, and the number of lost spans at the end.
     metadata.target() != TARGET && (!of_exporter || metadata.name().contains("Dropp"))
 }
 
-/// State of the export, shared with the exporter.
+/// Result of the last export, shared with the exporter.
 #[derive(Debug, Default)]
 struct Sent {
     num_lost: AtomicUsize,

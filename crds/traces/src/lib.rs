@@ -5,7 +5,7 @@
 //!                                  \--> reconcile --> calls to the API server
 //! ```
 //! OpenTelemetry's environment variables turn export on. Without them a span costs one untaken branch. Other
-//! crates decide which spans exist; this one has no clock, no job and no Kubernetes.
+//! crates decide which spans exist; this crate knows no clock, no job and no Kubernetes.
 
 mod attempt;
 mod export;

@@ -1,6 +1,6 @@
-//! Bounds of a report on the trainer's side. The operator refuses a report with one field beyond its bound,
-//! and every later report of the process has that field too, so that nothing of the run would reach the
-//! status again.
+//! Limits that the trainer applies to a report before it is sent. The operator refuses a report of which one
+//! field exceeds its limit. All later reports of the process have that field too, so none of them would reach
+//! the status.
 
 use std::collections::BTreeSet;
 
@@ -12,16 +12,17 @@ use crate::limits::{
 };
 use crate::{Checkpoint, Ending, ModelCommit, Progress, ReportRequest, TimeSpent};
 
-/// Bytes by which a report may grow after it is bounded, when it is numbered.
+/// Bytes reserved for the sequence number, which is set after the report has been bounded.
 const SEQUENCE_BYTES: usize = 16;
-/// Bytes of all checkpoints of a report, which leave room for metrics.
+/// Maximum size of all checkpoints of a report in bytes, so that there is room for metrics.
 const MAX_CHECKPOINT_BYTES: usize = MAX_REPORT_BYTES / 2;
-/// Bytes of a checkpoint's tag and length at most.
+/// Maximum size of the protobuf tag and length of a checkpoint, in bytes.
 const TAG_BYTES: usize = 8;
-/// Digits of a commit's hash.
+/// Number of hexadecimal digits of a commit's hash.
 const COMMIT_DIGITS: usize = 40;
 
-/// Keeps a report within the operator's limits: leaves out what it would refuse, and cuts long messages.
+/// Reduces a report to the operator's limits: removes entries that it would refuse, clamps numbers and
+/// truncates long messages.
 pub fn bound(report: &mut ReportRequest) {
     bound_checkpoints(&mut report.checkpoints);
     bound_commits(&mut report.commits);
@@ -35,7 +36,8 @@ pub fn bound(report: &mut ReportRequest) {
     bound_metrics(report);
 }
 
-/// Leaves out the oldest checkpoints, earlier ones of the same step, and those with texts that are too long.
+/// Removes the oldest checkpoints, duplicates of a step except for the newest, and checkpoints with too long
+/// texts.
 fn bound_checkpoints(checkpoints: &mut Vec<Checkpoint>) {
     let (mut steps, mut num_bytes) = (BTreeSet::new(), 0);
     checkpoints.reverse();
@@ -95,8 +97,8 @@ fn bound_ending(ending: &mut Ending) {
     ending.time_ms = within_times(ending.time_ms);
 }
 
-/// Leaves out metrics that the operator refuses, so that it gets the rest of the report. Names have those of
-/// data sources in them, which may be long and many: the longest of these go first.
+/// Removes metrics until the operator accepts the report. Validation metrics (`val-`) go first, the longest
+/// names before shorter ones: their names contain those of data sources, which may be long and many.
 fn bound_metrics(report: &mut ReportRequest) {
     report.metrics.retain(|name, _| name.len() <= MAX_NAME_BYTES);
     let mut names: Vec<String> = report.metrics.keys().cloned().collect();
@@ -115,7 +117,7 @@ fn shorten(text: &mut String) {
     text.truncate(limits::shortened(text, MAX_MESSAGE_BYTES).len());
 }
 
-/// The time of a clock that may be wrong, within the times that a status can have.
+/// Clamps a timestamp to the times that a status can have; the clock of a pod may be wrong.
 fn within_times(time_ms: i64) -> i64 {
     time_ms.clamp(*TIMES_MS.start(), *TIMES_MS.end())
 }

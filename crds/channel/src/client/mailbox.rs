@@ -25,12 +25,12 @@ struct State {
     version: u64,
     /// The newest version that is urgent.
     urgent_version: u64,
-    /// The newest version that the operator knows.
+    /// The newest version that the operator has acknowledged.
     acknowledged_version: u64,
     life: Life,
 }
 
-/// Whether more reports will follow.
+/// State of the mailbox: whether more reports will follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     /// The process continues.
@@ -41,7 +41,7 @@ pub(super) enum Life {
     Closed,
 }
 
-/// The state that the sender reads before it waits.
+/// Snapshot of the mailbox that the sender reads to decide whether it waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Standing {
     pub(super) has_urgent: bool,
@@ -69,7 +69,8 @@ impl Mailbox {
         }
     }
 
-    /// Waits until the operator knows everything, then lets the sender go.
+    /// Waits until the operator has acknowledged the newest urgent state, at most `timeout`, then closes the
+    /// mailbox. Returns whether the operator has acknowledged it.
     pub(super) fn close(&self, timeout: Duration) -> bool {
         let mut state = self.lock();
         state.life = Life::Closing;
@@ -87,12 +88,12 @@ impl Mailbox {
         Standing { has_urgent: state.urgent_version > state.acknowledged_version, life: state.life }
     }
 
-    /// The newest state, as it is numbered so far.
+    /// Returns a copy of the newest state, with the sequence number of the last report.
     pub(super) fn newest(&self) -> ReportRequest {
         self.lock().report.clone()
     }
 
-    /// The state to send, under a sequence number of its own, and its version.
+    /// Returns the state to send, with a new sequence number, and its version.
     pub(super) fn take(&self) -> (ReportRequest, u64) {
         let mut state = self.lock();
         state.report.sequence += 1;
@@ -113,8 +114,9 @@ impl Mailbox {
     }
 }
 
-/// Microseconds since the machine started. All processes of a rank in one attempt run on one machine, whose
-/// wall clock may be set back between two of them.
+/// Returns the microseconds since the machine started, as the first sequence number. All processes of a rank
+/// in one attempt run on one machine. Its wall clock may be set back between two processes, this clock
+/// cannot.
 fn boot_micros() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     let micros = now.tv_sec.saturating_mul(1_000_000).saturating_add(now.tv_nsec / 1000);

@@ -17,10 +17,11 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Code, Request, Response, Status};
 
-/// Time limit of whatever a test waits for; a quiet machine needs less than a second.
+/// Timeout of every wait in a test; a quiet machine needs less than a second.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The attempt whose launchers are told to ask again after a second; all others after a minute.
+/// Attempt whose launchers are told to ask again after one second. Launchers of other attempts are told to
+/// ask after a minute.
 pub(crate) const EAGER_ATTEMPT: u32 = 77;
 /// The key of each attempt's rendezvous.
 pub(crate) const KEY: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -35,7 +36,7 @@ pub(crate) enum Behaviour {
     Hang,
 }
 
-/// A report with its token.
+/// A report that the operator has accepted, with its token.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
     pub(crate) token: String,
@@ -66,7 +67,7 @@ impl Default for Service {
 }
 
 impl Service {
-    /// Counts a call, and returns once it may be answered.
+    /// Counts a call, and returns once the behaviour allows an answer.
     async fn admit(&self) -> Result<(), Status> {
         self.num_calls.fetch_add(1, Ordering::SeqCst);
         let mut behaviour = self.behaviour.subscribe();
@@ -138,7 +139,8 @@ impl Operator {
         Self::on(&listener(), authority)
     }
 
-    /// Serves on a socket that stays open when this operator is dropped, so that the next one has its port.
+    /// Starts the operator on a socket that stays open when the operator is dropped, so that the next one
+    /// gets the same port.
     pub(crate) fn on(listener: &TcpListener, authority: &Authority) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -183,17 +185,17 @@ impl Operator {
         self.service.taken.lock().unwrap().clone()
     }
 
-    /// The reports that were refused.
+    /// Returns the reports that were refused.
     pub(crate) fn refused(&self) -> Vec<ReportRequest> {
         self.service.refused.lock().unwrap().clone()
     }
 
-    /// The questions of launchers.
+    /// Returns the requests of launchers.
     pub(crate) fn questions(&self) -> Vec<FollowRequest> {
         self.service.questions.lock().unwrap().clone()
     }
 
-    /// Waits for a report that fits.
+    /// Waits for a report that satisfies `fits`.
     pub(crate) fn wait_for(&self, what: &str, fits: impl Fn(&Taken) -> bool) -> Taken {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -206,7 +208,7 @@ impl Operator {
     }
 }
 
-/// A socket that listens on a port of its own; nothing answers there yet.
+/// Returns a socket that listens on a free port; nothing answers there yet.
 pub(crate) fn listener() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").unwrap()
 }
