@@ -25,8 +25,8 @@ const EVERYWHERE: [&str; 16] = [
     "spec.workers.threads",
     "spec.runPolicy.activeDeadlineSeconds",
 ];
-/// Fields that have an effect where a process supervises the ranks: on a cluster, and in a local run of
-/// several.
+/// Fields that have an effect only if a process supervises the ranks: on a cluster, and in a local run with
+/// several ranks.
 const WITH_SEVERAL_RANKS: [&str; 5] = [
     "spec.runPolicy.terminationGracePeriodSeconds",
     "spec.runPolicy.retries.failure",

@@ -1,6 +1,6 @@
-//! Defaults for the pods of jobs, per cluster and per namespace. A namespace's override the cluster's, and
-//! the job's own fields override both. They are fields of `spec.workers` in YAML; other sections have only
-//! built-in defaults.
+//! Defaults of a cluster or of a namespace for the pods of jobs. The defaults of a namespace override those
+//! of the cluster, and the fields of a job override both. They are fields of `spec.workers` in YAML; other
+//! sections have only built-in defaults.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -64,7 +64,7 @@ pub enum Origin {
     Namespace,
     /// Set by the defaults of its cluster.
     Cluster,
-    /// Set by no other source.
+    /// Built-in default, because no other source sets the field.
     BuiltIn,
 }
 
@@ -126,8 +126,8 @@ pub fn merge(spec: &Value, namespace: Option<&Defaults>, cluster: Option<&Defaul
     MergedSpec { spec, origins }
 }
 
-/// Returns the defaults that apply to a job: those of storage only to a job without storage, and their class
-/// only to a job with a new claim.
+/// Returns the defaults that apply to a job. Default storage applies only to a job without storage, and a
+/// default storage class also to a job that requests a new claim.
 fn fitting(defaults: &Map<String, Value>, spec: &Value) -> Value {
     let mut fields = defaults.clone();
     let own = spec.pointer("/workers/storage").filter(|own| !own.is_null());

@@ -1,12 +1,12 @@
 //! Parallelism degrees over which tensors and layers can be sharded.
 
-/// Whether `sp` ranks can have equally many query heads each, with the key heads that these attend to.
+/// Whether `sp` ranks can each take equally many query heads, and the key heads to which these attend.
 pub fn divides_heads(sp: u32, (num_heads, num_kv_heads): (u64, u64)) -> bool {
     let sp = u64::from(sp);
     num_heads.is_multiple_of(sp) && (num_kv_heads.is_multiple_of(sp) || sp.is_multiple_of(num_kv_heads))
 }
 
-/// Whether `tp` ranks can sample with equal shards of every layer: of its heads, and of the feed-forward
+/// Whether `tp` ranks can sample with equal shards of every layer: of its heads and of its feed-forward
 /// width.
 pub fn tp_divides_layers(tp: u32, heads: (u64, u64), intermediate_size: u64) -> bool {
     divides_heads(tp, heads) && intermediate_size.is_multiple_of(tp.into())

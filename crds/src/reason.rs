@@ -1,4 +1,4 @@
-//! Reasons of conditions and of events, in one word for programs: a part of the API.
+//! Machine-readable reasons of conditions and Events, each a single word. They are part of the API.
 
 use crate::failure::FailureCause;
 use crate::symptoms::SymptomKind;
@@ -32,7 +32,7 @@ pub enum Reason {
     WorkersStarting,
     /// All workers run.
     WorkersRunning,
-    /// The workers of the last attempt have to be gone before the next ones start.
+    /// The workers of the last attempt must be gone before those of the next attempt start.
     Restarting,
     /// Several attempts ended soon after their start, so that the next one waits.
     WaitingToRestart,
@@ -68,7 +68,7 @@ pub enum Reason {
     NoReport,
     /// The trainer finishes steps.
     StepsAdvancing,
-    /// The trainer works, but on the CPU, although it is beside a GPU.
+    /// The trainer computes on the CPU, although the machine has a GPU.
     RunsOnCpu,
     /// The trainer continues, but its last checkpoints could not be saved.
     CheckpointNotSaved,
@@ -83,7 +83,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns every reason that there is.
+    /// Yields every reason.
     pub fn all() -> impl Iterator<Item = Self> {
         let plain = [
             Self::NotFinished,

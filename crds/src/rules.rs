@@ -1,6 +1,6 @@
 //! Rules that span fields. Each has a Kubernetes form (CEL) and a Rust form side by side, with one message.
-//! Those that refuse combinations are in the table of conflicts, from which `conflict` takes them.
-//! Rules of a single field (type, range, enum) are in the schema instead.
+//! Rules that refuse combinations come from the table of conflicts, by the function `conflict`. Rules of a
+//! single field (type, range, enum) are in the schema instead.
 
 mod algorithm;
 #[cfg(feature = "kube")]

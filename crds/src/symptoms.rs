@@ -15,7 +15,7 @@ use serde::Serialize;
 /// others meaningless are first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum SymptomKind {
-    /// Updates are skipped, for their gradients are not finite.
+    /// Updates are skipped, because their gradients are not finite.
     SkippedUpdates,
     /// Samples have no reward: their functions time out or their servers fail.
     LostRewards,
@@ -25,7 +25,7 @@ pub enum SymptomKind {
     RolloutMismatch,
     /// The mean reward has lost most of its gain.
     RewardCollapse,
-    /// Groups have equal rewards, from which nothing is learned.
+    /// Most groups have equal rewards, which give no gradient.
     EqualRewards,
     /// The policy has nearly no entropy left while rewards can still be gained.
     EntropyCollapse,
@@ -68,7 +68,8 @@ impl SymptomKind {
         }
     }
 
-    /// Changes that a user can make, the likeliest first. Fields are in backticks, as paths from `spec`.
+    /// Returns the changes that a user can make, the most promising first. Fields are in backticks, as paths
+    /// from `spec`.
     pub fn changes(self) -> &'static [&'static str] {
         match self {
             Self::SkippedUpdates => &[

@@ -28,8 +28,8 @@ use crate::warnings::Warning;
 use schema::Checker;
 use source::Source;
 
-/// A job whose manifest holds every rule, with all defaults filled in. Only [`validate`] makes one, and
-/// [`read_accepted`] of a manifest that held the rules when it was made.
+/// A job whose manifest satisfies every rule, with all defaults filled in. [`validate`] creates it;
+/// [`read_accepted`] creates it from a manifest that satisfied the rules when it was written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidatedJob {
     metadata: Metadata,
@@ -52,14 +52,15 @@ impl ValidatedJob {
         &self.spec
     }
 
-    /// Fills in the choices of the job that depend on the device.
+    /// Fills in the values that were chosen for the device.
     #[must_use]
     pub fn with(self, choices: &Choices) -> Self {
         let spec = choices.made_in(&self.spec);
         Self { spec, ..self }
     }
 
-    /// Puts the job on `device`, which replaces `Auto`. Defaults that depend on the device read this job.
+    /// Sets the device of the job, in place of `Auto`. Defaults that depend on the device are computed from
+    /// this job.
     #[must_use]
     pub fn on_device(mut self, device: Device) -> Self {
         self.spec.workers.device = device;
@@ -80,17 +81,19 @@ impl ValidatedJob {
         self
     }
 
-    /// The fields that were set and act only on a cluster: a local run says so.
+    /// Returns the paths of the fields that are set but have an effect only on a cluster, so that a local run
+    /// can report them.
     pub fn cluster_only_fields(&self) -> Vec<String> {
         crate::cluster_only::cluster_only_fields(&self.spec)
     }
 
-    /// The warnings of a valid job, such as the loss of its result.
+    /// Returns the warnings of the job, such as the loss of its result.
     pub fn warnings(&self) -> Vec<Warning> {
         crate::warnings::warnings(&self.spec)
     }
 
-    /// The job as a manifest in which every default is written out; it validates to this very job.
+    /// Formats the job as a manifest in which every default is written out. Validating that manifest gives an
+    /// equal job.
     ///
     /// # Errors
     /// When the job has no YAML form, which would be a bug of this crate.
@@ -98,7 +101,7 @@ impl ValidatedJob {
         self.to_yaml_with(&self.spec)
     }
 
-    /// The job as [`Self::to_yaml`] writes it, for files that others may read: the values of the workers'
+    /// Formats the job like [`Self::to_yaml`], for files that others may read: the values of the workers'
     /// variables and of headers are masked.
     ///
     /// # Errors
@@ -107,8 +110,9 @@ impl ValidatedJob {
         self.to_yaml_with(&variables::masked(&self.spec))
     }
 
-    /// The job as [`Self::to_yaml`] writes it, for its own ranks: the values of the workers' variables are
-    /// masked, because a trainer reads its variables from its environment. Headers are sent by the ranks.
+    /// Formats the job like [`Self::to_yaml`], for its own ranks: the values of the workers' variables are
+    /// masked, because a trainer reads its variables from its environment. Headers are kept, because the
+    /// ranks send them.
     ///
     /// # Errors
     /// Those of [`Self::to_yaml`].
@@ -138,7 +142,7 @@ impl ValidatedJob {
 /// defaults.
 ///
 /// # Errors
-/// Everything that is wrong, in the order of the text. Consequences of another problem are left out.
+/// All problems, in the order of the text. Consequences of another problem are left out.
 pub fn validate(yaml: &str) -> Result<ValidatedJob, Vec<Problem>> {
     validate_with(yaml, |_| Vec::new())
 }
@@ -161,7 +165,7 @@ pub fn read_known_fields(yaml: &str) -> Result<ValidatedJob, Box<Problem>> {
     read(yaml, |spec| schema::known_fields(&spec))
 }
 
-/// Reads a manifest whose specification `prepare` changes first.
+/// Reads a manifest after `prepare` has changed its specification.
 fn read(yaml: &str, prepare: impl FnOnce(Value) -> Value) -> Result<ValidatedJob, Box<Problem>> {
     let source = Source::parse(yaml)?;
     let field = |name: &str| source.value.get(name).cloned().unwrap_or_default();
@@ -175,7 +179,7 @@ fn read(yaml: &str, prepare: impl FnOnce(Value) -> Value) -> Result<ValidatedJob
     Ok(ValidatedJob { metadata, spec })
 }
 
-/// Validates as [`validate`] does, with further problems that the caller finds in a job without any.
+/// Validates like [`validate`]. `check` finds additional problems in a job without any.
 ///
 /// # Errors
 /// As [`validate`].
@@ -214,8 +218,7 @@ pub fn validate_with(
     Err(problems)
 }
 
-/// Checks a value of the manifest against another schema than the manifest's, such as that of a Kubernetes
-/// type.
+/// Checks a value of the manifest against a schema of another API, such as that of a Kubernetes type.
 pub fn check_schema(path: &str, schema: &Value, value: &Value) -> Vec<Problem> {
     let mut checker = Checker::default();
     checker.check_at(path, schema, value);
@@ -227,7 +230,7 @@ pub(crate) fn check_defaults(yaml: &str) -> Result<Map<String, Value>, Vec<Probl
     let source = Source::parse(yaml).map_err(|problem| vec![*problem])?;
     let mut checker = Checker::default();
     match &source.value {
-        // Only comments.
+        // The text has only comments.
         Value::Null => return Ok(Map::new()),
         value @ Value::Object(_) => checker.check_defaults(value, &crate::defaults::FIELDS),
         _ => checker.problems.push(Problem::new("", "must be a map with the one section workers")),
@@ -300,8 +303,8 @@ fn is_dns_label(name: &str) -> bool {
         && name.chars().all(|each| each.is_ascii_lowercase() || each.is_ascii_digit() || each == '-')
 }
 
-/// Whether a value is or holds an address with a user, perhaps with a password, which no message or status
-/// shows.
+/// Whether a value is, or contains, an address with a user and perhaps a password, which must not appear in
+/// messages or the status.
 fn has_password(value: &Value) -> bool {
     match value {
         Value::String(text) => text.contains("://") && text.contains('@'),

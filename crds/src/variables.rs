@@ -70,8 +70,8 @@ pub(crate) fn has_secret_value(spec: &ResolvedSpec) -> bool {
     found
 }
 
-/// Whether the last word of the name of a variable or header, such as `HF_TOKEN` and `X-Api-Key`, is one of
-/// secrets. `HF_TOKEN_PATH` names a file.
+/// Whether the last word of the name of a variable or header, such as `HF_TOKEN` or `X-Api-Key`, means a
+/// secret. `HF_TOKEN_PATH` does not: it names a file.
 pub fn is_secret_name(name: &str) -> bool {
     let last = name.rsplit(['_', '-', '.']).next().unwrap_or_default().to_ascii_uppercase();
     SECRET_WORDS.contains(&last.as_str())

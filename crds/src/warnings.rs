@@ -26,7 +26,7 @@ pub struct Warning {
     pub message: &'static str,
 }
 
-/// Everything to warn of.
+/// Returns all warnings of a job.
 pub(crate) fn warnings(spec: &ResolvedSpec) -> Vec<Warning> {
     let has_no_storage = spec.workers.storage.is_none() && spec.checkpoint.uri.is_none();
     let conditions = [

@@ -1,5 +1,5 @@
-//! Writes the CustomResourceDefinition, the schema that manifests are checked by and the field reference from
-//! the types, and the page of conflicts from their table.
+//! Writes the generated files: from the types the CustomResourceDefinition, the schema that checks manifests,
+//! and the field reference; from the table of conflicts its page.
 
 use std::fs;
 use std::path::Path;

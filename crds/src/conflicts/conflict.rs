@@ -4,7 +4,7 @@ use super::facts::{Fact, Facts};
 use super::rule::ConflictRule;
 use crate::spec::Device;
 
-/// Device that was chosen for a job: there is no `Auto`, for which no rule of a device could be decided.
+/// Device chosen for a job. There is no `Auto` variant, because rules about devices need a decided one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChosenDevice {
     /// CPUs, also where there are GPUs.

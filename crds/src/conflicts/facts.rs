@@ -1,5 +1,5 @@
-//! Facts about a job, its model and its device that a conflict may name, and where a manifest and a job show
-//! them. Those of a model are `ModelConfig::facts`.
+//! Facts about a job, its model and its device to which conflicts refer, and how they are detected in a
+//! manifest and a job. `ModelConfig::facts` detects the facts of a model.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,8 @@ use crate::resolved::{OutputHead, ResolvedSpec, samples};
 use crate::rules::{estimator, with_critic};
 use crate::spec::{DropoutPosition, LoraInit, LoraSpec, MeshSpec, RLTrainingJobSpec, VisionTraining};
 
-/// Declares the facts with the field that sets each one, or the section of the model, and words for pages.
+/// Declares the facts, each with the field that sets it (or the section of the model) and its description for
+/// the documentation.
 macro_rules! facts {
     ($($(#[$doc:meta])* $fact:ident: $field:literal, $words:literal;)*) => {
         /// Fact about a job, its model or its device.
@@ -92,7 +93,7 @@ facts! {
     Quantized: "spec.model.quantization", "quantized weights";
     /// Sampling of completions, for training or for rewards in an evaluation.
     Sampling: "spec.algorithm.kind", "training or an evaluation that samples";
-    /// Losses of whole completions, which are scored before their gradient.
+    /// Losses of full completions, whose scores are computed in a separate pass before the gradient's.
     ScoredCompletions: "spec.algorithm.kind", "preference training and reward models";
     /// Training of a reward model, whose head gives labels.
     LabelHead: "spec.algorithm", "training a reward model";
@@ -115,7 +116,7 @@ facts! {
     ReferenceShards: "spec.workers.mesh.referenceDpShard", "`spec.workers.mesh.referenceDpShard`";
     /// FSDP degree of the critic, by the manifest.
     CriticShards: "spec.workers.mesh.criticDpShard", "`spec.workers.mesh.criticDpShard`";
-    /// Kind that never reads log-probs of a reference policy.
+    /// Algorithm kind that never reads log-probs of a reference policy.
     NoReference: "spec.algorithm.kind", "`SFT`, `RewardModel` and `ProcessReward`";
     /// Estimator that reads no values of a critic.
     NoCritic: "spec.algorithm.advantage.estimator", "an advantage estimator that reads no values";
@@ -193,8 +194,8 @@ impl Fact {
 pub struct Facts(BTreeSet<Fact>);
 
 impl Facts {
-    /// Facts that a manifest alone shows. Of a model these are the parts of an architecture that the manifest
-    /// describes, and the device is not known.
+    /// Collects the facts that a manifest shows by itself. Facts about the model are included only as far as
+    /// the manifest describes its architecture. The device is not known.
     pub(crate) fn of_manifest(spec: &RLTrainingJobSpec) -> Self {
         let (model, kind) = (&spec.model, spec.algorithm.kind);
         let shape = model.architecture.as_ref();
@@ -250,7 +251,7 @@ impl Facts {
         self.0.contains(&fact)
     }
 
-    /// Adds a fact if `holds`; a fact that is in the set stays.
+    /// Adds a fact if `holds` is true. A fact that the set already has is kept in any case.
     #[must_use]
     pub fn with(mut self, fact: Fact, holds: bool) -> Self {
         if holds {

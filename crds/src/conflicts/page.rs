@@ -17,7 +17,7 @@ Everything else can be combined, as far as degrees divide the model's sizes ([fi
 |---|---|---|---|
 ";
 
-/// Formats all conflicts as a page in Markdown, those of one setting together.
+/// Formats all conflicts as a page in Markdown, grouped by setting.
 pub fn support_markdown() -> String {
     let mut text = String::from(HEAD);
     let of_fact = |fact: Fact| CONFLICTS.iter().filter(move |conflict| conflict.fact == fact);
@@ -35,7 +35,7 @@ pub fn support_markdown() -> String {
     text
 }
 
-/// Says which field to change, and to which values.
+/// Describes which field to change, and to which values.
 fn change(conflict: &Conflict) -> String {
     let field = conflict.fact.field();
     match conflict.expected() {

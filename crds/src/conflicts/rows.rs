@@ -175,13 +175,13 @@ const fn row(fact: Fact, with: &'static [Fact]) -> Conflict {
 }
 
 impl Conflict {
-    /// Refuses jobs with these texts.
+    /// Sets the texts with which jobs are refused.
     const fn because(mut self, because: &'static str, part: &'static str, expected: &'static str) -> Self {
         self.refused = Some(Refused { because, part, expected });
         self
     }
 
-    /// Refuses manifests by a rule of validation.
+    /// Sets the validation rule that refuses manifests.
     const fn rule(mut self, rule: &'static ConflictRule) -> Self {
         self.rule = Some(rule);
         self

@@ -1,4 +1,4 @@
-//! The type of a rule of validation that refuses conflicts.
+//! The type of a validation rule that refuses conflicts.
 
 /// Rule of validation that refuses one or several conflicts.
 pub(crate) struct ConflictRule {

@@ -1,5 +1,5 @@
-//! The table of conflicts against validation: rows that a manifest shows are refused with their message, and
-//! no rule outside of the table refuses a combination.
+//! Tests of the table of conflicts against validation: conflicts that a manifest shows are refused with their
+//! message, and no rule outside of the table refuses a combination.
 
 mod manifests;
 
@@ -54,10 +54,10 @@ fn reads(rule: &Rule, fact: Fact) -> bool {
     })
 }
 
-/// A rule that reads all fields of a conflict decides about the combination beside the table.
+/// A rule outside of the table that reads all fields of a conflict would decide about the same combination.
 #[test]
 fn no_rule_outside_of_the_table_refuses_a_combination() {
-    // A start from the quantization error needs a quantization, with which it does not conflict.
+    // `init: Loftq` requires a quantization, so the rule demands this combination instead of refusing it.
     let is_needed = |rule: &&Rule| rule.message.starts_with("init Loftq starts from");
     let (mut num_rules, mut num_needed) = (0, 0);
     for rule in rules::all() {

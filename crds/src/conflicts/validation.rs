@@ -1,5 +1,5 @@
-//! Conflicts that a manifest alone shows, as rules of validation: the messages, and the conditions in CEL.
-//! When a rule is broken follows from the facts of its conflicts.
+//! Validation rules of the conflicts that a manifest shows by itself: their messages and CEL conditions. The
+//! facts of a rule's conflicts decide whether it is broken.
 
 use super::rule::ConflictRule;
 use super::{CONFLICTS, Facts};
@@ -87,7 +87,7 @@ pub(crate) const DORA_DROPOUT: &ConflictRule = &ConflictRule {
     allowed: Some("Before"),
 };
 
-/// Another rank of a new adapter, or of adapters of `targetParameters`.
+/// Resizing of a newly initialized adapter, or of adapters of `targetParameters`.
 pub(crate) const RESIZED: &ConflictRule = &ConflictRule {
     scope: "spec.model.lora",
     at: "resizeAdapter",
@@ -211,7 +211,7 @@ pub(crate) const SCORED_DROPOUT: &ConflictRule = &ConflictRule {
     allowed: Some("0"),
 };
 
-/// Adapter of a folder under a reward model.
+/// Reward-model training that starts from an adapter in a folder.
 pub(crate) const REWARD_MODEL_ADAPTER: &ConflictRule = &ConflictRule {
     scope: "spec",
     at: "model.lora.adapterPath",
@@ -226,7 +226,7 @@ pub(crate) const REWARD_MODEL_ADAPTER: &ConflictRule = &ConflictRule {
     allowed: None,
 };
 
-/// Limit of prompts of a stream.
+/// Limit of the number of training prompts of a data set that is read as a stream.
 pub(crate) const STREAM_LIMIT: &ConflictRule = &ConflictRule {
     scope: "spec.data",
     at: "maxTrainPrompts",
@@ -280,7 +280,7 @@ pub(crate) const CRITIC_PRECISION_ADAPTER: &ConflictRule = &ConflictRule {
     allowed: None,
 };
 
-/// Shards of a reference without frozen weights of its own.
+/// FSDP degree of a reference policy without frozen weights of its own.
 pub(crate) const REFERENCE_SHARDS: &ConflictRule = &ConflictRule {
     scope: "spec",
     at: "workers.mesh.referenceDpShard",
@@ -294,7 +294,7 @@ pub(crate) const REFERENCE_SHARDS: &ConflictRule = &ConflictRule {
     allowed: None,
 };
 
-/// Shards of a critic without weights of its own.
+/// FSDP degree of a critic without weights of its own.
 pub(crate) const CRITIC_SHARDS: &ConflictRule = &ConflictRule {
     scope: "spec",
     at: "workers.mesh.criticDpShard",

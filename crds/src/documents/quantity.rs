@@ -1,7 +1,7 @@
-//! Kubernetes' quantities, such as `500m`, `4`, `16Gi` or `1e3`: whether a text is one, and its value. The
-//! unit is not known here.
+//! Kubernetes' quantities, such as `500m`, `4`, `16Gi` or `1e3`: whether a text is one, and its value.
+//! Callers know the unit.
 
-/// Suffixes of a quantity, none included.
+/// Suffixes of a quantity, the empty one included.
 const SUFFIXES: [&str; 16] =
     ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 
@@ -15,7 +15,7 @@ pub(crate) fn is_positive_quantity(text: &str) -> bool {
     is_number && is_above_zero && (SUFFIXES.contains(&suffix) || is_exponent(suffix))
 }
 
-/// The value of a positive quantity; `None` for any other text.
+/// Parses a positive quantity; `None` for any other text.
 pub fn value(text: &str) -> Option<f64> {
     if !is_positive_quantity(text) {
         return None;

@@ -1,11 +1,12 @@
-//! YAML from outside: manifests, settings, the operator's values. What is written is serde_saphyr's own.
+//! Reading of YAML from outside: manifests, settings, the operator's values. Callers write YAML with
+//! serde_saphyr itself.
 
 use std::borrow::Cow;
 
 use serde::de::DeserializeOwned;
 
-/// Reads one document, with as many comments as it has: by itself serde_saphyr refuses more than 32 lines of
-/// them at one place. Documents without content, such as one behind a last `---`, do not count.
+/// Reads one document, with any number of comments: by default serde_saphyr refuses more than 32 lines of
+/// comments in one place. Documents without content, such as one after a final `---`, do not count.
 ///
 /// # Errors
 /// When the text is not YAML, more than one document, or not of this type.
@@ -13,7 +14,7 @@ pub fn read_yaml<T: DeserializeOwned>(text: &str) -> Result<T, serde_saphyr::Err
     serde_saphyr::from_str_with_options(&without_empty_documents(text), options())
 }
 
-/// Reads all documents, with as many comments as they have. Documents without content are left out.
+/// Reads all documents, with any number of comments. Documents without content are left out.
 ///
 /// # Errors
 /// When the text is not YAML, or a document is not of this type.

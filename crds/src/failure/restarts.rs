@@ -10,8 +10,8 @@ use crate::spec::RetriesSpec;
 const LINE: &str = "restarts in place: ";
 
 impl FailureCause {
-    /// Whether processes that ended for this cause may restart in their pod. After the failure of a device
-    /// the pod ends instead, so that another node can run the next one.
+    /// Whether processes that ended for this cause may restart in their pod. After a device failure the pod
+    /// ends instead, so that the next one can run on another node.
     pub fn restarts_in_place(self) -> bool {
         matches!(
             self,

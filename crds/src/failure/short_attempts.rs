@@ -62,7 +62,8 @@ mod tests {
 
     #[test]
     fn a_new_checkpoint_and_a_long_attempt_end_a_series_of_short_ones() {
-        // Whether the attempt saved a checkpoint, its seconds, the short ones after it, and the delay.
+        // Columns: whether the attempt saved a checkpoint, its duration in seconds, the expected number of
+        // short attempts in a row, and the expected delay in seconds.
         let attempts = [
             (false, 5, 1, 0),
             (false, 59, 2, 5),

@@ -123,8 +123,8 @@ impl LearnsFrom {
         matches!(self, Self::ScoredPairs | Self::Steps)
     }
 
-    /// Whether the loss is one of whole completions, whose scores are computed in a pass before that of the
-    /// gradient.
+    /// Whether the loss needs the scores of full completions, which are computed in a pass before the
+    /// gradient's.
     pub fn scores_completions(self) -> bool {
         !matches!(self, Self::Demonstrations | Self::Rewards)
     }
@@ -139,7 +139,7 @@ impl LearnsFrom {
         self != Self::Rewards
     }
 
-    /// Number of completions in a row of the data set; `None` where completions are sampled.
+    /// Number of completions in one row of the data set; `None` where completions are sampled.
     pub fn completions_of_row(self) -> Option<u64> {
         match self {
             Self::Demonstrations | Self::Steps => Some(1),

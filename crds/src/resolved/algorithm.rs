@@ -58,8 +58,8 @@ pub struct ResolvedColdStart {
 }
 
 impl ResolvedColdStart {
-    /// New models learn fast. The rates of trained models are TRL's for `SFT`: 2e-5, and ten times as much
-    /// with an adapter.
+    /// Fills in the learning rate. A newly initialized model gets a high one. For a pretrained model it is
+    /// TRL's default for `SFT`: 2e-5, and ten times as much with an adapter.
     fn resolve(spec: &ColdStartSpec, model: &ModelSpec) -> Self {
         let default = match (&model.architecture, &model.lora) {
             (Some(_), _) => 1e-3,

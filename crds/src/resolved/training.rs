@@ -25,8 +25,8 @@ pub struct ResolvedTraining {
     pub epochs_per_batch: u32,
     pub max_tokens_per_micro_batch: u32,
     pub max_logprob_tokens: u32,
-    /// Settings as given: missing values are the actor's, see [`Self::critic_micro_batch_tokens`] and similar
-    /// methods.
+    /// Settings of roles as given. A missing value means that of the actor, see
+    /// [`Self::critic_micro_batch_tokens`] and similar methods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<RolesSpec>,
     pub precision: Precision,

@@ -1,5 +1,5 @@
-//! Rules of the estimator `Gdpo`, which normalises the values of the reward functions one by one: it sees
-//! nothing of what is added to their sum.
+//! Rules of the estimator `Gdpo`. It normalizes the values of each reward function separately, so whatever
+//! changes only the sum of the rewards has no effect on it.
 
 use super::algorithm::{cel_kl_placement, kl_placement};
 use super::{Check, Rule, cel_estimator, cel_kinds, cel_name, estimator, preset_of};
@@ -13,8 +13,8 @@ fn cel_is_gdpo(algorithm: &str) -> String {
     format!("{} == {}", cel_estimator(algorithm), cel_name(&AdvantageEstimatorKind::Gdpo))
 }
 
-/// Whether rewards are more than the sum of their functions: clipped, or less by a penalty on length, which
-/// the preset may include.
+/// Whether the reward differs from the sum of the reward functions: it is clipped, or reduced by a penalty on
+/// length, which may come from the preset.
 fn are_shaped(spec: &RLTrainingJobSpec) -> bool {
     let overlong = spec.rewards.overlong.clone().or(preset_of(spec).overlong);
     spec.rewards.clip.is_some() || overlong.is_some_and(|overlong| overlong.penalty_factor > 0.0)

@@ -1,5 +1,4 @@
-//! Rules of how ranks share the work, in sections. A rule is in the file of its section. Resources of
-//! nodes are not checked.
+//! Rules of parallelism, one file for each section of rules. Resources of nodes are not checked.
 
 mod conditions;
 mod degrees;

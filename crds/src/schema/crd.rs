@@ -179,7 +179,7 @@ fn begin_unobserved(root: &mut Value) {
     }
 }
 
-/// Adds the rules of the job's name, from which pods, folders and labels derive theirs.
+/// Adds the rules of the job's name, because the names of pods, folders and labels derive from it.
 fn insert_name_rule(root: &mut Value) {
     let rule = json!([
         {
@@ -196,7 +196,8 @@ fn insert_name_rule(root: &mut Value) {
     }
 }
 
-/// Replaces the descriptions of fields with an enum type: the derived schema has the type's, which says less.
+/// Replaces the descriptions of fields. For a field with an enum type, the derived schema has the description
+/// of the type, which says less than that of the field.
 fn describe(root: &mut Value) {
     for field in documented_fields() {
         if let Some(Value::Object(schema)) = schema_at_mut(root, &field.path) {
@@ -262,7 +263,7 @@ pub fn spec_schema_json(definition: &Value) -> Result<String, serde_json::Error>
     Ok(text)
 }
 
-/// Returns a schema, and those of the fields below, with [`CHECKED_KEYS`] alone.
+/// Returns a schema and all schemas of its fields, reduced to [`CHECKED_KEYS`].
 fn checked_part(schema: &Value) -> Value {
     let Some(entries) = schema.as_object() else { return schema.clone() };
     let kept = entries.iter().filter(|(key, _)| CHECKED_KEYS.contains(&key.as_str()));

@@ -20,7 +20,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The phase of these conditions.
+    /// Summarizes these conditions as a phase.
     pub fn of(conditions: &[Condition]) -> Self {
         let holds = |type_| {
             let is_it = |one: &&Condition| one.type_ == type_;

@@ -80,8 +80,8 @@ impl Course {
         median(self.recent.iter().map(seconds_of_step).collect())
     }
 
-    /// Returns the symptoms in the last steps, most important first; in the first steps of a run none but
-    /// [`NoReward`](super::SymptomKind::NoReward).
+    /// Returns the symptoms in the last steps, most important first. In the first steps of a run only
+    /// [`NoReward`](super::SymptomKind::NoReward) is detected.
     pub fn symptoms(&self) -> Vec<Symptom> {
         detect::symptoms(self)
     }

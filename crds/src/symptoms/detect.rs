@@ -6,25 +6,27 @@
 use super::course::{Course, WINDOW};
 use super::{Symptom, SymptomKind};
 
-/// Share of samples without a reward above which a run loses rewards.
+/// Fraction of samples without a reward above which rewards count as lost.
 const MAX_LOST: f64 = 0.2;
-/// Mean difference between a token's probability in rollout and training; in bf16 it is below 0.01.
+/// Largest healthy mean difference between a token's probability in rollout and training; in bf16 it is below
+/// 0.01.
 const MAX_PROBS_DIFF: f64 = 0.02;
-/// Correlation of a token's probability in rollout and training; with the same weights it is above 0.99.
+/// Least healthy correlation of a token's probability in rollout and training; with the same weights it is
+/// above 0.99.
 const MIN_CORRELATION: f64 = 0.95;
-/// Share of groups whose rewards are all equal, and which therefore give no gradient.
+/// Largest healthy fraction of groups whose rewards are all equal, and which therefore give no gradient.
 const MAX_EQUAL: f64 = 0.9;
-/// Share of the best reward from which on a task counts as learned.
+/// Fraction of the best reward from which on a task counts as learned.
 const LEARNED: f64 = 0.9;
-/// Ratio of the last steps' entropy to that of the first.
+/// Least healthy ratio of the entropy of the last steps to that of the first.
 const MIN_ENTROPY_RATIO: f64 = 0.15;
-/// KL divergence to the reference in nats per token that is far, and its growth since the first steps.
+/// Thresholds of a runaway KL divergence: its value in nats per token, and its growth since the first steps.
 const MAX_KL: f64 = 1.0;
 const KL_GROWTH: f64 = 5.0;
-/// Share of completions that reach the length limit.
+/// Largest healthy fraction of completions that reach the length limit.
 const MAX_CUT_OFF: f64 = 0.5;
-/// Ratio of a step's seconds to those of earlier steps, and the least absolute difference, because
-/// milliseconds do not matter.
+/// Thresholds of a slowdown: the ratio of a step's seconds to those of earlier steps, and the least
+/// difference in seconds, because milliseconds do not matter.
 const SLOWDOWN: f64 = 3.0;
 const MIN_SLOWDOWN_SECONDS: f64 = 0.5;
 
@@ -64,7 +66,7 @@ fn lost_rewards(course: &Course) -> Option<String> {
     })
 }
 
-/// Finds a run of any length none of whose samples has earned anything, and whether completions are cut off
+/// Detects a run of any length in which no sample has had a reward, and says whether completions are cut off
 /// before their answer.
 fn no_reward(course: &Course) -> Option<String> {
     if !is_unrewarded(course) {

@@ -1,4 +1,5 @@
-//! Each symptom in a course that has it, none in one that learns, and fields and documentation by name.
+//! Tests that each symptom is found in a course that has it and in none that learns, and that its fields and
+//! documentation exist.
 
 use super::*;
 
@@ -24,7 +25,7 @@ fn healthy(step: usize, of: usize) -> Vec<(&'static str, f64)> {
     ]
 }
 
-/// The course of a run of `num_steps` steps which learns, but for `ill` in its last ten.
+/// Returns the course of a healthy run of `num_steps` steps, with the metrics `ill` in its last ten.
 fn course(num_steps: usize, ill: &[(&'static str, f64)]) -> Course {
     let mut course = Course::default();
     for step in 1..=num_steps {
@@ -101,7 +102,8 @@ fn the_first_steps_of_a_run_and_what_is_no_step_have_no_symptoms() {
     assert_eq!((evaluations.num_steps(), evaluations.symptoms()), (0, vec![]));
 }
 
-/// The course of `num_steps` steps with these rewards, of whose completions the share `cut_off` is cut off.
+/// Returns a course of `num_steps` steps with these rewards, in which the fraction `cut_off` of completions
+/// is cut off.
 fn rewarded(num_steps: usize, rewards: f64, cut_off: Option<f64>) -> Course {
     let mut course = Course::default();
     let cut_off = cut_off.map(|cut_off| ("response_length/clip_ratio", cut_off));
@@ -153,7 +155,7 @@ fn the_evidence_of_a_slow_step_names_the_phase_that_grew() {
     assert_eq!(found[0].evidence, expected);
 }
 
-/// Fields are in backticks; anything else in backticks is a command.
+/// Fields are in backticks. Any other text in backticks is a command.
 #[test]
 fn every_field_that_is_named_is_one_of_the_specification() {
     let reference = include_str!("../../../docs/reference.md");

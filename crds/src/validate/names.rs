@@ -100,7 +100,8 @@ fn is_domain_part(text: &str) -> bool {
     has_form(text, is_plain, |byte| is_plain(&byte) || byte == b'-')
 }
 
-/// Returns whether `outer` holds for the first and the last character of a text, and `inner` for all.
+/// Returns whether `outer` holds for the first and the last character of a text, and `inner` for every
+/// character.
 fn has_form(text: &str, outer: impl Fn(&u8) -> bool, inner: impl Fn(u8) -> bool) -> bool {
     let bytes = text.as_bytes();
     bytes.first().is_some_and(&outer)

@@ -1,9 +1,9 @@
 //! Validation of single fields: a value against the schema that the API server enforces.
 //!
-//! The schema is the one of `manifests/rltrainingjobs.yaml`, so a field's type, bounds and choices are
-//! written once, at its type. `spec_schema.json` has the part of it that is checked here. Besides problems,
-//! checking gives a repaired value in which wrong fields are left out or replaced, so that rules between the
-//! other fields can still be tried.
+//! The schema is the one of `manifests/rltrainingjobs.yaml`, so that the type, bounds and choices of a field
+//! are declared once, at its type. `spec_schema.json` has the subset that is checked here. Besides problems,
+//! checking returns a repaired value without wrong fields, or with placeholders for them, so that rules about
+//! the other fields can still be checked.
 
 use std::sync::LazyLock;
 
@@ -15,14 +15,15 @@ use super::problem::Problem;
 static SPEC_SCHEMA: LazyLock<Value> =
     LazyLock::new(|| serde_json::from_str(include_str!("spec_schema.json")).unwrap_or_default());
 
-/// Least similarity of a name to be proposed instead of an unknown one (Jaro-Winkler, 1 for equal).
+/// Minimum similarity of a name that is proposed instead of an unknown one (Jaro-Winkler, 1 for equal).
 const MIN_SIMILARITY: f64 = 0.8;
 
-/// Problems that are listed of one manifest.
+/// Maximum number of problems listed for one manifest.
 pub(super) const MAX_PROBLEMS: usize = 100;
-/// Longest name of a field that was probably meant to be another one; a longer one is cut in its problem.
+/// Maximum length in bytes of an unknown field's name. A longer name is truncated in its problem, and no
+/// similar field is searched for.
 const MAX_FIELD_BYTES: usize = 128;
-/// Longest text that a problem shows as its value.
+/// Maximum length in bytes of a value that a problem shows.
 const MAX_VALUE_BYTES: usize = 4096;
 
 /// Collects the problems of single fields.
@@ -36,7 +37,8 @@ pub(super) struct Checker {
 }
 
 impl Checker {
-    /// Notes a problem, up to the number that is worth reading and that a manifest of any size may cost.
+    /// Records a problem, up to [`MAX_PROBLEMS`]: more are not worth reading, and a large manifest must not
+    /// use much memory.
     pub(super) fn push(&mut self, problem: Problem) {
         if self.problems.len() < MAX_PROBLEMS {
             self.problems.push(problem);
@@ -47,7 +49,7 @@ impl Checker {
         }
     }
 
-    /// Whether further problems are not listed.
+    /// Returns whether the list of problems is full. If so, records that there are more.
     fn is_full(&mut self) -> bool {
         let is_full = self.problems.len() >= MAX_PROBLEMS;
         if is_full {
@@ -76,7 +78,7 @@ impl Checker {
         self.check(path, schema, value);
     }
 
-    /// Paths at which rules cannot say anything new, because something is already wrong there.
+    /// Returns the paths of fields that already have a problem, about which rules cannot say anything new.
     pub(super) fn blocked_paths(&self) -> Vec<String> {
         let is_unknown = |problem: &&Problem| problem.message == UNKNOWN_FIELD;
         let wrong =
@@ -84,7 +86,7 @@ impl Checker {
         wrong.chain(self.meant.iter().cloned()).collect()
     }
 
-    /// Notes a field that does not exist, with the one that was probably meant.
+    /// Records a field that does not exist, with the field that was probably meant.
     pub(super) fn unknown_field(&mut self, parent: &str, schema: &Value, name: &str, value: &Value) {
         if self.is_full() {
             return;
@@ -214,7 +216,7 @@ impl Checker {
         repaired.into()
     }
 
-    /// Checks a map, whose keys its writer chooses: the number of entries, and each value.
+    /// Checks a map with arbitrary keys: the number of entries, and each value.
     fn check_map(&mut self, path: &str, schema: &Value, entries: &Map<String, Value>) -> Value {
         if !within(entries.len() as f64, &Value::Null, &schema["maxProperties"]) {
             self.push(Problem {
@@ -257,7 +259,7 @@ fn prune(schema: &Value, value: &Value) -> Value {
     }
 }
 
-/// A value as a problem shows it: not whole sections, and the beginning of a long text.
+/// Returns a value as a problem shows it: no maps, and only the beginning of long texts and lists.
 fn shown(value: &Value) -> Option<Value> {
     match value {
         Value::Object(_) => None,
@@ -269,7 +271,7 @@ fn shown(value: &Value) -> Option<Value> {
 
 const UNKNOWN_FIELD: &str = "is not a field";
 
-/// The smallest value that a schema accepts, to replace a wrong one.
+/// Returns a minimal value that a schema accepts, to replace a wrong one.
 fn placeholder(schema: &Value) -> Value {
     if let Some(choice) = strings(&schema["enum"]).next() {
         return choice.into();
@@ -294,7 +296,7 @@ fn placeholder(schema: &Value) -> Value {
     }
 }
 
-/// The bounds or choices of a field in words; `None` where there are none.
+/// Formats the bounds or choices of a field in words; `None` where there are none.
 pub(crate) fn allowed_range(schema: &Value) -> Option<String> {
     let choices: Vec<_> = strings(&schema["enum"]).collect();
     if !choices.is_empty() {
@@ -358,7 +360,7 @@ fn kind_in_words(value: &Value) -> &'static str {
     }
 }
 
-/// The known name that is most similar to an unknown one, ignoring case and separators.
+/// Returns the known name that is most similar to an unknown one, ignoring case and separators.
 fn most_similar<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let plain = |name: &str| name.replace(['_', '-'], "").to_lowercase();
     let similarity = |known: &&str| strsim::jaro_winkler(&plain(name), &plain(known));
@@ -367,7 +369,7 @@ fn most_similar<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     best.filter(|(_, similarity)| *similarity >= MIN_SIMILARITY).map(|(known, _)| known)
 }
 
-/// The path of a field of exactly this name somewhere below `path`.
+/// Returns the path of a field with exactly this name somewhere below `path`.
 fn below(name: &str, path: &str, schema: &Value) -> Option<String> {
     let here = properties(schema).any(|(field, _)| field == name).then(|| join(path, name));
     here.or_else(|| properties(schema).find_map(|(field, schema)| below(name, &join(path, field), schema)))

@@ -62,7 +62,7 @@ pub(super) fn value_at<'a>(spec: &'a Value, path: &str) -> Option<&'a Value> {
     })
 }
 
-/// Returns the line and column of a location; those of an empty text, which has none, are its begin.
+/// Returns the line and column of a location, both 1 for an empty text, which has no location.
 fn place(location: Location) -> (u64, u64) {
     (location.line().max(1), location.column().max(1))
 }

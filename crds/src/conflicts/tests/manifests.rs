@@ -33,7 +33,7 @@ pub(crate) fn merge(into: &mut Value, patch: &Value) {
     }
 }
 
-/// Facts that a conflict is about.
+/// Returns the facts of a conflict: the one to change, and those that rule it out.
 pub(crate) fn facts_of(conflict: &Conflict) -> Vec<Fact> {
     [&[conflict.fact][..], conflict.with].concat()
 }
