@@ -77,20 +77,20 @@ impl BatchPlan {
 }
 
 /// Returns the most sequences that one rank, or its rollout tensor-parallel group, decodes at the same time:
-/// as many as it samples in a step, within `rollout.maxConcurrentSequences`. An evaluation of more sequences
-/// takes longer, not more memory.
+/// its samples of one step, limited by `rollout.maxConcurrentSequences`. An evaluation of more sequences
+/// takes more time, not more memory.
 pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
     let samples = u64::from(spec.rollout.samples_per_prompt);
     let own = share(spec, spec.training.prompts_per_step.into()).saturating_mul(samples);
     own.clamp(1, spec.rollout.max_concurrent_sequences.into())
 }
 
-/// Number of prompts, of `num_prompts`, that the busiest sequence-parallel group of `sp` ranks processes.
+/// Returns how many of `num_prompts` prompts the busiest sequence-parallel group of `sp` ranks processes.
 pub(super) fn scored_share(spec: &ResolvedSpec, num_prompts: u64, sp: u32) -> u64 {
     num_prompts.div_ceil((spec.workers.num_ranks() / (sp * spec.workers.mesh.tp)).max(1).into())
 }
 
-/// Number of prompts, of `num_prompts`, that the busiest rank or rollout tensor-parallel group samples for.
+/// Returns for how many of `num_prompts` prompts the busiest rank or rollout tensor-parallel group samples.
 pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
     num_prompts.div_ceil((spec.workers.num_ranks() / spec.workers.mesh.rollout_tp).into())
 }
@@ -100,14 +100,14 @@ pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
 pub(super) struct TokenBudget {
     /// Tokens of each rank.
     pub(super) tokens: u32,
-    /// Sequence-parallel degree: ranks that share the tokens of the pass, and have their budgets together.
+    /// Sequence-parallel degree: number of ranks that share the tokens of the pass and add up their budgets.
     pub(super) sp: u32,
 }
 
-/// The fullest pass under a token budget, if every sequence has the maximal length;
-/// shorter sequences only make fewer passes. It follows the trainer's packing: a group contains its prompt
-/// once, the last token of a completion is not computed, and only a group that exceeds the budget is split.
-/// Ranks that share the tokens of a pass have one budget together.
+/// The fullest pass under a token budget, if every sequence has the maximal length. Shorter sequences only
+/// need fewer passes. The count follows the trainer's packing: a group contains its prompt once, the last
+/// token of a completion is not computed, and only a group that exceeds the budget is split. The budgets of
+/// the ranks of a sequence-parallel group are added up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FullPass {
     /// Tokens that one rank computes in the pass.

@@ -12,11 +12,12 @@ use super::weight_sync;
 /// Number of parameters above which models checkpoint activations on GPUs by default.
 const CHECKPOINTED_PARAMETERS: u64 = 1_000_000_000;
 
-/// Fraction of a device's memory that a choice may fill. The rest is for fragments of the allocator and for
-/// libraries.
+/// Fraction of a device's memory that a choice may fill. The rest is for fragmentation of the allocator and
+/// for libraries.
 const FILLED: f64 = 0.8;
 
-/// Most memory at the peak, relative to a merged adapter, that an unmerged one may take by default.
+/// Maximum peak memory of an unmerged adapter, relative to a merged one, for which the default is not to
+/// merge.
 const MORE_MEMORY: f64 = 1.125;
 
 /// Takes the manifest's values, or chooses defaults for `device` with `memory` bytes, where known. Reward
@@ -38,8 +39,8 @@ pub fn choices_for(
     Choices { merge_lora: merge_lora.or_else(by_default), ..chosen }
 }
 
-/// Whether merging the adapter is cheaper. An adapter stays unmerged only if nothing rules it out and it
-/// takes hardly more memory.
+/// Whether the rollout should merge the adapter. By default an adapter stays unmerged only if nothing rules
+/// it out and the peak memory hardly grows.
 fn merges_lora(
     chosen: Choices,
     spec: &ResolvedSpec,

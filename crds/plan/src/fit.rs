@@ -85,8 +85,8 @@ fn needed(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, available:
     MemoryPlan::new(spec, policy, &models.reward, &batch, Some(available)).peak_device_bytes
 }
 
-/// Returns each kind of change alone, with its first value that suffices. Where no single change does,
-/// returns all of them one after the other until they suffice together.
+/// Returns every kind of change that suffices alone, with its first value that does. If none does, returns a
+/// combination of changes.
 fn remedies(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, available: u64) -> Vec<Remedy> {
     let alone = CHANGES.iter().filter_map(|change| {
         change(spec, policy).into_iter().find_map(|(field, changed)| {
@@ -98,7 +98,7 @@ fn remedies(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, availabl
     if alone.is_empty() { together(spec, policy, models, available).into_iter().collect() } else { alone }
 }
 
-/// A change of a combination: its index in [`CHANGES`], and that of the value that it takes.
+/// One change of a combination: its index in [`CHANGES`], and the index of its value.
 #[derive(Clone, Copy)]
 struct Choice {
     change: usize,
@@ -118,8 +118,9 @@ fn combined(
     })
 }
 
-/// Combines the changes: each at the value that helps most, as long as it helps. Then each, the costliest one
-/// first, is left out or takes its first value with which the combination still suffices.
+/// Combines the changes. First adds each change with its last value, if that lowers the memory needed. Then,
+/// the costliest change first, removes each change or lowers it to the first value with which the combination
+/// still suffices.
 fn together(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, available: u64) -> Option<Remedy> {
     let remedy = |choices: &[Choice]| {
         let (fields, spec) = combined(spec, policy, choices)?;

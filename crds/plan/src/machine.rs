@@ -76,7 +76,7 @@ impl Machine {
     pub fn of_node(labels: &BTreeMap<String, String>) -> Result<Option<Self>, UnknownGpu> {
         let Some(product) = labels.get(PRODUCT_LABEL) else { return Ok(None) };
         let mut machine = Self::of_product(product)?;
-        // The driver's figure for the actual device, which also covers MIG slices.
+        // The label has the driver's figure for the actual device, which is also right for MIG slices.
         let memory = labels.get(MEMORY_LABEL).and_then(|mebibytes| mebibytes.parse::<u64>().ok());
         machine.memory_bytes = memory.map(|mebibytes| mebibytes << 20).or(machine.memory_bytes);
         Ok(Some(machine))

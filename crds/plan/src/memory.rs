@@ -133,7 +133,7 @@ impl PhaseMemory {
         Self { phase, device_bytes, host_bytes, total_bytes: device_bytes + host_bytes, terms }
     }
 
-    /// Moves all terms to the host, for jobs on a CPU.
+    /// Moves all terms to the host, which holds everything for jobs on a CPU.
     fn lies_on_host(&mut self) {
         self.terms.iter_mut().for_each(|term| term.place = Place::Host);
         (self.device_bytes, self.host_bytes) = (0, self.total_bytes);

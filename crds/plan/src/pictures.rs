@@ -1,4 +1,5 @@
-//! Pictures of a generated task: how many there are and how many tokens each takes. Never here: pixels.
+//! Pictures of a generated task: their number, and the number of tokens of each. Pixels are generated
+//! elsewhere.
 
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec::{TaskKind, VisionSpec};

@@ -65,7 +65,7 @@ pub struct PhaseSpeed {
 }
 
 impl PhaseSpeed {
-    /// Adds work of the same phase that follows in another dtype.
+    /// Adds work in another dtype that belongs to the same phase.
     fn and(self, next: Self) -> Self {
         Self {
             name: self.name,

@@ -1,4 +1,4 @@
-//! Plans of jobs: the numbers follow from the manifest.
+//! Tests of plans: the numbers follow from the manifest.
 
 use rlt_api::conflicts::{ChosenDevice, Conflict, Fact};
 use rlt_api::resolved::ResolvedSpec;
@@ -82,7 +82,8 @@ fn samples_and_updates_multiply_as_documented() {
     assert_eq!((batch.samples_per_step, batch.samples_per_update), (64, 16));
     assert_eq!(batch.updates_per_step, 12);
     assert_eq!(batch.max_sequence_tokens, 1024);
-    // A micro-batch holds a prompt of 512 with five samples of 511 more, a scoring pass a whole group.
+    // A micro-batch holds a prompt of 512 tokens with five samples of 511 each. A scoring pass holds a full
+    // group.
     assert_eq!(batch.max_micro_batches_per_update, 4);
     assert_eq!(batch.max_logprob_passes_per_step, 8);
 }
@@ -93,7 +94,7 @@ fn a_prompt_counts_once_for_the_samples_of_a_pass() {
         let change = |spec: &mut Value| spec["training"]["maxTokensPerMicroBatch"] = budget.into();
         term(change, Phase::Update, "activations")
     };
-    // Whole groups of 512 + 8 * 511, and the rest of a budget below one group.
+    // Full groups of 512 + 8 * 511 tokens, and a remaining budget that is smaller than a group.
     let group = 512 + 8 * 511;
     let token = activations(group) / group;
     assert_eq!(activations(group), token * group);
@@ -104,7 +105,7 @@ fn a_prompt_counts_once_for_the_samples_of_a_pass() {
 
 #[test]
 fn full_training_keeps_sixteen_bytes_a_parameter_and_four_more_for_a_reference() {
-    // The well-known size of this model.
+    // The published number of parameters of this model.
     let num_parameters = 494_032_768;
     let plain = planned(|_| {});
     assert_eq!(plain.parameters.unwrap().trainable, num_parameters);
@@ -157,7 +158,8 @@ fn a_cold_start_of_more_tokens_than_an_update_decides_the_activations() {
         };
         term(own, Phase::Update, "activations")
     };
-    // A prompt with two completions, or as many demonstrations, each with a prompt of its own.
+    // A micro-batch holds one prompt with two completions, or all demonstrations of a step, each with its own
+    // prompt.
     let (update, small, large) = (activations(None), activations(Some(1)), activations(Some(8)));
     assert_eq!(small, update);
     assert_eq!(large / (8 * (512 + 1023)), update / (512 + 2 * 1023));
@@ -169,7 +171,7 @@ fn checkpointing_keeps_layer_inputs_alone() {
         let change = |spec: &mut Value| spec["training"]["activationCheckpointing"] = checkpointing.into();
         term(change, Phase::Update, "activations")
     };
-    // A prompt with seven of its samples; 24 layer inputs and both sides of the final norm.
+    // A prompt with seven of its samples; inputs of 24 layers, and input and output of the final norm.
     assert_eq!(kept(true), (512 + 7 * 511) * 4 * 896 * (24 + 2));
     assert!(kept(false) > 10 * kept(true));
 }
@@ -193,7 +195,7 @@ fn the_loss_head_takes_what_one_chunk_takes() {
     };
     assert_eq!(term(small_passes, Phase::Update, "loss head chunk"), chunk);
     assert_eq!(term(small_passes, Phase::Logprob, "loss head chunk"), chunk);
-    // Of large passes the layers take more, and the head runs before them.
+    // In large passes the layers need more than the head, which runs before the backward pass of the layers.
     assert_eq!(term(|_| {}, Phase::Update, "loss head chunk"), 0);
 }
 

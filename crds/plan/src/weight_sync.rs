@@ -25,7 +25,7 @@ use super::memory::{self, adapter};
 
 /// Bytes of a trained parameter.
 const TRAINED: u64 = 4;
-/// Divisor that decides what a small adapter is: one of less than a trained parameter for 8 base weights.
+/// Divisor that defines a small adapter: less than one trained parameter for 8 base weights.
 const SMALL: u64 = 8;
 
 /// Amount of data that the weight sync of one step moves.
@@ -62,9 +62,9 @@ impl WeightSync {
     }
 }
 
-/// Number of elements of its shard of `weights` that a rank sends so that all ranks of a copy have all of
-/// them: its FSDP shard to the ranks with the same experts and the same tensor-parallel index, the gathered
-/// tensor-parallel shard to those with other indices, then its experts to those with others.
+/// Number of elements that a rank sends so that all ranks of a model copy have all of `weights`. It sends its
+/// FSDP shard to the ranks with the same experts and the same tensor-parallel index, then the gathered
+/// tensor-parallel shard to ranks with other indices, then its experts to ranks with other experts.
 pub(super) fn sent_in_sync(spec: &ResolvedSpec, model: &ModelConfig, weights: u64) -> u64 {
     let mesh = &spec.workers.mesh;
     let [shards, sp, ep, tp] = [mesh.dp_shard, mesh.sp, mesh.ep, mesh.tp].map(u64::from);

@@ -1,8 +1,9 @@
 //! Groups of identical workers of a job, their names, and the environment variables that give a process its
 //! rank.
 //!
-//! One group has ranks, `trainer`. A second one would be another entry of the plan, with its own Service,
-//! PodGroup, pod set, status and world of ranks. The group `spare` has no ranks and belongs to no attempt.
+//! Only the group `trainer` has ranks. A second group with ranks would be another entry of the plan, with its
+//! own Service, PodGroup, pod set, status and world of ranks. The group `spare` has no ranks and belongs to
+//! no attempt.
 
 use rlt_api::spec::{Device, WorkersSpec};
 use serde::Serialize;

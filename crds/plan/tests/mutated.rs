@@ -1,5 +1,5 @@
-//! Manifests and model configurations that are not as they should be: each makes a plan or is refused in
-//! words. Nothing panics, no sum overflows, and no memory is taken for sizes that are only stated.
+//! Tests with mutated manifests and model configurations: each results in a plan or in a refusal. Nothing
+//! panics, no sum overflows, and no memory is allocated for sizes that a file merely states.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -12,7 +12,7 @@ use rlt_models::ModelConfig;
 use rlt_mutations::{cases, mutated};
 use rlt_plan::{Machine, Models, plan, plan_on, planned_model};
 
-/// The files `name` in the folders below `folder` of the workspace.
+/// Returns the contents of the files called `name` in the folders below `folder` of the workspace.
 fn files(folder: &str, name: &str) -> Vec<Vec<u8>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder);
     let mut folders: Vec<_> = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).collect();

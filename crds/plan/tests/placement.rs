@@ -1,4 +1,4 @@
-//! The documentation's figures for the largest models on 64 GPUs are those of the plan.
+//! Tests that the documentation's figures for the largest models on 64 GPUs are those of the plan.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use rlt_models::ModelConfig;
@@ -10,7 +10,7 @@ const PAGE: &str = include_str!("../../../docs/memory-and-speed.md");
 /// The published `config.json` of DeepSeek-V3, in the fields that shape the model.
 const DEEPSEEK_V3: &str = include_str!("../../models/tests/fixtures/deepseek_v3.json");
 
-/// GRPO on so many nodes of 8 H100: 64 prompts of 8 samples a step, sequences of at most 2048 tokens.
+/// Plans GRPO on `nodes` nodes of 8 H100: 64 prompts of 8 samples a step, sequences of at most 2048 tokens.
 fn memory(lora: bool, offload: &Value, nodes: u32) -> MemoryPlan {
     let mut spec = json!({
         "model": {"path": "/models/deepseek-v3"},
@@ -38,19 +38,19 @@ fn memory(lora: bool, offload: &Value, nodes: u32) -> MemoryPlan {
     plan_on(&job, &models, &Machine::gpu("h100").unwrap()).memory.unwrap()
 }
 
-/// GiB of a term on the GPU in a phase.
+/// Returns the GiB of terms on the GPU in a phase.
 fn gib(memory: &MemoryPlan, phase: Phase, names: &[&str]) -> f64 {
     let phase = memory.phases.iter().find(|candidate| candidate.phase == phase).unwrap();
     let terms = phase.terms.iter().filter(|term| term.place == Place::Device && names.contains(&term.name));
     terms.map(|term| term.bytes).sum::<u64>() as f64 / f64::from(1 << 30)
 }
 
-/// Bytes of an H100.
+/// Returns the memory of an H100 in bytes.
 fn available() -> u64 {
     Machine::gpu("h100").unwrap().memory_bytes.unwrap()
 }
 
-/// A row of the page's table.
+/// Returns a row of the page's table.
 fn row(name: &str, lora: bool, offload: &Value) -> String {
     let memory = memory(lora, offload, 8);
     let of = |phase, names: &[&str]| format!("{:.1}", gib(&memory, phase, names));

@@ -1,5 +1,5 @@
-//! Table of GPUs that can be named. Memory is the total that `nvidia-smi` reports, all of which a process can
-//! allocate; rates are the vendor's dense figures (half of those with sparsity), where a source gives them.
+//! Table of GPUs by name. Memory is the total that `nvidia-smi` reports, all of which a process can allocate.
+//! Rates are the vendor's dense figures, or half of its figures with sparsity if a source gives only those.
 
 use rlt_api::spec::Device;
 
@@ -31,7 +31,7 @@ struct Gpu {
     gigabytes_per_second: f64,
     /// TFLOP/s in bf16 and fp16 (equal on all of these), TF32 and fp32.
     teraflops: [f64; 3],
-    /// GB/s one way to another GPU, and to the host.
+    /// Bandwidth in GB/s in one direction, to another GPU and to the host.
     links: [f64; 2],
 }
 
@@ -147,10 +147,10 @@ mod tests {
         ] {
             let memory = Machine::gpu(name).unwrap().memory_bytes;
             assert_eq!(of(product, None), Ok(Some((name.to_owned(), memory))), "{product}");
-            // As the driver says it.
+            // The driver's form of the product name.
             assert_eq!(Machine::of_product(&product.replace('-', " ")).unwrap().name, name);
         }
-        // A MIG slice has the memory that its driver reports.
+        // A MIG slice counts with the memory that its driver reports.
         assert_eq!(
             of("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", Some("9728")),
             Ok(Some(("h100".to_owned(), Some(9728 << 20))))

@@ -106,7 +106,7 @@ fn pairs_of_layers(lora: &LoraSpec, model: &ModelConfig) -> Trained {
             Trained {
                 num_parameters: sum.num_parameters + pairs.num_parameters(),
                 largest_of_layer: sum.largest_of_layer.max(pairs.largest()),
-                // The scaling by magnitudes keeps its input as well as its output.
+                // DoRA's scaling by magnitudes keeps its input in addition to its output.
                 adapter_width: sum.adapter_width + pairs.rank * pairs.per_token + pairs.magnitudes,
                 ..sum
             }

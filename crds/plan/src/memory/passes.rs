@@ -19,8 +19,9 @@ pub(super) struct Pass {
     pub(super) width: u64,
 }
 
-/// Number of elements of one layer that are cast to the compute dtype: those of all projections, or only of
-/// the adapter, whose frozen projections need no cast. 0 where FSDP units are gathered in the compute dtype.
+/// Number of elements of one layer that are cast to the compute dtype: those of all projections, or with an
+/// adapter only the adapter's, because frozen projections are stored in the compute dtype. 0 where FSDP units
+/// are gathered in the compute dtype.
 pub(super) fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> u64 {
     if width == FP32 || is_gathered_by_unit(spec) {
         return 0;
@@ -58,8 +59,8 @@ pub(super) fn logprob(
 /// Memory of an update of one role, whose `num_trained` parameters have gradients.
 ///
 /// From the second micro-batch on, the gradients of the earlier ones exist beside all activations. An update
-/// of one micro-batch has never both: a layer frees its activations when its gradients are made. It takes the
-/// most either when its backward pass begins or when it ends.
+/// of one micro-batch never holds both in full: a layer frees its activations when its gradients are
+/// computed. Its peak is either the beginning or the end of its backward pass.
 pub(super) fn update(
     spec: &ResolvedSpec,
     batch: &BatchPlan,
@@ -98,7 +99,7 @@ pub(super) fn update(
     larger(at_start, [gradients, layers].concat())
 }
 
-/// Returns the larger of two sets of terms that are never alive together.
+/// Returns the larger of two sets of terms that do not exist at the same time.
 pub(super) fn larger(one: Vec<MemoryTerm>, other: Vec<MemoryTerm>) -> Vec<MemoryTerm> {
     let total = |terms: &[MemoryTerm]| terms.iter().map(|term| term.bytes).sum::<u64>();
     if total(&one) >= total(&other) { one } else { other }

@@ -129,7 +129,7 @@ impl<'a> PhaseTerms<'a> {
         }
     }
 
-    /// Own terms of loading.
+    /// Terms of loading alone, without resident terms.
     pub(super) fn loading(&self) -> Vec<MemoryTerm> {
         roles::loading(self.spec, self.local, &self.trained, &self.shards)
     }
@@ -139,8 +139,8 @@ impl<'a> PhaseTerms<'a> {
         rollout::base(self.spec, self.full, &self.sync_shards)
     }
 
-    /// Own terms of the phases from weight sync until rewards are known; `memory` is the bytes of the
-    /// device, where known.
+    /// Terms of the phases from weight sync until rewards are known, without resident terms; `memory` is the
+    /// bytes of the device, where known.
     pub(super) fn sampling(&self, memory: Option<u64>) -> Vec<(Phase, Vec<MemoryTerm>)> {
         let Self { spec, batch, full, sync_shards: ref shards, .. } = *self;
         let (mut phases, mut num_cached) = (Vec::new(), 0);
@@ -168,7 +168,7 @@ impl<'a> PhaseTerms<'a> {
         phases
     }
 
-    /// Own terms of the log-prob passes; `None` for algorithms without them.
+    /// Terms of the log-prob passes alone; `None` for algorithms without them.
     pub(super) fn logprob(&self) -> Option<Vec<MemoryTerm>> {
         let Self { spec, batch, local, width, ref shards, .. } = *self;
         if spec.algorithm.is_supervised() {
@@ -197,7 +197,7 @@ impl<'a> PhaseTerms<'a> {
         Some([gathered, vec![reference], scored, vision::scoring(spec, local)].concat())
     }
 
-    /// Own terms of an update's forward and backward passes.
+    /// Terms of an update's forward and backward passes alone.
     pub(super) fn update(&self) -> Vec<MemoryTerm> {
         let Self { spec, local, width, .. } = *self;
         let (training, mesh) = (&spec.training, &spec.workers.mesh);
@@ -217,12 +217,13 @@ impl<'a> PhaseTerms<'a> {
         passes::update(self.spec, self.batch, pass.budget, offloads, &activations, shards, num_trained)
     }
 
-    /// Own terms of the optimizer's step.
+    /// Terms of the optimizer's step alone.
     pub(super) fn optimizer(&self) -> Vec<MemoryTerm> {
         let training = &self.spec.training;
         let by_critic = self.critic_width.is_some() && training.critic_offload().optimizer;
         let offloads_moments = training.offload.optimizer || by_critic;
-        // 4 for each trained parameter, or for this rank's shard of them; between updates there are none.
+        // 4 bytes for each trained parameter, or for this rank's shard of them. Between updates no gradients
+        // exist.
         let num_trained = self.trained.num_parameters;
         let gradients = self
             .larger_of_shards(&|shards| vec![term("gradients", FP32 * shards.shard_of_trained(num_trained))]);
@@ -246,8 +247,8 @@ impl<'a> PhaseTerms<'a> {
         }
     }
 
-    /// The larger of the actor's terms and the critic's `terms` of a pass. The critic passes over the same
-    /// tokens with its own budget of `max_tokens` and compute dtype.
+    /// Returns the larger of the actor's terms and the critic's `terms` of a pass. The critic processes the
+    /// same tokens with its own budget of `max_tokens` and its own compute dtype.
     fn larger_with_critic(
         &self,
         by_actor: Vec<MemoryTerm>,
@@ -260,7 +261,7 @@ impl<'a> PhaseTerms<'a> {
         larger(by_actor, terms(&pass, self.spec.training.critic_offload()))
     }
 
-    /// The larger of the actor's and the critic's terms of FSDP units.
+    /// Returns the larger of the actor's and the critic's terms of FSDP units.
     fn larger_of_shards(&self, terms: &dyn Fn(&Shards) -> Vec<MemoryTerm>) -> Vec<MemoryTerm> {
         match self.critic_width {
             None => terms(&self.shards),

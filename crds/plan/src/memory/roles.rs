@@ -32,13 +32,13 @@ pub(super) fn loading(
     let largest_tensor = model.tensors().iter().map(elements).max().unwrap_or(0);
     let read = 2 * FP32 * u64::from(READ_CHUNK_NUMBERS).min(largest_tensor);
     let quantizes = model.quantization.as_ref().is_some_and(|quantization| !quantization.is_stored);
-    // A weight is quantized at once, in the compute dtype.
+    // A weight is quantized as soon as it is read, from the compute dtype.
     let quantized = if quantizes { frozen_width(spec) * model.largest_matrix() } else { 0 };
     let starts_from_error = spec.model.lora.as_ref().is_some_and(|lora| lora.init == LoraInit::Loftq);
     // Ranks exchange the matrices of the full adapter.
     let decomposed = DECOMPOSITION * model.largest_matrix() + adapter;
     let decomposed = if quantizes && starts_from_error { FP32 * decomposed } else { 0 };
-    // The adapter's product, and its sum with the weight.
+    // Merging holds the adapter's product, and its sum with the weight.
     let folded = if spec.model.adapters.is_empty() { 0 } else { read };
     let mut terms = vec![
         on_host("weights being read", read),
@@ -59,8 +59,8 @@ pub(super) fn reference_kept(spec: &ResolvedSpec, model: &ModelConfig, shards: &
     resident_term(spec, REFERENCE, spec.training.reference_is_offloaded(), bytes)
 }
 
-/// The reference while it is read, where it is not resident. An offloaded reference is fetched unit by unit
-/// into the buffers of the FSDP units, so it takes nothing here.
+/// The reference while it is read, if it is not resident on the device. Units of an offloaded reference are
+/// fetched one by one into the buffers of the FSDP units, so this term is 0.
 pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
     let stays = on_gpu(spec) || spec.training.reference_is_offloaded();
     term(REFERENCE, if stays { 0 } else { reference_bytes(spec, model, shards) })
@@ -124,8 +124,8 @@ pub(super) fn reward_models(
     resident_term(spec, "reward models", spec.training.reward_models_are_offloaded(), weights)
 }
 
-/// A pass of the reward model with the widest activations over a rank's local samples, and the gathered units
-/// of the largest reward model.
+/// Terms of judging: a pass of the reward model with the widest activations over a rank's local samples, and
+/// the gathered units of the largest reward model.
 pub(super) fn judging(
     spec: &ResolvedSpec,
     judges: &[ModelConfig],

@@ -43,7 +43,8 @@ pub(super) fn terms(
     if on_gpu(spec) {
         return [weights, sampling].concat();
     }
-    // Memory that packing has freed stays with the process: its heap is not fragmented enough to release it.
+    // The process keeps the memory that packing has freed: its heap is not fragmented enough to release it to
+    // the system.
     let packing = packing(spec, model, activations.width);
     [weights, larger(sampling, shards.taken_over().to_vec()), vec![packing]].concat()
 }

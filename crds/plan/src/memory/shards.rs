@@ -69,7 +69,7 @@ impl ExpertShards {
         Self { ep: mesh.ep.into(), sp: mesh.sp.into(), all, layer, is_trained }
     }
 
-    /// Expert parameters of a layer that one rank computes with.
+    /// Number of expert parameters in a layer that are local to one rank.
     fn layer_here(&self) -> u64 {
         self.layer / self.ep
     }
@@ -164,8 +164,8 @@ impl Shards {
     }
 
     /// Gathered units during weight sync: one FSDP unit with all experts, and the prefetched one. With expert
-    /// parallelism the prefetched unit has only the local experts, and so has the first, next to the gathered
-    /// ones.
+    /// parallelism the prefetched unit has only the local experts, and the first unit exists in this form
+    /// too, next to its full form. Both together take no more than a second full unit.
     pub(super) fn taken_over(&self) -> [MemoryTerm; 2] {
         let layer = self.layer_bytes(self.sampling_width);
         let two_parts = layer + (self.sampling_width * self.outer).max(layer);
@@ -234,7 +234,7 @@ impl Shards {
         term("gathered gradients", bytes)
     }
 
-    /// This rank's shard of the gradients of embeddings, final norm and head, which a backward pass makes
+    /// This rank's shard of the gradients of embeddings, final norm and head, which a backward pass computes
     /// first.
     pub(super) fn gradients_outside_of_layers(&self) -> MemoryTerm {
         term("gradients", FP32 * self.shard_of(self.trained_outer))
@@ -274,10 +274,10 @@ impl Shards {
         term(FETCHED, if self.is_offloaded { part } else { 0 })
     }
 
-    /// Buffer for the prefetched shard of a layer in a pass, until it is gathered or cast. Without sharding a
-    /// layer that is stored in the compute dtype is prefetched directly to where it is used. The unit outside
-    /// of the layers is gathered before all others. On GPUs a shard that is not offloaded is cast before it
-    /// is gathered.
+    /// Buffer for the prefetched shard of a layer in a pass, until it is gathered or cast. Without sharding,
+    /// a layer that is stored in the compute dtype is prefetched directly into the buffer that compute reads.
+    /// The unit outside of the layers is gathered before all layers, so it needs no prefetch. On GPUs a shard
+    /// that is not offloaded is cast before it is gathered.
     fn on_its_way(&self, width: u64) -> MemoryTerm {
         let is_cast = self.on_gpu && self.dp_shard > 1 && width != self.kept_width;
         let comes_in_place = self.dp_shard == 1 && width == self.kept_width;

@@ -39,7 +39,7 @@ pub enum Place {
 /// A named amount of memory, such as the weights or the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryTerm {
-    /// Name of the term, stable across phases and versions.
+    /// Name of the term, the same in all phases and releases.
     pub name: &'static str,
     /// Memory that holds it.
     pub place: Place,
@@ -57,8 +57,8 @@ pub(super) fn on_host(name: &'static str, bytes: u64) -> MemoryTerm {
     MemoryTerm { name, place: Place::Host, bytes }
 }
 
-/// Returns a term that is resident for the whole run: on the device, or if it is offloaded, on the host of a
-/// GPU. What is offloaded on a CPU is in a file and takes 0 bytes.
+/// Returns a term that is resident for the whole run: on the device, or on the host of a GPU if it is
+/// offloaded. On a CPU offloaded tensors are in a file and take 0 bytes.
 pub(super) fn resident_term(
     spec: &ResolvedSpec,
     name: &'static str,

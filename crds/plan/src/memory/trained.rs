@@ -1,11 +1,11 @@
-//! Parameter counts of what a job trains: all of the model, or an adapter.
+//! Counts of the parameters that a job trains: the full model, or an adapter.
 
 use rlt_api::resolved::ResolvedSpec;
 use rlt_models::{ModelConfig, ParameterCount};
 
 use super::{adapter, vision};
 
-/// Number of the parameters of a model that a rank has before FSDP shards them.
+/// Parameter counts of the model on one rank, before FSDP shards it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalCount {
     /// All parameters of the model, or of the rank's tensor-parallel shard, with the experts of all ranks.
@@ -17,13 +17,13 @@ pub(crate) struct LocalCount {
 }
 
 impl LocalCount {
-    /// Counts what a rank computes with that has all of `model`.
+    /// Counts the parameters of the full `model`, for a rank without tensor parallelism.
     pub(crate) fn full(spec: &ResolvedSpec, model: &ModelConfig) -> Self {
         let (experts, experts_of_layer) = if distributes(spec) { model.expert_weights() } else { (0, 0) };
         Self { parameters: model.parameter_count(), experts, experts_of_layer }
     }
 
-    /// Counts what a rank trains of `model`, the full one.
+    /// Counts the parameters of the tensor-parallel shard of `model`, the full model, that a rank trains.
     pub(crate) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Self {
         let tp = spec.workers.mesh.tp as usize;
         if tp == 1 {
@@ -35,7 +35,7 @@ impl LocalCount {
     }
 }
 
-/// Whether ranks have different experts.
+/// Whether expert parallelism distributes the experts over ranks.
 fn distributes(spec: &ResolvedSpec) -> bool {
     spec.workers.mesh.ep > 1
 }
@@ -80,7 +80,8 @@ pub(super) fn outer_parameters(spec: &ResolvedSpec, model: &ModelConfig, count: 
     count.embedding + count.final_norm + count.head + vision::parameters(spec, model)
 }
 
-/// Returns the tensor-parallel shard of the model in training. Weight sync and rollout use the full model.
+/// Returns the tensor-parallel shard of the model that a rank trains. Weight sync and rollout use the full
+/// model.
 pub(crate) fn cut(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
     match spec.workers.mesh.tp {
         1 => model.clone(),

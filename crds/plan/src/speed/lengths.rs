@@ -1,4 +1,4 @@
-//! Sequence lengths for which a prediction is made.
+//! Mean sequence lengths for which step times are predicted.
 
 use rlt_api::resolved::ResolvedSpec;
 use serde::Serialize;

@@ -1,5 +1,5 @@
-//! Number of weights of a role that a rank keeps, and that it sends to other ranks: by the shards of FSDP,
-//! and for experts under expert parallelism by the ranks that hold the same experts.
+//! Weights of a role that a rank holds, and that it sends to other ranks: by the shards of FSDP, and with
+//! expert parallelism by the ranks that hold the same experts.
 
 use rlt_api::spec::MeshSpec;
 use rlt_models::ModelConfig;
@@ -15,7 +15,7 @@ pub(super) struct Sharing {
     trains_experts: bool,
 }
 
-/// Fraction of an all-gather or reduce-scatter that each of `ranks` ranks sends.
+/// Returns the fraction of a tensor that each of `ranks` ranks sends in an all-gather or reduce-scatter.
 fn of_others(ranks: f64) -> f64 {
     (ranks - 1.0) / ranks
 }
@@ -36,13 +36,14 @@ impl Sharing {
         if self.trains_experts { self.experts } else { 0.0 }
     }
 
-    /// Number of elements that a rank sends so that `weights`, all of the role, are gathered once for a pass.
+    /// Number of elements that a rank sends so that `weights`, the number of all weights of the role, are
+    /// gathered once for a pass.
     pub(super) fn sent(&self, weights: f64) -> f64 {
         let of_experts = self.experts / self.ep * of_others(self.with_same_experts());
         (weights - self.experts) * of_others(self.dp_shard) + of_experts
     }
 
-    /// Number of parameters that a rank updates, of `trained` ones.
+    /// Number of parameters that a rank updates, if the role trains `trained` parameters.
     pub(super) fn updated_parameters(&self, trained: f64) -> f64 {
         let experts = self.trained_experts();
         (trained - experts) / self.dp_shard + experts / (self.dp_shard * self.sp)
@@ -68,11 +69,12 @@ mod tests {
     #[test]
     fn ranks_with_different_experts_send_no_weights_of_experts_in_a_pass() {
         let of = |dp_shard, sp, ep| Sharing { dp_shard, sp, ep, experts: 800.0, trains_experts: true };
-        // 200 other numbers, on four ranks that each have a quarter of the experts.
+        // 200 weights outside of the experts; each of the four ranks holds a quarter of the experts.
         let apart = of(4.0, 1.0, 4.0);
         assert_eq!(apart.sent(1000.0), 150.0);
         assert_eq!((apart.updated_parameters(1000.0), apart.summed(1000.0, 4.0)), (250.0, 150.0));
-        // On four by two, of which four have the same half of the experts; two copies.
+        // Eight ranks (`dp_shard` 4, `sp` 2), four of which hold the same half of the experts; two model
+        // copies.
         let in_halves = of(4.0, 2.0, 2.0);
         assert_eq!(in_halves.sent(1000.0), 150.0 + 300.0);
         assert_eq!(in_halves.updated_parameters(1000.0), 50.0 + 100.0);

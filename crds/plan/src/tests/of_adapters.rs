@@ -1,4 +1,4 @@
-//! The memory of adapters: rank patterns, magnitudes, and Megatron's names.
+//! Tests of the memory of adapters: rank patterns, magnitudes, and module names of Megatron.
 
 use serde_json::{Value, json};
 
@@ -57,7 +57,7 @@ fn megatron_s_names_count_as_their_modules() {
     );
 }
 
-/// One prompt and eight completions, of together so many tokens.
+/// Sets one prompt and eight completions, with `tokens` tokens in total.
 fn short(tokens: u64) -> impl FnOnce(&mut Value) {
     move |spec: &mut Value| {
         spec["algorithm"]["kind"] = "GRPO".into();
@@ -81,7 +81,7 @@ fn an_adapter_stays_unmerged_by_default_if_its_products_cost_less_than_merging()
         .merge_lora
     };
     let as_it_is = |_: &mut Value| {};
-    // Folding takes 8 inputs outputs, a token's products 8 (inputs + outputs).
+    // Merging takes 8 * inputs * outputs operations, the products of a token 8 * (inputs + outputs).
     let bound = (896 * 896 + 4864 * 896) / (Q + DOWN);
     let below = (bound - 1) / 9 * 9;
     assert_eq!(merged(&as_it_is, below), Some(false));
@@ -92,9 +92,9 @@ fn an_adapter_stays_unmerged_by_default_if_its_products_cost_less_than_merging()
     assert_eq!(merged(&|spec| spec["workers"]["device"] = "Cuda".into(), below), Some(true));
     assert_eq!(merged(&|spec| spec["model"] = json!({"path": "/models/qwen"}), below), None);
     assert_eq!(merged(&|spec| spec["model"]["quantization"] = json!({}), 9000), Some(false));
-    // An adapter that is not small.
+    // An adapter of this rank is not small.
     assert_eq!(merged(&|spec| spec["model"]["lora"]["rank"] = 512.into(), 9), Some(true));
-    // Updates take the most memory, and the packed base would be beside them.
+    // Updates determine the peak, and the packed base would be resident during them.
     let keeps = |spec: &mut Value| spec["training"]["activationCheckpointing"] = false.into();
     assert_eq!(merged(&keeps, below), Some(true));
     let in_pod = |memory: &str| {
@@ -102,7 +102,8 @@ fn an_adapter_stays_unmerged_by_default_if_its_products_cost_less_than_merging()
         merged(&|spec: &mut Value| spec["workers"] = resources.clone(), below)
     };
     assert_eq!((in_pod("5Gi"), in_pod("3900Mi")), (Some(false), Some(true)));
-    // A rank that keeps a shard of the model has all of it packed in any rollout.
+    // A rank with an FSDP shard packs the full model in any rollout, so an unmerged adapter takes no more
+    // memory.
     let shared = |spec: &mut Value| {
         spec["workers"] = json!({"count": 4, "mesh": {"dpShard": 4}});
         spec["training"]["promptsPerStep"] = 4.into();

@@ -1,5 +1,5 @@
-//! The table of conflicts against the check of a model: every row that a model or a device decides is refused
-//! with its text.
+//! Tests of the table of conflicts against the check of a model: a conflict that depends on the model or the
+//! device is refused with its text.
 
 use rlt_api::conflicts::{CONFLICTS, ChosenDevice, Fact};
 use rlt_api::spec::QuantizationSpec;
@@ -16,7 +16,7 @@ fn latent() -> ModelConfig {
     ModelConfig::from_json(&serde_json::from_str(deepseek_v3).unwrap()).unwrap()
 }
 
-/// A model with the facts that are about models.
+/// Returns a model that has those of the facts that are about models.
 fn model_with(facts: &[Fact]) -> ModelConfig {
     let of_experts = [Fact::Experts, Fact::ExpertBiases, Fact::ExpertGroups, Fact::ManyExperts];
     let mut model = if facts.contains(&Fact::LatentAttention) {
@@ -55,7 +55,7 @@ fn model_with(facts: &[Fact]) -> ModelConfig {
     model
 }
 
-/// Refusals of a job with these facts, or the problems of its manifest.
+/// Returns the refusals of a job with these facts, or the problems of its manifest.
 fn refused(facts: &[Fact]) -> Result<Vec<String>, Vec<String>> {
     let mut spec = spec();
     spec["workers"] = json!({"count": 2, "device": "Cpu"});
@@ -77,7 +77,7 @@ fn every_conflict_of_a_model_or_a_device_is_refused_with_its_reason() {
     for conflict in CONFLICTS {
         let (Some(texts), facts) = (&conflict.refused, facts_of(conflict)) else { continue };
         match refused(&facts) {
-            // The manifest shows it already.
+            // Validation refuses the manifest already.
             Err(problems) => assert!(conflict.has_rule(), "{facts:?}: {problems:?}"),
             Ok(said) => {
                 let because = texts.because.replace("<part>", texts.part);
@@ -134,7 +134,7 @@ fn a_refusal_names_the_field_the_values_of_the_job_and_what_is_supported() {
     assert_eq!(refused(&[Fact::Sp, Fact::RolloutTp, Fact::OnGpu]), Ok(Vec::new()));
 }
 
-/// Preference training samples for the rewards of held-out prompts alone.
+/// Preference training samples only to compute rewards of held-out prompts.
 #[test]
 fn wide_heads_are_refused_on_gpus_where_an_evaluation_samples() {
     let num_refusals = |held_out: &[&str], algorithm: Fact| {
@@ -146,6 +146,6 @@ fn wide_heads_are_refused_on_gpus_where_an_evaluation_samples() {
     };
     assert_eq!(num_refusals(&["held.parquet"], Fact::ScoredCompletions), 1);
     assert_eq!(num_refusals(&[], Fact::ScoredCompletions), 0);
-    // Training of reward models has no rewards.
+    // Training of reward models does not sample for rewards.
     assert_eq!(num_refusals(&["held.parquet"], Fact::LabelHead), 0);
 }

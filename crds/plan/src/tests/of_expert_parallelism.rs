@@ -1,4 +1,4 @@
-//! The memory of ranks that have different experts, and the jobs that are refused them.
+//! Tests of the memory of ranks with different experts, and of refused jobs with expert parallelism.
 
 use rlt_api::validate;
 use rlt_models::{ExpertForm, ExpertGroups, Experts, ModelConfig};
@@ -43,10 +43,10 @@ fn bytes(mesh: &Value, phase: Phase, name: &str) -> u64 {
 fn a_rank_gathers_only_its_experts_and_keeps_its_shard_of_all() {
     let (fsdp, distributed) = (json!({"dpShard": 4}), json!({"dpShard": 4, "ep": 4}));
     let both = |phase, name| (bytes(&fsdp, phase, name), bytes(&distributed, phase, name));
-    // Two layers of experts, in fp32, less the three of four parts that other ranks have.
+    // Two layers of experts in fp32, without the three quarters of the experts that other ranks hold.
     let (all, own) = both(Phase::Update, "gathered weights");
     assert_eq!(all - own, 2 * 4 * OF_LAYER * 3 / 4);
-    // Gradients of experts that no other rank has are added in place.
+    // Gradients of experts that only this rank holds are added in place.
     let (all, own) = both(Phase::Update, "gathered gradients");
     assert_eq!(all - own, 3 * 4 * OF_LAYER);
     for (phase, name) in
@@ -63,7 +63,7 @@ fn a_rank_gathers_its_shard_of_the_width_of_its_experts() {
     for name in ["gathered weights", "weights", "optimizer state"] {
         let of = |mesh: &Value| bytes(mesh, Phase::Update, name);
         let (whole, part) = (of(&distributed), of(&both));
-        // Norms and routers are whole on each.
+        // Every rank has full norms and routers.
         assert!(part.abs_diff(whole / 2) < whole / 50, "{name}: {whole} {part}");
     }
 }
@@ -86,16 +86,18 @@ fn a_sync_sends_the_experts_that_others_lack() {
         let models = Models { policy: Some(mixture()), reward: Vec::new() };
         plan(&validate(&manifest(&spec)).unwrap(), &models).weight_sync.unwrap().sent_bytes
     };
-    // In fp32. One rank of four has a quarter of the experts whole, and sends it to three; a shard of one of
-    // all experts is as much.
+    // All in fp32. With `ep: 4` a rank holds a quarter of the experts and sends it to three ranks. With FSDP
+    // it sends its quarter of all experts to three ranks, which is as much.
     assert_eq!(sent(json!({"dpShard": 4, "ep": 4})), sent(json!({"dpShard": 4})));
-    // A half, of which two ranks have a half each, is sent to one.
+    // With `ep: 2` two ranks shard one half of the experts and exchange it; then each sends the half to one
+    // rank.
     let halves = sent(json!({"dpShard": 4, "ep": 2}));
     assert_eq!(halves, sent(json!({"dpShard": 4})));
-    // Half of the experts by half of their width is sent to the other half's rank, then whole halves.
+    // With `tp: 2` a rank sends its shard (half of the width) of half of the experts to one rank, then that
+    // half in full.
     let both = sent(json!({"dpShard": 2, "tp": 2, "ep": 2}));
     assert!(both.abs_diff(halves) < 100, "{both} {halves}");
-    // Ranks of a sequence-parallel group lack each other's half.
+    // Each rank of the sequence-parallel group sends its half of the experts to the other.
     assert_eq!(sent(json!({"sp": 2, "ep": 2})), 4 * LAYERS * OF_LAYER / 2);
 }
 

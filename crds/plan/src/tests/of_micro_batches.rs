@@ -1,4 +1,4 @@
-//! Plans of updates: gradients and activations exist together from the second micro-batch on.
+//! Tests of updates: gradients and activations exist together from the second micro-batch on.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::{Phase, bytes, planned};
 
 /// Tokens of a group of [`super::spec`]: a prompt of 512 and eight completions.
 const GROUP: u64 = 512 + 8 * 511;
-/// Parameters of Qwen2.5-0.5B, and those of them in its tied embeddings and its final norm.
+/// Number of parameters of Qwen2.5-0.5B, and of those in its tied embeddings and its final norm.
 const PARAMETERS: u64 = 494_032_768;
 const OUTSIDE_OF_LAYERS: u64 = 151_936 * 896 + 896;
 
@@ -31,7 +31,7 @@ fn two_micro_batches_take_all_gradients_and_all_activations() {
     assert_eq!(activations, update(4, 4, |_| {}).1, "as one micro-batch of the same size");
 }
 
-/// A full micro-batch takes the most when its backward pass begins with the head, a small one when it ends.
+/// A large micro-batch has its peak when its backward pass begins with the head, a small one when it ends.
 #[test]
 fn one_micro_batch_takes_the_larger_of_its_activations_and_its_gradients() {
     let (gradients, activations) = update(8, 8, |_| {});
@@ -44,7 +44,7 @@ fn one_micro_batch_takes_the_larger_of_its_activations_and_its_gradients() {
     assert_eq!(small, (4 * PARAMETERS, 0));
 }
 
-/// Batches of demonstrations may have more micro-batches than the updates after them.
+/// A cold start's batch of demonstrations may have more micro-batches than the updates after it.
 #[test]
 fn a_cold_start_of_two_micro_batches_takes_all_gradients_and_all_activations() {
     let cold_start = |spec: &mut Value| {

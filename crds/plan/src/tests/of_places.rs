@@ -1,5 +1,4 @@
-//! The plan's places of ranks: their numbers, neighbours and workers, and which axes of the mesh span
-//! workers.
+//! Tests of the identity of ranks: their numbers, their workers, and the axes of the mesh that span workers.
 
 use serde_json::{Value, json};
 

@@ -37,7 +37,7 @@ fn memory(quantization: Value) -> MemoryPlan {
     memory_on(quantization, json!({"device": "Cpu"}))
 }
 
-/// A rank's memory of the model, adapter included.
+/// Returns the bytes of the model's weights on a rank, adapter included.
 fn base(memory: &MemoryPlan) -> u64 {
     bytes(memory, Phase::Update, "weights") + bytes(memory, Phase::Update, "quantized weights")
 }
@@ -84,7 +84,8 @@ fn a_start_from_the_quantization_error_takes_the_memory_of_a_decomposition_and_t
     assert_eq!(held("Peft"), 0);
 }
 
-/// The base and its packed weights; embeddings, which keep 16 bits, are a fifth of this model.
+/// The quantized weights and their packed copy. The embeddings, which keep 16 bits, are a fifth of this
+/// model.
 #[test]
 fn a_base_of_135m_in_nf4_takes_a_third_of_its_bfloat16_size() {
     let held = |quantization: Value| {

@@ -1,4 +1,4 @@
-//! Degrees and lengths that a model does not allow, each answered with those that it does.
+//! Tests of degrees and lengths that a model does not allow: the refusal lists those that it allows.
 
 use rlt_api::validate;
 use rlt_models::{ModelConfig, QkNorm, RopeScaling};
@@ -8,7 +8,7 @@ use super::{check_model, manifest, qwen, spec};
 
 #[test]
 fn a_degree_of_rollout_shards_that_the_layers_do_not_allow_is_answered_with_those_that_they_do() {
-    // 14 query heads attend to 2 key heads, beside a feed-forward block 4864 wide.
+    // The model has 14 query heads, 2 key heads, and feed-forward blocks of width 4864.
     let refusal = |rollout_tp: u32| {
         let mut spec = spec();
         spec["workers"] = json!({"count": 28, "mesh": {"rolloutTp": rollout_tp}, "device": "Cpu"});
@@ -56,7 +56,7 @@ fn norms_over_all_heads_exclude_tensor_parallelism_and_long_rope_bounds_sequence
 
 #[test]
 fn an_invalid_sequence_parallel_degree_is_refused_with_the_valid_ones() {
-    // 14 query heads attend to 2 key heads.
+    // The model has 14 query heads and 2 key heads.
     let refusal = |sp: u32| {
         let mut spec = spec();
         spec["workers"] = json!({"count": 28, "mesh": {"sp": sp}, "device": "Cpu"});

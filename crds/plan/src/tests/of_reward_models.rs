@@ -23,7 +23,7 @@ fn a_reward_model_is_its_body_with_a_row_for_its_head_and_nothing_is_sampled() {
     let memory = full.memory.unwrap();
     assert!(!memory.phases.iter().any(|phase| [Phase::Rollout, Phase::WeightSync].contains(&phase.phase)));
     assert_eq!(bytes(&memory, Phase::Update, "optimizer state"), 8 * (body + 896));
-    // One number a token where a policy has one for each token of its vocabulary.
+    // The head gives one value for each token, that of a policy one for each token of the vocabulary.
     assert!(bytes(&memory, Phase::Update, "loss head chunk") <= 2 * 1024);
     let policy = of_pairs("DPO", json!({"path": "/models/qwen"})).memory.unwrap();
     assert_eq!(bytes(&memory, Phase::Update, "reference weights"), 0);

@@ -1,4 +1,4 @@
-//! Plans of jobs whose roles have a precision or a degree of their own.
+//! Tests of jobs whose roles have their own precision or degree.
 
 use rlt_api::validate;
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ fn the_weights_of_a_frozen_role_are_as_wide_as_it_computes() {
         assert_eq!(bytes(&own, Phase::Update, term), 4 * part, "{role}");
         assert_eq!(bytes(&own, Phase::Update, "critic"), bytes(&shared, Phase::Update, "critic"));
     }
-    // Only the gathered weights of a wide role are wide.
+    // Only the weights gathered for the fp32 role are wider.
     let wide = of(json!({"reference": {"precision": "Fp32"}})).memory.unwrap();
     let gathered = |memory, phase| bytes(memory, phase, "gathered weights");
     assert_eq!(gathered(&wide, Phase::Logprob), 2 * gathered(&shared, Phase::Logprob));
@@ -64,7 +64,7 @@ fn a_reference_that_follows_is_kept_in_fp32_and_computes_as_before() {
 
 #[test]
 fn a_rank_keeps_a_shard_of_each_role_by_the_role_s_degree() {
-    // The critic's micro-batches are the larger ones, so its update takes the most.
+    // The critic has the larger micro-batches, so its update determines the peak.
     let training = json!({"precision": "Bf16", "roles": {"critic": {"maxTokensPerMicroBatch": 32768}}});
     let of = |mesh: Value| planned(training.clone(), mesh).memory.unwrap();
     let (whole, total) = (of(json!({})), qwen().parameter_count().total());
@@ -80,7 +80,7 @@ fn a_rank_keeps_a_shard_of_each_role_by_the_role_s_degree() {
         assert_eq!(bytes(&own, Phase::Update, term), width * parameters.div_ceil(2), "{term}");
     }
     assert_eq!(bytes(&own, Phase::Update, "weights"), bytes(&whole, Phase::Update, "weights"));
-    // Shards are gathered, and the gradients of a sharded critic are reduced.
+    // Sharded weights are gathered, and the gradients of a sharded critic are reduced.
     for term in ["gathered weights", "gathered gradients"] {
         assert_eq!(bytes(&whole, Phase::Update, term), 0, "{term}");
         assert!(bytes(&own, Phase::Update, term) > 0, "{term}");
@@ -107,7 +107,7 @@ fn a_reference_of_its_own_degree_or_precision_takes_its_own_time() {
     let shared = of(json!({}), json!({}));
     let wide = of(json!({"reference": {"precision": "Fp32"}}), json!({}));
     assert!(seconds(&wide, "log-probs") > 1.5 * seconds(&shared, "log-probs"));
-    // Two ranks that share sequences make one pass of twice the budget, which reads the weights once.
+    // A sequence-parallel group of two ranks makes one pass with twice the budget, so weights are read once.
     let budget = json!({"reference": {"maxForwardTokens": 2048}});
     let (alone, split) = (of(budget.clone(), json!({})), of(budget, json!({"referenceSp": 2})));
     assert_eq!((split.mesh.logprob_sp, split.mesh.reference_sp), (1, 2));

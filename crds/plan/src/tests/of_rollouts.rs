@@ -1,4 +1,4 @@
-//! The plan's rollout: concurrent sequences, their cache with its bound, and the blocks that samples share.
+//! Tests of the rollout: concurrent sequences, their bounded KV cache, and the blocks that samples share.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,8 @@ use super::{Phase, bytes, planned, term};
 
 #[test]
 fn samples_of_a_prompt_share_its_blocks_in_the_cache() {
-    // 512 + 511 tokens in blocks of 16 are 64; 31 of them are shared. 8 prompts of 8 samples.
+    // 512 + 511 tokens take 64 blocks of 16 tokens, 31 of which the samples of a prompt share. 8 prompts of 8
+    // samples.
     let blocks = 8 * 65 + 56 * (64 - 31);
     let slots = (blocks + blocks / 100 + 1) * 16;
     assert_eq!(term(|_| {}, Phase::Rollout, "KV cache"), slots * 2 * 24 * 128 * 4);
@@ -17,7 +18,7 @@ fn several_ranks_divide_the_sequences_that_are_decoded_together() {
     let with = |count: u32| {
         planned(|spec| spec["workers"] = json!({"count": count, "device": "Cpu"})).batch.concurrent_sequences
     };
-    // 8 prompts of 8 samples: three of them to the fullest of three workers.
+    // 8 prompts of 8 samples; with three workers the busiest one has three of the prompts.
     assert_eq!([with(1), with(2), with(3)], [64, 32, 24]);
 }
 
@@ -57,13 +58,14 @@ fn a_longest_sequence_below_prompt_and_completion_makes_groups_smaller() {
     };
     let batch = |longest| with(longest, 1024).batch.max_sequence_tokens;
     assert_eq!((batch(None), batch(Some(800)), batch(Some(2048))), (1024, 800, 1024));
-    // Of all groups within 800 tokens those with completions of 512 and a prompt of 288 are the largest.
+    // Of all groups with at most 800 tokens a sequence, the largest has completions of 512 and a prompt of
+    // 288.
     let tokens = |longest| bytes(&with(longest, 8192).memory.unwrap(), Phase::Update, "activations");
     let of_one = tokens(None) / (512 + 8 * 511);
     assert_eq!(tokens(Some(800)), of_one * (288 + 8 * 511));
 }
 
-/// Terms of a job on `device` that a reward model judges.
+/// Plans a job on `device` whose completions a reward model judges.
 fn judged_on(device: &str, dp_shard: u32) -> crate::MemoryPlan {
     let mut spec = super::spec();
     spec["rewards"]["functions"][0] =
@@ -74,7 +76,8 @@ fn judged_on(device: &str, dp_shard: u32) -> crate::MemoryPlan {
     super::plan(&job, &models).memory.unwrap()
 }
 
-/// Blocks of a stream serve no other stream until the cache is emptied, before a sync and after sampling.
+/// Blocks that one CUDA stream has freed are not reused by others until the cache is emptied, which happens
+/// before a weight sync and after sampling.
 #[test]
 fn blocks_that_weight_sync_and_decoding_have_freed_are_counted_until_sampling_ends() {
     for dp_shard in [1, 4] {

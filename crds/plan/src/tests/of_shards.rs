@@ -1,4 +1,5 @@
-//! Memory of ranks that share a model, a sequence or the weights of the rollout, and of what is offloaded.
+//! Tests of the memory of ranks that shard a model, a sequence or the rollout's weights, and of offloaded
+//! tensors.
 
 use serde_json::{Value, json};
 
@@ -27,7 +28,7 @@ fn fsdp_ranks_store_a_shard_and_gather_two_layers_and_the_root_unit() {
         |dp_shard| rollout(dp_shard).into_iter().find(|phase| phase.phase == Phase::Rollout).unwrap();
     let embeddings = term(sharing(4), Phase::Rollout, "rollout embeddings");
     assert_eq!((embeddings, term(sharing(1), Phase::Rollout, "rollout embeddings")), (4 * 151_936 * 896, 0));
-    // Weights, moments and their shards: the packed weights are the only whole copy.
+    // Weights and both moments are sharded. The packed weights are the only full copy of the model.
     let saved = 3 * 494_032_768_u64.div_ceil(4) * 12;
     let taken_over = 4 * (outer + layer);
     let least = rollout(1).total_bytes + embeddings - saved;
@@ -79,14 +80,14 @@ fn sequence_parallel_ranks_hold_a_shard_of_each_pass() {
     let sharing = |sp: u32| {
         move |spec: &mut Value| {
             spec["workers"] = json!({"count": 4, "mesh": {"dpShard": 2, "sp": sp}, "device": "Cpu"});
-            // Half of a group's tokens, and no whole number of samples.
+            // The budget is half of a group's tokens, which is no integer number of samples.
             spec["training"]["maxTokensPerMicroBatch"] = ((512 + 8 * 511) / 2).into();
         }
     };
     let mesh = planned(sharing(2)).mesh;
     assert_eq!((mesh.dp_replicate, mesh.dp_shard, mesh.sp, mesh.world_size()), (1, 2, 2, 4));
     let passes = |sp| planned(sharing(sp)).batch.max_micro_batches_per_update;
-    // Three samples fit beside a prompt; with twice the room all eight.
+    // Three samples fit next to a prompt; all eight fit into twice the budget.
     assert_eq!((passes(1), passes(2)), (8 * 3, 8));
     let checkpointed = |sp| {
         move |spec: &mut Value| {
@@ -110,13 +111,13 @@ fn tensor_parallel_ranks_hold_a_shard_of_the_packed_weights_and_all_sequences_of
     };
     let (batch, mesh) = (planned(sampling(2)).batch, planned(sampling(2)).mesh);
     assert_eq!((mesh.rollout_tp, mesh.dp_replicate, mesh.world_size()), (2, 4, 4));
-    // 8 prompts of 8 samples for two copies of the weights.
+    // 8 prompts of 8 samples for two copies of the packed weights.
     assert_eq!((planned(sampling(1)).batch.concurrent_sequences, batch.concurrent_sequences), (16, 32));
     let of = |rollout_tp, name| term(sampling(rollout_tp), Phase::Rollout, name);
     let norms = 24 * 2 * 896 + 896;
     assert_eq!(of(1, "rollout weights"), 4 * (494_032_768 - norms));
     assert_eq!(of(2, "rollout weights") * 2, of(1, "rollout weights"));
-    // Twice the sequences of half of the key heads.
+    // Twice the sequences, with half of the key heads each.
     let blocks =
         |rollout_tp| of(rollout_tp, "KV cache") / (4 * 2 * 24 * 64 * 16 * (2 / u64::from(rollout_tp)));
     assert!(blocks(2) > blocks(1) * 19 / 10, "{} and {}", blocks(2), blocks(1));
@@ -154,13 +155,13 @@ fn offloaded_terms_count_while_prefetched_and_on_the_host_of_a_gpu() {
     assert_eq!(offloaded(Phase::Update, "gradients"), 4 * num_parameters);
     assert_eq!(offloaded(Phase::Optimizer, "fetched weights"), 4 * outer);
     assert_eq!(offloaded(Phase::Optimizer, "fetched moments"), 2 * 4 * 151_936 * 896);
-    // Sampling needs more than the weight sync. The packed weights are a separate copy.
+    // Sampling needs more memory than weight sync. The packed weights are a separate copy.
     assert_eq!(offloaded(Phase::Rollout, "gathered weights"), 0);
     assert_eq!(offloaded(Phase::Rollout, "rollout embeddings"), 4 * 151_936 * 896);
-    // Of 24 layer inputs two, beside both sides of the final norm.
+    // Two of the 24 layer inputs are on the device, and input and output of the final norm.
     assert_eq!(offloaded(Phase::Update, "activations"), (512 + 7 * 511) * 4 * 896 * (2 + 2));
-    // Without sharding and in fp32 a layer is prefetched to the place of its use; otherwise it is cast or
-    // gathered there.
+    // Without sharding and in fp32 a layer is prefetched into the buffer that compute reads. Otherwise a
+    // prefetched shard is cast or gathered into that buffer.
     assert_eq!(offloaded(Phase::Update, "fetched weights"), 0);
     let changed = |field: &'static str, value: Value| {
         move |spec: &mut Value| {

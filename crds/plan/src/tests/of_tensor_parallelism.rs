@@ -1,4 +1,4 @@
-//! The memory of ranks that have parts of every weight, and the models that are refused them.
+//! Tests of the memory of ranks with tensor-parallel shards of every weight, and of models that are refused.
 
 use rlt_api::validate;
 use rlt_models::ModelConfig;
@@ -42,20 +42,20 @@ fn bytes(mesh: &Value, phase: Phase, name: &str) -> u64 {
 fn a_rank_gathers_its_shard_of_a_layer_and_keeps_as_much_as_without_tp() {
     let (fsdp, cut) = (json!({"dpShard": 64}), json!({"dpShard": 8, "tp": 8}));
     let both = |name| (bytes(&fsdp, Phase::Update, name), bytes(&cut, Phase::Update, name));
-    // Two layers of 856 million numbers and twice 1051 million of embedding and head, in bf16; an eighth
-    // each.
+    // In bf16, two layers of 856 million parameters, and embedding and head of 1051 million each. A
+    // tensor-parallel rank gathers an eighth of them.
     let (whole, part) = both("gathered weights");
     assert!(whole > 7 * GIB && part.abs_diff(whole / 8) < GIB / 100, "{whole} {part}");
     let (whole, part) = both("gathered gradients");
     assert!(part.abs_diff(whole / 8) < GIB / 50, "{whole} {part}");
     let (whole, part) = both("loss head chunk");
     assert_eq!(part, whole / 8);
-    // 64 ranks share them either way; norms alone are on each of a group.
+    // 64 ranks share the weights in either case; only norms are replicated within a tensor-parallel group.
     for name in ["weights", "gradients", "optimizer state"] {
         let (whole, part) = both(name);
         assert!(part >= whole && part < whole + whole / 1000, "{name}: {whole} {part}");
     }
-    // The residual stream is as wide as ever, heads and feed-forward blocks are not.
+    // The residual stream keeps its width; heads and feed-forward blocks are sharded.
     let (whole, part) = both("activations");
     assert_eq!(whole, part, "layer inputs");
     let (whole, part) = both("recomputed activations");
@@ -85,7 +85,8 @@ fn a_sync_sends_the_shards_that_other_ranks_lack() {
         let models = Models { policy: Some(llama_70b()), reward: Vec::new() };
         plan(&validate(&manifest(&spec)).unwrap(), &models).weight_sync.unwrap().sent_bytes
     };
-    // A 64th of the weights to 63 others, or seven eighths of an eighth, then an eighth to seven others.
+    // With FSDP alone a rank sends its 64th of the weights to 63 ranks. With tensor parallelism it sends a
+    // 64th to 7 ranks, then the gathered eighth to 7 ranks, which is as much.
     let (shards, parts) = (sent(json!({"dpShard": 64})), sent(json!({"dpShard": 8, "tp": 8})));
     assert!(parts.abs_diff(shards) < 1000, "{parts} {shards}");
 }

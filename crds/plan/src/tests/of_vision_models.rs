@@ -65,7 +65,7 @@ fn an_adapter_of_the_tower_takes_numbers_gradients_and_activations() {
     };
     let [text, vision, both] = ["Text", "Vision", "Both"].map(|parts| planned(parts, true.into()));
     let gradients = |memory| bytes(memory, Phase::Update, "gradients");
-    // Inputs and outputs of two blocks 32 wide and of the merger of four patches.
+    // Inputs and outputs of the linear layers: two blocks of width 32, and the merger of four patches.
     let of_tower = 2 * ((32 + 96) + 2 * 32 + 2 * (32 + 128)) + (128 + 128) + (128 + 64);
     assert_eq!(gradients(&vision), 4 * 4 * of_tower);
     assert_eq!(gradients(&both), gradients(&text) + gradients(&vision));
@@ -130,7 +130,7 @@ fn features_are_kept_of_numbers_that_stay_and_of_the_rollouts_version() {
     assert_eq!(kept("Trained", reference), (1, 1));
 }
 
-/// A critic has a tower and micro-batches of its own; casts of weights are kept for the backward pass.
+/// A critic has its own tower and micro-batches. Casts of weights are kept for the backward pass.
 #[test]
 fn an_update_of_a_tower_keeps_what_its_backward_pass_needs_of_the_largest_micro_batch() {
     let models = Models { policy: Some(model()), reward: Vec::new() };
@@ -145,8 +145,8 @@ fn an_update_of_a_tower_keeps_what_its_backward_pass_needs_of_the_largest_micro_
         let memory = plan(&validate(&manifest(&spec)).unwrap(), &models).memory.unwrap();
         bytes(&memory, Phase::Update, "tower activations")
     };
-    // Four patches a token: their pixels, two blocks 32 wide with norms that keep nothing in fp32, the
-    // merger.
+    // A token has four patches. Each keeps its pixels, two blocks of width 32 whose norms keep nothing in
+    // fp32, and its share of the merger.
     let of_patch = 96 + 2 * (9 * 32 + 3 * 128) + 4 * 32;
     let of_image = 4 * 512 * 4 * (8 * 32 + 3 * 128 + 96);
     let expected = |width: u64, tokens: u64| 4 * tokens * width * of_patch + of_image + 2 * tokens * 4 * 64;
@@ -154,7 +154,7 @@ fn an_update_of_a_tower_keeps_what_its_backward_pass_needs_of_the_largest_micro_
     assert_eq!(activations(changes.clone()), expected(4, 4096));
     changes["roles"] = json!({"critic": {"maxTokensPerMicroBatch": 8192}});
     assert_eq!(activations(changes.clone()), expected(4, 8192));
-    // The images of two prompts fill no micro-batch.
+    // The images of two prompts do not fill a micro-batch.
     changes["promptsPerStep"] = 2.into();
     assert_eq!(activations(changes), expected(4, 1024));
     let casts = 2 * model().num_vision_parameters();
@@ -184,7 +184,7 @@ fn a_trained_or_adapted_tower_is_refused_where_there_is_none() {
     }
 }
 
-/// Tokens of images are tokens of a prompt: in the sequences of the cache, and as patches of the tower.
+/// Image tokens count as prompt tokens: in the KV cache, and as patches of the tower.
 #[test]
 fn tokens_of_images_count_as_those_of_the_prompt_that_they_are() {
     let described = |max_prompt_tokens: u32| {
@@ -212,13 +212,13 @@ fn tokens_of_images_count_as_those_of_the_prompt_that_they_are() {
     let tower = |memory| bytes(memory, Phase::Rollout, "tower activations");
     assert_eq!(tower(&long), 10 * tower(&short));
     let cache = |memory| bytes(memory, Phase::Rollout, "KV cache");
-    // Keys and values of 576 tokens more of each of the 8 prompts, which the samples of a group share.
+    // Keys and values of 576 additional tokens for each of the 8 prompts. The samples of a group share them.
     let bytes_per_token = 2 * 2 * 64 * 4;
     let more = cache(&long) - cache(&short);
     assert!((8 * 576 * bytes_per_token..8 * 600 * bytes_per_token).contains(&more), "{more}");
 }
 
-/// A tower computes where the model does; patches of pictures stay in the host's memory until then.
+/// The tower computes on the model's device. Patches of pictures stay in host memory until they are needed.
 #[test]
 fn a_gpu_holds_the_tower_and_features_but_no_pictures() {
     let mut spec = spec();

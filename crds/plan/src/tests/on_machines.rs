@@ -1,4 +1,4 @@
-//! Plans for machines: device-dependent choices, places of terms, fit and times.
+//! Tests of plans for machines: device-dependent choices, placement of terms, fit and times.
 
 use proptest::prelude::*;
 use rlt_api::spec::{Device, Precision};
@@ -47,7 +47,7 @@ fn the_base_of_an_adapter_is_on_gpus_once_in_the_compute_dtype() {
     let weights = bytes(&memory, Phase::Update, "weights");
     assert_eq!(weights, 2 * num_parameters.div_ceil(8) + 4 * adapter.div_ceil(8));
     assert!((16.9..17.2).contains(&(weights as f64 / f64::from(1 << 30))), "{weights}");
-    // Offloaded weights take no device memory, except for prefetched units.
+    // Offloaded weights take no device memory except for prefetched units.
     let offloaded = planned(&large(), "h100", |spec| {
         adapter_on(8)(spec);
         spec["training"]["offload"] = json!({"parameters": true});
@@ -56,7 +56,7 @@ fn the_base_of_an_adapter_is_on_gpus_once_in_the_compute_dtype() {
     assert_eq!(place(&offloaded, Phase::Update, "weights"), Some(Place::Host));
     assert!(offloaded.peak_device_bytes < memory.peak_device_bytes);
     assert!(offloaded.peak_host_bytes >= memory.peak_host_bytes + weights);
-    // A frozen weight is no cast, beside an adapter's.
+    // Frozen weights are stored in the compute dtype, so only the adapter's weights are cast.
     let alone = planned(&qwen(), "h100", |spec| adapter_on(1)(spec));
     let adapter = alone.parameters.unwrap().trainable;
     let memory = alone.memory.unwrap();
@@ -96,7 +96,7 @@ fn open_choices_are_made_for_the_device() {
     assert!(!small.activation_checkpointing, "half a billion parameters");
     let sharded = |spec: &mut Value| spec["workers"] = json!({"count": 64, "mesh": {"dpShard": 64}});
     assert!(choices(&large(), "h100", sharded).activation_checkpointing);
-    // The rank's shard and a short pass leave room for all activations.
+    // With a shard per rank and short passes there is room for all activations.
     let short = |spec: &mut Value| {
         spec["workers"] = json!({"count": 64, "mesh": {"dpShard": 64}});
         spec["data"]["maxPromptTokens"] = 8.into();
@@ -135,7 +135,7 @@ fn a_job_that_cannot_fit_is_reported_with_values_that_would() {
     for remedy in &misfit.remedies {
         assert!(remedy.needed_bytes <= misfit.available_bytes, "{remedy:?}");
     }
-    // The value is one with which the job fits, and the next larger one is none.
+    // The job fits with the proposed value, and not with the next larger one.
     let tokens: u32 = fields[0].split([':', ' ']).nth(2).unwrap().parse().unwrap();
     let with = |tokens: u32| {
         fit(&|spec: &mut Value| {
@@ -146,7 +146,7 @@ fn a_job_that_cannot_fit_is_reported_with_values_that_would() {
     };
     assert!(with(tokens).fits && !with(2 * tokens).fits, "{tokens}");
     assert!(fit(&|_| {}).fits && fit(&|_| {}).remedies.is_empty());
-    // One worker can never train all of a 72B model; many that share it can.
+    // One worker can never train a full 72B model; many workers that shard it can.
     let alone = planned(&large(), "h100", |_| {}).fit.unwrap();
     let remedy = alone.remedies.first().unwrap();
     let sharded =
@@ -156,7 +156,7 @@ fn a_job_that_cannot_fit_is_reported_with_values_that_would() {
     assert!(sharded.contains(" with workers.ranksPerWorker: 8"), "{alone:?}");
 }
 
-/// A node with eight GPUs is one worker, whose ranks exchange weights within the node.
+/// A node with eight GPUs is one worker, so weights are exchanged within the node.
 #[test]
 fn more_gpus_of_a_worker_are_proposed_before_more_workers() {
     let proposed = |workers: Value| {
@@ -187,12 +187,12 @@ fn a_roofline_follows_the_machine() {
     assert!((total / h100.step_seconds - 1.0).abs() < 1e-9);
     let update = h100.phases.iter().find(|phase| phase.name == "update").unwrap();
     assert_eq!(update.bound, Bound::Compute);
-    // Recomputation takes time and is no work of the model.
+    // Recomputation takes time, but is no FLOP of the model.
     let again = planned(&qwen(), "h100", |spec| spec["training"]["activationCheckpointing"] = true.into());
     assert!(again.speed.unwrap().update_mfu < 0.85 * h100.update_mfu);
 }
 
-/// The machine of a report, as its limits were measured beside it, in the contest's dtype.
+/// Returns the machine of a benchmark report, with limits measured next to the benchmark in its dtype.
 fn measured(gigaflops: f64, gigabytes: f64) -> Machine {
     let fp32 = 1e9 * gigaflops;
     Machine {
@@ -207,7 +207,7 @@ fn measured(gigaflops: f64, gigabytes: f64) -> Machine {
     }
 }
 
-/// Our row of a contest: seconds of rollout, reference and update, and of the step.
+/// Returns this trainer's row of a benchmark: seconds of rollout, reference and update, and of the step.
 fn reported(report: &str, contest: &str) -> [f64; 4] {
     let section = report.split("### ").find(|section| section.starts_with(&format!("{contest}\n"))).unwrap();
     let row = section.lines().find(|line| line.starts_with("| ours |")).unwrap();
@@ -215,7 +215,7 @@ fn reported(report: &str, contest: &str) -> [f64; 4] {
     [numbers[1], numbers[2], numbers[3], numbers[0]]
 }
 
-/// GFLOP/s and GB/s that were measured right after a contest.
+/// Returns the GFLOP/s and GB/s that were measured right after a benchmark.
 fn limits(report: &str, contest: &str) -> (f64, f64) {
     let section = report.split("### ").find(|section| section.starts_with(&format!("{contest}\n"))).unwrap();
     let words: Vec<&str> = section.split_whitespace().collect();
@@ -279,7 +279,7 @@ fn shorter_sequences_take_the_time_of_a_job_that_allows_no_longer_ones_and_the_m
     assert_eq!(planned.speed, planned_short.speed);
     assert_eq!(planned.memory, longest.memory);
     assert!(longest.speed.unwrap().step_seconds > 3.0 * planned.speed.unwrap().step_seconds);
-    // A missing mean is the longest length, and no mean is longer.
+    // A missing mean defaults to the longest length, which no mean may exceed.
     assert_eq!(MeanLengths::of(long.spec(), None, None), Ok(MeanLengths::longest(long.spec())));
     for completion in [0, 513] {
         let error = MeanLengths::of(long.spec(), None, Some(completion)).unwrap_err().to_string();
@@ -288,7 +288,7 @@ fn shorter_sequences_take_the_time_of_a_job_that_allows_no_longer_ones_and_the_m
     }
 }
 
-/// Jobs that differ in everything that decides memory.
+/// Strategy of jobs that differ in every setting that decides memory.
 fn jobs() -> impl Strategy<Value = Value> {
     let training = (0u32..3, any::<bool>(), 1u32..5, prop::sample::select(vec!["Fp32", "Bf16", "Auto"]));
     (training, prop::sample::select(vec!["GRPO", "PPO", "DrGRPO"]), any::<bool>(), 1u32..4).prop_map(
@@ -338,7 +338,7 @@ proptest! {
         let mut spec = spec;
         spec["workers"]["device"] = "Cuda".into();
         let is = |bit: u32| which & bit != 0;
-        // Checkpointing in both plans: they differ by the offload alone.
+        // Both plans use checkpointing, so that only the offload differs.
         spec["training"]["activationCheckpointing"] = true.into();
         let here = memory_of(&spec);
         spec["training"]["offload"] =
