@@ -1,5 +1,5 @@
-//! The rules in CEL, which the API server evaluates, and those in Rust are the same: both give the same
-//! messages for each bad specification, and every rule has a specification that breaks it.
+//! Tests that the rules in CEL, which the API server evaluates, agree with those in Rust: both give the same
+//! messages for each invalid specification, and every rule has a specification that breaks it.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
@@ -16,7 +16,8 @@ fn schema() -> Value {
     definition.pointer("/spec/versions/0/schema/openAPIV3Schema").unwrap().clone()
 }
 
-/// Defaults are filled in before rules are tried, as the API server does.
+/// Returns the API server's messages for a manifest. Like the API server it fills in defaults before it
+/// checks rules.
 fn api_server_messages(schema: &CompiledSchema, manifest: &Value) -> BTreeSet<String> {
     let verdict = kube_cel::Validator::new().validate_compiled(schema, manifest, None);
     verdict.map_or_else(
@@ -92,7 +93,7 @@ fn is_about_changes(rule: &Value) -> bool {
     rule["rule"].as_str().is_some_and(|rule| rule.contains("oldSelf"))
 }
 
-/// The API server's messages for a change of a good specification, from one patch to another.
+/// Returns the API server's messages for a change of a valid specification from one patch to another.
 fn change_messages(before: &Value, after: &Value) -> BTreeSet<String> {
     let with_status = |spec| {
         let mut object = manifest(spec);
@@ -160,8 +161,8 @@ fn fields_read_at_a_restart_can_be_changed_while_suspended() {
     }
 }
 
-/// The API server's CEL refuses them as names; the evaluator of these tests does not (CEL's grammar,
-/// RESERVED).
+/// The API server's CEL refuses reserved words as names (CEL's grammar, RESERVED); the evaluator of these
+/// tests does not.
 #[test]
 fn no_rule_uses_a_reserved_name() {
     const RESERVED: [&str; 18] = [
@@ -187,7 +188,7 @@ fn no_rule_uses_a_reserved_name() {
     fn check(schema: &Value) {
         let rules = schema["x-kubernetes-validations"].as_array().into_iter().flatten();
         for rule in rules.filter_map(|rule| rule["rule"].as_str()) {
-            // Every second piece is a quoted text with any words.
+            // Every second piece is a quoted text, which may contain any words.
             for code in rule.split('\'').step_by(2) {
                 let mut words = code.split(|each: char| !each.is_alphanumeric() && each != '_');
                 assert!(!words.any(|word| RESERVED.contains(&word)), "{rule}");

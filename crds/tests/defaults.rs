@@ -1,4 +1,4 @@
-//! Defaults of clusters and namespaces, which a job overrides, and the source of each value.
+//! Tests of the defaults of clusters and namespaces, which a job overrides, and of the source of each value.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
@@ -65,7 +65,7 @@ fn the_innermost_defaults_win_and_are_named_as_the_source() {
 
 #[test]
 fn defaults_written_by_the_api_server_hide_no_other_default() {
-    // As the definition fills the section in.
+    // The section as stored by the API server, with the defaults of the definition.
     let stored = json!({
         "count": 1, "ranksPerWorker": 1, "balance": "Work", "resources": {"extra": {}}, "nodeSelector": {}, "env": [],
         "imagePullSecrets": [], "tolerations": [],

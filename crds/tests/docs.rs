@@ -1,4 +1,4 @@
-//! The documentation names fields that exist, and shows manifests that are valid.
+//! Tests that the documentation names existing fields and shows valid manifests.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const REFERENCE: &str = include_str!("../../docs/reference.md");
-/// Sections whose fields pages also name without `spec.` before them.
+/// Sections whose fields the pages may name without the prefix `spec.`.
 const SECTIONS: [&str; 10] = [
     "algorithm",
     "checkpoint",
@@ -22,7 +22,7 @@ const SECTIONS: [&str; 10] = [
 /// Names of files and weights that look like fields.
 const NO_FIELDS: [&str; 4] = ["data.json", "model.json", "model.safetensors", "model.visual"];
 
-/// The pages besides the generated one.
+/// Returns all pages except for the generated one.
 fn pages() -> Vec<(PathBuf, String)> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let files = fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path());

@@ -1,5 +1,5 @@
-//! The rewards of the examples, on rows in the form of the data sets that they name: a right completion earns
-//! every reward that is computed by the trainer, and a wrong one does not.
+//! Tests of the examples' rewards on rows in the form of their data sets: a right completion earns every
+//! reward that the trainer computes, and a wrong one does not.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
 
@@ -10,7 +10,8 @@ use rlt_algorithms::reward::{Given, NO_VERDICTS, Sample};
 use rlt_api::ValidatedJob;
 use serde_json::{Value, json};
 
-/// A row's ground truth, a right completion as the example's prompt asks for it, and a wrong one.
+/// A row's ground truth with a right completion, in the form that the example's prompt requests, and a wrong
+/// one.
 struct Row {
     ground_truth: Value,
     right: &'static str,
@@ -37,7 +38,7 @@ fn dapo_math() -> Row {
     }
 }
 
-/// The rows that stand for a data set of the hub, a file or a task.
+/// Returns the row that stands for a data set of the hub, a file or a task.
 fn row_of(source: &str) -> Row {
     match source {
         "openai/gsm8k" => gsm8k(),
@@ -54,7 +55,7 @@ fn row_of(source: &str) -> Row {
     }
 }
 
-/// The names of the data sets, files and tasks of a job.
+/// Returns the names of the data sets, files and tasks of a job.
 fn sources(job: &ValidatedJob) -> Vec<String> {
     let data = serde_json::to_value(&job.spec().data).unwrap();
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -87,7 +88,7 @@ fn a_right_completion_earns_the_reward_of_every_example() {
     let mut num_checked = 0;
     for path in manifests() {
         let text = fs::read_to_string(&path).unwrap();
-        // A workflow has its job inside.
+        // The manifest of a workflow contains its job.
         let Ok(job) = rlt_api::validate(&text) else {
             assert!(text.contains("argoproj.io"), "{} is not valid", path.display());
             continue;

@@ -1,5 +1,6 @@
-//! Formulas by their names in a manifest: every loss, estimator and preset is reached by its name, with every
-//! parameter that a manifest gives. The golden test of `rlt-core` compares the formulas with a peer's values.
+//! Tests of formulas by their names in a manifest: a manifest can select every loss, estimator and preset,
+//! and set each of its parameters. The golden test of `rlt-core` compares the formulas with the values of
+//! another project.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a broken fixture should end the test")]
 
@@ -10,7 +11,7 @@ use rlt_api::resolved::{Kl, PairPreference, PolicyGradient, Preference};
 use rlt_api::spec::{AdvantageEstimatorKind, AlgorithmKind, LearnsFrom, PolicyLossKind, PreferenceLossKind};
 use serde_json::{Value, json};
 
-/// A good manifest with this algorithm; GRPO where it says no kind.
+/// Returns a valid manifest with this algorithm; the kind defaults to GRPO.
 fn manifest(mut algorithm: Value) -> String {
     let mut manifest: Value = serde_saphyr::from_str(include_str!("fixtures/arithmetic.yaml")).unwrap();
     if algorithm.get("kind").is_none() {
@@ -35,16 +36,17 @@ fn pairs(algorithm: Value) -> PairPreference {
     }
 }
 
-/// A value that no formula has by default: it can only be the manifest's.
+/// Returns a value that is the default of no formula, so that only the manifest can have set it.
 fn unusual(parameter: &Parameter, idx: usize) -> ParameterValue {
     match parameter.range {
-        // Other flags are true by default.
+        // Flags other than `runningMean` are true by default.
         Range::Flag => (parameter.name == "runningMean").into(),
         Range::Number { min, max } => (min + (max - min) * (0.11 + 0.07 * idx as f64)).into(),
     }
 }
 
-/// The choice of a formula with an unusual value for each of its parameters, and those parameters.
+/// Returns the choice of a formula with an unusual value for each of its parameters, and these values by
+/// name.
 fn chosen<F: Family>(formula: F, choice: &str) -> (Value, Vec<(&'static str, ParameterValue)>) {
     let parameters = formula.parameters().iter().enumerate();
     let parameters: Vec<_> = parameters.map(|(idx, each)| (each.name, unusual(each, idx))).collect();
@@ -150,7 +152,7 @@ fn a_preset_is_reached_by_its_name_and_has_its_own_parts() {
     }
 }
 
-/// The parts that a preset selects, in words.
+/// Describes the parts that a preset selects.
 fn parts_of(kind: &str) -> [String; 5] {
     let job = rlt_api::validate(&manifest(json!({"kind": kind}))).unwrap();
     let algorithm = job.spec().algorithm.policy_gradient.clone().unwrap();

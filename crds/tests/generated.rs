@@ -1,4 +1,4 @@
-//! The generated files are up to date, and fit the limits of the API server.
+//! Tests that the generated files are up to date and within the limits of the API server.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ fn the_committed_definition_is_the_generated_one() {
     );
 }
 
-/// A schema that was not generated again would accept what the API server refuses, or the reverse.
+/// An outdated schema would accept manifests that the API server refuses, or the reverse.
 #[test]
 fn the_committed_schema_of_manifests_is_the_generated_one() {
     let definition = rlt_api::custom_resource_definition().unwrap();
@@ -27,7 +27,7 @@ fn the_committed_schema_of_manifests_is_the_generated_one() {
     );
 }
 
-/// The check of a manifest reads no key that its schema leaves out.
+/// The schema of manifests lacks no key that the check of a manifest reads.
 #[test]
 fn the_schema_of_manifests_finds_the_problems_that_the_definition_finds() {
     fn compare(path: &str, full: &Value, checked: &Value) -> usize {
@@ -83,7 +83,7 @@ fn the_committed_page_of_conflicts_is_the_generated_one() {
     assert!(rlt_api::support_markdown() == SUPPORT, "docs/support.md is {REMEDY}");
 }
 
-/// Client-side apply stores the whole object in an annotation, and annotations end at 256 KiB.
+/// Client-side apply stores the object in an annotation, and annotations are limited to 256 KiB.
 #[test]
 fn the_definition_stays_below_200_kilobytes() {
     let definition: Value = serde_saphyr::from_str(MANIFEST).unwrap();
@@ -118,8 +118,8 @@ fn every_field_of_the_definition_has_a_type_and_a_description() {
     check("", definition.pointer("/spec/versions/0/schema/openAPIV3Schema").unwrap());
 }
 
-/// `kubectl apply` removes fields of a list's items that are not in the file, and the API server would fill
-/// in the default again: every apply would be a change.
+/// `kubectl apply` removes fields of list items that are not in the file. The API server would fill in the
+/// default again, so that every apply would be a change.
 #[test]
 fn no_item_of_a_list_of_the_specification_has_a_default() {
     fn check(path: &str, schema: &Value, is_in_list: bool) -> usize {
@@ -161,7 +161,7 @@ fn every_list_and_text_of_the_specification_is_bounded() {
     check("spec", definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap());
 }
 
-/// A client that applies a list as a whole would remove the defaults that the API server filled into its
+/// A client that replaces the full list would remove the defaults that the API server has filled into its
 /// items, and GitOps tools would report a difference for ever.
 #[test]
 fn defaults_are_only_filled_into_items_that_are_merged_by_their_name() {

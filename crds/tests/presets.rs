@@ -1,5 +1,5 @@
-//! `algorithm.preset`: each default of verl and of TRL, one by one, against a table. Fields of the manifest
-//! override them, and a kind without defaults of that project is refused.
+//! Tests of `algorithm.preset`: a table has each default of verl and of TRL. Fields of the manifest override
+//! them, and a kind for which the project has no defaults is refused.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a broken fixture should end the test")]
 
@@ -16,7 +16,7 @@ fn resolved(patch: &Value) -> Value {
     serde_json::to_value(job.spec()).unwrap()
 }
 
-/// A job of a kind that says nothing that a project has a default for.
+/// Returns a job that sets no field for which a project has a default.
 fn silent(kind: &str, project: &str) -> Value {
     let mut patch = json!({
         "algorithm": {"kind": kind, "preset": project, "coldStart": null, "advantage": null, "loss": null, "kl": null},
@@ -112,7 +112,7 @@ fn each_default_of_trl_is_taken_for_each_of_its_algorithms() {
         ("GRPO", "importanceCorrection", None),
         ("DPO", "preference/loss", Some(json!("Sigmoid"))),
         ("DPO", "preference/beta", Some(json!(0.1))),
-        // None is no smoothing.
+        // An absent value means no smoothing.
         ("DPO", "preference/labelSmoothing", None),
         ("DPO", "preference/divergence", Some(json!("ReverseKl"))),
         ("DPO", "preference/lengthDesensitization", None),
@@ -191,7 +191,7 @@ fn a_kind_without_defaults_of_the_project_is_refused_by_name_with_what_is_allowe
     }
 }
 
-/// A trained model forgets at the rate at which a new one learns.
+/// The high learning rate of a new model would destroy what a pretrained model has learned.
 #[test]
 fn the_rate_of_a_cold_start_follows_the_model() {
     let trained = json!({"architecture": null, "tokenizer": null, "path": "/model"});

@@ -1,4 +1,4 @@
-//! Resolving: every default is filled in, and the result is a manifest again.
+//! Tests of resolving: every default is filled in, and the result is a valid manifest.
 
 use rlt_api::validate;
 

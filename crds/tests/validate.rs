@@ -1,4 +1,5 @@
-//! Bad manifests: one answer contains every problem, with its place, its value and the allowed values.
+//! Tests of invalid manifests: one answer lists every problem, with its position, its value and the allowed
+//! values.
 
 #![expect(clippy::expect_used, reason = "a broken fixture should end the test")]
 
@@ -134,7 +135,7 @@ fn a_manifest_may_have_as_many_comments_as_people_write() {
     assert!(validate(&arithmetic_with("spec:\n", &format!("{comments}spec:\n{comments}"))).is_ok());
 }
 
-/// Tools that join manifests end each by a line that begins another document.
+/// Tools that concatenate manifests end each with the separator of the next document.
 #[test]
 fn a_manifest_may_end_with_the_beginning_of_another_document() {
     assert!(validate(&format!("---\n{}---\n", arithmetic_with("spec:\n", "spec:\n"))).is_ok());
@@ -239,7 +240,7 @@ fn texts_that_look_like_something_else_survive_resolution() {
     }
 }
 
-/// The arithmetic job with a variable in each place where a manifest may have one.
+/// Returns the arithmetic job with a variable in each field that can hold one.
 fn with_variables(name: &str, value: &str) -> String {
     format!(
         "{ARITHMETIC}  workers:\n    env: [{{name: {name}, value: {value}}}, {{name: A_TOKEN, secret: {{name: s, key: k}}}}]\n    \
@@ -257,7 +258,7 @@ fn values_of_variables_are_masked_in_copies_for_others_and_all_else_is_there() {
     assert_eq!(again.to_masked_yaml().unwrap(), masked, "a copy is a manifest");
 }
 
-/// The arithmetic job with a reward server that gets this header.
+/// Returns the arithmetic job with a reward server that gets this header.
 fn with_header(name: &str, value: &str) -> String {
     let headers = format!("[{{name: {name}, value: {value}}}, {{name: X-Key, env: JUDGE_KEY}}]");
     let server = format!("{{url: 'https://judge', headers: {headers}}}");
@@ -321,7 +322,8 @@ fn a_secret_in_the_manifest_is_warned_of_and_other_values_are_not() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Validation of a manifest with any text in place of a line returns a job or problems, and never panics.
+    /// Validates a manifest in which arbitrary text replaces a line: the result is a job or problems, never a
+    /// panic.
     #[test]
     fn no_line_however_changed_makes_validation_panic(line in 0usize..80, text in "[ -~]{0,24}", indent in 0usize..8) {
         let mut lines: Vec<String> = ARITHMETIC.lines().map(str::to_owned).collect();
