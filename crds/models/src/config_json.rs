@@ -1,5 +1,5 @@
-//! A `config.json` as it is read and written: its fields with their bounds, what is refused, and the parser
-//! of all families.
+//! Parser and writer of `config.json`: its fields with their bounds, the values that are refused, and what
+//! all families have in common.
 
 mod bounds;
 pub(super) mod fields;

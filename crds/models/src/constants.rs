@@ -1,4 +1,4 @@
-//! Sizes of reads of weights and of cached image features, which decoder and plan share.
+//! Sizes that decoder and plan share: chunks in which weights are read, and the cache of image features.
 
 /// Most bytes of image features that a vision tower caches for later steps.
 pub const KEPT_FEATURES_BYTES: u64 = 256 << 20;

@@ -5,7 +5,7 @@
 //! in memory       mlp.gate.weight [E, h], mlp.experts.{gate_up_proj [E, 2 I, h], down_proj [E, h, I]}
 //! in checkpoints  gate, up and down of each expert; concatenated they are the tensors in memory
 //! ```
-//! The names in memory are those of transformers 5, which still writes the other ones to checkpoints. Both
+//! The names in memory are those of transformers 5, which still writes checkpoints with the other names. Both
 //! can be read. Experts of the form [`ExpertForm::Clamped`] have one name and layout everywhere.
 
 use std::ops::Range;

@@ -4,7 +4,8 @@ use rlt_api::conflicts::{Fact, Facts};
 
 use super::{ExpertForm, Experts, ModelConfig, NormKind, QkNorm, families};
 
-/// Widest head that the rollout's attention kernel for GPUs reads. Others are padded to a multiple of 8.
+/// Width of the widest head that the rollout's attention kernel for GPUs reads. Narrower heads are padded to
+/// a multiple of 8.
 const WIDEST_HEAD: usize = 256;
 
 impl ModelConfig {

@@ -130,7 +130,7 @@ impl ModelConfig {
         document["qk_rope_head_dim"] = latent.rope_dim.into();
         document["v_head_dim"] = latent.value_dim.into();
         document["attention_bias"] = self.qkv_bias.into();
-        // transformers calls the rotated part the head.
+        // In transformers the head of latent attention is its rotated part.
         document["head_dim"] = latent.rope_dim.into();
         document["qk_head_dim"] = latent.head_dim().into();
         if let Some(document) = document.as_object_mut() {

@@ -1,10 +1,10 @@
-//! Decoders as Hugging Face configurations state them: shapes, names of tensors and how ranks split them.
-//! Memory plan, trainer and export share this one parser.
+//! Configurations of decoders, as Hugging Face's `config.json` has them: shapes, tensor names, and how ranks
+//! shard the tensors. Memory plan, trainer and export share this one parser.
 //!
-//! Families differ in data here, never in code elsewhere: biases, positions of norms, the norm's offset, the
-//! activation, windows, rotary embeddings and fused projections are fields. A family is one file of
-//! `families/` that sets them. What is not implemented is refused by name; no field that would change a
-//! computed value is ignored. Never here: files, tensors, tokenizers.
+//! Families differ only in data: biases, positions of norms, the norm's offset, the activation, windows,
+//! rotary embeddings and fused projections are fields, which one file of `families/` sets for each family. No
+//! other code depends on the family. Unsupported features are refused by name, and no field that would change
+//! a computed value is ignored. This crate reads no files and knows no tensors and tokenizers.
 
 mod config_json;
 mod constants;
@@ -24,7 +24,7 @@ mod windows;
 
 pub use rlt_api::resolved::OutputHead;
 use rlt_api::spec::ArchitectureSpec;
-// A family is the manifest's choice: the type belongs to the API.
+// The type of a family belongs to the API, because a manifest can choose one.
 pub use rlt_api::spec::ModelFamily as Family;
 
 use config_json::{fields, parse, text_model, write};

@@ -1,5 +1,5 @@
-//! Types of a decoder's configuration. What reads, writes and counts them is above them, so no file here
-//! imports one outside of this folder.
+//! Types of a decoder's configuration. Parsers, writers and counters depend on them, so no file here imports
+//! a module outside of this folder.
 
 mod config;
 mod error;

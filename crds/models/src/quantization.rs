@@ -180,8 +180,9 @@ impl ModelConfig {
     }
 }
 
-/// Refuses the parts of a model that conflict with quantized weights: experts, which are multiplied as
-/// groups, and latent attention, which multiplies by parts of its weights; neither has a kernel for codes.
+/// Refuses the parts of a model that conflict with quantized weights: experts, which use grouped matrix
+/// products, and latent attention, which multiplies by slices of its weights. No kernel for either reads
+/// codes.
 fn refuse_unquantizable(config: &ModelConfig) -> Result<(), ModelConfigError> {
     let Some(quantization) = &config.quantization else { return Ok(()) };
     let facts = config.facts();
@@ -202,7 +203,7 @@ fn has_clamped_experts(config: &ModelConfig) -> bool {
     config.experts.as_ref().is_some_and(|experts| experts.form == ExpertForm::Clamped)
 }
 
-/// Reads the `quantization_config` of bitsandbytes, the only format that stays quantized.
+/// Reads the `quantization_config` of bitsandbytes, the only format whose weights stay quantized.
 pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
     if fields.get("quantization_config").is_none_or(Value::is_null) {
         return Ok(());
@@ -210,7 +211,7 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), 
     let own = fields.object("quantization_config")?;
     match own.text("quant_method")? {
         Some("bitsandbytes") | None => {}
-        // Read dequantized, so the weights are then like those of any other file.
+        // MXFP4 weights are dequantized when they are read, so the model counts as unquantized.
         Some("mxfp4") if has_clamped_experts(config) => return Ok(()),
         Some(_) => return Err(own.unsupported("quant_method", "bitsandbytes")),
     }

@@ -295,9 +295,9 @@ fn positive(rope: &Fields<'_>, field: &str) -> Result<f64, ModelConfigError> {
     }
 }
 
-/// Number of rotated dimensions of a head: its fraction `partial_rotary_factor`, which stands at the top
-/// level or among the fields of the rotary embedding. Families without a `default` rotate whole heads:
-/// transformers does not read the field in them, or computes tables that do not fit.
+/// Reads the number of rotated dimensions of a head: the fraction `partial_rotary_factor`, which is either at
+/// the top level or among the fields of the rotary embedding. Families without a `default` rotate full heads:
+/// for them transformers ignores the field, or computes tables of a wrong size.
 pub(super) fn rotary_dim(
     fields: &Fields<'_>,
     head_dim: usize,

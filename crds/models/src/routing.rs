@@ -45,8 +45,8 @@ impl Experts {
         Ok(())
     }
 
-    /// Reads the fields of experts that both of DeepSeek's configurations have, with the class's defaults;
-    /// `alias` is its further name of the number of experts.
+    /// Reads the fields of experts that the configurations of DeepSeek-V2 and V3 share, with the class's
+    /// defaults. `alias` is the class's second name for the number of experts.
     pub(super) fn read_deepseek(
         &mut self,
         fields: &Fields<'_>,

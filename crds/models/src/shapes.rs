@@ -99,7 +99,7 @@ impl ModelConfig {
         let FusedProjections { qkv, gate_up } = self.fused_projections;
         // Whether a product follows the previous one in the same projection.
         let continues = [false, qkv, qkv, false, false, gate_up, false];
-        // The projection to the latent of queries is no product.
+        // The projection to the latent of queries is not one of the products, so it is skipped.
         let first = usize::from(self.latent.as_ref().is_some_and(|latent| latent.query_rank.is_some()));
         let (mut projection_idx, mut start) = (first, 0);
         let mut products = Vec::new();

@@ -1,4 +1,4 @@
-//! Configurations as they are on disk, read and written back.
+//! Tests that configurations are read as they are on disk, and written back.
 
 mod classes;
 mod latent_attention;
@@ -75,7 +75,7 @@ fn a_mixture_counts_all_experts_and_computes_with_some() {
     assert_eq!(config.parameter_count().total(), 30_532_122_624, "Qwen3 30B A3B");
     let outside = 2 * 151_936 * 2048;
     assert_eq!((config.active_matrices_of_layers() + outside) / 1_000_000, 3_352, "with embedding and head");
-    // A token reads its own experts, many tokens all of them.
+    // One token reads only its own experts, many tokens read all of them.
     let read = |num_tokens| config.matrices_read_by(num_tokens).round() as u64;
     assert_eq!(read(1.0), config.active_matrices_of_layers());
     assert!(read(4.0) > 2 * read(1.0) && read(1e4) == config.matrices_of_layers());
@@ -456,7 +456,8 @@ fn a_built_model_writes_a_configuration_that_reads_back() {
     };
     let dense = Family::all().filter(|family| !family.has_vision()).map(|family| format!("{family:?}"));
     let mixtures = ["Mixtral", "GptOss", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3"];
-    // What is written of these has an embedding for layers with a window, too, which a new model has not.
+    // The written configuration of these families has a second embedding, for layers with a window, which a
+    // newly initialized model has not.
     let by_window = ["Gemma3", "Olmo3"];
     let is_read_back = |family: &String| ![&mixtures[..], &by_window].concat().contains(&family.as_str());
     for family in &dense.filter(is_read_back).collect::<Vec<_>>() {
@@ -466,7 +467,7 @@ fn a_built_model_writes_a_configuration_that_reads_back() {
     for family in mixtures {
         let mut mixture = spec(family);
         if family.starts_with("Deepseek") {
-            // All heads have keys of one latent.
+            // All heads share keys from one latent.
             assert!(ModelConfig::from_architecture(&mixture, 17, &[3], None).is_err());
             mixture.num_kv_heads = None;
         }

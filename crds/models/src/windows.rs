@@ -14,7 +14,7 @@ pub(super) fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Opti
     Ok(if fields.get("sliding_window").is_some() { stated } else { default })
 }
 
-/// Refuses a window in a family without windows, unless it holds the longest sequence. transformers ignores
+/// Refuses a window in a family without windows, unless it covers the longest sequence. transformers ignores
 /// it in a forward pass, but `generate` drops older keys and values from its cache.
 pub(super) fn refuse_window(fields: &Fields<'_>, config: &ModelConfig) -> Result<(), ModelConfigError> {
     let stated = fields.get("sliding_window").and_then(Value::as_u64);
@@ -26,7 +26,8 @@ pub(super) fn refuse_window(fields: &Fields<'_>, config: &ModelConfig) -> Result
     Ok(())
 }
 
-/// Reads the windows from `layer_types` if present; otherwise every layer whose index `slides` has one.
+/// Reads the windows from `layer_types` if present; otherwise every layer for whose index `slides` returns
+/// true has one.
 pub(super) fn by_layer_types(
     fields: &Fields<'_>,
     num_layers: usize,

@@ -12,7 +12,7 @@ pub(super) const MAX_LENGTH: u64 = 1 << 40;
 /// Largest number of parameters of a model.
 const MAX_PARAMETERS: f64 = 1e15;
 
-/// Refuses a model with too many parameters to be counted.
+/// Refuses a model with more parameters than [`MAX_PARAMETERS`], so that counts cannot overflow.
 ///
 /// # Errors
 /// [`ModelConfigError::InvalidField`] of the number of layers.

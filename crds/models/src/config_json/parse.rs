@@ -252,7 +252,7 @@ fn family(fields: &Fields<'_>) -> Result<Family, ModelConfigError> {
     }
 }
 
-/// Refuses the fields of a configuration that would change values and that no family obeys.
+/// Refuses fields that would change computed values, but that no family supports.
 pub(crate) fn refuse_what_changes_numbers(fields: &Fields<'_>) -> Result<(), ModelConfigError> {
     match ModelFile::Config.refused_field(fields.all()) {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! Models for text and images whose text model is trained alone: Gemma 3 with 4B parameters and more.
+//! Vision-language models of which only the text model is trained: Gemma 3 with 4B parameters and more.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use super::super::{Family, families};
 /// Class of Gemma 3 with a vision tower.
 const GEMMA3: &str = "Gemma3ForConditionalGeneration";
 
-/// Fields of the whole model that also hold for its text model.
+/// Fields of the full model that also apply to its text model.
 const SHARED: [&str; 5] =
     ["eos_token_id", "bos_token_id", "pad_token_id", "quantization_config", "tie_word_embeddings"];
 

@@ -5,8 +5,8 @@ use super::super::FusedProjections;
 use super::super::windows::window;
 use super::{Defaults, Definition};
 
-/// Dropout fields of the residual stream and of embeddings. They must be 0, because an update must see the
-/// policy that sampled.
+/// Dropout fields of the residual stream and of embeddings. They must be 0: with dropout an update would
+/// compute other log-probs than the policy that sampled.
 const DROPOUTS: [&str; 2] = ["resid_pdrop", "embd_pdrop"];
 
 pub(super) const PHI3: Definition = Definition {

@@ -27,7 +27,7 @@ pub(super) const SEED_OSS: Definition = Definition {
         document["attention_bias"] = config.qkv_bias.into();
         document["attention_out_bias"] = config.output_bias.into();
         document["mlp_bias"] = config.mlp_bias.into();
-        // Like `attention_dropout` it is 0.1 unless stated.
+        // An absent field would mean 0.1, as for `attention_dropout`.
         document["residual_dropout"] = 0.0.into();
     },
 };

@@ -1,8 +1,8 @@
 //! Fields of `config.json` and of the objects in it: those of `PreTrainedConfig` and of the configuration
 //! classes of all supported families.
 //!
-//! A field is obeyed by the families whose class in transformers reads it. The classes of the others ignore
-//! it, too.
+//! A family obeys a field if its class in transformers reads it. Other families ignore it, as their classes
+//! do.
 
 use serde_json::Value;
 
@@ -111,7 +111,7 @@ pub(super) const FIELDS: &[Group] = &[
     ),
     (
         Treatment::Refused(Supported { text: "true", includes: is_true }),
-        // Without them attention looks ahead, and the head of a token classifier has no bias.
+        // If false, attention would not be causal, and the head of a token classifier would have no bias.
         &["is_causal", "token_classification_bias"],
     ),
     (

@@ -1,7 +1,7 @@
 //! Fields of `generation_config.json`.
 //!
-//! Rollouts sample as `spec.rollout` says, never as this file says: a policy gradient needs samples of the
-//! policy itself. The file's settings are for those who serve the trained model, so exports hold them.
+//! Rollouts sample as `spec.rollout` says, whatever this file says, because a policy gradient needs samples
+//! of the policy itself. The file's settings are for serving the trained model, so exports contain them.
 
 use super::{Group, Treatment};
 

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::{Group, Supported, Treatment, is_off, lists_alone};
 
-/// Ending of the names of special tokens. Names that are not listed are those of a model's own tokens.
+/// Suffix of the names of special tokens. Names with this suffix that are not listed are tokens of the
+/// model's own.
 pub(super) const SUFFIX: &str = "_token";
 
 /// Special tokens by role, and those without one.

@@ -1,4 +1,4 @@
-//! The configuration of a decoder: what decides the values that it computes.
+//! Configuration of a decoder: everything besides the weights that decides its outputs.
 
 use rlt_api::resolved::OutputHead;
 use rlt_api::spec::ModelFamily as Family;

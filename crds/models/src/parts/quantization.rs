@@ -16,7 +16,6 @@ pub struct Quantization {
     /// Whether the checkpoint's weights are already quantized; otherwise they are quantized when they are
     /// read.
     pub is_stored: bool,
-    /// Dtype of the weights before quantization, where the files state it; otherwise the compute dtype
-    /// counts.
+    /// Dtype of the weights before quantization, where the files state it; `None` means the compute dtype.
     pub stored: Option<Precision>,
 }

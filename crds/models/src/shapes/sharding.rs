@@ -1,5 +1,5 @@
-//! How ranks split the parameters of a model before FSDP shards them, by the names of a checkpoint: the table
-//! that memory plan, training and rollout read, as layouts of given degrees.
+//! Tensor-parallel and expert-parallel layouts of a model's parameters, by checkpoint name, before FSDP
+//! shards them. Memory plan, training and rollout read this table.
 //!
 //! ```text
 //! tensor parallel      (Megatron-LM, Shoeybi et al. 2019)
@@ -14,9 +14,9 @@
 //! expert parallel
 //! experts              all weights of a rank's experts; everything else is full
 //! ```
-//! A full parameter that acts on the residual stream, which all ranks have, has the same gradient on all
-//! ranks. One that acts on a rank's local heads, or its shard of a product, has a summand of its gradient on
-//! each rank.
+//! A replicated parameter that acts on the residual stream has the same gradient on all ranks. One that acts
+//! on a rank's local heads, or on its shard of a product, has a partial gradient on each rank; the gradient
+//! is their sum.
 
 mod layer;
 mod sizes;
@@ -29,15 +29,15 @@ use super::super::{Experts, HEAD_WEIGHT, ModelConfig, OutputHead, ParameterShape
 use super::EMBEDDING_WEIGHT;
 use layer::{ADAPTER_A, ADAPTER_B, INNER_EXPERTS, OUTER_EXPERTS, splits_of_layer};
 
-/// Rule by which a rank has some of the blocks of a dimension.
+/// Rule that assigns the blocks of a dimension to ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BlockShare {
-    /// Blocks that no other rank has.
+    /// Every block is held by exactly one rank.
     Own,
-    /// The blocks of the key heads that the rank's query heads attend to. With more ranks than key heads,
-    /// several ranks have the same one.
+    /// Every rank holds the key heads to which its query heads attend. With more ranks than key heads,
+    /// several ranks hold the same key head.
     KeyHeads,
-    /// All blocks of the part, as on every other rank.
+    /// Every rank holds all blocks.
     All,
 }
 
@@ -50,12 +50,12 @@ struct Blocks {
     count: usize,
     /// Length of each block.
     len: usize,
-    /// Rule by which a rank has some of the blocks.
+    /// Rule that assigns the blocks to ranks.
     share: BlockShare,
 }
 
 impl BlockShare {
-    /// Largest number of `count` blocks that one of `num_ranks` ranks has.
+    /// Returns the largest number of blocks, of `count`, that one of `num_ranks` ranks holds.
     fn largest_count(self, count: usize, num_ranks: usize) -> usize {
         match self {
             Self::Own => count.div_ceil(num_ranks),
@@ -66,14 +66,14 @@ impl BlockShare {
 }
 
 impl Blocks {
-    /// Largest number of indices that one of `num_ranks` ranks has.
+    /// Returns the largest number of indices that one of `num_ranks` ranks holds.
     fn largest_share(&self, num_ranks: usize) -> usize {
         self.share.largest_count(self.count, num_ranks) * self.len
     }
 }
 
-/// A dimension of a parameter that ranks split: each has some blocks of each part. A fused weight has several
-/// parts.
+/// A dimension of a parameter that is split over ranks: each rank holds some blocks of each part. A fused
+/// weight has several parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DimSplit {
     /// Index of the dimension.
@@ -98,12 +98,12 @@ impl DimSplit {
         Self::new(1, count, len, BlockShare::Own)
     }
 
-    /// Splits the dimension behind in the same way, for a tensor of several such weights.
+    /// Returns the same split of the next dimension, for a tensor that stacks several such weights.
     fn stacked(&self) -> Self {
         Self { dim: self.dim + 1, ..self.clone() }
     }
 
-    /// Returns the indices of the dimension that each of `num_ranks` ranks has.
+    /// Returns the indices of the dimension that each of `num_ranks` ranks holds.
     fn shards(&self, num_ranks: usize) -> DimShards {
         let of_rank = |place: AxisPlace| {
             let ranges = self.parts.iter().map(|part| {
@@ -120,7 +120,7 @@ impl DimSplit {
         DimShards { dim: self.dim, of_ranks: ranks.map(of_rank).collect() }
     }
 
-    /// Largest number of indices that one of `num_ranks` ranks has.
+    /// Returns the largest number of indices that one of `num_ranks` ranks holds.
     fn largest_share(&self, num_ranks: usize) -> usize {
         self.parts.iter().map(|part| part.largest_share(num_ranks)).sum()
     }
@@ -129,11 +129,11 @@ impl DimSplit {
 /// How the ranks of a tensor-parallel group split a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ParameterSplit {
-    /// Every rank has the parameter and computes its whole gradient.
+    /// Every rank holds the full parameter and computes its full gradient.
     Replicate,
-    /// Every rank has some indices of one dimension.
+    /// Every rank holds some indices of one dimension.
     Dim(DimSplit),
-    /// Every rank has the parameter and computes a summand of its gradient.
+    /// Every rank holds the full parameter and computes a partial gradient; the gradient is their sum.
     Partial,
 }
 
@@ -159,9 +159,9 @@ impl ModelSharding {
         }
     }
 
-    /// Sets that the experts of layer `layer_idx` have an adapter of gate and up and none of down. PEFT wraps
-    /// the module of experts once for each adapter, and the outer wrapper, which is that of down otherwise,
-    /// is theirs.
+    /// Declares that the experts of layer `layer_idx` have an adapter of gate and up, but none of down. PEFT
+    /// wraps the module of experts once for each adapter. With both adapters the outer wrapper is that of
+    /// down; here the only wrapper is that of gate and up.
     pub fn adapting_gate_and_up_alone(&mut self, layer_idx: usize) {
         let Some(splits) = self.layers.get_mut(layer_idx) else { return };
         for part in [ADAPTER_A, ADAPTER_B] {
@@ -188,7 +188,7 @@ impl ModelSharding {
         layout
     }
 
-    /// The split of a parameter over the ranks of a tensor-parallel group, by its name in any role.
+    /// Returns the split of a parameter over the ranks of a tensor-parallel group, by its name in any role.
     fn along_tp(&self, name: &str) -> ParameterSplit {
         let is_of_tokens =
             name.ends_with(EMBEDDING_WEIGHT) || (self.head_is_split && name.ends_with(HEAD_WEIGHT));
@@ -199,14 +199,14 @@ impl ModelSharding {
         split.cloned().unwrap_or(ParameterSplit::Replicate)
     }
 
-    /// The split of a parameter over the ranks of an expert-parallel group, by its name in any role; `None`
-    /// if every rank has the parameter.
+    /// Returns the split of a parameter over the ranks of an expert-parallel group, by its name in any role;
+    /// `None` if every rank holds the full parameter.
     fn along_ep(&self, name: &str) -> Option<DimSplit> {
         is_expert_weight(name).then(|| DimSplit::rows(self.num_experts, 1))
     }
 
-    /// Largest number of elements of a parameter that a rank of a tensor-parallel group of `tp` ranks and an
-    /// expert-parallel group of `ep` ranks has.
+    /// Returns the largest number of elements of a parameter on one rank, with tensor-parallel groups of `tp`
+    /// ranks and expert-parallel groups of `ep` ranks.
     pub(crate) fn largest_part(&self, parameter: &ParameterShape, tp: usize, ep: usize) -> u64 {
         let mut shape = parameter.shape.clone();
         if let ParameterSplit::Dim(split) = self.along_tp(&parameter.name) {
@@ -226,7 +226,7 @@ impl ModelConfig {
         self.product_splits(layer_idx).iter().map(|split| split.shards(tp)).collect()
     }
 
-    /// Splits of the weights of q, k, v, o, gate, up and down, each as a weight of its own.
+    /// Returns the splits of the weights of q, k, v, o, gate, up and down, each as a separate weight.
     fn product_splits(&self, layer_idx: usize) -> Vec<DimSplit> {
         let heads = self.num_heads;
         let attention = match &self.latent {
@@ -254,7 +254,7 @@ impl Experts {
         self.splits().map(|split| split.shards(tp))
     }
 
-    /// Splits of the stacked gate and up of one expert and of its down.
+    /// Returns the splits of the stacked gate and up of one expert, and of its down.
     fn splits(&self) -> [DimSplit; 2] {
         let width = self.intermediate_size;
         let half = |start| Blocks { start, count: width, len: 1, share: BlockShare::Own };
@@ -263,12 +263,12 @@ impl Experts {
     }
 }
 
-/// Splits of gate, up and down of a block of this width.
+/// Returns the splits of gate, up and down of a block of this width.
 fn block_splits(width: usize) -> [DimSplit; 3] {
     [DimSplit::rows(width, 1), DimSplit::rows(width, 1), DimSplit::columns(width, 1)]
 }
 
-/// The layer index in a parameter's name, an adapter's too, and the name inside the layer.
+/// Parses the layer index in the name of a parameter or of an adapter, and the name inside the layer.
 fn inside_layer(name: &str) -> Option<(usize, &str)> {
     let (layer_idx, rest) = name.split_once(".layers.")?.1.split_once('.')?;
     Some((layer_idx.parse().ok()?, rest))

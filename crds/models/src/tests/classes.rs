@@ -1,4 +1,4 @@
-//! Configurations that a class of transformers 5.17 reads otherwise than the classes of other families.
+//! Tests of fields that a class of transformers 5.17 reads otherwise than the classes of other families.
 
 use super::*;
 
@@ -61,7 +61,7 @@ fn a_mistral_with_layer_types_has_windows_by_layer_as_a_ministral() {
     assert_eq!(mistral.layer_windows, [Some(5), None]);
     assert_eq!(mistral.layer_windows, parsed(&of_class("MinistralForCausalLM", types)).layer_windows);
     assert_eq!(parsed(&mistral.to_json("float32")), mistral);
-    // Without need the field is not written, as it makes transformers load the other class.
+    // The field is written only where it is needed, because it makes transformers load the other class.
     let uniform = parsed(&of_class("MistralForCausalLM", json!({ "sliding_window": 5 })));
     assert_eq!(uniform.layer_windows, [Some(5), Some(5)]);
     assert!(uniform.to_json("float32").get("layer_types").is_none());

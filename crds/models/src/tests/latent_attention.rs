@@ -1,4 +1,4 @@
-//! Latent attention and the routing that comes with it, as configurations of published models state them.
+//! Tests of latent attention and its routing, with the configurations of published models.
 
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ fn deepseek_v2_lite() -> Value {
     })
 }
 
-/// Parameters that a token is multiplied with, embedding and head included.
+/// Returns the number of parameters by which a token is multiplied, embedding and head included.
 fn active(config: &ModelConfig) -> u64 {
     config.active_matrices_of_layers() + 2 * (config.vocab_size * config.hidden_size) as u64
 }
@@ -58,7 +58,7 @@ fn a_cache_keeps_latents_and_turned_keys_alone() {
     let v3 = parsed(&deepseek_v3());
     assert_eq!(v3.cached_numbers(), 512 + 64);
     assert_eq!((v3.head_dim, v3.rope_head_dim(), v3.rotary_dim), (192, 64, 64));
-    // A rank that has a slice of the heads has all of the latent.
+    // A tensor-parallel rank holds a shard of the heads and the full latent.
     let shard = v3.tp_sharded(8);
     assert_eq!(shard.cached_numbers(), 576);
     for layer_idx in [0, 3] {

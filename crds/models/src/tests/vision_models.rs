@@ -1,4 +1,4 @@
-//! Configurations of vision-language models in both layouts, as they are read and written.
+//! Tests of configurations of vision-language models, which are read and written in both layouts.
 
 use rlt_api::spec::ArchitectureSpec;
 use serde_json::{Value, json};
@@ -146,7 +146,7 @@ fn a_described_model_writes_a_configuration_that_reads_back() {
         assert_eq!(parsed(&config.to_json("float32")), config, "{family}");
         let whole: Vec<usize> = (0..9).filter(|block| vision.sees_all(*block)).collect();
         assert_eq!(whole, if windows.is_some() { vec![7, 8] } else { (0..9).collect() });
-        // No more than the text model has layers.
+        // A tower adds features to at most as many layers as the text model has.
         let added: &[usize] = if family == "Qwen3Vl" { &[2, 5] } else { &[] };
         assert_eq!(vision.deepstack_blocks, added);
     }

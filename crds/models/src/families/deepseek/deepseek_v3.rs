@@ -41,7 +41,7 @@ pub(in crate::families) const DEEPSEEK_V3: Definition = Definition {
     write: |config, document| {
         config.write_latent_attention(document);
         document["rope_interleave"] = (config.rope_pairing == RopePairing::Neighbours).into();
-        // Layers that predict further tokens are not loaded.
+        // Multi-token prediction layers are not loaded, so none is written.
         document["num_nextn_predict_layers"] = 0.into();
         if let Some(experts) = &config.experts {
             experts.write_deepseek(document);

@@ -24,7 +24,7 @@ pub(in crate::families) const MIXTRAL: Definition = Definition {
     },
     read: |fields, config| {
         config.layer_windows = vec![window(fields, None)?; config.num_layers];
-        // An update must see the policy that sampled.
+        // With jitter an update would compute other log-probs than the policy that sampled.
         if fields.number("router_jitter_noise")?.is_some_and(|noise| noise != 0.0) {
             return Err(fields.unsupported("router_jitter_noise", "0.0"));
         }

@@ -26,8 +26,8 @@ pub(in crate::families) const QWEN2: Definition = Definition {
 /// Default of `max_window_layers`.
 pub(in crate::families) const MAX_WINDOW_LAYERS: usize = 28;
 
-/// Reads the windows, which `use_sliding_window` enables: for the layers of `layer_types`, or from
-/// `max_window_layers` on, by default `first_layer`.
+/// Reads the windows, which only `use_sliding_window` enables: for the layers that `layer_types` lists, or
+/// for all layers from `max_window_layers` on, which is `first_layer` by default.
 pub(in crate::families) fn read_windows(
     fields: &Fields<'_>,
     config: &mut ModelConfig,

@@ -24,7 +24,7 @@ pub(super) fn splits_of_layer(model: &ModelConfig, layer_idx: usize) -> BTreeMap
         let own = products.iter().zip(&of_products).filter(|(product, _)| product.projection_idx == idx);
         add_projection(&mut splits, &shape, of_projection(&shape, own));
     }
-    // Norms of queries and keys act on each head alone.
+    // Norms of queries and keys act on a rank's local heads, so their gradients are partial.
     if model.qk_norm_shapes().is_some() {
         let norms = ["self_attn.q_norm", "self_attn.k_norm"].map(|norm| format!("{norm}{WEIGHT}"));
         splits.extend(norms.map(|norm| (norm, ParameterSplit::Partial)));
@@ -35,8 +35,9 @@ pub(super) fn splits_of_layer(model: &ModelConfig, layer_idx: usize) -> BTreeMap
     splits
 }
 
-/// Adds the splits of a projection's parameters and of its adapter's. `split` is that of the weight; `None`
-/// for the gate of a shared expert, which scales a rank's summand of the expert's output.
+/// Adds the splits of a projection's parameters and of its adapter's. `split` is the split of the weight. It
+/// is `None` for the gate of a shared expert: the gate scales a rank's partial output of the expert, so its
+/// gradient is partial.
 fn add_projection(
     splits: &mut BTreeMap<String, ParameterSplit>,
     shape: &ProjectionShape,
@@ -57,8 +58,8 @@ fn add_projection(
     splits.extend(parts.into_iter().zip(of_parts));
 }
 
-/// The split of the weight [out, in] of a projection, from those of its `products`; `None` if it has no
-/// product.
+/// Returns the split of the weight [out, in] of a projection, from the splits of its `products`; `None` if it
+/// has no product.
 fn of_projection<'a>(
     shape: &ProjectionShape,
     products: impl Iterator<Item = (&'a ProductRows, &'a DimSplit)>,
@@ -77,7 +78,7 @@ fn of_projection<'a>(
 }
 
 /// Adds the splits of a router, of its experts and of the adapters of both. The router's weights scale a
-/// rank's summands, so its gradient is one, too.
+/// rank's partial outputs, so its gradient is partial too.
 fn add_experts(splits: &mut BTreeMap<String, ParameterSplit>, experts: &Experts) {
     let [gate_up, down] = experts.splits();
     let router = [WEIGHT, ADAPTER_A, ADAPTER_B].map(|part| format!("mlp.gate{part}"));

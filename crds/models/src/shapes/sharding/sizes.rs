@@ -1,4 +1,4 @@
-//! Sizes of what one rank of a tensor-parallel group has of a model.
+//! Sizes of one tensor-parallel rank's shard of a model.
 
 use super::super::super::{Experts, ModelConfig, ProjectionShape, is_expert_weight};
 use super::super::{EMBEDDING_WEIGHT, FINAL_NORM, ParameterCount};
@@ -28,15 +28,15 @@ impl ModelConfig {
         }
     }
 
-    /// Counts the elements of a layer's matrices that one of `tp` tensor-parallel ranks has at most, with the
-    /// weights of all experts, biases included.
+    /// Returns the largest number of elements of a layer's matrices on one of `tp` tensor-parallel ranks,
+    /// with the weights of all experts, biases included.
     pub fn matrices_of_layer_of_rank(&self, layer_idx: usize, tp: usize) -> u64 {
         let all = self.matrices_of_layer(layer_idx);
         if tp == 1 {
             return all;
         }
         let splits = splits_of_layer(self, layer_idx);
-        // Elements of a parameter that every rank lacks, at least.
+        // Number of elements of a parameter that even the rank with the largest shard does not hold.
         let remote = |name: &str, num_elements: u64| match splits.get(name) {
             Some(ParameterSplit::Dim(split)) => {
                 let lacking = split.len - split.largest_share(tp);
@@ -58,7 +58,7 @@ impl ModelConfig {
         all - of_projections - self.experts_of(layer_idx).map_or(0, of_experts)
     }
 
-    /// Counts the parameters that one of `tp` tensor-parallel ranks has at most.
+    /// Returns the largest parameter counts on one of `tp` tensor-parallel ranks.
     pub fn parameter_count_of_rank(&self, tp: usize) -> ParameterCount {
         let sharding = ModelSharding::new(self);
         let (mut embedding, mut final_norm, mut head) = (0, 0, 0);
@@ -82,8 +82,8 @@ impl ModelConfig {
         }
     }
 
-    /// Counts the expert weights that one of `tp` tensor-parallel ranks has at most: in the whole model, and
-    /// in one layer that has experts, without routers.
+    /// Returns the largest number of expert weights on one of `tp` tensor-parallel ranks: in the full model,
+    /// and in one layer that has experts, without routers.
     pub fn expert_weights_of_rank(&self, tp: usize) -> (u64, u64) {
         let sharding = ModelSharding::new(self);
         let parameters = self.parameters().into_iter();

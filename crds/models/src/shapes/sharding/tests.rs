@@ -1,4 +1,4 @@
-//! The table against the configuration of a shard, by which activations are planned.
+//! Tests of the table against `tp_sharded`, by whose sizes activations are planned.
 
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ fn shared_expert() -> ModelConfig {
     of_class("Qwen2MoeForCausalLM", fields)
 }
 
-/// Models of which each has something in its layers that others have not.
+/// Returns models that together have every kind of layer.
 fn models() -> Vec<ModelConfig> {
     let experts = json!({
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": true,
@@ -41,7 +41,7 @@ fn models() -> Vec<ModelConfig> {
 #[test]
 fn a_rank_has_as_many_parameters_as_the_model_of_its_shard() {
     for model in models() {
-        // With eight ranks, two have the same key head.
+        // With eight ranks, two ranks hold the same key head.
         for tp in [1, 2, 4, 8] {
             let (family, shard) = (model.family, model.tp_sharded(tp));
             assert_eq!(model.parameter_count_of_rank(tp), shard.parameter_count(), "{family:?}, {tp} ranks");
