@@ -7,7 +7,7 @@ use clap::Parser as _;
 
 use crate::args::Args;
 
-/// The pages of `docs/`, the README and the CONTRIBUTING guide.
+/// Returns the pages of `docs/`, the README and the CONTRIBUTING guide.
 fn pages() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
@@ -16,8 +16,8 @@ fn pages() -> Vec<(PathBuf, String)> {
     paths.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// The arguments of a line that calls `rlctl`, up to a comment or another command; variables may be set
-/// before it.
+/// Returns the arguments of a line that calls `rlctl`, up to a comment or another command. The line may set
+/// variables before the call.
 fn arguments(line: &str) -> Option<Vec<&str>> {
     let mut words = line.split_whitespace().skip_while(|word| word.contains('=')).peekable();
     (*words.peek()? == "rlctl").then_some(())?;

@@ -17,7 +17,7 @@ use crate::args::LogsArgs;
 use crate::cluster::{Connection, block_on};
 use choice::{Choice, Wanted, choose};
 
-/// Interval between two reads of a job whose pod does not run yet.
+/// Interval between two reads of a job whose pod has not started yet.
 const POLL: Duration = Duration::from_millis(500);
 /// Largest number of bytes that are forwarded at once.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -88,8 +88,8 @@ async fn copy(connection: &Connection, pod: &str, args: &LogsArgs, follow: bool)
     hand_on(stream).await
 }
 
-/// Forwards a stream without buffering, so that an incomplete line is shown, too. On a terminal control
-/// sequences are escaped; a file or another program gets every byte.
+/// Forwards a stream without buffering, so that an incomplete line is shown too. On a terminal control
+/// sequences are escaped; a file or another program gets every byte unchanged.
 async fn hand_on(stream: impl AsyncBufRead) -> anyhow::Result<()> {
     let mut stream = pin!(stream);
     let mut chunk = vec![0; CHUNK_BYTES];

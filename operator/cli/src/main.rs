@@ -1,6 +1,6 @@
 //! `rlctl`: runs, plans and validates RLTrainingJob manifests in a terminal, and inspects jobs on a cluster.
-//! It has no tensors: `rlt-trainer` trains, `rlt-api` has rules and plans, `rlt-objects` the objects of a
-//! cluster.
+//! It does not depend on tensors: `rlt-trainer` trains, `rlt-api` has the rules and `rlt-plan` the plans, and
+//! `rlt-objects` builds the objects of a cluster.
 
 mod args;
 mod cluster;

@@ -1,4 +1,5 @@
-//! The command line from outside: texts, exit codes, and the arguments with which the trainer is started.
+//! Tests of the command line as a program: texts, exit codes, and the arguments with which it starts the
+//! trainer.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
@@ -42,10 +43,10 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// A fixed manifest, seen from the root of the workspace.
+/// Path of a fixed manifest, relative to the root of the workspace.
 const ARITHMETIC: &str = "crds/tests/fixtures/arithmetic.yaml";
 
-/// A manifest with two things wrong, in a folder that lives as long as the test.
+/// Writes a manifest with two problems into `folder`.
 fn bad_manifest(folder: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let text = fs::read_to_string(root.join(ARITHMETIC)).unwrap();
@@ -56,7 +57,7 @@ fn bad_manifest(folder: &Path) -> PathBuf {
     path
 }
 
-/// A fake trainer: prints its arguments and exits with `exit_code`.
+/// Writes a fake trainer, which prints its arguments and exits with `exit_code`.
 fn fake_trainer(folder: &Path, exit_code: i32) -> PathBuf {
     let path = folder.join("rlt-trainer");
     fs::write(&path, format!("#!/bin/sh\nprintf '%s\\n' \"$@\"\nexit {exit_code}\n")).unwrap();

@@ -41,7 +41,7 @@ impl JobEvent {
         self.time.as_ref()?.parse().ok()
     }
 
-    /// The object as `kind/name`.
+    /// Formats the object as `kind/name`.
     pub(crate) fn about(&self) -> String {
         format!("{}/{}", self.kind, self.name)
     }

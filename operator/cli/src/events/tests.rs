@@ -1,4 +1,4 @@
-//! The Events of a job, and how they are shown.
+//! Tests of the selection of a job's Events, and of their format.
 
 use k8s_openapi::api::core::v1::Event;
 use rlt_objects::job::Job;

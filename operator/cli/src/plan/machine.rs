@@ -22,7 +22,7 @@ pub(super) fn device(args: &PlanArgs, job: &ValidatedJob) -> anyhow::Result<Devi
     Ok(Device::Cuda)
 }
 
-/// The requested machine; `None` without one.
+/// Returns the requested machine; `None` if the flags request none.
 pub(super) fn of(args: &PlanArgs, device: Device) -> anyhow::Result<Option<Machine>> {
     match &args.gpu {
         Some(name) => Ok(Some(Machine::gpu(name).context("plan for the GPU of --gpu")?)),

@@ -11,16 +11,16 @@ use serde_json::Value;
 
 use crate::args::{InstallationArgs, PlanArgs};
 
-/// Every object of attempt 1, as far as it is known without a cluster.
+/// Returns all objects of attempt 1, as far as they can be determined without a cluster.
 pub(super) fn offline(args: &PlanArgs, job: &ValidatedJob, manifest: &Value) -> anyhow::Result<Vec<Value>> {
     let settings = defaults(&args.installation);
-    // Allowed privileges are a cluster's settings, and unknown here.
+    // The privileges that a cluster allows are settings of its operator, which are unknown here.
     let job = &without_cluster(args, job, manifest);
     let prepared = &Prepared::new(job).context("prepare the job as the operator does")?;
     of_attempt(job, prepared, &settings, 1)
 }
 
-/// Every object of an attempt of a job.
+/// Returns all objects of one attempt of a job.
 pub(super) fn of_attempt(
     job: &Job,
     prepared: &Prepared,
@@ -30,8 +30,8 @@ pub(super) fn of_attempt(
     build::objects(&BuildInput { job, prepared, settings }, attempt).context("write the objects of the job")
 }
 
-/// The operator's pod settings by the chart's defaults; the authority behind its certificate is known on a
-/// cluster only.
+/// Returns the operator's pod settings with the chart's defaults. Only a cluster has the authority that signs
+/// the operator's certificate.
 pub(super) fn defaults(installation: &InstallationArgs) -> Settings {
     let release = &installation.release;
     Settings {
@@ -47,7 +47,7 @@ pub(super) fn defaults(installation: &InstallationArgs) -> Settings {
     }
 }
 
-/// The job as it would be once a cluster has it, but for its UID.
+/// Returns the job as a cluster would store it, without a UID.
 fn without_cluster(args: &PlanArgs, job: &ValidatedJob, manifest: &Value) -> Job {
     let metadata = job.metadata();
     let namespace = args.cluster.namespace.as_ref().or(metadata.namespace.as_ref());

@@ -23,7 +23,7 @@ pub(super) struct FieldOrigin {
     from: Origin,
 }
 
-/// The defaults of the namespace; `None` where it has none, or the user may not read them.
+/// Reads the defaults of the namespace; `None` if it has none, or the user may not read them.
 pub(super) async fn of_namespace(connection: &Connection) -> io::Result<Option<NamespaceDefaults>> {
     let maps = Api::<ConfigMap>::namespaced(connection.client.clone(), &connection.namespace);
     match maps.get_opt(NAME).await {
@@ -38,14 +38,14 @@ pub(super) async fn of_namespace(connection: &Connection) -> io::Result<Option<N
     }
 }
 
-/// Every value of `spec.workers` of a job.
+/// Returns every value of `spec.workers` of a job with its source.
 pub(super) fn of(job: &Job, pods: &PodSettings, namespace: Option<&NamespaceDefaults>) -> Vec<FieldOrigin> {
     let of_namespace: Option<&Defaults> = namespace.and_then(|namespace| namespace.defaults.as_ref().ok());
     let origins: BTreeMap<_, _> = job.merged_spec(of_namespace, Some(&pods.defaults)).origins;
     origins.into_iter().map(|(field, (value, from))| FieldOrigin { field, value, from }).collect()
 }
 
-/// Two columns of text.
+/// Formats values and their sources as two columns of text.
 pub(super) fn render(origins: &[FieldOrigin]) -> String {
     let said: Vec<_> =
         origins.iter().map(|one| (format!("{}: {}", one.field, one.value), one.from)).collect();

@@ -86,11 +86,12 @@ async fn checks(
     Ok(checks)
 }
 
-/// The job as the cluster would have it, with the UID that it has or would be given.
+/// Tries the job on the cluster. Returns the result, and the job as the cluster would store it, with its
+/// existing or a new UID.
 async fn ask_about_job(connection: &Connection, wanted: &Value) -> anyhow::Result<(PlanCheck, Option<Job>)> {
     let (api, name) = api_of(connection, wanted)?;
     let is = api.get_opt(&name).await.map_err(|error| connection.explain(read(wanted), &name, error))?;
-    // By server-side apply both the first and any later time, as `kubectl apply --server-side` would.
+    // Server-side apply works for a new and for an existing job, as with `kubectl apply --server-side`.
     let params = PatchParams::apply(FIELD_MANAGER).force().dry_run();
     let would_be = match api.patch(&name, &params, &Patch::Apply(wanted)).await {
         Ok(would_be) => serde_json::to_value(would_be)?,
@@ -104,15 +105,15 @@ async fn ask_about_job(connection: &Connection, wanted: &Value) -> anyhow::Resul
     Ok((check(wanted, outcome), Some(job)))
 }
 
-/// Tries what the operator would do: existing objects are kept, except for a changed manifest.
+/// Tries what the operator would do with an object: it keeps existing objects, except for a changed manifest.
 async fn ask_about_object(connection: &Connection, wanted: &Value) -> anyhow::Result<PlanCheck> {
     let (api, name) = api_of(connection, wanted)?;
     let is = api.get_opt(&name).await.map_err(|error| connection.explain(read(wanted), &name, error))?;
     let Some(is) = is else {
         let params = PostParams { dry_run: true, field_manager: Some(labels::OPERATOR.into()) };
         let mut tried = wanted.clone();
-        // A dry run leaves no account behind that a pod could be tried with; every namespace has a default
-        // one.
+        // A dry run does not create the job's service account, so the pod is tried with the default account,
+        // which every namespace has.
         if let Some(spec) =
             tried.get_mut("spec").filter(|_| wanted["kind"] == "Pod").and_then(Value::as_object_mut)
         {
@@ -124,7 +125,7 @@ async fn ask_about_object(connection: &Connection, wanted: &Value) -> anyhow::Re
             Err(error) => refusal(connection, wanted, &name, error),
         };
     };
-    // A pod is made once, and an address follows its pod.
+    // The operator never changes a pod, and the address in an EndpointSlice follows its pod.
     if wanted["kind"] == "Pod" || wanted["kind"] == "EndpointSlice" {
         return Ok(check(wanted, Outcome::Kept));
     }
@@ -175,12 +176,12 @@ fn api_of(connection: &Connection, object: &Value) -> anyhow::Result<(Api<Dynami
     Ok((api, word(object, "/metadata/name")))
 }
 
-/// The pod settings of this cluster's operator, from its Deployment; `None` if that cannot be read.
+/// Reads the pod settings of this cluster's operator from its Deployment; `None` if the user can read none.
 async fn installed(connection: &Connection) -> io::Result<Option<Settings>> {
     let by_label = ListParams::default().labels("app.kubernetes.io/name=rl-operator");
     let mut deployments = Api::<Deployment>::all(connection.client.clone()).list(&by_label).await;
     if is_forbidden(&deployments) {
-        // A user of one namespace may see an operator that is installed in it.
+        // A user with access to one namespace only may still see an operator that is installed in it.
         let own = Api::<Deployment>::namespaced(connection.client.clone(), &connection.namespace);
         deployments = own.list(&by_label).await;
     }
@@ -217,12 +218,12 @@ fn settings(deployment: &Deployment) -> Option<Settings> {
         pull_policy: args.trainer_image_pull_policy,
         channel,
         pods,
-        // A trace follows from the UID, which a job gets on the cluster.
+        // The trace id derives from the UID, which a job only gets on the cluster.
         traces: Vec::new(),
     })
 }
 
-/// The operator's own reading of its command line.
+/// Parses the arguments of the operator's container as the operator does.
 fn arguments(container: &Container) -> Option<Args> {
     let value = |name: &str| {
         let variable = container.env.iter().flatten().find(|variable| variable.name == name);

@@ -58,7 +58,7 @@ fn write_workers(text: &mut String, plan: &Plan) {
     }
 }
 
-/// The degrees of a mesh in words.
+/// Describes the degrees of a mesh in words.
 fn axes(mesh: &Mesh) -> String {
     let mut axes =
         format!("dp_replicate {} x dp_shard {} x sp {}", mesh.dp_replicate, mesh.dp_shard, mesh.sp);
@@ -80,7 +80,7 @@ fn axes(mesh: &Mesh) -> String {
     axes
 }
 
-/// Writes the size of the model, and what was chosen for its passes.
+/// Writes the size of the model, and the values chosen for its passes.
 fn write_model(text: &mut String, plan: &Plan) {
     if let Some(parameters) = &plan.parameters {
         line(text, "parameters", &format!("{} ({} trained)", parameters.total, parameters.trainable));

@@ -50,18 +50,18 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// The condition of this type where it holds.
+/// Returns the condition of this type if it is true.
 pub(super) fn when_true(status: &RLTrainingJobStatus, type_: ConditionType) -> Option<&Condition> {
     status.conditions.iter().find(|one| one.type_ == type_ && one.status == ConditionStatus::True)
 }
 
-/// The checkpoint from which the job continues.
+/// Names the checkpoint from which the job continues.
 pub(super) fn checkpoint(status: &RLTrainingJobStatus) -> Option<String> {
     let latest = status.checkpoints.iter().find(|one| one.latest).or(status.checkpoints.last())?;
     Some(format!("the last complete checkpoint is of step {}", latest.step))
 }
 
-/// The causes of earlier attempts' ends, and the retries that are left.
+/// Lists the causes for which earlier attempts ended, with the remaining retries.
 pub(super) fn earlier(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Vec<String> {
     let counts = status.failures_by_cause.iter();
     let rule = status.last_failure.as_ref().and_then(|last| Some((last.attempt, last.rule.as_ref()?)));
@@ -73,7 +73,7 @@ pub(super) fn earlier(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> V
         .collect()
 }
 
-/// Clause that says how many ends for a cause the job survives.
+/// Formats a clause that says how many ends of an attempt for this cause the job survives.
 pub(super) fn budget(snapshot: &JobSnapshot, cause: FailureCause) -> String {
     let Ok(prepared) = &snapshot.prepared else { return String::new() };
     match cause.budget(&prepared.job.spec().run_policy.retries) {

@@ -8,7 +8,7 @@ use super::explanation::{Explanation, budget, checkpoint};
 use super::{JobSnapshot, scheduling};
 use crate::measure::{bytes, duration, quantity};
 
-/// Factor by which a proposed limit exceeds an estimate: 11/10.
+/// Factor by which a proposed limit exceeds an estimate, as a fraction: 11/10.
 const HEADROOM: (u64, u64) = (11, 10);
 
 pub(super) fn failed(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation {
@@ -153,8 +153,8 @@ fn memory_advice(
     }
 }
 
-/// Returns the command that shows the log, if it still exists: of the worker that failed, or of the peer that
-/// it lost.
+/// Returns the command that shows the decisive log, if the log still exists: that of the worker that failed,
+/// or of the peer that it lost.
 fn logs(snapshot: &JobSnapshot, failure: &FailureStatus) -> Option<String> {
     let of_attempt = || snapshot.workers.iter().filter(|worker| worker.attempt == failure.attempt);
     let knows_more = |worker: &&Worker| {

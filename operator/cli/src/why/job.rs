@@ -28,7 +28,7 @@ pub(crate) fn explain(snapshot: &JobSnapshot) -> Explanation {
     Explanation { summary: format!("{name} {}", said.summary), ..said }
 }
 
-/// A job that another controller works on.
+/// Explains a job that another controller reconciles.
 fn is_left_alone(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
     let managed_by = snapshot.prepared.as_ref().ok()?.job.spec().managed_by.clone()?;
     if managed_by == rlt_objects::queue::MULTIKUEUE {
@@ -55,7 +55,7 @@ fn continues(status: &RLTrainingJobStatus) -> Option<String> {
     is_refused.then(|| stalled.message.clone())
 }
 
-/// A job, or a change of one, that no operator has reconciled.
+/// Explains a job, or a change of one, that no operator has reconciled.
 fn unseen(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
     let is_seen = status.observed_generation.is_some_and(|seen| seen >= snapshot.job.generation());
     if is_seen {
@@ -115,7 +115,7 @@ fn symptoms(status: &RLTrainingJobStatus) -> Vec<SymptomKind> {
     SymptomKind::ALL.into_iter().filter(|kind| names.contains(&kind.name())).collect()
 }
 
-/// Adds the changes against each symptom.
+/// Adds the changes that help against each symptom.
 fn changed(explanation: Explanation, symptoms: &[SymptomKind]) -> Explanation {
     symptoms.iter().flat_map(|kind| kind.changes()).fold(explanation, |said, change| said.so(*change))
 }
@@ -140,7 +140,7 @@ fn invalid(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Expla
     }
     let fields = match &snapshot.prepared {
         Err(Invalid::Problems(problems)) => problems.clone(),
-        // Another version of the rules finds nothing wrong with it.
+        // The rules of this version accept a specification that the operator's version refuses.
         _ => vec![stalled.message.clone()],
     };
     let correct = "correct these fields; `rlctl validate FILE` checks a manifest before it is applied";
@@ -178,7 +178,7 @@ fn suspended(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Exp
     }
 }
 
-/// The job waits for its queue, or Kueue is not installed.
+/// Explains a job that waits for its queue, or for which Kueue is not installed.
 fn queued(condition: &Condition) -> Explanation {
     let explanation = Explanation::new(condition.message.clone());
     if condition.reason == Reason::QueueMissing.name() {
@@ -223,7 +223,7 @@ fn running(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation 
     changed(explanation, &symptoms(status))
 }
 
-/// Names the trace of the attempt, where it has one.
+/// Names the trace of the attempt, if it has one.
 fn followed(status: &RLTrainingJobStatus) -> Option<String> {
     let (attempt, trace) = (status.attempt?, status.trace_id.as_ref()?);
     Some(format!("attempt {attempt} is trace {trace}"))

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::explanation::Explanation;
 use crate::measure::duration;
 
-/// Seconds without a step that are not unusual, however short steps are.
+/// Minimum number of seconds without a step that count as unusual, however short steps are.
 const PATIENCE_SECONDS: f64 = 60.0;
 /// Factor of a step's duration after which the next step is considered missing.
 const PATIENCE_STEPS: f64 = 10.0;
@@ -28,8 +28,8 @@ pub(super) struct LocalRun {
     pub(super) name: String,
     /// Whether a process works on the run.
     pub(super) is_locked: bool,
-    /// Contents of the result file of an orderly end; while a process works on the run, that of an earlier
-    /// attempt.
+    /// Contents of the file that a run writes when it ends in an orderly way. While a process works on the
+    /// run, the file is from an earlier attempt.
     pub(super) result: Option<RunResult>,
     /// Number of finished training steps, and the time at which the last one ended, in seconds since 1970.
     pub(super) last_step: Option<(u64, f64)>,

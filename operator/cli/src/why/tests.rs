@@ -1,4 +1,4 @@
-//! One explanation for each way in which a job waits, fails or continues.
+//! Tests of explanations, one for each way in which a job waits, fails or continues.
 
 use rlt_objects::job::Job;
 use rlt_objects::labels;
@@ -14,7 +14,7 @@ const CREATED: &str = "2026-01-01T10:00:00Z";
 const SINCE: &str = "2026-01-01T10:01:00Z";
 const NOW: &str = "2026-01-01T10:05:00Z";
 
-/// A condition that is true, among all others that are not.
+/// Returns a status in which only the condition `type_` is true.
 fn status(type_: &str, reason: &str, message: &str, more: Value) -> Value {
     let condition = json!({
         "type": type_, "status": "True", "lastTransitionTime": SINCE, "reason": reason, "message": message,
@@ -42,7 +42,7 @@ fn failed(cause: &str, message: &str, mut failure: Value, more: Value) -> Value 
     status("Failed", &format!("{cause:?}"), message, end)
 }
 
-/// The quickstart with changes to `spec.workers` and `spec.runPolicy`.
+/// Returns a snapshot of the quickstart's job with changes to `spec.workers` and `spec.runPolicy`.
 fn snapshot(workers: Value, run_policy: Value, status: Value) -> JobSnapshot {
     let example = include_str!("../../../../examples/quickstart/job.yaml");
     let mut manifest: Value = serde_saphyr::from_str(example).unwrap();

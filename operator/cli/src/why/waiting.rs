@@ -96,7 +96,7 @@ fn image(snapshot: &JobSnapshot, worker: &Worker, said: &Said) -> Explanation {
         None => ("the operator's trainer image".to_owned(), "the chart's value trainerImage"),
     };
     let node = worker.node.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default();
-    // The back-off reason hides the error of the pull, which its Event still has.
+    // The back-off reason hides the error of the image pull, but its Event still has the error.
     let pulled =
         snapshot.events.iter().rev().find(|one| {
             one.name == *worker.name && one.reason == "Failed" && one.message.contains("pull image")

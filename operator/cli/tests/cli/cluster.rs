@@ -1,4 +1,4 @@
-//! `rlctl` for jobs on a real API server with a real operator. No pod runs here: the test plays the kubelet.
+//! Tests of `rlctl` with a real API server and a real operator. No pod runs: the test plays the kubelet.
 
 #[path = "../../../tests/cluster/test_namespace.rs"]
 #[expect(dead_code, reason = "the test serves other tests as well")]
@@ -19,10 +19,11 @@ use serde_json::{Value, json};
 use test_namespace::TestNamespace;
 
 static CLUSTER: Shared = Shared::new(Options::control_plane);
-/// One with the Deployment of an operator, whose settings every plan of the cluster follows.
+/// Cluster with the Deployment of an operator. It is separate because every plan on a cluster uses the
+/// settings of its operator.
 static WITH_OPERATOR: Shared = Shared::new(Options::control_plane);
 
-/// Longest time that a test waits for the API server or the operator. Nothing trains here.
+/// Timeout of a wait for the API server or the operator. Nothing trains here.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn command(test: &TestNamespace, arguments: &[&str]) -> Command {
@@ -32,7 +33,7 @@ fn command(test: &TestNamespace, arguments: &[&str]) -> Command {
 }
 
 async fn run(mut command: Command, input: Option<String>) -> Output {
-    // The operator lives in this process and must not wait for it.
+    // The operator runs on this process's runtime, so the wait for `rlctl` must not block it.
     tokio::task::spawn_blocking(move || {
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = piped.spawn().unwrap();
@@ -51,7 +52,7 @@ async fn rlctl(test: &TestNamespace, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Asks until the answer has this in it.
+/// Runs `rlctl` until its output contains `wanted`.
 async fn until(test: &TestNamespace, arguments: &[&str], wanted: &str) -> String {
     let begin = Instant::now();
     loop {
@@ -124,7 +125,7 @@ async fn a_missing_job_is_named_with_its_namespace() {
     }
 }
 
-/// The objects that carry a job's label, by kind and name.
+/// Returns the objects that carry a job's label, by kind and name.
 async fn made(test: &TestNamespace, job: &str) -> BTreeMap<String, Value> {
     let of_job = ListParams::default().labels(&format!("{}={job}", labels::JOB_NAME));
     let mut objects = BTreeMap::new();
@@ -145,7 +146,7 @@ fn key(object: &Value) -> String {
     format!("{}/{}", object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap())
 }
 
-/// Whether the created object contains everything that was planned; the API server may have added more.
+/// Whether a created object contains everything that was planned. The API server may have added more.
 fn holds(made: &Value, planned: &Value) -> bool {
     match (made, planned) {
         (Value::Object(made), Value::Object(planned)) => {
@@ -164,7 +165,7 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     let Some(cluster) = CLUSTER.get() else { return };
     let test = TestNamespace::on(cluster, "planned").await;
     let patch = json!({"workers": {"count": 2, "device": "Cpu", "resources": {"memory": "2Gi"}}});
-    // As users write it: the namespace is an option of the call, and annotations do not concern the workers.
+    // Users pass the namespace as an option, and write annotations that do not concern the workers.
     let mut manifest = test.manifest("planned", &patch);
     manifest.metadata.namespace = None;
     manifest.metadata.annotations = Some([("team".to_owned(), "alpha".to_owned())].into());
@@ -182,7 +183,7 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     let _operator = test.operator().await;
     test.jobs().create(&PostParams::default(), &manifest).await.unwrap();
     test.when_pods("planned", |pods| pods.len() == 2).await;
-    // Written once all of it is made.
+    // The operator writes the status after it has created all objects.
     test.when("planned", |status| {
         status.conditions.iter().any(|condition| condition.type_ == ConditionType::Reconciling)
     })
@@ -190,7 +191,7 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     let plan: Value = serde_json::from_slice(&ask(&["-o", "json"]).await.stdout).unwrap();
     let mut planned: BTreeMap<_, _> =
         plan["objects"].as_array().unwrap().iter().map(|object| (key(object), object.clone())).collect();
-    // It is created once the first worker has an address, which no kubelet sets here.
+    // The EndpointSlice is created once the first worker has an address, which no kubelet sets here.
     planned.remove("EndpointSlice/planned-trainer").unwrap();
     let made = made(&test, "planned").await;
     assert_eq!(planned.keys().collect::<Vec<_>>(), made.keys().collect::<Vec<_>>());
@@ -200,14 +201,14 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     }
     let after = String::from_utf8(ask(&["--server"]).await.stdout).unwrap();
     assert!(after.contains("= RLTrainingJob planned: stays as it is"), "{after}");
-    // This operator serves no channel, so its ConfigMap has fewer entries, and those are equal.
+    // This operator serves no channel, so its ConfigMap has fewer entries; the others are equal.
     let gone: Vec<_> = after.lines().filter(|line| line.starts_with("    -")).collect();
     assert!(matches!(gone[..], [digest] if digest.contains(labels::CONTENT_DIGEST)), "{after}");
     assert!(after.contains("= Pod planned-trainer-1: stays; it follows the attempt"), "{after}");
 }
 
-/// Removes what is known on a cluster only (the job's UID), and the settings in which this operator differs
-/// from the chart: it serves no channel and pulls no image.
+/// Removes what differs from an offline plan: the job's UID, which only a cluster assigns, and settings in
+/// which this operator differs from the chart, because it serves no channel and pulls no image.
 fn comparable(mut object: Value) -> Value {
     // The first source of the job's volume is the ConfigMap; the other is a token for the channel.
     if let Some(sources) =
@@ -252,7 +253,7 @@ async fn a_refusal_of_the_cluster_is_reported_before_any_object_is_created() {
     assert!(text.starts_with("! RLTrainingJob steady: would be refused: "), "{text}");
 }
 
-/// A kubeconfig of a user with these rights in the namespace, and none elsewhere.
+/// Returns a kubeconfig of a user with these permissions in the namespace, and none elsewhere.
 fn kubeconfig_of_tenant(test: &TestNamespace, name: &str, rules: &Value) -> Value {
     let group = "rbac.authorization.k8s.io";
     let api = format!("{group}/v1");
@@ -276,7 +277,7 @@ fn kubeconfig_of_tenant(test: &TestNamespace, name: &str, rules: &Value) -> Valu
     kubeconfig
 }
 
-/// A user of one namespace may not list the Deployments of all namespaces, the operator's among them.
+/// A user of one namespace may not list Deployments of all namespaces, so cannot read the operator's.
 #[tokio::test]
 async fn a_user_of_one_namespace_plans_on_the_cluster_and_learns_what_is_not_known() {
     let Some(cluster) = CLUSTER.get() else { return };

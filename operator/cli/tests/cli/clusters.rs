@@ -1,5 +1,5 @@
-//! Clusters that cannot be used: none is found, it does not answer, or it knows no jobs. Tests with one that
-//! can be used are in `cluster.rs`.
+//! Tests with unusable clusters: none is found, it does not answer, or it has no jobs API. Tests with a
+//! usable cluster are in `cluster.rs`.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -24,7 +24,7 @@ fn without_a_cluster_the_error_names_the_searched_kubeconfigs() {
     assert_eq!(path, "rlctl: runs/missing is no run folder: it has no manifest.yaml\n");
 }
 
-/// A kubeconfig for a server at this address.
+/// Writes a kubeconfig for a server at this address.
 fn kubeconfig(folder: &Path, server: &str) -> PathBuf {
     let path = folder.join("kubeconfig");
     let text = format!(

@@ -1,4 +1,4 @@
-//! Options of `rlctl convert`. The conversion itself has tests in `operator/convert`.
+//! Tests of the options of `rlctl convert`. Tests of the conversion itself are in `operator/convert`.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::{rlctl, stderr, stdout};
 
-/// A job of KubeRay, seen from the root of the workspace.
+/// Path of a job of KubeRay, relative to the root of the workspace.
 const RAY_JOB: &str = "operator/convert/tests/fixtures/ray-job.yaml";
 
 #[test]

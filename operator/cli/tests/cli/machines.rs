@@ -1,4 +1,4 @@
-//! Plans for a GPU: both memories, the times of a step, and jobs that do not fit.
+//! Tests of plans for a GPU: memory of device and host, times of a step, and jobs that do not fit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{ARITHMETIC, rlctl, stderr, stdout};
 
-/// A 7B model on the hub, whose configuration is beside the manifest; `-f` with the manifest and the rest.
+/// Writes the manifest of a 7B model on the hub, and its configuration. Returns the arguments that name both.
 fn large_model(folder: &Path, workers: &str) -> [String; 4] {
     let (manifest, config) = (folder.join("job.yaml"), folder.join("config.json"));
     let job = format!(
@@ -25,7 +25,7 @@ fn large_model(folder: &Path, workers: &str) -> [String; 4] {
     ["-f".into(), text(manifest), "--model-config".into(), text(config)]
 }
 
-/// `rlctl plan` of [`large_model`] on a GPU.
+/// Runs `rlctl plan` with [`large_model`] on a GPU.
 fn planned_on(gpu: &str, workers: &str, more: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let model = large_model(folder.path(), workers);
@@ -68,7 +68,7 @@ fn times_are_predicted_for_the_lengths_of_a_run_and_shown_next_to_measured_ones(
              \"timing_s/testing\": 1.5, \"prompt_length/mean\": 20.4, \"response_length/mean\": {completion}}}\n"
         )
     };
-    // The cold start, the evaluation before the first step and the step that warms up do not count.
+    // The cold start, the evaluation before the first step, and the first step, which warms up, do not count.
     let lines = [
         step(0, 1, 9.0, 9.0),
         step(1, 0, 9.0, 9.0),
@@ -91,7 +91,7 @@ fn times_are_predicted_for_the_lengths_of_a_run_and_shown_next_to_measured_ones(
     let plan: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(plan["measured"]["phases"]["log-probs"], 0.75);
     assert_eq!(plan["speed"]["lengths"]["completionTokens"], 32);
-    // A flag is stronger than the run; a mean that cannot be is refused.
+    // A flag overrides the lengths of the run. An impossible mean is refused.
     let text = stdout(&planned_on("h100", workers, &["--run", folder, "--completion-tokens", "8"]));
     assert!(text.contains("prompts of 20 and completions of 8 tokens"), "{text}");
     let refused = stderr(&planned_on("h100", workers, &["--prompt-tokens", "0"]));

@@ -1,5 +1,5 @@
-//! Output of `rlctl plan`: the page, its form for programs, and its objects. Plans for a GPU are in
-//! `machines`.
+//! Tests of the output of `rlctl plan`: the page, its machine-readable form, and its objects. Plans for a GPU
+//! are in `machines`.
 
 use std::fs;
 use std::path::Path;
@@ -131,7 +131,7 @@ fn a_classifier_is_planned_as_the_model_of_a_job_that_trains_one_and_as_a_reward
     };
     let (whole, by_steps) = ("LlamaForSequenceClassification", "LlamaForTokenClassification");
     for (class, algorithm, count) in [
-        // The body of 134515008 parameters, and a head of one row, or of two and their biases.
+        // 134515008 parameters below the head, and a head of one row, or of two rows with biases.
         (whole, "RewardModel", "134515584 (134515584 trained)"),
         (by_steps, "ProcessReward", "134516162 (134516162 trained)"),
     ] {

@@ -1,4 +1,5 @@
-//! `rlctl run` on this machine: how the trainer is found and started, and what of a job has no effect here.
+//! Tests of `rlctl run`: how the trainer is found and started, and which fields have no effect in a local
+//! run.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Output of `rlctl validate`: problems with their lines, and warnings. The rules themselves have tests in
-//! `crds`.
+//! Tests of the output of `rlctl validate`: problems with their lines, and warnings. Tests of the rules
+//! themselves are in `crds`.
 
 use std::fs;
 use std::path::Path;
@@ -58,7 +58,7 @@ fn problems_are_listed_with_file_and_line_and_end_with_2() {
     insta::assert_snapshot!(stdout(&output).replace(folder.path().to_str().unwrap(), "FOLDER"));
 }
 
-/// Commands print names of fields and values of a manifest that someone else may have written.
+/// Commands print field names and values of a manifest that someone else may have written.
 #[test]
 fn control_characters_of_a_manifest_are_shown_as_escapes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
