@@ -1,4 +1,4 @@
-//! Modules that an adapter of another trainer targets, and the quantized weights below it.
+//! Modules that an adapter of another trainer targets, and the quantization of the adapter's base weights.
 
 use crate::draft::Draft;
 use crate::settings::Settings;
@@ -17,8 +17,8 @@ pub(crate) fn target(names: Vec<String>, draft: &mut Draft) {
     }
 }
 
-/// Sets a base model in 4 or 8 bits, by the settings that TRL and open-instruct pass to bitsandbytes; their
-/// 4-bit type is nf4 by default.
+/// Sets a base model in 4 or 8 bits, from the settings that TRL and open-instruct pass to bitsandbytes. The
+/// 4-bit type is nf4 by default in both.
 pub(crate) fn quantization(settings: &Settings, draft: &mut Draft) {
     let four = match settings.text("bnb_4bit_quant_type").as_deref() {
         Some("fp4") => "Fp4",

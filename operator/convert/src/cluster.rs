@@ -34,7 +34,7 @@ use ray::RayJobs;
 use reader::JobReader;
 use train::TrainJobs;
 
-/// Label with which a RayJob names the PriorityClass of its pods.
+/// Label by which a RayJob names the PriorityClass of its pods.
 const RAY_PRIORITY_LABEL: &str = "ray.io/priority-class-name";
 
 fn reader_of(kind: Kind) -> &'static dyn JobReader {
@@ -72,7 +72,7 @@ pub(crate) fn launches(
     Ok((all, notes))
 }
 
-/// Adds the fields of the job whose command a launch is, if there is one.
+/// Converts the fields of the job to which a launch belongs, if there is one.
 pub(crate) fn convert(
     launch: &Launch,
     draft: &mut Draft,
@@ -96,7 +96,8 @@ pub(crate) fn convert(
     Ok(())
 }
 
-/// Converts namespace, labels and annotations of a job. Labels of its queue are Kueue's own for every kind.
+/// Converts namespace, labels and annotations of a job. Labels of its queue are those of Kueue for every
+/// kind.
 fn metadata(job: &ClusterJob, target: &mut Target<'_>) {
     if let Some(namespace) = job.metadata.get("namespace") {
         target.draft.set_metadata("namespace", namespace.clone());
@@ -123,7 +124,7 @@ fn metadata(job: &ClusterJob, target: &mut Target<'_>) {
     }
 }
 
-/// Converts a suspension, unless it is that of a job that waits for its queue.
+/// Converts the suspension of a job, unless the job is suspended because it waits for its queue.
 fn suspension(job: &ClusterJob, target: &mut Target<'_>) {
     let Some(suspend) = job.spec.get("suspend").filter(|suspend| !suspend.is_null()) else { return };
     let key = format!("{}.suspend", job.kind_name());

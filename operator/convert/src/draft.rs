@@ -42,7 +42,7 @@ pub(crate) struct Draft {
     metadata: Map<String, Value>,
     /// Paths below `spec`, such as `training.optimizer.learningRate`.
     fields: Vec<(String, Value)>,
-    /// Sections, each with the text of a remark on it.
+    /// Remarks, each with the section at whose head it is written.
     remarks: Vec<(&'static str, String)>,
     /// Prefixes of the other trainer's settings, with the section to which such settings belong.
     homes: &'static [(&'static str, &'static str)],

@@ -107,8 +107,9 @@ impl Table {
         settings.iter().map(outcome).collect()
     }
 
-    /// Corrects the outcomes of settings that the project's code could not read, or did not look up, once it
-    /// has set all fields: they have no equivalent, unless the other trainer does not use them either.
+    /// Corrects outcomes after the project's code has set all fields. A setting that the code could not read
+    /// is unknown. A setting that the code never read has no equivalent, unless the other trainer does not
+    /// use it either.
     pub(crate) fn settle(&self, settings: &Settings, outcomes: &mut [Outcome]) {
         for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome.fate, Fate::Converted(_))) {
             if let Some(expected) = settings.expectation(&outcome.key) {
@@ -124,7 +125,7 @@ impl Table {
         self.name_replaced(outcomes);
     }
 
-    /// Names settings whose field another setting sets, later and to another value.
+    /// Records settings that a later setting replaces by another value of the same field.
     fn name_replaced(&self, outcomes: &mut [Outcome]) {
         let mut last = BTreeMap::new();
         for index in 0..outcomes.len() {
@@ -140,7 +141,7 @@ impl Table {
         }
     }
 
-    /// Returns the value of the field that a setting sets, as text.
+    /// Formats the value of the field that a setting sets.
     fn ours(&self, outcome: &Outcome) -> String {
         let word = self.row(&outcome.key).and_then(|row| row.words.get(&outcome.value));
         word.map_or_else(|| outcome.value.clone(), text_of)

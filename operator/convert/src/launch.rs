@@ -158,8 +158,8 @@ impl Launch {
         }
     }
 
-    /// Takes one of Hydra's own options, with its value: all but the name of a settings file have no effect
-    /// on the manifest.
+    /// Consumes one of Hydra's own options and its value. Except for the name of a settings file, they have
+    /// no effect on the manifest.
     fn take_hydra<'a>(&mut self, option: &str, rest: &mut impl Iterator<Item = &'a String>) {
         let (name, value) = match option.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -183,7 +183,7 @@ impl Launch {
             Project::Trl | Project::OpenInstruct => settings.add_flags(&self.arguments)?,
         }
         settings.resolve();
-        // What a settings file computes from settings that are not given is verl's default.
+        // If a settings file computes a value from absent settings, the value is verl's default.
         settings.remove_computed(&computed);
         Ok(settings)
     }
@@ -222,8 +222,8 @@ fn trainer(word: &str, before: Option<&str>) -> Option<(Project, String)> {
     None
 }
 
-/// Whether a word names a trainer of verl by its module or its file. Paths of verl's other programs and of
-/// its files do not, such as `--runtime-env=verl/trainer/runtime_env.yaml` of `ray job submit`.
+/// Whether a word names a trainer of verl by its module or its file. Other programs and files of verl are not
+/// trainers, such as `--runtime-env=verl/trainer/runtime_env.yaml` of `ray job submit`.
 fn is_verl_trainer(word: &str, module: &str, last: &str) -> bool {
     let is_program = !word.starts_with('-') && !word.contains('=');
     if !is_program || (word.contains('/') && !word.ends_with(".py")) {
@@ -231,7 +231,7 @@ fn is_verl_trainer(word: &str, module: &str, last: &str) -> bool {
     }
     let is_in = |package: &str| module.starts_with(package) || module.contains(&format!(".{package}"));
     let trains = !["eval", "generation"].iter().any(|other| last.contains(other));
-    // The recipe of DAPO has the settings of main_ppo; those of other recipes have losses of their own.
+    // The recipe of DAPO has the settings of main_ppo. Other recipes have their own losses.
     (trains && (is_in("verl.trainer.") || is_in("verl.experimental."))) || is_in("recipe.dapo.main_dapo")
 }
 

@@ -5,8 +5,8 @@
 //! training_args.beta = RATE                                   -->  --beta=0.1, after RATE = 0.1
 //! ```
 //!
-//! Nothing is executed: an argument that is neither a literal nor the name of one is noted, and is a setting
-//! whose value is not known.
+//! Nothing is executed. An argument that is neither a literal nor the name of one is noted, and becomes a
+//! setting with an unknown value.
 
 use std::collections::BTreeMap;
 

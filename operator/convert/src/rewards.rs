@@ -23,7 +23,7 @@ pub(crate) fn server(name: &str) -> Value {
     json!({"name": name, "kind": "Server", "server": {"url": SERVER}})
 }
 
-/// Makes a function of a Python file or module, named `whole` in its project; it needs a reward server.
+/// Makes the function of a Python file or module, called `whole` in its project. It needs a reward server.
 pub(crate) fn python(whole: &str, module: &str, function: &str, draft: &mut Draft) -> Value {
     draft.python_reward = Some((module.to_owned(), function.to_owned()));
     let protocol = "it runs behind a server that speaks the protocol of docs/rewards.md";

@@ -21,9 +21,9 @@ pub enum SettingsError {
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     entries: Vec<(String, Value)>,
-    /// Keys whose values were looked up, which tells settings that have an effect from others.
+    /// Keys whose values were read. A setting that the conversion never reads has no effect.
     used: RefCell<BTreeSet<String>>,
-    /// Keys whose values were looked up as something that they are not, with what was expected.
+    /// Keys whose values were read as the wrong type, with the expected type.
     misread: RefCell<BTreeMap<String, &'static str>>,
 }
 
@@ -52,17 +52,17 @@ impl Settings {
         found
     }
 
-    /// Whether the value of a key was looked up.
+    /// Whether the value of a key was read.
     pub(crate) fn is_used(&self, key: &str) -> bool {
         self.used.borrow().contains(key)
     }
 
-    /// Returns what was expected of the value of a key, if it was looked up as something that it is not.
+    /// Returns the expected type of a key's value, if the value was read as the wrong type.
     pub(crate) fn expectation(&self, key: &str) -> Option<&'static str> {
         self.misread.borrow().get(key).copied()
     }
 
-    /// Counts the keys that were looked up in a copy of these settings as looked up here.
+    /// Marks the keys that were read in a copy of these settings as read.
     pub(crate) fn add_uses(&self, copy: &Self) {
         self.used.borrow_mut().extend(copy.used.borrow().iter().cloned());
         let misread = copy.misread.borrow();
@@ -212,7 +212,7 @@ impl Settings {
         computed.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Removes settings whose values are computed at start, from those with these keys.
+    /// Removes the settings with these keys whose values are still computed at start.
     pub(crate) fn remove_computed(&mut self, keys: &[String]) {
         self.entries.retain(|(key, value)| !(is_computed(value) && keys.contains(key)));
     }
@@ -340,8 +340,8 @@ fn spaced(text: &str) -> String {
     spaced
 }
 
-/// Parses an integer or a finite number, as Python writes it. An integer beyond 64 bits, such as the name of
-/// a run, is none: a float would have other digits.
+/// Parses an integer or a finite number in Python's syntax. An integer beyond 64 bits, such as the name of a
+/// run, is not parsed, because a float would change its digits.
 pub(crate) fn number(text: &str) -> Option<Value> {
     let is_number =
         text.starts_with(|first: char| first.is_ascii_digit() || matches!(first, '-' | '+' | '.'));

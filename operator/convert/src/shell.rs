@@ -1,8 +1,8 @@
 //! Evaluation of launch scripts up to their launches: variables, arrays, conditions, loops, functions.
 //!
-//! No program is started and no file is read. A command that is not a shell builtin is recorded; as a
-//! condition it fails, and its output is empty. What only `&&` joins to it is run. The grammar is that of
-//! brush-parser.
+//! No program is started and no file is read. A command that is not a shell builtin is recorded. As a
+//! condition it counts as failed, and its output is empty. In a list with only `&&`, the commands after it
+//! are run. The grammar is that of brush-parser.
 
 mod arithmetic;
 mod condition;
@@ -93,7 +93,7 @@ pub struct Evaluation {
     pub notes: Vec<String>,
 }
 
-/// Evaluates a script with these environment variables and arguments.
+/// Evaluates a script with the given environment variables and arguments.
 ///
 /// # Errors
 /// When the text is not a script, or does not end.
@@ -171,7 +171,8 @@ impl Shell {
     }
 
     fn run_and_or(&mut self, list: &AndOrList) -> Result<bool, ShellError> {
-        // `pip install .. && train`: programs are known to end only where nothing depends on how they do.
+        // In a chain such as `pip install .. && train`, programs count as successful. Elsewhere a result
+        // depends on how they end, which is unknown.
         let is_chain = list.additional.iter().all(|next| matches!(next, AndOr::And(_)));
         let goes_on = is_chain && !self.is_condition && self.output.is_none();
         let mut num_commands = self.commands.len();
@@ -342,7 +343,7 @@ impl Shell {
         }
     }
 
-    /// Runs a script within a script, for the command that has it. A text that is no script is noted.
+    /// Runs a script within a script, for the command that contains it. A text that is not a script is noted.
     fn run_embedded(&mut self, command: &str, text: &str) -> Result<bool, ShellError> {
         self.budget.spend(text.len())?;
         match self.run_text(text) {

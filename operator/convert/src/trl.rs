@@ -40,7 +40,8 @@ const KINDS: [(&str, &str); 15] = [
 
 /// TRL's coefficient of the loss that balances the routers of a mixture of experts.
 const ROUTER_AUX_LOSS_COEF: f64 = 0.001;
-/// Parts of the names of mixtures of experts, in lower case; others state the size of what is active.
+/// Parts of the names of mixtures of experts, in lower case. Other names give the size of the active
+/// parameters (`A3B`).
 const EXPERTS: [&str; 5] = ["moe", "mixtral", "gpt-oss", "deepseek-v2", "deepseek-v3"];
 
 /// Prefixes of settings with the section to which they belong; all others belong to `training`.
@@ -99,8 +100,8 @@ pub(crate) fn convert(
     (draft, outcomes)
 }
 
-/// Sets the loss of the routers, which TRL adds by default. A model without experts, which a script shows by
-/// its name alone, must not have one here.
+/// Sets the coefficient of the router loss, which TRL adds by default. A manifest refuses it for a model
+/// without experts, which only the model's name shows.
 fn router(settings: &Settings, kind: &str, draft: &mut Draft) {
     let has_default = matches!(kind, "SFT" | "GRPO" | "GSPO" | "RLOO" | "DPO" | "KTO");
     let model = draft.text("model.hub.repo").or_else(|| draft.text("model.path")).unwrap_or_default();

@@ -181,7 +181,7 @@ fn lora(settings: &Settings, prefix: &str, rank: u64, draft: &mut Draft) {
     merge(settings, prefix, draft);
     megatron_lora(settings, prefix, draft);
     if continues {
-        // A fresh adapter's initialization does not apply.
+        // An adapter that is read from a folder needs no initialization.
         draft.remove("spec.model.lora.init");
     }
 }
@@ -326,7 +326,7 @@ fn warmup(settings: &Settings, optimizer: &str, draft: &mut Draft) {
 }
 
 fn workers(launch: &Launch, given: &Settings, settings: &Settings, draft: &mut Draft) {
-    // A job of another operator has pods also where the script does not say their number.
+    // If the script does not give a number, another operator's job gives that of its pods.
     let count = |key: &str, of_pods: Option<u64>| given.count(key).or(of_pods).or(settings.count(key));
     let nodes = count("trainer.nnodes", launch.machines);
     let gpus = count("trainer.n_gpus_per_node", launch.processes);

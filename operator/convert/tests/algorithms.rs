@@ -1,5 +1,5 @@
-//! Conversions keep the algorithm: numbers and functions that a trainer reads differently from their names,
-//! and settings that the other trainers tolerate.
+//! Tests that conversions keep the algorithm: numbers and functions whose meaning differs from their names,
+//! and settings that only the other trainers tolerate.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
@@ -12,7 +12,7 @@ fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The conversion of settings, whose manifest validates.
+/// Converts settings and checks that the manifest is valid.
 fn converted(project: Project, trainer: &str, settings: &str) -> Conversion {
     valid(&Launch::new(project, trainer, &words(settings)))
 }
@@ -25,7 +25,7 @@ fn valid(launch: &Launch) -> Conversion {
     conversion
 }
 
-/// The specification of a manifest, and its comments as one text.
+/// Returns the specification of a manifest, and its comments as one text.
 fn read(conversion: &Conversion) -> (Value, String) {
     let manifest: Value = serde_saphyr::from_str(&conversion.manifest).unwrap();
     let comments = conversion.manifest.lines().filter_map(|line| line.trim().strip_prefix("# "));
@@ -56,7 +56,7 @@ fn cispo_of_trl_caps_the_ratio_itself() {
     };
     let (policy, low, high, _) = clips("--epsilon_high 5.0");
     assert_eq!((policy, low, high), ("Cispo".into(), Some(1.0), Some(4.0)));
-    // A cap below 1 has no equal, and is said.
+    // A cap below 1 has no equivalent, so a comment reports it.
     let (_, low, high, comments) = clips("--epsilon 0.2");
     assert_eq!((low, high), (Some(1.0), Some(0.0)));
     assert!(comments.contains("epsilon_high=0.2"), "{comments}");
@@ -68,7 +68,7 @@ fn clips_of_other_losses_of_trl_are_distances_from_one() {
     let loss = &spec["algorithm"]["loss"];
     let clips = ["clipLow", "clipHigh", "dualClip"].map(|field| loss[field].as_f64());
     assert_eq!(clips, [Some(0.2), Some(0.28), Some(4.0)]);
-    // The sequence's ratio has no dual clip.
+    // Ratios of sequences have no dual clip.
     let (spec, comments) = trl("grpo", "--loss_type grpo --importance_sampling_level sequence --delta 4");
     assert!(spec["algorithm"]["loss"]["dualClip"].is_null() && comments.contains("delta=4"), "{comments}");
 }
@@ -125,7 +125,7 @@ fn a_cosine_with_a_minimum_has_the_minimum_that_is_given() {
     assert!(spec["training"]["schedule"]["minRatio"].is_null());
 }
 
-/// Both bounds of verl have a default of their own.
+/// Both bounds of verl have their own default.
 #[test]
 fn one_clip_of_verl_counts_for_the_bounds_that_are_null() {
     let clips = |settings: &[&str]| {
@@ -232,7 +232,7 @@ fn mathematics_is_scored_as_verl_scores_its_data_source() {
     assert_eq!(functions[1]["dataSources"], json!(["math_dapo", "math_dapo_reasoning", "math"]));
 }
 
-/// A file whose name only contains the name of a data source, or of none, is scored by a guess.
+/// If a file's name only contains the name of a data source, or of none, its reward is a guess.
 #[test]
 fn a_reward_that_is_guessed_from_the_name_of_a_file_is_said() {
     for (files, kind, guessed) in [
@@ -298,7 +298,7 @@ fn the_best_checkpoint_is_kept_where_rewards_are_compared() {
     assert!(spec["checkpoint"].is_null() && comments.contains("compares rewards"), "{comments}");
 }
 
-/// Settings of verl with which its trainer runs, what stands in the manifest, and what its comment says.
+/// Settings that verl's trainer accepts, the resulting fields of the manifest, and the text of its comment.
 #[test]
 fn settings_that_verl_tolerates_become_a_valid_manifest_with_a_comment() {
     let actor = "actor_rollout_ref.actor";
@@ -425,7 +425,7 @@ fn the_losses_of_cpo_kto_and_online_dpo_are_those_of_trl() {
     }
 }
 
-/// Names that a converter does not know are said where it chooses another.
+/// If the converter replaces an unknown name by another one, a comment reports it.
 #[test]
 fn a_choice_without_an_equal_is_said() {
     let rewarded = "--reward_funcs accuracy_reward";
@@ -574,7 +574,7 @@ fn ppo_of_open_instruct_is_ppo() {
     let batches = ["promptsPerStep", "promptsPerUpdate", "epochsPerBatch", "steps"]
         .map(|field| &spec["training"][field]);
     assert_eq!(batches, [&json!(16), &json!(8), &json!(4), &json!(100)]);
-    // A reward model with the factor 0 does not count there either.
+    // In open-instruct, too, a reward model with the factor 0 has no effect.
     assert_eq!(spec["rewards"]["functions"].as_array().unwrap().len(), 1, "{comments}");
     assert_eq!(spec["data"]["datasets"][0]["hub"]["repo"], "org/RLVR-GSM");
 }

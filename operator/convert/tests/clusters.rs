@@ -1,5 +1,5 @@
-//! Jobs of KubeRay and Kubeflow Trainer become valid manifests: their commands, their pods, and a word on
-//! each field that has no equivalent.
+//! Tests that jobs of KubeRay and Kubeflow Trainer become valid manifests: their commands, their pods, and a
+//! remark on each field without an equivalent.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ fn launches(text: &str) -> Result<Vec<Launch>, String> {
     found.map(|(launches, _)| launches).map_err(|error| error.to_string())
 }
 
-/// The conversion of the first job of a file, with the texts of its settings files.
+/// Converts the first job of a file, with the texts of its settings files.
 fn conversion(text: &str) -> Conversion {
     let launch = launches(text).unwrap().remove(0);
     let files: Vec<String> = launch.files.iter().map(|path| launch.texts[path].clone()).collect();
@@ -30,8 +30,8 @@ fn manifest(text: &str) -> Value {
     serde_saphyr::from_str(&conversion.manifest).unwrap()
 }
 
-/// A RayJob whose groups and further fields are these, with the settings of a training at the end of its
-/// command.
+/// Returns a RayJob with these groups and additional fields, whose command ends with the settings of a
+/// training.
 fn ray_job(command: &str, cluster: &Value, more: &Value) -> String {
     let settings = "actor_rollout_ref.model.path=org/base data.train_files=/data/a.parquet \
                     algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4";
@@ -47,7 +47,7 @@ fn ray_job(command: &str, cluster: &Value, more: &Value) -> String {
     job.to_string()
 }
 
-/// A group of pods with GPUs.
+/// Returns a group of pods with GPUs.
 fn group(replicas: u64, gpus: u64) -> Value {
     let limits = if gpus > 0 { json!({"nvidia.com/gpu": gpus}) } else { json!({}) };
     let container = json!({"name": "ray", "image": "ray:1", "resources": {"limits": limits}});
@@ -70,7 +70,7 @@ fn a_train_job_becomes_a_valid_manifest() {
     insta::assert_snapshot!(conversion.manifest);
 }
 
-/// Fields that say nothing of the training have no outcome: versions, kinds, names and the command.
+/// Versions, kinds, names and the command have no outcome.
 #[test]
 fn every_field_of_a_job_has_an_outcome() {
     let cases: [(&str, &str, &[&str]); 4] = [
@@ -284,7 +284,7 @@ fn a_manifest_that_is_not_yaml_is_refused_and_settings_and_scripts_are_none() {
     }
 }
 
-/// The blocks of the page of this conversion: a manifest of another operator, and what becomes of it.
+/// The page shows a manifest of another operator, and the result of its conversion.
 #[test]
 fn the_examples_of_the_page_are_what_the_conversion_writes() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/from-kuberay.md");

@@ -1,4 +1,4 @@
-//! Scripts and settings become valid manifests, and no setting is dropped without a remark.
+//! Tests that scripts and settings become valid manifests, and that each dropped setting has a remark.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
@@ -21,12 +21,12 @@ fn fixture(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)).unwrap()
 }
 
-/// The first launch of a script in the fixtures.
+/// Converts the first launch of a script in the fixtures.
 fn script(name: &str, variables: &[(&str, &str)]) -> Conversion {
     of_text(&fixture(name), variables)
 }
 
-/// The first launch of a script.
+/// Converts the first launch of a script.
 fn of_text(script: &str, variables: &[(&str, &str)]) -> Conversion {
     let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let environment: BTreeMap<_, _> =
@@ -35,7 +35,7 @@ fn of_text(script: &str, variables: &[(&str, &str)]) -> Conversion {
     convert(&launches[0], &[], "test").unwrap()
 }
 
-/// Problems of the converted manifest.
+/// Returns the problems of the converted manifest.
 fn problems(conversion: &Conversion) -> Vec<String> {
     let problems = rlt_api::validate(&conversion.manifest).err().unwrap_or_default();
     problems.iter().map(ToString::to_string).collect()
@@ -48,7 +48,7 @@ fn a_script_of_verl_becomes_a_valid_manifest() {
     insta::assert_snapshot!(conversion.manifest);
 }
 
-/// A backslash at the end of a line is followed by a carriage return there.
+/// In such a script a carriage return follows the backslash at the end of a line.
 #[test]
 fn a_script_that_was_saved_on_windows_gives_the_manifest_of_any_other() {
     for name in ["verl-grpo.sh", "trl-dpo.sh", "tulu-grpo.sh"] {
@@ -156,7 +156,7 @@ fn adapters_of_megatron_become_those_of_transformers_modules() {
         })
     );
     assert!(!conversion.lost().any(|lost| lost.key.contains("lora")));
-    // An adapter that is continued does not start.
+    // An adapter that is trained further is not initialized.
     arguments.push("actor_rollout_ref.model.lora.adapter_path=/adapters/one".to_owned());
     let continued = convert(&Launch::new(Project::Verl, "main_ppo", &arguments), &[], "test").unwrap();
     let manifest: serde_json::Value = serde_saphyr::from_str(&continued.manifest).unwrap();
@@ -285,7 +285,8 @@ fn a_base_in_few_bits_is_that_of_trl() {
     assert!(quantization("--bnb_4bit_quant_type fp4").is_null());
 }
 
-/// TRL balances the routers of every mixture of experts, a manifest those of which it says so.
+/// By default TRL adds the router loss for every mixture of experts, a manifest only if it sets the
+/// coefficient.
 #[test]
 fn routers_are_balanced_as_by_the_default_of_trl() {
     let coefficient = |trainer: &str, model: &str, further: &str| {
@@ -339,7 +340,7 @@ fn a_reference_that_follows_is_converted_and_its_updates_are_counted_as_steps() 
     let of_pairs = converted(Project::Trl, "dpo", &format!("{base} {sync}"));
     let given = serde_json::json!({"everySteps": 9, "alpha": 0.8});
     assert_eq!(of_pairs["spec"]["algorithm"]["referenceSync"], given);
-    // Two updates a step.
+    // A step has two updates.
     let sampled = format!(
         "{base} {sync} --beta 0.1 --reward_funcs accuracy_reward --num_generations 8 \
         --per_device_train_batch_size 8 --steps_per_generation 2 --gradient_accumulation_steps 1 --max_steps 8"
@@ -384,7 +385,7 @@ fn every_setting_of_the_projects_own_configurations_is_known() {
     assert_eq!(stray, ["trainer.wonderful"]);
 }
 
-/// A setting that a table says to be converted changes the manifest: none is only claimed.
+/// A setting that a table declares as converted must change the manifest.
 #[test]
 fn a_setting_that_counts_as_converted_changes_the_manifest() {
     let plain = Launch::new(Project::Verl, "main_ppo", &overrides(""));

@@ -1,4 +1,4 @@
-//! Settings for which a manifest has a field of the same meaning become that field, in values that it takes.
+//! Tests of settings that become a manifest's field of the same meaning, with values that the field accepts.
 
 use rlt_convert::{Launch, Project, convert};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::named::{launch, read};
 /// One setting, or several, with the field that they set and its value.
 type Case = (&'static str, &'static str, &'static str, Value);
 
-/// Checks that each case sets its field, and that no setting of it is named as lost.
+/// Checks that each case sets its field, and that none of its settings is reported as lost.
 fn assert_fields(project: Project, cases: &[Case]) {
     for (trainer, settings, pointer, expected) in cases {
         let conversion = convert(&launch(project, trainer, settings), &[], "test").unwrap();

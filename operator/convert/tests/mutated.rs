@@ -1,5 +1,5 @@
-//! Scripts and settings of other projects that are not as they should be: what is made of them is a manifest
-//! or an error in words. Nothing panics.
+//! Tests with mutated scripts and settings of other projects: each results in a manifest or in an error
+//! message. Nothing panics.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
@@ -19,7 +19,7 @@ fn fixtures(ending: &str) -> Vec<Vec<u8>> {
     fitting.map(|path| fs::read(path).unwrap()).collect()
 }
 
-/// Converts every launch; a manifest is YAML.
+/// Converts every launch, and checks that each manifest is YAML.
 fn check(launches: &[Launch], files: &[String]) -> Result<(), TestCaseError> {
     for launch in launches {
         match convert(launch, files, "test") {
@@ -65,7 +65,7 @@ proptest! {
     }
 }
 
-/// Texts of a script that are no names, each as a value, as a variable of a template and as a key.
+/// Text of a script with control characters, as a value, as a variable of a template and as a key.
 #[test]
 fn control_characters_of_a_script_are_escapes_in_its_manifest() {
     for text in ["\u{1b}[2J", "\u{7}", "a\u{202e}b", "x: {y: 1}\u{85}z", "\u{2028}"] {
@@ -85,7 +85,7 @@ fn control_characters_of_a_script_are_escapes_in_its_manifest() {
     }
 }
 
-/// A page of many small scripts that each grow as far as one script may.
+/// A page of many small scripts, each of which grows as far as one script may.
 #[test]
 fn the_scripts_of_a_page_share_the_limits_of_one() {
     let growing =
@@ -101,7 +101,7 @@ fn the_scripts_of_a_page_share_the_limits_of_one() {
     assert!(launches_of_markdown(&page, &BTreeMap::new(), &[]).is_err(), "more than 100,000 commands");
 }
 
-/// Scripts that grow or nest without end, each within a few seconds and without a stack that overflows.
+/// Scripts that grow or nest without end are refused within a few seconds, without a stack overflow.
 #[test]
 fn scripts_that_are_huge_or_deeply_nested_are_refused() {
     let nested = |open: &str, close: &str| format!("run {}1{}", open.repeat(50_000), close.repeat(50_000));

@@ -1,5 +1,5 @@
-//! Each setting of another trainer is converted, or named with a reason: none is lost without a word, and a
-//! value that a manifest refuses is named, too.
+//! Tests that each setting of another trainer is converted, or reported with a reason, and that a value which
+//! a manifest refuses is reported too.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
@@ -23,7 +23,7 @@ pub(super) fn launch(project: Project, trainer: &str, settings: &str) -> Launch 
     Launch::new(project, trainer, &words.map(str::to_owned).collect::<Vec<_>>())
 }
 
-/// The specification of a conversion, whose manifest is valid, and its comments as one text.
+/// Returns the specification of a conversion, whose manifest must be valid, and its comments as one text.
 pub(super) fn read(conversion: &Conversion) -> (Value, String) {
     let problems = rlt_api::validate(&conversion.manifest).err().unwrap_or_default();
     assert!(problems.is_empty(), "{problems:?}\n{}", conversion.manifest);
@@ -102,7 +102,7 @@ fn settings_that_a_trainer_does_not_convert_are_named() {
     }
 }
 
-/// Scripts set many parameters of what they do not turn on, which need no remark.
+/// Scripts set many parameters of features that they do not turn on. These parameters need no remark.
 #[test]
 fn settings_without_effect_in_the_other_trainer_are_not_named() {
     let idle = "actor_rollout_ref.actor.kl_loss_coef=0.1 algorithm.lam=0.9 actor_rollout_ref.model.lora_alpha=8 \
@@ -157,7 +157,7 @@ fn values_that_a_manifest_refuses_are_named_or_written_in_its_form() {
     assert_eq!(spec["training"]["evaluateEvery"], 0);
 }
 
-/// A number in quotes is one for the parsers of flags.
+/// The parsers of flags accept a quoted number as a number.
 #[test]
 fn numbers_in_quotes_of_a_settings_file_are_numbers() {
     let file = "beta: \"0.04\"\nnum_generations: \"16\"\nreward_funcs: [accuracy_reward]\nreward_weights: [\"2.0\"]\n";

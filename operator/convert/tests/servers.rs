@@ -1,5 +1,5 @@
-//! The reward servers that `rlctl convert --reward-server` writes call functions of verl and TRL as these
-//! projects do.
+//! Tests that the reward servers which `rlctl convert --reward-server` writes call functions as verl and TRL
+//! do.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
@@ -21,7 +21,7 @@ impl Folder {
         Self(path)
     }
 
-    /// The answers of a template's server to samples, without the HTTP around it.
+    /// Returns the results of a template's server for samples, without HTTP.
     fn verdicts(&self, template: &str, module: &str, function: &str, samples: &Value) -> Value {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cli/src/convert");
         let template = fs::read_to_string(folder.join(template)).unwrap();

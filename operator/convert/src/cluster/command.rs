@@ -12,10 +12,10 @@ use crate::python;
 use crate::shell::limits::Budget;
 use crate::shell::{self, ShellError};
 
-/// Longest beginning of a command in an error, in characters.
+/// Maximum length of a command in an error message, in characters.
 const MAX_CHARS: usize = 80;
 
-/// Launches, with notes on what of a script is not known.
+/// Launches, with notes on parts of a script that are unknown.
 type Launches = (Vec<Launch>, Vec<String>);
 
 /// Returns the launches of a job's command, which `reader` finds. `files` are those of ConfigMaps, by name,
@@ -83,7 +83,7 @@ fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Values and files that a command finds in its pod.
+/// Variables and files that a command finds in its pod.
 struct Context<'a> {
     files: &'a BTreeMap<String, String>,
     variables: &'a BTreeMap<String, String>,
@@ -103,7 +103,7 @@ impl Context<'_> {
     ) -> Result<Launches, ConvertError> {
         let evaluation = match shell::evaluate_within(budget, script, self.variables, arguments) {
             Ok(evaluation) => evaluation,
-            // A program within the script may hold what no shell expands.
+            // The script may contain a Python program, with text that no shell can expand.
             Err(error @ (ShellError::Word(_) | ShellError::Script(_))) => {
                 return self.program_within().ok_or_else(|| error.into());
             }

@@ -1,4 +1,4 @@
-//! Manifests: the jobs of other operators, and the ConfigMaps beside them.
+//! Manifests with jobs of other operators and ConfigMaps.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use super::job::ClusterJob;
 use crate::ConvertError;
 use crate::settings::yaml_message;
 
-/// Beginnings of the first line of a manifest. No script begins so.
+/// Prefixes of the first line of a manifest. No script begins with them.
 const BEGINNINGS: [&str; 2] = ["apiVersion:", "kind:"];
 
-/// Objects of Kubernetes in a file: jobs of other operators, and the ConfigMaps beside them.
+/// Kubernetes objects of a file: jobs of other operators, and ConfigMaps.
 #[derive(Debug)]
 pub struct Manifest {
     pub(super) jobs: Vec<ClusterJob>,
@@ -20,11 +20,11 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Reads a text, and returns `None` if it is another one than a manifest, such as settings: the first
-    /// document of a manifest names a kind.
+    /// Parses a manifest; `None` if the text is something else, such as settings. The first document of a
+    /// manifest has a kind.
     ///
     /// # Errors
-    /// When the text is too large, or a manifest that is not YAML, or has no job of a kind that is read.
+    /// The text is too large, or it is a manifest that is not valid YAML or has no job of a supported kind.
     pub fn read(text: &str) -> Result<Option<Self>, ConvertError> {
         crate::bounded(text)?;
         if !text.contains("apiVersion") {

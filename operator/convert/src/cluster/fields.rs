@@ -18,7 +18,8 @@ pub(super) struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Looks up the fields of one map, whose path is `path`, in a part of the table. Code reads the others.
+    /// Records the outcomes of the fields of a map at `path` by a part of the table, except for the fields
+    /// `read_by_code`.
     pub(super) fn apply(
         &mut self,
         part: &str,
@@ -37,17 +38,17 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Names a field without an equivalent, with what to do.
+    /// Records a field that has no equivalent, with the reason.
     pub(super) fn absent(&mut self, key: &str, value: &Value, reason: &str) {
         self.add(key, value, Fate::Absent(reason.to_owned()));
     }
 
-    /// Names a field for which nothing has to be set.
+    /// Records a field for which nothing has to be set, with the reason.
     pub(super) fn inherent(&mut self, key: &str, value: &Value, reason: &str) {
         self.add(key, value, Fate::Inherent(reason.to_owned()));
     }
 
-    /// Names a field that was converted to one that is set already.
+    /// Records a field that is converted to `field`, which is already set.
     pub(super) fn converted(&mut self, key: &str, value: &Value, field: &str) {
         self.add(key, value, Fate::Converted(field.to_owned()));
     }

@@ -1,4 +1,4 @@
-//! Pod templates: what the pods of another operator have becomes what all workers have.
+//! Conversion of pod templates: settings of another operator's pods become settings of all workers.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use super::fields::Target;
 use super::{resources, variables, volumes};
 use crate::ConvertError;
 
-/// Beginnings of the names of labels and annotations that other operators and tools set for themselves.
+/// Prefixes of labels and annotations that other operators and tools set for themselves.
 const FOREIGN: [&str; 5] = [
     "ray.io/",
     "trainer.kubeflow.org/",
@@ -14,7 +14,7 @@ const FOREIGN: [&str; 5] = [
     "jobset.sigs.k8s.io/",
     "app.kubernetes.io/",
 ];
-/// Beginning of the names of Kueue's labels and annotations.
+/// Prefix of Kueue's labels and annotations.
 const KUEUE: &str = "kueue.x-k8s.io/";
 /// Fields of a pod that code reads.
 const OF_POD: [&str; 6] =
@@ -22,8 +22,8 @@ const OF_POD: [&str; 6] =
 /// Fields of a container that code reads.
 const OF_CONTAINER: [&str; 4] = ["env", "resources", "volumeMounts", "securityContext"];
 
-/// Converts a pod template, whose path is `path`. The container of the trainer has the name `trainer`; else
-/// it is the first one.
+/// Converts the pod template at `path`. The trainer's container is the one named `trainer`, or else the first
+/// one.
 pub(super) fn convert(
     template: &Value,
     trainer: Option<&str>,
@@ -87,7 +87,7 @@ fn security(context: &Value, path: &str, target: &mut Target<'_>) -> Result<(), 
     target.apply("container", path, &context, &[])
 }
 
-/// Converts labels and annotations of a pod; those of Kueue's topology become that of the workers.
+/// Converts labels and annotations of a pod. Those of Kueue's topology become the topology of the workers.
 fn metadata(metadata: &Value, path: &str, target: &mut Target<'_>) {
     for (kind, field) in [("labels", "workers.pod.labels"), ("annotations", "workers.pod.annotations")] {
         let given = &metadata[kind];
@@ -100,7 +100,7 @@ fn metadata(metadata: &Value, path: &str, target: &mut Target<'_>) {
     }
 }
 
-/// Returns the labels or annotations that people have set for themselves.
+/// Returns the labels or annotations that users have set, without those of tools.
 pub(super) fn of_users(entries: &Map<String, Value>) -> Map<String, Value> {
     let is_own = |name: &String| !FOREIGN.iter().chain([&KUEUE]).any(|other| name.starts_with(other));
     entries
@@ -139,7 +139,7 @@ fn pull_secrets(secrets: &Value, path: &str, target: &mut Target<'_>) {
     target.extend(&format!("{path}.imagePullSecrets"), secrets, "workers.imagePullSecrets", names);
 }
 
-/// Converts the affinity to nodes. Affinity to pods selects them by labels that are those of other pods.
+/// Converts node affinity. Pod affinity has no equivalent: its labels select pods of the other operator.
 fn affinity(affinity: &Value, path: &str, target: &mut Target<'_>) {
     for (kind, value) in affinity.as_object().into_iter().flatten() {
         let key = format!("{path}.affinity.{kind}");

@@ -69,7 +69,7 @@ impl JobReader for RayJobs {
     }
 }
 
-/// Pods of a Ray cluster that are alike: the head, or a group of workers.
+/// A set of equal pods of a Ray cluster: the head, or a group of workers.
 struct Group<'a> {
     /// Path of the group in the manifest.
     path: String,
@@ -110,15 +110,15 @@ fn ray_container(group: &Value) -> &Value {
     &group["template"]["spec"]["containers"][0]
 }
 
-/// Index of the group that trains: the one with most GPUs, else the first one of workers.
+/// Returns the index of the group that trains: the group with most GPUs, else the first group of workers.
 fn training_group(groups: &[Group<'_>]) -> Option<usize> {
     let with_gpus = groups.iter().enumerate().filter(|(_, group)| group.num_gpus() > 0);
-    // Of equal groups the last one is taken: workers rather than the head.
+    // `max_by_key` returns the last of several groups: workers rather than the head.
     let most = with_gpus.max_by_key(|(_, group)| group.num_gpus()).map(|(index, _)| index);
     most.or_else(|| groups.iter().position(|group| !group.is_head())).or((!groups.is_empty()).then_some(0))
 }
 
-/// Returns the number of pods with GPUs, and of GPUs of each.
+/// Returns the number of pods with GPUs, and the number of GPUs of each.
 fn shape(job: &ClusterJob) -> Shape {
     let cluster = job.spec.get("rayClusterSpec").unwrap_or(&Value::Null);
     let groups = groups(cluster);
@@ -173,8 +173,8 @@ fn retries(job: &ClusterJob, target: &mut Target<'_>) {
     );
 }
 
-/// Converts the time after which KubeRay deletes the Ray cluster of a job that has ended. There 0 is the
-/// default.
+/// Converts the time after which KubeRay deletes the Ray cluster of a job that has ended. KubeRay's default
+/// is 0.
 fn deletion(job: &ClusterJob, target: &mut Target<'_>) {
     let Some(seconds) = job.spec.get("ttlSecondsAfterFinished").filter(|seconds| count(seconds) > 0) else {
         return;
@@ -188,7 +188,7 @@ fn deletion(job: &ClusterJob, target: &mut Target<'_>) {
     );
 }
 
-/// Converts the pods of a Ray cluster: those of one group are the workers.
+/// Converts the pods of a Ray cluster: the pods of one group become the workers.
 fn pods(cluster: &Value, target: &mut Target<'_>) -> Result<(), ConvertError> {
     let fields = cluster.as_object().cloned().unwrap_or_default();
     target.apply("ray_cluster", "RayJob", &fields, &["headGroupSpec", "workerGroupSpecs"])?;
@@ -206,7 +206,7 @@ fn pods(cluster: &Value, target: &mut Target<'_>) -> Result<(), ConvertError> {
     Ok(())
 }
 
-/// Names a group that does not become the workers, unless its pods are like theirs.
+/// Records a group that does not become the workers, unless its pods equal theirs.
 fn other(group: &Group<'_>, training: &Group<'_>, target: &mut Target<'_>) {
     let value: Value = format!("{} pods with {} GPUs each", group.num_pods, group.gpus_per_pod).into();
     if group.gpus_per_pod == 0 && group.is_head() {
@@ -223,7 +223,7 @@ fn other(group: &Group<'_>, training: &Group<'_>, target: &mut Target<'_>) {
     }
 }
 
-/// Whether two groups have the same pods, but for names and ports.
+/// Whether two groups have the same pods, apart from names and ports.
 fn are_alike(one: &Value, other: &Value) -> bool {
     let compared = |group: &Value| {
         let mut spec = group["template"]["spec"].clone();

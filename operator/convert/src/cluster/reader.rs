@@ -1,4 +1,4 @@
-//! Readers of jobs, one for each kind: a trait, so that nothing else asks for the kind.
+//! Trait of the readers of jobs, one for each kind, so that no other code depends on the kind.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub(super) enum JobCommand {
     Words(Vec<String>),
 }
 
-/// Reader of the jobs of one kind: it knows where their command, their variables and their pods are.
+/// Reader of the jobs of one kind, which finds their command, their variables and their pods.
 pub(super) trait JobReader {
     /// Returns the path of the field with the command.
     fn field(&self) -> &'static str;
@@ -24,7 +24,7 @@ pub(super) trait JobReader {
     /// Returns advice on a job without a command, as the end of a sentence.
     fn hint(&self) -> &'static str;
 
-    /// Whether all pods run the command, rather than one.
+    /// Whether all pods run the command; otherwise one of them does.
     fn runs_in_all_pods(&self) -> bool;
 
     /// Returns the command.
@@ -33,13 +33,13 @@ pub(super) trait JobReader {
     /// Returns the variables of the command.
     fn environment(&self, job: &ClusterJob) -> BTreeMap<String, String>;
 
-    /// Returns the number of pods that train, and of GPUs or processes of each.
+    /// Returns the number of pods that train, and the number of GPUs or processes of each.
     fn shape(&self, job: &ClusterJob) -> Shape;
 
-    /// Replaces what the arguments of a launch mean only in the pods of the job.
+    /// Replaces arguments of a launch that have a meaning only in the pods of the job.
     fn translate(&self, job: &ClusterJob, launch: &mut Launch);
 
-    /// Converts the fields of the job but for its command.
+    /// Converts the fields of the job, except for its command.
     fn convert(&self, job: &ClusterJob, launch: &Launch, target: &mut Target<'_>)
     -> Result<(), ConvertError>;
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// Replaces each `$(NAME)` by the variable's value. References to unknown variables stay, and `$$` stands for
-/// one `$`. Values are not searched again.
+/// Replaces each `$(NAME)` by the variable's value. References to unknown variables are unchanged, and `$$`
+/// becomes `$`. Replaced values are not expanded again.
 pub(super) fn expanded(text: &str, variables: &BTreeMap<String, String>) -> String {
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,9 +1,9 @@
-//! Number of pods and of processes of each, which another operator's manifest gives.
+//! Number of pods, and of processes in each, in the manifest of another operator.
 
 use crate::draft::Draft;
 use crate::launch::{Launch, Project};
 
-/// Pods that train, as far as the manifest gives their number and what each has.
+/// Pods that train: their number and the resources of each, as far as the manifest states them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) num_pods: Option<u64>,
@@ -11,16 +11,16 @@ pub(super) struct Shape {
     pub(super) per_pod: Option<u64>,
 }
 
-/// Gives a launch the numbers of machines and processes that its command leaves out. The command runs in all
-/// pods or in one.
+/// Completes a launch with the numbers of machines and processes that its command omits. The command runs in
+/// all pods or in one.
 pub(super) fn complete(launch: &mut Launch, shape: Shape, runs_in_all_pods: bool) {
     let is_ray = match launch.project {
         Project::Verl => !launch.trainer.contains("sft"),
         Project::OpenInstruct => ["grpo", "ppo"].iter().any(|own| launch.trainer.starts_with(own)),
         Project::Trl => false,
     };
-    // A command in a Ray cluster runs in one pod, and verl's asks Ray for the others; open-instruct says how
-    // many learners it has.
+    // A command in a Ray cluster runs in one pod. verl reaches the other pods through Ray; open-instruct's
+    // arguments give the number of learners.
     let spreads = if is_ray { launch.project == Project::Verl } else { runs_in_all_pods };
     if !spreads {
         return;
@@ -37,8 +37,8 @@ pub(super) fn complete(launch: &mut Launch, shape: Shape, runs_in_all_pods: bool
 const COUNT: &str = "workers.count";
 const PER_WORKER: &str = "workers.ranksPerWorker";
 
-/// Compares the workers of a draft with the pods of a job of this kind. As many ranks in pods of another size
-/// become workers of that size; any other difference is a remark.
+/// Compares the workers of a draft with the pods of a job of this kind. If only the size of the pods differs,
+/// but not the number of ranks, the workers get that size. Any other difference becomes a remark.
 pub(super) fn compare(kind: &str, shape: Shape, draft: &mut Draft) {
     let of = |path: &str| draft.count(path).unwrap_or(1);
     let (count, per_worker) = (of(COUNT), of(PER_WORKER));

@@ -1,4 +1,4 @@
-//! Kubeflow Trainer's TrainJob: the command of its trainer, and what it says about the pods.
+//! Kubeflow Trainer's TrainJob: the command of its trainer, and the settings of its pods.
 
 use std::collections::BTreeMap;
 
@@ -89,7 +89,7 @@ fn trainer(job: &ClusterJob) -> &Value {
     job.spec.get("trainer").unwrap_or(&Value::Null)
 }
 
-/// Returns the number of nodes and of processes of each, which are as many as GPUs if it is not given.
+/// Returns the number of nodes, and of processes in each, which defaults to the number of GPUs.
 fn shape(job: &ClusterJob) -> Shape {
     let trainer = trainer(job);
     let given = |number: u64| Some(number).filter(|number| *number > 0);
@@ -115,17 +115,17 @@ fn environment(job: &ClusterJob) -> BTreeMap<String, String> {
     environment
 }
 
-/// Returns the name on the hub of what an initializer loads.
+/// Returns the hub name of the model or data set that an initializer loads.
 fn hub_name(job: &ClusterJob, kind: &str) -> Option<String> {
     let address = job.spec.get("initializer")?[kind]["storageUri"].as_str()?;
     let parts: Vec<_> = address.strip_prefix(HUB)?.split('/').filter(|part| !part.is_empty()).collect();
-    // An address of data may go on with the folder whose files are loaded.
+    // The address of a data set may end with the folder whose files are loaded.
     let is_name = parts.len() == 2 || kind == "dataset";
     let name = parts.get(..2)?.join("/");
     (is_name && is_hub_name(&name)).then_some(name)
 }
 
-/// Replaces the folders of initializers in the arguments of a launch by names of the hub.
+/// Replaces the folders of initializers in the arguments of a launch by hub names.
 fn name_loaded(job: &ClusterJob, launch: &mut Launch) {
     for (kind, folder, _) in LOADED {
         let Some(name) = hub_name(job, kind) else { continue };
@@ -138,7 +138,7 @@ fn name_loaded(job: &ClusterJob, launch: &mut Launch) {
     }
 }
 
-/// Converts what initializers load.
+/// Converts the initializers.
 fn initializers(job: &ClusterJob, launch: &Launch, target: &mut Target<'_>) {
     for (kind, folder, field) in LOADED {
         let Some(initializer) = job.spec.get("initializer").map(|all| &all[kind]) else { continue };

@@ -8,7 +8,7 @@ use super::fields::Target;
 use super::references::expanded;
 use crate::settings::text_of;
 
-/// Beginnings of the names of variables that only programs read that no worker has.
+/// Prefixes of variables that only programs read which workers do not run.
 const UNREAD: [&str; 8] = ["RAY_", "PET_", "VLLM_", "SGLANG_", "PYTHON", "PIP_", "UV_", "CONDA_"];
 /// Variables that give a rank its identity, which only the operator sets.
 const OF_RANKS: [&str; 6] =
@@ -53,7 +53,7 @@ pub(super) fn convert(env: &Value, path: &str, target: &mut Target<'_>) {
     }
 }
 
-/// Returns a variable in the form of `workers.env`, if it has a value or a key of a Secret.
+/// Converts a variable to the form of `workers.env`; `None` if it has neither a value nor a key of a Secret.
 fn converted(variable: &Value) -> Option<Value> {
     let name = variable["name"].as_str()?;
     if let Some(value) = variable.get("value").filter(|value| !value.is_null()) {

@@ -42,7 +42,7 @@ fn one(volume: &Value, mount: &Value, folder: &str, key: &str, target: &mut Targ
     }
 }
 
-/// Converts an empty folder at `/dev/shm` or `/tmp`, which workers have.
+/// Converts an empty folder at `/dev/shm` or `/tmp`, which workers have by default.
 fn empty(volume: &Value, given: &Value, folder: &str, key: &str, target: &mut Target<'_>) {
     match volume["emptyDir"]["sizeLimit"].as_str() {
         Some(size) if folder == "/dev/shm" => {
@@ -52,7 +52,7 @@ fn empty(volume: &Value, given: &Value, folder: &str, key: &str, target: &mut Ta
     }
 }
 
-/// Returns a volume in the form of `workers.pod.volumes`, if its source is one of these.
+/// Converts a volume to the form of `workers.pod.volumes`; `None` if its source is not supported.
 fn converted(volume: &Value, mount: &Value, folder: &str) -> Option<Value> {
     let source = |kind: &str, field: &str| volume[kind][field].as_str().map(str::to_owned);
     let plain = [
@@ -72,7 +72,7 @@ fn converted(volume: &Value, mount: &Value, folder: &str) -> Option<Value> {
             }
         }
     }
-    // A selection of a ConfigMap's or Secret's keys has no equivalent.
+    // Selected keys of a ConfigMap or Secret have no equivalent.
     let chooses = ["configMap", "secret"].iter().any(|kind| volume[*kind].get("items").is_some());
     let is_read_only = mount["readOnly"] == true || volume["persistentVolumeClaim"]["readOnly"] == true;
     if is_read_only {

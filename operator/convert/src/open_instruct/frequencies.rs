@@ -10,7 +10,7 @@ const SAVES: [&str; 3] = ["save_freq", "checkpointing_steps", "ephemeral_save_in
 
 /// Sets the frequencies once the length of the training is set.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
-    // A checkpoint holds a model and the state, which are saved apart there.
+    // A checkpoint of ours contains model and state, which open-instruct saves separately.
     let is_by_epoch = |key: &str| settings.text(key).as_deref() == Some("epoch");
     let saves = SAVES.iter().filter(|key| !is_by_epoch(key)).filter_map(|key| settings.count(key));
     let every = saves.chain(draft.count("checkpoint.everySteps")).filter(|steps| *steps > 0).min();

@@ -87,7 +87,7 @@ fn names_of_data(settings: &Settings) -> String {
     GSM8K_NAMES.iter().fold(names.to_ascii_lowercase(), |names, other| names.replace(other, "gsm8k"))
 }
 
-/// Makes the function of the format, which text may follow, as `re.match` looks at the beginning alone.
+/// Makes the format function. Text may follow the format, because `re.match` only matches at the beginning.
 fn format(settings: &Settings) -> Value {
     let pattern = r"(?s).*?</think>\s*<answer>.*?</answer>.*";
     let mut function = json!({"name": "format", "kind": "Format", "pattern": pattern});

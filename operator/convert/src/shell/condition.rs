@@ -1,5 +1,5 @@
-//! Conditions `[ ]` and `[[ ]]`, and the patterns of `case`. No file exists: the script's files are on
-//! another machine.
+//! Conditions `[ ]` and `[[ ]]`, and the patterns of `case`. Every file counts as missing, because the
+//! script's files are on another machine.
 
 use brush_parser::ast::{BinaryPredicate, ExtendedTestExpr, TestExpr, UnaryPredicate, Word};
 use brush_parser::test_command;

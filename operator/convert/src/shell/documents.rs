@@ -11,7 +11,7 @@ use super::{Shell, ShellError, is_shell};
 const SCHEDULERS: [&str; 2] = ["sbatch", "qsub"];
 
 impl Shell {
-    /// Uses the here-document of a command with these words. Returns whether the command has ended by it.
+    /// Uses the here-document of a command with these words. Returns whether that completes the command.
     pub(super) fn use_document(
         &mut self,
         command: &SimpleCommand,
@@ -54,7 +54,7 @@ impl Shell {
         }
     }
 
-    /// Returns the text of a here-document, in which quotes are letters as all others.
+    /// Returns the text of a here-document, in which quotes have no special meaning.
     fn text_of(&mut self, document: &IoHereDocument) -> Result<String, ShellError> {
         let text = &document.doc.value;
         self.budget.spend(text.len())?;

@@ -265,7 +265,8 @@ impl Shell {
         }))
     }
 
-    /// Returns the first of `parts` of a text for which the rest, before or after it, matches the pattern.
+    /// Returns the first of the candidate `parts` whose remainder, before or after the part, matches the
+    /// pattern.
     fn cut(
         &mut self,
         text: &str,

@@ -1,11 +1,11 @@
-//! Nesting that the grammar's parser reads in time.
+//! Limits of nesting, within which the grammar's parser takes bounded time.
 //!
-//! brush-parser goes back to an earlier token or letter without remembering what it has read. Tokens: an
-//! arithmetic command is read again as subshells, and the last item of a `case` twice, so each level that is
-//! left open doubles the work. Words: a substitution that does not end is read again as text, one in double
-//! quotes also while the text before it is searched for its end, and the subscript of an array once for each
-//! kind of expansion. The scans here are linear, count what the parser may read again, and never less than
-//! that: a closing bracket counts only where the parser takes it for one.
+//! brush-parser backtracks without memoization. In scripts, it parses an arithmetic command again as
+//! subshells, and the last item of a `case` twice, so each unclosed level doubles the work. In words, it
+//! parses an unterminated substitution again as text; inside double quotes it does so once more while it
+//! searches the text before the substitution for its end. It parses the subscript of an array once for each
+//! kind of expansion. The scans in this module take linear time and never underestimate how often the parser
+//! reads a text again: a closing bracket counts only where the parser accepts it as one.
 
 use brush_parser::{ParserOptions, Token, uncached_tokenize_str};
 
@@ -48,7 +48,7 @@ impl Deepest {
 /// # Errors
 /// When they are nested too deeply.
 pub(super) fn check_script(script: &str) -> Result<(), ShellError> {
-    // The parser says what is wrong with a text that has no tokens, before it parses any.
+    // For a text that cannot be tokenized the parser reports an error before it parses anything.
     let Ok(tokens) = uncached_tokenize_str(script, &ParserOptions::default().tokenizer_options()) else {
         return Ok(());
     };
@@ -124,7 +124,7 @@ fn is_document(before: &[Token]) -> bool {
     operator == "<<" || operator == "<<-"
 }
 
-/// A command that is open.
+/// An unclosed command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Command {
     Bracket,
@@ -178,7 +178,7 @@ fn begins_line_or_list(before: &[Token]) -> bool {
     matches!(before.last(), Some(Token::Operator(operator, _)) if ends.contains(&operator.as_str()))
 }
 
-/// A part of a word that is open.
+/// An unclosed part of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// Text in double quotes.
@@ -191,13 +191,13 @@ enum Part {
     Subscript,
 }
 
-/// An open part, with the doublings of work that it causes.
+/// An unclosed part, with the number of times that it doubles the parser's work.
 struct Level {
     part: Part,
     doublings: usize,
 }
 
-/// Parts that are open at a place in a word.
+/// Parts that are unclosed at an offset of a word.
 #[derive(Default)]
 struct WordScan {
     open: Vec<Level>,
@@ -216,7 +216,7 @@ fn deepest_substitution(word: &str) -> Deepest {
 }
 
 impl WordScan {
-    /// Reads the letter at an offset, and returns the number of bytes that it and its like have.
+    /// Processes the characters at an offset, and returns their number of bytes.
     fn step(&mut self, word: &[u8], at: usize) -> usize {
         let is_quoted = self.open.last().is_some_and(|level| level.part == Part::Quote);
         match &word[at..] {
@@ -230,7 +230,7 @@ impl WordScan {
                 return 2 + self.subscript(rest);
             }
             [b'"', ..] if is_quoted => self.end(Part::Quote),
-            // `$"` that does not end is read again as a dollar sign before a quote.
+            // The parser reads an unterminated `$"` again as a dollar sign and a quote.
             [b'"', ..] => self.begin(Part::Quote, usize::from(word[..at].ends_with(b"$")), at),
             _ if is_quoted => {}
             [b'\'', rest @ ..] => return 1 + self.single_quotes(rest),
@@ -253,7 +253,8 @@ impl WordScan {
         if rest.get(num_letters) != Some(&b'[') {
             return 0;
         }
-        // The work of a subscript doubles only what is nested in it.
+        // A subscript increases only the work of what is nested in it, so it does not count as the deepest
+        // point itself.
         self.open.push(Level { part: Part::Subscript, doublings: SUBSCRIPT });
         self.doublings += SUBSCRIPT;
         num_letters + 1
@@ -284,7 +285,8 @@ impl WordScan {
     }
 }
 
-/// Returns the most brackets that are open at once, a subscript as two, and all `?`, whose ends are optional.
+/// Returns the largest number of unclosed brackets, where a subscript counts twice, plus the number of all
+/// `?`, which need not be closed.
 fn depth_of_expression(expression: &str) -> usize {
     let (mut open, mut num_conditions, mut deepest) = (0usize, 0usize, 0usize);
     for letter in expression.bytes() {

@@ -12,8 +12,8 @@ use crate::settings;
 /// Largest number of values that are corrected.
 const MAX_CORRECTIONS: usize = 32;
 
-/// Corrects fields one by one, until no problem of the manifest is solved by another form of a field's value
-/// or by leaving the field out. A value that is left out is named.
+/// Corrects fields one by one, as long as a problem of the manifest is solved by another form of a field's
+/// value, or by leaving the field out. Fields that are left out are recorded.
 pub(crate) fn correct(draft: &mut Draft, launch: &Launch, outcomes: &mut [Outcome]) {
     for _ in 0..MAX_CORRECTIONS {
         let problems = problems(draft, launch);
@@ -33,8 +33,8 @@ fn problems(draft: &Draft, launch: &Launch) -> Vec<Problem> {
     rlt_api::validate(&draft.to_yaml(launch, &[])).err().unwrap_or_default()
 }
 
-/// Returns the draft without a problem, and whether its field is left out; `None` if the field's value alone
-/// does not solve it.
+/// Returns a draft without the problem, and whether its field had to be left out; `None` if no change of this
+/// field alone solves the problem.
 fn solution(draft: &Draft, problem: &Problem, num_problems: usize, launch: &Launch) -> Option<(Draft, bool)> {
     let path = problem.path.strip_prefix("spec.")?;
     let given = draft.value(path)?;
@@ -76,7 +76,7 @@ fn integer(number: f64) -> Option<i64> {
     (number.fract() == 0.0 && number.abs() < 1e15).then_some(number as i64)
 }
 
-/// Names a value that is left out: as the outcome of its setting, or by a remark.
+/// Records a value that is left out: as the outcome of its setting, or in a remark.
 fn name(draft: &mut Draft, problem: &Problem, outcomes: &mut [Outcome]) {
     let path = problem.path.strip_prefix("spec.").unwrap_or(&problem.path);
     let allowed = problem.allowed.as_ref().map(|allowed| format!(", allowed: {allowed}"));

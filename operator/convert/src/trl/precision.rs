@@ -1,4 +1,4 @@
-//! TRL's precision, where no single setting says it.
+//! TRL's precision, if it follows from several settings together.
 
 use crate::draft::Draft;
 use crate::settings::{Settings, is_true};

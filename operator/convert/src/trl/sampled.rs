@@ -6,7 +6,7 @@ use super::preference;
 use crate::draft::Draft;
 use crate::settings::Settings;
 
-/// Sets what RLOO, PPO and online DPO have of their own; other kinds stay as they are.
+/// Sets fields that only RLOO, PPO and online DPO have. Other kinds are unchanged.
 pub(super) fn finish(settings: &Settings, kind: &str, draft: &mut Draft) {
     match kind {
         "RLOO" => rloo(settings, draft),

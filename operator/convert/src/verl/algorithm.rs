@@ -202,7 +202,7 @@ fn loss(settings: &Settings, given: &Settings, draft: &mut Draft) {
 /// Default of both clips in verl's `actor.yaml`.
 const CLIP_RATIO: f64 = 0.2;
 
-/// Sets the clips. As verl has a number for each by default, `clip_ratio` counts only for one that a script
+/// Sets the clips. Both bounds have a default in verl, so `clip_ratio` applies only to a bound that a script
 /// sets to null.
 fn clips(settings: &Settings, given: &Settings, draft: &mut Draft) {
     let key = |name: &str| format!("{ACTOR}.{name}");
