@@ -1,4 +1,4 @@
-//! The sources of the workspace, as the rules of the repository read them.
+//! Sources of the workspace, for the rules of the repository.
 //!
 //! There is no product code here, and product code does not use this crate.
 
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 pub struct SourceFile {
     /// Path relative to the workspace root.
     pub path: String,
-    /// The whole text.
+    /// Full text of the file.
     pub text: String,
 }
 
 impl SourceFile {
-    /// The code of the file without its tests; `None` for a file of tests or benchmarks.
+    /// Returns the code of the file without its tests; `None` for a file of tests or benchmarks.
     pub fn production_code(&self) -> Option<&str> {
         let path = self.path.as_str();
         let is_test = path.starts_with("tests/")
@@ -30,7 +30,7 @@ impl SourceFile {
     }
 }
 
-/// The folder that holds the workspace's `Cargo.toml`.
+/// Returns the folder with the workspace's `Cargo.toml`.
 pub fn workspace_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map_or_else(PathBuf::new, Path::to_path_buf)
 }
@@ -38,10 +38,10 @@ pub fn workspace_root() -> PathBuf {
 /// Path of generated code, whose style is not ours.
 const GENERATED: &str = "crds/channel/src/messages.rs";
 
-/// Every `.rs` file of the workspace outside of build output, but the generated ones, sorted by path.
+/// Reads every `.rs` file of the workspace, except for build output and generated files, sorted by path.
 ///
 /// # Errors
-/// When a folder or file of the checkout can not be read.
+/// A folder or file of the checkout cannot be read.
 pub fn rust_sources() -> std::io::Result<Vec<SourceFile>> {
     let root = workspace_root();
     let mut found = Vec::new();
@@ -52,11 +52,11 @@ pub fn rust_sources() -> std::io::Result<Vec<SourceFile>> {
     Ok(found)
 }
 
-/// Paths of all files of the workspace with these extensions, relative to its root, sorted. Folders of build
-/// output and of runs are left out.
+/// Returns the paths of all files of the workspace with these extensions, relative to its root, sorted.
+/// Folders of build output and of runs are left out.
 ///
 /// # Errors
-/// When a folder of the checkout can not be read.
+/// A folder of the checkout cannot be read.
 pub fn source_paths(extensions: &[&str]) -> std::io::Result<Vec<String>> {
     let root = workspace_root();
     let mut found = Vec::new();

@@ -1,5 +1,5 @@
-//! Rules of the repository, checked on its files alone. They start no program of the product and take
-//! seconds, so they run before all other tests.
+//! Rules of the repository. The tests only read its files, start no program of the product and take seconds,
+//! so they run before all other tests.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 

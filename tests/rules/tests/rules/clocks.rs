@@ -1,19 +1,19 @@
-//! Clocks in tests: a test waits for a condition that it can observe, within a limit that a busy machine
-//! keeps too. Benchmarks measure time, and a file of tests on a paused clock may name any time.
+//! Rule of clocks in tests: a test waits for a condition that it can observe, with a timeout that a busy
+//! machine keeps too. Benchmarks measure time, and files of tests with a paused clock may use any duration.
 
 use std::collections::BTreeMap;
 
 use rlt_rules::rust_sources;
 
-/// This file names what it forbids.
+/// This file contains what it forbids.
 const THIS_FILE: &str = "tests/rules/tests/rules/clocks.rs";
 /// Attribute of tests on tokio's paused clock.
 const PAUSED: &str = "start_paused";
-/// Number of seconds below which a limit is too short for a busy machine.
+/// Shortest timeout in seconds that is long enough on a busy machine.
 const SHORTEST_LIMIT: u64 = 60;
-/// Number of seconds from which on a pause stands for one without end.
+/// Pauses from this number of seconds on stand for endless ones.
 const ENDLESS: u64 = 600;
-/// Files of tests that pause outside of a loop, each with its reason. The list only gets shorter.
+/// Test files that pause outside of a loop, each with the reason. The list only gets shorter.
 const PAUSES: [(&str, &str); 5] = [
     ("crds/channel/src/client/mailbox.rs", "two mailboxes begin at different times"),
     ("operator/src/metrics/watches.rs", "two watches have different ages"),
@@ -22,7 +22,8 @@ const PAUSES: [(&str, &str); 5] = [
     ("trainer/src/observe/phases.rs", "a phase takes at least that long"),
 ];
 
-/// Finds lines of tests, by file, that `is_wrong` refuses, given all lines of a file and the index of one.
+/// Returns the lines of tests for which `is_wrong` is true, by file. It gets all lines of a file and the
+/// index of one.
 fn wrong_lines(is_wrong: fn(&[&str], usize) -> bool) -> BTreeMap<String, Vec<String>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for file in rust_sources().unwrap() {
@@ -44,14 +45,14 @@ fn without_comment(line: &str) -> &str {
     line.split("//").next().unwrap_or_default()
 }
 
-/// Whether a line pauses for a time, and not in a loop that looks for a condition each time.
+/// Whether a line pauses for some time outside of a loop that polls for a condition.
 fn pauses(lines: &[&str], idx: usize) -> bool {
     let code = without_comment(lines[idx]);
     let is_endless = seconds(code).is_some_and(|seconds| seconds >= ENDLESS);
     code.contains("::sleep(") && !is_endless && !is_in_loop(lines, idx)
 }
 
-/// Whether a line gives a real clock a limit that is neither a constant nor a minute or more.
+/// Whether a line compares real time with a limit that is neither a constant nor at least a minute.
 fn is_hasty(lines: &[&str], idx: usize) -> bool {
     let Some((_, limit)) = without_comment(lines[idx]).split_once(".elapsed() <") else { return false };
     let limit = limit.trim_start_matches(['=', ' ']);
@@ -63,7 +64,7 @@ fn takes_free_port(lines: &[&str], idx: usize) -> bool {
     without_comment(lines[idx]).contains("free_port")
 }
 
-/// Number of whole seconds that a line names.
+/// Parses the number of whole seconds in a line.
 fn seconds(code: &str) -> Option<u64> {
     code.split_once("from_secs(")?.1.split(')').next()?.parse().ok()
 }

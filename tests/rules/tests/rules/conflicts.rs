@@ -1,5 +1,5 @@
-//! Combinations that are refused are rows of one table: no other code has its texts, and whether a device
-//! rules something out is decided for the device that was chosen.
+//! Rule of refused combinations: only one table has them and their texts, and rules about devices read the
+//! device that was chosen for the job.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use rlt_rules::rust_sources;
 const TABLE: &str = "crds/src/conflicts";
 /// Files of the table that have texts of errors.
 const TEXTS: [&str; 2] = ["crds/src/conflicts/rows.rs", "crds/src/conflicts/validation.rs"];
-/// Code that reads the device of a manifest: it chooses the device, plans a job whose device is replaced, or
-/// exports a checkpoint of an earlier release, which records no compute dtype.
+/// Code that may read the device of a manifest: it chooses the device, plans a job whose device is replaced,
+/// or exports a checkpoint of an earlier release, which records no compute dtype.
 const DEVICE_READERS: [&str; 5] = [
     "crds/plan/src/",
     "crds/src/validate.rs",
@@ -26,7 +26,7 @@ fn is_test(path: &str) -> bool {
     path.starts_with("tests/") || path.contains("/tests/") || path.ends_with("tests.rs")
 }
 
-/// The lines of a file that are no comments, with their numbers.
+/// Yields the lines of a file that are not comments, with their numbers.
 fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = text.lines().enumerate().map(|(idx, line)| (idx + 1, line));
     lines.filter(|(_, line)| !line.trim_start().starts_with("//"))
@@ -52,7 +52,8 @@ fn the_texts_of_the_table_of_conflicts_are_nowhere_else() {
     assert!(repeated.is_empty(), "take these from rlt_api::conflicts:\n{}", repeated.join("\n"));
 }
 
-/// A manifest may leave the device open: a rule of devices that reads it would miss the device that is found.
+/// A manifest may leave the device open. A rule that reads the manifest's device would then miss the device
+/// that is chosen later.
 #[test]
 fn the_device_of_a_manifest_is_read_only_where_it_is_chosen_or_planned() {
     let read = Regex::new(r"\bspec(\(\))?\.workers\.device([).,;]|\s*[={]|\s*!=)").unwrap();

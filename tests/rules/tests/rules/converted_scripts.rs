@@ -1,5 +1,5 @@
-//! Figures about the public scripts that `rlctl convert` reads: documents have those of the newest report,
-//! which `cargo bench --package rlt-convert` prints.
+//! Rule of the figures about public scripts that `rlctl convert` reads: the documentation has those of the
+//! newest report, which `cargo bench --package rlt-convert` prints.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use rlt_rules::workspace_root;
 
 use super::docs::pages;
 
-/// Folder of the reports, whose names end in their date.
+/// Folder of the reports, whose file names end with the date.
 const REPORTS: &str = "operator/convert/reports";
 /// Page with the figures of each project.
 const PAGE: &str = "docs/from-verl.md";
@@ -21,7 +21,7 @@ const ROWS: [(&str, &[&str]); 4] = [
     ("open-instruct (`scripts`)", &["open-instruct"]),
 ];
 
-/// Numbers of scripts of a project.
+/// Numbers of a project's scripts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Figures {
     scripts: u64,
@@ -41,7 +41,7 @@ impl Figures {
     }
 }
 
-/// A report of the benchmark.
+/// A report of the benchmark of scripts.
 struct Report {
     name: String,
     text: String,
@@ -55,7 +55,8 @@ fn newest_report() -> Report {
     Report { text: fs::read_to_string(folder.join(&name)).unwrap(), name }
 }
 
-/// The figures of each row of a text's tables whose first columns are a name and three numbers.
+/// Parses the figures in a text's tables, by the name in the first column. The next three columns are
+/// numbers.
 fn figures(text: &str) -> BTreeMap<String, Figures> {
     let rows = text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
     let mut figures = BTreeMap::new();
@@ -70,7 +71,8 @@ fn figures(text: &str) -> BTreeMap<String, Figures> {
     figures
 }
 
-/// Lines of a page about public scripts. Those of earlier releases in the changelog stay as they were.
+/// Returns the lines of a page about public scripts. Lines of the changelog about earlier releases are left
+/// out.
 fn lines_about_scripts(page: &str) -> Vec<&str> {
     let current = page.match_indices("\n## [").nth(1).map_or(page, |(end, _)| &page[..end]);
     current.lines().filter(|line| line.contains("public scripts")).collect()

@@ -1,5 +1,5 @@
-//! Files of a package import each other in one direction, but for small groups. What belongs to a cycle can
-//! only be read, moved and tested together.
+//! Rule of imports: files of a package import each other in one direction, apart from small groups. The files
+//! of a cycle can only be read, moved and tested together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -7,10 +7,10 @@ use std::sync::LazyLock;
 use regex::{Captures, Regex};
 use rlt_rules::{SourceFile, rust_sources};
 
-/// Files above which an import cycle fails.
+/// Maximum number of files in an import cycle.
 const MAX_CYCLE_FILES: usize = 3;
 
-/// Re-exports of re-exports that are followed, which ends imports that name each other.
+/// Maximum number of re-exports that are followed, so that cyclic re-exports end.
 const MAX_STEPS: usize = 12;
 
 #[test]
@@ -85,7 +85,7 @@ fn a_function_that_has_the_name_of_its_module_counts_as_an_import() {
     assert!(found.is_empty(), "expected no cycle, got {found:?}");
 }
 
-/// Folders that hold the root of a package outside of tests.
+/// Returns the folders with the root module of a package, outside of tests.
 fn source_folders(files: &[SourceFile]) -> BTreeSet<String> {
     let folder = |file: &SourceFile| {
         let roots = ["/lib.rs", "/main.rs"].into_iter();
@@ -97,37 +97,37 @@ fn source_folders(files: &[SourceFile]) -> BTreeSet<String> {
     files.iter().filter(|file| !file.path.starts_with("tests/")).filter_map(folder).collect()
 }
 
-/// A module's names from the root of its package down; empty for the root.
+/// Path of a module from the root of its package; empty for the root.
 type ModulePath = Vec<String>;
 
-/// The modules of one package, a file each.
+/// Modules of one package, one for each file.
 struct Package {
     modules: BTreeMap<ModulePath, Module>,
 }
 
-/// One file, as far as its imports need it.
+/// Definitions and imports of one file.
 struct Module {
     file: String,
-    /// The code without imports.
+    /// Code of the file without its imports.
     code: String,
-    /// Names of the items that are defined here.
+    /// Names of the items that the file defines.
     defined: BTreeSet<String>,
-    /// Imports by the name that they have here.
+    /// Imports, by the name under which the file knows them.
     imports: BTreeMap<String, Import>,
-    /// Modules whose items are all imported.
+    /// Modules from which all items are imported (`use module::*`).
     globs: Vec<Import>,
 }
 
 struct Import {
     path: ModulePath,
-    /// Whether other modules see it.
+    /// Whether other modules can use the imported name.
     is_reexport: bool,
 }
 
-/// The item to which a path leads.
+/// The item to which a path resolves.
 enum Target {
     Module(ModulePath),
-    /// An item, by the module that defines it.
+    /// An item, given by the module that defines it.
     Item(ModulePath),
 }
 
@@ -149,7 +149,7 @@ impl Package {
         Self { modules }
     }
 
-    /// Groups of files that reach each other by imports, the largest first.
+    /// Returns the groups of files that import each other in a cycle, the largest first.
     fn cycles(&self) -> Vec<Vec<String>> {
         let paths: Vec<&ModulePath> = self.modules.keys().collect();
         let index: BTreeMap<&ModulePath, usize> =
@@ -172,8 +172,8 @@ impl Package {
         cycles
     }
 
-    /// The other modules whose items the code of `path` names. An import that only passes a name on to others
-    /// is none.
+    /// Returns the other modules whose items the code of `path` uses. An import that is only re-exported does
+    /// not count.
     fn imported_by(&self, path: &ModulePath) -> BTreeSet<ModulePath> {
         let module = &self.modules[path];
         let words: BTreeSet<&str> = WORD.find_iter(&module.code).map(|word| word.as_str()).collect();
@@ -196,8 +196,8 @@ impl Package {
         }
     }
 
-    /// The module of an item that the parent of `module` has under the same name: `format::percent` is both a
-    /// module and the function in it that `format` re-exports.
+    /// Returns the module of an item that the parent of `module` exports under the module's name. For example
+    /// `format::percent` is a module, and also the function in it that `format` re-exports.
     fn namesake(&self, module: &ModulePath) -> Option<ModulePath> {
         let (name, parent) = module.split_last()?;
         let parent = parent.to_vec();
@@ -262,7 +262,7 @@ impl Package {
     }
 }
 
-/// Whether `start` leads to each file in one step or more.
+/// Returns for each file whether `start` reaches it in one step or more.
 fn reachable(start: usize, imports: &[Vec<usize>]) -> Vec<bool> {
     let mut found = vec![false; imports.len()];
     let mut open = imports[start].clone();
@@ -283,7 +283,7 @@ static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w+").unwrap());
 static INLINE_PATH: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w+(?:::\w+)+").unwrap());
 static INLINE_MODULE: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"(?ms)^(?:pub(?:\([^)]*\))? )?mod \w+ \{\n.*?^\}$").unwrap());
-/// Comments, texts and characters.
+/// Comments and literals of texts and characters.
 static NO_CODE: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r##"(?s)//[^\n]*|/\*.*?\*/|b?r#".*?"#|b?"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])'"##).unwrap()
 });
@@ -292,7 +292,7 @@ impl Module {
     fn read(file: &str, text: &str) -> Self {
         let code = without_test_items(&NO_CODE.replace_all(text, " "));
         let code = INLINE_MODULE.replace_all(&code, |module: &Captures<'_>| {
-            // Paths of a module inside of a file, as the file would write them.
+            // Paths of an inline module, as the file itself would write them.
             module[0].replace("super::", "self::").replace("self::self::", "super::")
         });
         let mut imports = BTreeMap::new();
@@ -313,7 +313,8 @@ impl Module {
     }
 }
 
-/// `code` without the items below `#[cfg(test)]`, each of which ends at the indent at which it begins.
+/// Returns `code` without the items below `#[cfg(test)]`. Each item ends at the indentation at which it
+/// begins.
 fn without_test_items(code: &str) -> String {
     let mut kept = String::new();
     let mut lines = code.lines();
@@ -332,7 +333,7 @@ fn without_test_items(code: &str) -> String {
     kept
 }
 
-/// The paths of one `use`, each with the name by which it is known; `*` for all items of the path.
+/// Returns the paths of one `use`, each with the name that it introduces; `*` for all items of the path.
 fn imported_names(tree: &str, above: &[String]) -> Vec<(ModulePath, String)> {
     let tree = tree.trim();
     let (head, listed) = match tree.split_once('{') {
@@ -365,7 +366,7 @@ fn parts_of_list(list: &str) -> Vec<&str> {
     list.split(separates).filter(|part| !part.trim().is_empty()).collect()
 }
 
-/// Paths of two names or more in code.
+/// Returns the paths with at least two names in code.
 fn inline_paths(code: &str) -> BTreeSet<ModulePath> {
     let begins = |start: usize| !code[..start].ends_with("::");
     let paths = INLINE_PATH.find_iter(code).filter(|path| begins(path.start()));

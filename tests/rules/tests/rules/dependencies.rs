@@ -1,5 +1,5 @@
-//! Dependencies of the workspace's packages: a source of the package names each of them, and packages of the
-//! workspace depend on packages below them alone.
+//! Rule of the packages' dependencies: the sources of a package name each of them, and packages of the
+//! workspace depend only on packages below them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 use regex::Regex;
 use rlt_rules::workspace_root;
 
-/// The packages from the bottom up, each with the packages of the workspace on which it depends outside of
-/// tests. A package depends only on packages in rows above its own.
+/// Packages from the bottom up, each with the packages of the workspace on which it depends outside of tests.
+/// A package depends only on packages in rows above its own.
 const PACKAGES: [(&str, &[&str]); 33] = [
     ("rlt-algorithms", &[]),
     ("rlt-channel", &[]),
@@ -85,19 +85,19 @@ const PACKAGES: [(&str, &[&str]); 33] = [
     ("rlt-prepare", &["rlt-cluster", "rlt-devices", "rlt-tests"]),
 ];
 
-/// Tables of a manifest, and the folders and files whose code names the dependencies in them.
+/// Tables of a manifest, each with the folders and files whose code uses the dependencies in it.
 const TABLES: [(&str, &[&str]); 3] = [
     ("dependencies", &["src"]),
     ("dev-dependencies", &["src", "tests", "benches", "examples"]),
     ("build-dependencies", &["build.rs"]),
 ];
 
-/// Dependencies that no source names, by package, each with its reason.
+/// Dependencies that no source names, by package, each with the reason.
 const UNNAMED: [(&str, &str, &str); 1] =
     [("rlt-api", "k8s-openapi", "the derive of `kube` writes code that names it")];
 
-/// Packages that default members never need: the bindings of libtorch, test clusters, and the sandbox, whose
-/// tests run Python.
+/// Packages that the default members must not need: the bindings of libtorch, test clusters, and the sandbox,
+/// whose tests run Python.
 const NOT_BY_DEFAULT: [&str; 3] = ["tch", "rlt-cluster", "rlt-sandbox"];
 
 /// A package of the workspace.
@@ -111,7 +111,7 @@ impl Package {
         self.manifest["package"]["name"].as_str().unwrap()
     }
 
-    /// Names of the dependencies in a table of the manifest, in order.
+    /// Returns the names of the dependencies in a table of the manifest, in order.
     fn dependencies(&self, table: &str) -> Vec<&str> {
         let listed = self.manifest.get(table).and_then(toml::Value::as_table);
         let mut names: Vec<&str> =
@@ -120,7 +120,7 @@ impl Package {
         names
     }
 
-    /// Code of the package in these folders and files, with the files that it names by `#[path]`.
+    /// Reads the code of the package in these folders and files, and the files that it includes by `#[path]`.
     fn code(&self, places: &[&str]) -> String {
         let mut code = String::new();
         for file in places.iter().flat_map(|place| rust_files(&self.folder.join(place))) {
@@ -144,7 +144,7 @@ fn packages() -> Vec<Package> {
     listed_packages("members")
 }
 
-/// Packages in a list of the workspace: `members` or `default-members`.
+/// Reads the packages in a list of the workspace: `members` or `default-members`.
 fn listed_packages(list: &str) -> Vec<Package> {
     let root = workspace_root();
     let workspace = read_manifest(&root);
@@ -153,7 +153,7 @@ fn listed_packages(list: &str) -> Vec<Package> {
     folders.map(|folder| Package { manifest: read_manifest(&folder), folder }).collect()
 }
 
-/// The file itself, or all Rust files below a folder; none if there is nothing.
+/// Returns the file itself, or all Rust files below a folder; nothing if the path does not exist.
 fn rust_files(path: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(path) else {
         return path.is_file().then(|| path.to_path_buf()).into_iter().collect();
@@ -230,7 +230,7 @@ fn packages_depend_on_packages_below_them() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Plain `cargo test` builds the default members with their tests.
+/// Plain `cargo test` builds the default members and their tests.
 #[test]
 fn default_members_need_no_libtorch_cluster_or_python_also_in_their_tests() {
     let packages = packages();

@@ -1,5 +1,5 @@
-//! Doc comments: the first sentence names its subject, so that it is understood alone, in an editor, in a
-//! list of search results and on a generated page.
+//! Rule of doc comments: the first sentence names its subject, so that it can be understood alone, in an
+//! editor, in a list of search results and on a generated page.
 
 use rlt_rules::rust_sources;
 
@@ -8,9 +8,9 @@ const LEFTOVERS: [(&str, &str); 1] = [
     // Descriptions of the custom resource.
     ("crds/src/spec/workers/resources.rs", "Existing PersistentVolumeClaim."),
 ];
-/// Words of a sentence, at most, that is too short to say anything.
+/// Maximum number of words of a sentence that is too short to say anything.
 const TOO_FEW_WORDS: usize = 2;
-/// Openings that stand for a subject, or lead to one that the sentence leaves out.
+/// Openings that replace the subject of a sentence, or refer to a subject that the sentence omits.
 const OPENINGS: [(&str, &[&str]); 5] = [
     ("a pronoun", &["It", "Its", "Their", "Them", "These", "They", "Those"]),
     (
@@ -42,7 +42,7 @@ const OPENINGS: [(&str, &[&str]); 5] = [
 struct Opening {
     line: usize,
     sentence: String,
-    /// Whether the comment is that of a file, or of a public item or a part of it.
+    /// Whether the comment belongs to a file, to a public item, or to a part of one.
     is_public: bool,
 }
 
@@ -71,7 +71,7 @@ fn the_first_sentence_of_every_private_doc_comment_names_its_subject() {
 
 /// Findings in the doc comments of the workspace.
 struct Findings {
-    /// Places and faults of comments that do not name their subject, without leftovers.
+    /// Comments that do not name their subject, without leftovers: position and fault of each.
     unnamed: Vec<String>,
     num_read: usize,
 }
@@ -91,8 +91,8 @@ fn findings(is_public: bool) -> Findings {
     findings
 }
 
-/// Says what is wrong with a first sentence, as the end of a sentence about it. A sentence may begin with
-/// code, which then is its subject.
+/// Describes the fault of a first sentence, as the end of a sentence about it. A sentence may begin with
+/// code, which is then its subject.
 fn fault_of(sentence: &str) -> Option<String> {
     if sentence.is_empty() || sentence.starts_with(['`', '#']) {
         return None;
@@ -109,7 +109,7 @@ fn fault_of(sentence: &str) -> Option<String> {
     is_short.then(|| format!("has no more than {TOO_FEW_WORDS} words"))
 }
 
-/// The first sentences of a file's `//!` comment and of its `///` comments.
+/// Returns the first sentences of a file's `//!` comment and of its `///` comments.
 fn openings(text: &str) -> Vec<Opening> {
     let lines: Vec<&str> = text.lines().collect();
     let mut openings = Vec::new();
@@ -139,8 +139,8 @@ fn first_sentence(block: &[&str]) -> String {
     paragraph[..end].to_owned()
 }
 
-/// Whether the item that a comment before line `start` belongs to is declared `pub`, or is part of a public
-/// enum or trait, whose parts have no such word.
+/// Whether the item that follows a comment at line `start` is declared `pub`, or is part of a public enum or
+/// trait, whose parts are not declared `pub`.
 fn is_public(lines: &[&str], start: usize) -> bool {
     let Some(item) = item_from(lines, start) else { return false };
     if lines[item].trim_start().starts_with("pub ") {
@@ -164,7 +164,7 @@ fn is_public(lines: &[&str], start: usize) -> bool {
     false
 }
 
-/// Index of the first line from `start` on that is neither an attribute nor a comment.
+/// Returns the index of the first line from `start` on that is neither an attribute nor a comment.
 fn item_from(lines: &[&str], start: usize) -> Option<usize> {
     let mut idx = start;
     loop {

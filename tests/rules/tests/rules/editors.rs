@@ -1,4 +1,4 @@
-//! Settings of editors: what they show while a file is edited is what `make check` says later.
+//! Rule of the settings of editors: an editor shows the same findings that `make check` reports later.
 
 use std::fs;
 

@@ -1,9 +1,10 @@
-//! Every field of the specification is read by code that acts on it: a field without an effect would mislead
-//! its user.
+//! Rule of the specification: code that acts on a field reads it, because a field without an effect would
+//! mislead its user.
 //!
-//! The scan is of source text. A field counts as read where it is taken from a value named like its group
-//! (`training.max_grad_norm`), or taken or destructured in a file that reaches into its group or names a type
-//! that holds it. Types, rules and resolution in `crds/` are no readers, plans and what follows failures are.
+//! The rule scans source text. A field counts as read if it is accessed through a value named like its group
+//! (`training.max_grad_norm`), or accessed or destructured in a file that accesses its group or names a type
+//! that holds it. Types, rules and resolution in `crds/` do not count as readers; plans and reactions to
+//! failures do.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,11 +26,12 @@ const READERS: [&str; 10] = [
     "crds/src/failure",
 ];
 
-/// Sections that configure the training. Users have to read all of their fields, so the number is bounded.
+/// Sections that configure the training. The number of their fields is bounded, because users have to read
+/// them all.
 const TRAINERS: [&str; 8] =
     ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking"];
 
-/// Fields that resolution turns into a choice between types or into a call: the text of a read.
+/// Fields that resolution replaces by an enum or a method, each with the text of a read.
 const TURNED: [(&str, &str); 51] = [
     ("model.path", "ModelSource::Path"),
     ("model.tokenizer.path", "TokenizerSource::Path"),
@@ -84,13 +86,13 @@ const TURNED: [(&str, &str); 51] = [
     ("workers.mesh.critic_sp", "sp_of_critic()"),
 ];
 
-/// A field of the specification that holds a value of its own.
+/// A field of the specification with a value instead of subfields.
 struct Leaf {
     path: String,
     /// The field that holds its struct, such as `optimizer`.
     group: String,
     field: String,
-    /// The struct of the specification and those of the resolved specification that have this field.
+    /// Structs of the specification and of the resolved specification that have this field.
     owners: Vec<String>,
 }
 
@@ -136,7 +138,7 @@ fn reads(leaf: &Leaf, source: &str) -> bool {
     reader(leaf)(source)
 }
 
-/// A predicate: whether a source reads a field. A plain-text search comes first, for speed.
+/// Returns a predicate: whether a source reads the field. It first searches for plain text, for speed.
 fn reader(leaf: &Leaf) -> impl Fn(&str) -> bool {
     let Leaf { path, group, field, owners } = leaf;
     let sign = TURNED.iter().find(|(turned, _)| turned == path).map(|(_, sign)| *sign);
@@ -157,7 +159,7 @@ fn reader(leaf: &Leaf) -> impl Fn(&str) -> bool {
     }
 }
 
-/// The product's own code outside of tests, one text a file.
+/// Returns the production code of the product, one text for each file.
 fn sources() -> Vec<String> {
     let files = READERS.iter().flat_map(|folder| rust_files(&root().join(folder)));
     let is_test = |path: &PathBuf| {
@@ -188,7 +190,7 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Names of structs and enums with their fields and the fields' types.
+/// Structs and enums by name, with the fields and their types.
 type Types = BTreeMap<String, Vec<(String, String)>>;
 
 fn types(folder: &str) -> Types {
@@ -223,7 +225,7 @@ fn leaves() -> Vec<Leaf> {
         if spec.contains_key(type_) {
             collect(&spec, &resolved, section, section, type_, &mut leaves);
         } else {
-            // A value of the job itself, which is read from its specification.
+            // A value of the job itself is read from its specification.
             let owners = vec!["RLTrainingJobSpec".to_owned()];
             leaves.push(Leaf { path: section.clone(), group: "spec".into(), field: section.clone(), owners });
         }

@@ -1,9 +1,9 @@
-//! Files that manifests, models and data sets name are opened by `rlt-files`: a direct read would wait for
-//! the writer of a pipe, or read a device until the memory is full.
+//! Rule of files that manifests, models and data sets name: `rlt-files` opens them. A direct read would wait
+//! for the writer of a pipe, or read a device until the memory is full.
 
 use rlt_rules::rust_sources;
 
-/// Code that reads no file which others name: the operator, links to libraries.
+/// Code that reads no file which users, models or data sets name: the operator, and links to libraries.
 const EXEMPT: [&str; 7] = [
     "crds/files/src/",
     "crds/channel/src/",
@@ -13,7 +13,7 @@ const EXEMPT: [&str; 7] = [
     "trainer/src/commands/gpu_check/",
     "examples/",
 ];
-/// Readers of files that the run itself wrote, or the kernel, with what they read.
+/// Readers of files that the run itself or the kernel has written, each with the files that it reads.
 const OWN: [(&str, &str); 14] = [
     ("trainer/engine/src/memory.rs", "limits of the control group"),
     ("trainer/hub/src/push.rs", "the exported folder"),
@@ -30,27 +30,27 @@ const OWN: [(&str, &str); 14] = [
     ("trainer/tracking/src/append_file.rs", "logs that are cut and appended to"),
     ("trainer/tracking/src/tensorboard.rs", "logs that are appended to"),
 ];
-/// Calls that open a file whatever it is.
+/// Calls that open a file of any kind.
 const DIRECT: [&str; 5] =
     ["File::open(", "fs::read(", "fs::read_to_string(", "io::read_to_string(", "tokio::fs::"];
 
-/// Calls that give a finished file or folder its name, which may be lost with the power until the folder
-/// above it is synced.
+/// Calls that give a finished file or folder its final name. A loss of power may undo them until the folder
+/// that contains the name is synced.
 const RENAMES: [&str; 2] = [".persist(", "fs::rename("];
-/// The file system of checkpoints, whose callers sync folders, as tests of power losses prove.
+/// The file system of checkpoints. Its callers sync folders, which tests of power losses prove.
 const RENAMES_FOR_OTHERS: &str = "trainer/storage/src/checkpoint/storage.rs";
-/// Lines after a rename within which the folder is synced.
+/// Maximum number of lines between a rename and the sync of its folder.
 const LINES_TO_SYNC: usize = 4;
 
-/// Calls that sync the content of a file. Without one a file may have its name after a loss of power, and be
-/// empty.
+/// Calls that sync the content of a file. Without them a file may have its name, but no content, after a loss
+/// of power.
 const SYNCS: [&str; 2] = [".sync_all()", "file.sync()?"];
-/// The file that renames a folder whose files are synced as they are fetched.
+/// File that renames a folder whose files are synced when they are fetched.
 const RENAMES_SYNCED_FOLDERS: &str = "trainer/storage/src/checkpoint/remote/fetch.rs";
-/// Lines before a rename within which the content is synced.
+/// Maximum number of lines between the sync of the content and the rename.
 const LINES_FROM_SYNC: usize = 2;
 
-/// The lines that rename a file and for which `is_synced` is false, with their numbers.
+/// Returns the lines that rename a file and for which `is_synced` is false, with their numbers.
 fn renames_without(code: &str, is_synced: impl Fn(&[&str], usize) -> bool) -> Vec<(usize, &str)> {
     let lines: Vec<&str> = code.lines().collect();
     let is_rename =
@@ -59,14 +59,14 @@ fn renames_without(code: &str, is_synced: impl Fn(&[&str], usize) -> bool) -> Ve
     unsynced.map(|(idx, line)| (idx + 1, line.trim())).collect()
 }
 
-/// The lines that rename a file and sync no folder, with their numbers.
+/// Returns the lines that rename a file without syncing its folder, with their numbers.
 fn unsynced_renames(code: &str) -> Vec<(usize, &str)> {
     renames_without(code, |lines, idx| {
         lines.iter().skip(idx).take(LINES_TO_SYNC + 1).any(|line| line.contains("rlt_files::sync_folder("))
     })
 }
 
-/// The lines that rename a file whose content is not synced, with their numbers.
+/// Returns the lines that rename a file whose content is not synced, with their numbers.
 fn renames_of_unsynced_files(code: &str) -> Vec<(usize, &str)> {
     renames_without(code, |lines, idx| {
         let before = &lines[idx.saturating_sub(LINES_FROM_SYNC)..idx];
@@ -118,7 +118,7 @@ fn a_rename_is_found_unless_the_folder_is_synced_soon_after_it() {
     assert_eq!(unsynced_renames(code), [(8, "std::fs::rename(a, b)?;")]);
 }
 
-/// The lines that open a file directly, with their numbers.
+/// Returns the lines that open a file directly, with their numbers.
 fn direct_reads(code: &str) -> Vec<(usize, &str)> {
     let is_direct =
         |line: &str| !line.trim_start().starts_with("//") && DIRECT.iter().any(|call| line.contains(call));

@@ -1,25 +1,25 @@
-//! HTTP clients: each is built where it is decided whether redirects are followed, and answers are read
-//! within bounds. A server that redirects could else get the credentials of another one, and an answer
-//! without end could take all memory.
+//! Rule of HTTP clients: the code that builds a client decides whether it follows redirects, and answers are
+//! read within bounds. Otherwise a redirect could send credentials to another server, and an endless answer
+//! could fill the memory.
 
 use rlt_rules::rust_sources;
 
-/// Files that build a client of their own, each with its reason.
+/// Files that build their own client, each with the reason.
 const BUILDERS: [(&str, &str); 4] = [
     ("crds/traces/src/export.rs", "OpenTelemetry, which reads at most 4 MiB of an answer"),
     ("trainer/src/roles/reward/external/endpoint.rs", "asynchronous requests to reward servers"),
     ("trainer/src/roles/reward/external/module.rs", "modules without credentials, released behind redirects"),
     ("trainer/tracking/src/http.rs", "all other requests"),
 ];
-/// The file whose client follows redirects, because it sends nothing that is worth taking.
+/// File whose client follows redirects, because it sends no credentials.
 const FOLLOWS_REDIRECTS: &str = "trainer/src/roles/reward/external/module.rs";
-/// Calls that make a client, or send a request by a client that the library makes.
+/// Calls that build a client, or send a request by a client that the library builds.
 const BUILDS: [&str; 5] =
     ["Client::builder()", "Client::new()", "ClientBuilder::new()", "reqwest::get(", "blocking::get("];
-/// Calls that read an answer to its end, however far that is.
+/// Calls that read an answer of any length to its end.
 const UNBOUNDED: [&str; 5] = [".text()", ".json()", ".json::<", ".bytes()", ".copy_to("];
 
-/// The lines of code with one of these calls, with their numbers.
+/// Returns the lines of code with one of these calls, with their numbers.
 fn lines_with<'a>(code: &'a str, calls: &[&str]) -> Vec<(usize, &'a str)> {
     let has =
         |line: &str| !line.trim_start().starts_with("//") && calls.iter().any(|call| line.contains(call));

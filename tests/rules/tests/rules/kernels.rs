@@ -1,5 +1,5 @@
-//! The table of what kernels for GPUs need was made from the present sources. Whether its numbers are right,
-//! only the compiler for GPUs can tell, which few machines have.
+//! Rule of the table of GPU kernels' requirements: it was generated from the present sources. Only the
+//! compiler for GPUs can tell whether its numbers are right, and few machines have that compiler.
 
 use std::process::Command;
 

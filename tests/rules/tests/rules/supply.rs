@@ -1,13 +1,13 @@
-//! Licences and sources of dependencies: every package that Cargo would build obeys `deny.toml`.
+//! Rule of licences and sources of dependencies: every package that Cargo would build obeys `deny.toml`.
 //!
-//! Known vulnerabilities are checked by `make deny`, which downloads their list.
+//! `make deny` checks known vulnerabilities, because it downloads their list.
 
 use std::process::Command;
 
 use rlt_rules::workspace_root;
 use serde_json::Value;
 
-/// Every package of the lock file that is built for Linux on x86-64, the workspace's own left out.
+/// Returns every package of the lock file that is built for Linux on x86-64, except for the workspace's own.
 fn packages() -> Vec<Value> {
     let arguments = ["metadata", "--offline", "--locked", "--all-features", "--format-version", "1"];
     let platform = ["--filter-platform", "x86_64-unknown-linux-gnu"];

@@ -1,12 +1,12 @@
-//! Reads of tensors: values are copied in one call (`rlt_torch::to_vec`, `Vec::try_from`). Each single value
-//! that is read is a call into libtorch of 0.4 microseconds, on a GPU a wait, and the logits of a batch have
-//! ten million.
+//! Rule of reads from tensors: one call copies all values (`rlt_torch::to_vec`, `Vec::try_from`). Each read
+//! of a single value is a call into libtorch that takes 0.4 microseconds, and on a GPU a synchronization. The
+//! logits of a batch have ten million values.
 
 use regex::Regex;
 use rlt_rules::rust_sources;
 
-/// Expressions that read a single value of a tensor, at an index that is not constant: by the tensor's
-/// iterator, at an index of the read, of a row that was selected before, or by a conversion of one.
+/// Expressions that read a single value of a tensor at an index that is not constant: by the tensor's
+/// iterator, at an index given to the read, from a row that was selected before, or by converting one value.
 const SINGLE_READS: [&str; 4] = [
     r"\.iter::<(?:f64|i64)>\(\)",
     r"(?:double|int64)_value\(\s*&\[[^\]]*[[:alpha:]]",
@@ -14,7 +14,7 @@ const SINGLE_READS: [&str; 4] = [
     r"(?:f64|f32|bool)::try_from\([^;{}]*\.(?:get|i|select)\(",
 ];
 
-/// Number of expressions in a file that read a tensor value by value.
+/// Returns the number of expressions in a file that read a tensor value by value.
 fn num_single_reads(text: &str) -> usize {
     let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     let code = lines.collect::<Vec<_>>().join("\n");
@@ -31,10 +31,11 @@ fn values_of_tensors_are_read_in_one_call() {
     assert!(found.is_empty(), "use `rlt_torch::to_vec` instead of reads of single values: {found:?}");
 }
 
-/// Calls of libtorch that use its generator of random numbers, of which a process has one.
+/// Calls of libtorch that use its random number generator, of which a process has only one.
 const DRAWS: &str = r"\bmanual_seed\(|\brandn?_like\(|\bTensor::randn?\(|\.(?:uniform|normal|bernoulli)_\(";
 
-/// Unit tests of a package with libtorch run on several threads of one process.
+/// Unit tests of a package with libtorch run on several threads of one process, which share libtorch's
+/// generator.
 #[test]
 fn unit_tests_draw_from_generators_of_their_own() {
     let draws = Regex::new(DRAWS).unwrap();

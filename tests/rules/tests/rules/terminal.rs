@@ -1,19 +1,20 @@
-//! The one writer of the command lines: what they print may be text of others, so it is written by
-//! `rlt-terminal`, which escapes control sequences.
+//! Rule of the command lines' output: it may contain untrusted text, so it is written by `rlt-terminal`,
+//! which escapes control sequences.
 
 use rlt_rules::rust_sources;
 
-/// Folders of code that runs in no command line, and the writer itself. The operator logs for programs. Unit
+/// Folders of code that no command line runs, and the writer itself. The operator logs for programs.
 /// tests run in none either.
 const EXEMPT: [&str; 4] = ["crds/terminal/src/", "operator/src/", "tests/", "examples/"];
-/// Ways to a stream that is not escaped. Lints catch `println` and the like, unless they are allowed.
+/// Expressions that give access to an unescaped stream. Lints find `println` and the like, unless these are
+/// allowed.
 const STREAMS: [&str; 6] =
     ["io::stdout", "io::stderr", "stdout()", "stderr()", "clippy::print_stdout", "clippy::print_stderr"];
-/// Uses that write no text of others: whether there is a terminal, and the target of progress bars.
+/// Uses that write no untrusted text: the check for a terminal, and the target of progress bars.
 const HARMLESS: [&str; 3] =
     ["io::stderr().is_terminal()", "ProgressDrawTarget::stderr()", "io::stdout().is_terminal()"];
 
-/// Files with the start of a command line, which changes how panics are shown before anything else.
+/// Files with the entry points of command lines, which first install the panic hook.
 const STARTS: [&str; 2] = ["operator/cli/src/main.rs", "trainer/src/commands.rs"];
 
 /// Whether the code of a file runs in a command line.
@@ -21,7 +22,7 @@ fn is_of_command_line(path: &str) -> bool {
     path.contains("/src/") && !EXEMPT.iter().any(|folder| path.starts_with(folder))
 }
 
-/// The lines that write to a stream directly, with their numbers.
+/// Returns the lines that write to a stream directly, with their numbers.
 fn direct_writes(text: &str) -> Vec<(usize, &str)> {
     let is_direct = |line: &str| {
         let code = HARMLESS.iter().fold(line.to_owned(), |code, harmless| code.replace(harmless, ""));
@@ -46,7 +47,7 @@ fn command_lines_print_by_the_writer_that_escapes_control_sequences() {
     assert!(num_writers > 20, "writers are found: {num_writers}");
 }
 
-/// A panic is written to standard error by the runtime, unless the command line has another hook.
+/// The runtime writes panics to standard error, unless the command line installs another hook.
 #[test]
 fn command_lines_show_panics_by_the_writer_that_escapes_control_sequences() {
     let files = rust_sources().unwrap();

@@ -1,5 +1,5 @@
-//! Groups of the test runner in `.config/nextest.toml`. A filter that names a module that is gone, or misses
-//! one, is valid, and its tests then run beside others that disturb them.
+//! Rule of the groups of the test runner in `.config/nextest.toml`. A filter is valid even if it names a
+//! module that no longer exists, or misses one. Its tests would then run beside tests that disturb them.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,12 +7,12 @@ use std::path::Path;
 use regex::Regex;
 use rlt_rules::{rust_sources, workspace_root};
 
-/// Folder of the tests that start whole runs, the modules of one executable.
+/// Folder of the tests that start full runs; they are modules of one executable.
 const LOCAL_RUNS: &str = "tests/tests/local_run/";
 
-/// Settings of the runner for some tests.
+/// Settings of the runner for a group of tests.
 struct Override {
-    /// Modules that the filter names.
+    /// Modules that the filter of the group names.
     modules: Vec<String>,
     /// Whether at most one of its tests that have several ranks runs at a time.
     is_serial: bool,
@@ -74,11 +74,11 @@ fn local_runs_with_several_ranks_run_one_at_a_time() {
 }
 
 /// Words in the source of a test that waits for a kubelet, for a browser, or for the build of an image, whose
-/// base comes from a registry.
+/// base image comes from a registry.
 const OUTSIDE_ANSWERS: [&str; 4] = ["with_real_node()", "\"chromium\"", "charts/images.sh", "test_image("];
 
-/// Reads the tests that an operand of a union names: the package, with each module if there are some, or else
-/// with each executable. It fails where there is no executable.
+/// Reads the tests that one operand of a union names: the package with each module if the operand names
+/// modules, or else with each executable. Fails if it names no executable.
 fn retried_tests(operand: &str) -> Vec<(String, String)> {
     let executables = Regex::new(r"binary_id\((?:/\^)?([a-z-]+)::\(?([a-z_|]+)").unwrap();
     let modules = Regex::new(r"test\(/\^\(?([a-z_|]+)\)?::/\)").unwrap();
@@ -111,7 +111,7 @@ fn only_tests_that_wait_for_a_kubelet_a_browser_or_a_registry_are_retried() {
     assert!(others.is_empty(), "these tests of .config/nextest.toml may not be retried: {others:?}");
 }
 
-/// Wrapper of the executables of which some modules run in one process each.
+/// Wrapper of the executables in which each of some modules runs in one process.
 const PER_MODULE: &str = "one-process-per-module";
 
 /// A module that is not listed would start a cluster for each of its tests.
@@ -138,7 +138,7 @@ fn modules_that_share_a_cluster_run_in_one_process_each() {
     assert_eq!(sharing, listed, "the modules of {PER_MODULE} in .config/nextest.toml");
 }
 
-/// Commands need a package: without one nextest runs the default members, which have few of the tests.
+/// Commands must name a package. Without one nextest runs the default members, which have few of the tests.
 #[test]
 fn commands_of_the_page_for_contributors_name_packages_groups_and_tests_that_exist() {
     let (page, config, sources) = (read("CONTRIBUTING.md"), config(), rust_sources().unwrap());
@@ -158,10 +158,10 @@ fn commands_of_the_page_for_contributors_name_packages_groups_and_tests_that_exi
     }
 }
 
-/// Call that compares a text with its snapshot, in two parts: this file has none.
+/// Call that compares a text with its snapshot, in two parts so that this file does not contain it.
 const SNAPSHOT: &str = concat!("insta::", "assert_");
 
-/// Name of the package to which a source belongs.
+/// Returns the name of the package to which a source belongs.
 fn package_of(source: &str) -> String {
     let mut manifests = Path::new(source).ancestors().skip(1).map(|folder| folder.join("Cargo.toml"));
     let manifest = manifests.find(|manifest| workspace_root().join(manifest).exists()).unwrap();
@@ -189,7 +189,8 @@ fn snapshots_and_generated_files_are_compared_before_anything_is_prepared() {
     assert!(late.is_empty(), "the profile `generated` of .config/nextest.toml has no tests of {late:?}");
 }
 
-/// Files are compared before a commit too, where their executable has tests that `make check` cannot run.
+/// Generated files are compared before a commit too, even if their executable has tests that `make check`
+/// cannot run.
 #[test]
 fn generated_files_are_compared_by_make_check_too() {
     let config = config();
@@ -211,7 +212,7 @@ fn generated_files_are_compared_by_make_check_too() {
     assert!(num_tests > 0);
 }
 
-/// Sources of the preparation, which may start a compiler.
+/// Sources of the preparation, which are allowed to start a compiler.
 const MAY_COMPILE: [&str; 3] =
     ["tests/cluster/src/", "tests/devices/src/build", "tests/src/reward_module.rs"];
 

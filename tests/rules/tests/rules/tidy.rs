@@ -1,24 +1,24 @@
-//! The project's own rules: dependencies, module headers, sizes and words.
+//! Rules of style: dependencies, module headers, sizes and words.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 
 use rlt_rules::{rust_sources, source_paths, workspace_root};
 
-/// Lines above which a file fails; 250 is the aim.
+/// Maximum number of lines of a file; 250 is the aim.
 const MAX_FILE_LINES: usize = 600;
-/// Source files in a folder, without those in its folders, above which the folder fails. Pages of
-/// documentation and snapshots of tests are exempt: a list of their names is their table of contents.
+/// Maximum number of source files directly in a folder. Pages of documentation and snapshots of tests are
+/// exempt: a list of their names is their table of contents.
 const MAX_FOLDER_FILES: usize = 20;
 /// Extensions of source files: Rust, C++ and CUDA.
 const SOURCE_EXTENSIONS: [&str; 6] = ["rs", "cpp", "h", "inl", "cu", "cuh"];
-/// Lines above which the body of a function fails; 25 is the aim.
+/// Maximum number of lines of a function's body; 25 is the aim.
 const MAX_FUNCTION_LINES: usize = 60;
-/// Lines above which the body of a test or a benchmark fails, which may list cases.
+/// Maximum number of lines of the body of a test or a benchmark, which may list cases.
 const MAX_TEST_LINES: usize = 100;
-/// Columns of a comment, at most: as many as of code, because the formatter leaves comments alone.
+/// Maximum number of columns of a comment. It is that of code, because the formatter leaves comments alone.
 const MAX_COMMENT_COLUMNS: usize = 110;
-/// This file names what it forbids.
+/// This file contains what it forbids.
 const THIS_FILE: &str = "tests/rules/tests/rules/tidy.rs";
 
 fn cargo(arguments: &[&str]) -> String {
@@ -27,7 +27,7 @@ fn cargo(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Every package in a build of `package` alone with its default features, dev-dependencies left out.
+/// Returns the packages in a build of `package` alone with its default features, without dev-dependencies.
 fn dependency_names(package: &str) -> Vec<String> {
     let tree = cargo(&[
         "tree",
@@ -108,7 +108,7 @@ fn dependency_arrows_point_only_where_the_design_lets_them() {
     }
 }
 
-/// The top modules of the trainer, and the others that each may use.
+/// Top modules of the trainer, each with the other ones that it may use.
 const TRAINER_MODULES: [(&str, &[&str]); 5] = [
     ("commands", &["recipes", "run", "roles", "observe"]),
     ("recipes", &["run", "roles"]),
@@ -117,7 +117,7 @@ const TRAINER_MODULES: [(&str, &[&str]); 5] = [
     ("observe", &[]),
 ];
 
-/// The modules of `roles`, and the others that each may use.
+/// Modules of `roles`, each with the other ones that it may use.
 const ROLE_MODULES: [(&str, &[&str]); 11] = [
     ("rollout", &["actor", "reward", "step_context", "error"]),
     ("reference", &["actor", "learner", "step_context", "error"]),
@@ -144,8 +144,8 @@ fn a_role_uses_only_roles_below_it() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Uses that `table` does not allow between the modules of `folder`, whose paths begin with `prefix`. A row
-/// may only name modules of later rows, so no two modules need each other.
+/// Returns the uses between the modules of `folder` that `table` does not allow. Their paths begin with
+/// `prefix`. A row may only name modules of later rows, so that no two modules need each other.
 fn forbidden_uses(folder: &str, prefix: &str, table: &[(&str, &[&str])]) -> Vec<String> {
     let row_of = |name: &str| table.iter().position(|(module, _)| *module == name);
     let mut wrong = Vec::new();
@@ -172,7 +172,7 @@ fn forbidden_uses(folder: &str, prefix: &str, table: &[(&str, &[&str])]) -> Vec<
     wrong
 }
 
-/// Words of code that name a role; each role uses the learner.
+/// Words of code that name a role. The learner may not contain them, because each role uses it.
 const ROLE_WORDS: [&str; 10] = [
     "actor",
     "critic",
@@ -207,7 +207,8 @@ fn the_learner_names_no_role() {
     assert!(wrong.is_empty(), "a role gives the learner what it needs:\n{}", wrong.join("\n"));
 }
 
-/// The names that a file has behind `prefix`, one by one or in braces, without its comments and tests.
+/// Returns the names that a file uses after `prefix`, one by one or in braces, without its comments and
+/// tests.
 fn names_behind(prefix: &str, text: &str) -> Vec<String> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -292,7 +293,7 @@ fn folders_stay_small() {
 fn comments_are_no_wider_than_code() {
     let is_prose = |line: &str| {
         let comment = line.trim_start().strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!']));
-        // A row of a table is one line.
+        // A row of a table cannot be wrapped.
         comment.is_some_and(|comment| !comment.trim_start().starts_with('|'))
     };
     let mut too_wide = Vec::new();
@@ -306,14 +307,15 @@ fn comments_are_no_wider_than_code() {
     assert!(too_wide.is_empty(), "{}", too_wide.join("\n"));
 }
 
-/// Name and number of lines of each function: from its `fn` line to the line that closes at the same indent.
+/// Returns the name and the number of lines of each function: from its `fn` line to the line that closes it
+/// at the same indentation.
 fn function_lengths(text: &str) -> Vec<(String, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut lengths = Vec::new();
     for (start, line) in lines.iter().enumerate() {
         let code = line.trim_start();
         let Some(name) = function_name(code) else { continue };
-        // A declaration without a body, such as that of a foreign function.
+        // A declaration without a body, such as that of a foreign function, is skipped.
         let first = lines[start..].iter().find(|line| line.ends_with(['{', ';']));
         if first.is_some_and(|line| line.ends_with(';')) {
             continue;
@@ -334,10 +336,10 @@ fn function_name(code: &str) -> Option<String> {
     Some(name.split(['(', '<']).next().unwrap_or(name).to_owned())
 }
 
-/// Words that say nothing of what a function does or a field holds.
+/// Words that do not say what a function does or a field holds.
 const EMPTY_NAMES: [&str; 9] = ["beside", "own", "others", "seen", "whole", "here", "known", "kept", "held"];
 
-/// Name of the public field that a line declares.
+/// Returns the name of the public field that a line declares.
 fn public_field_name(code: &str) -> Option<String> {
     let field =
         ["pub(crate) ", "pub(super) ", "pub "].into_iter().find_map(|prefix| code.strip_prefix(prefix))?;
@@ -350,7 +352,7 @@ fn names_are_the_fields_own_words() {
     let mut found: BTreeMap<String, usize> = BTreeMap::new();
     for file in rust_sources().unwrap().iter().filter(|f| f.path != THIS_FILE) {
         for line in file.text.lines().filter(|l| !l.trim_start().starts_with("//")) {
-            // A field of Kubernetes' ManagedFieldsEntry.
+            // The field `manager` belongs to Kubernetes' ManagedFieldsEntry.
             let code = line.split('"').step_by(2).collect::<String>().replace("entry.manager", "");
             for word in code.split(|c: char| !c.is_alphanumeric() && c != '_') {
                 if unwanted.contains(&word.to_lowercase().as_str()) {

@@ -1,8 +1,9 @@
-//! Parameters and fields have names. A tuple in a signature or a struct does not say which part is which.
+//! Rule of tuples: parameters and fields have names, because a tuple in a signature or a struct does not say
+//! which part is which.
 
 use rlt_rules::rust_sources;
 
-/// Tuples whose parts belong together everywhere.
+/// Tuples that are allowed everywhere, because their parts belong together.
 const PAIRS: [&str; 2] = [
     // Dtype and device, as libtorch takes them.
     "(Kind, Device)",
@@ -10,7 +11,7 @@ const PAIRS: [&str; 2] = [
     "(String, Tensor)",
 ];
 
-/// Functions and fields with another pair, by file. The list only gets shorter.
+/// Functions and fields with another tuple, by file. The list only gets shorter.
 const ALLOWED: [(&str, &[&str]); 4] = [
     // Numbers of query and of key heads.
     ("crds/src/degrees.rs", &["divides_heads", "legal_degrees", "tp_divides_layers", "tp_divides_weights"]),
@@ -58,7 +59,7 @@ fn without_comments(code: &str) -> String {
     code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// Functions with the tuples among their parameters.
+/// Returns the functions with tuples among their parameters, and these tuples.
 fn tuple_parameters(code: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for (name, rest) in items(code, "fn ") {
@@ -69,7 +70,7 @@ fn tuple_parameters(code: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Named fields of structs that are tuples.
+/// Returns the named fields of structs that are tuples, and these tuples.
 fn tuple_fields(code: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for (_, rest) in items(code, "struct ") {
@@ -89,7 +90,7 @@ fn tuple_fields(code: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Names behind `keyword`, each with the code that follows it.
+/// Returns the names after `keyword`, each with the code that follows it.
 fn items<'a>(code: &'a str, keyword: &str) -> Vec<(&'a str, &'a str)> {
     let is_of_name = |c: char| c.is_alphanumeric() || c == '_';
     let items = code.match_indices(keyword).filter_map(|(at, _)| {
@@ -105,7 +106,7 @@ fn behind_generics(rest: &str) -> &str {
     bracketed(rest, '<').map_or(rest, |(_, behind)| behind)
 }
 
-/// The tuple of a parameter: its type, or, if its pattern takes a tuple apart, whatever its type is called.
+/// Returns the tuple of a parameter: its type, or if its pattern destructures a tuple, the type of any name.
 fn tuple_of(parameter: &str) -> Option<String> {
     let parameter = parameter.trim();
     match bracketed(parameter, '(') {
@@ -115,7 +116,7 @@ fn tuple_of(parameter: &str) -> Option<String> {
     }
 }
 
-/// A type of two or more parts, without the references in front of it.
+/// Returns a type with two or more parts, without references in front of it.
 fn tuple_type(kind: &str) -> Option<String> {
     let mut kind = kind.trim();
     while let Some(behind) = kind.strip_prefix('&') {
@@ -132,7 +133,7 @@ fn in_one_line(kind: &str) -> String {
     kind.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Splits `text` into what is in the bracket `open` at its start, and what follows the bracket.
+/// Splits `text` into the content of the bracket `open` at its start, and the text after the bracket.
 fn bracketed(text: &str, open: char) -> Option<(&str, &str)> {
     if !text.starts_with(open) {
         return None;
@@ -148,7 +149,7 @@ fn bracketed(text: &str, open: char) -> Option<(&str, &str)> {
     None
 }
 
-/// The parts of `text` between commas that are in no bracket.
+/// Splits `text` at the commas outside of brackets.
 fn split_at_commas(text: &str) -> Vec<&str> {
     let (mut depth, mut start, mut before) = (0, 0, ' ');
     let mut parts = Vec::new();
@@ -164,7 +165,7 @@ fn split_at_commas(text: &str) -> Vec<&str> {
     parts
 }
 
-/// Change of the depth of brackets by a character; the `>` of an arrow is none.
+/// Returns by how much a character changes the depth of brackets. The `>` of an arrow does not change it.
 fn depth_of(c: char, before: char) -> i32 {
     match c {
         '(' | '[' | '{' | '<' => 1,

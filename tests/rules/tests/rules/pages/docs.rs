@@ -1,5 +1,5 @@
-//! The pages of `docs/`, of the root and of the chart: their links, anchors, paths and commands exist, and
-//! the site's table of contents has every page. Needs no mdBook.
+//! Rule of the pages in `docs/`, in the root and of the chart: their links, anchors, paths and commands
+//! exist, and the site's table of contents lists every page. The tests need no mdBook.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,11 +11,11 @@ use rlt_rules::workspace_root;
 /// Documentation outside of `docs/`; the changelog names old paths, so only its links are checked.
 const OTHER_PAGES: [&str; 5] =
     ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "charts/rl-operator/README.md"];
-/// Pages of the site that are a file of the root. Links that they have would lead elsewhere from `docs/`.
+/// Pages of the site that are files of the root. Their relative links would be wrong from `docs/`.
 const INCLUDED: [(&str, &str); 2] =
     [("docs/architecture.md", "ARCHITECTURE.md"), ("docs/contributing.md", "CONTRIBUTING.md")];
 
-/// Text of every page by its path from the workspace's root.
+/// Reads the text of every page, by its path from the workspace's root.
 pub(super) fn pages() -> BTreeMap<String, String> {
     let root = workspace_root();
     let files = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().file_name());
@@ -24,7 +24,7 @@ pub(super) fn pages() -> BTreeMap<String, String> {
     paths.map(|path| (path.clone(), fs::read_to_string(root.join(&path)).unwrap())).collect()
 }
 
-/// A page's text outside of fenced blocks, and the fenced blocks of a language.
+/// Returns a page's text outside of fenced blocks, and its fenced blocks of a language.
 fn prose_and_blocks(text: &str, language: &str) -> (String, String) {
     let (mut prose, mut blocks, mut fence) = (String::new(), String::new(), None);
     for line in text.lines() {
@@ -40,21 +40,21 @@ fn prose_and_blocks(text: &str, language: &str) -> (String, String) {
     (prose, blocks)
 }
 
-/// The texts in backticks outside of fenced blocks.
+/// Returns the texts in backticks outside of fenced blocks.
 fn quoted(text: &str) -> Vec<String> {
     let code = Regex::new("`([^`]+)`").unwrap();
     code.captures_iter(&prose_and_blocks(text, "").0).map(|found| found[1].to_owned()).collect()
 }
 
-/// Targets of all links and pictures, those in the form of code left out.
+/// Returns the targets of all links and pictures outside of code.
 fn links(text: &str) -> Vec<String> {
     let prose = Regex::new("`[^`]*`").unwrap().replace_all(&prose_and_blocks(text, "").0, "").into_owned();
     let link = Regex::new(r"\]\(([^)\s]+)\)").unwrap();
     link.captures_iter(&prose).map(|found| found[1].to_owned()).collect()
 }
 
-/// The anchors of a page's headings, by the rule that forges and mdBook share: lower case, letters, digits,
-/// `-` and `_` kept, blanks as `-`, and a number behind each repetition.
+/// Returns the anchors of a page's headings, by the rule that forges and mdBook share: lower case; letters,
+/// digits, `-` and `_` are kept; blanks become `-`; a repeated heading gets a number.
 fn anchors(text: &str) -> BTreeSet<String> {
     let (prose, _) = prose_and_blocks(text, "");
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
@@ -69,7 +69,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings.map(anchor).collect()
 }
 
-/// `target` as a link of `page` means it, from the workspace's root.
+/// Resolves a link of `page` to a path from the workspace's root.
 fn resolve(page: &str, target: &str) -> String {
     let mut path = Path::new(page).parent().unwrap().to_path_buf();
     for component in Path::new(target).components() {
@@ -124,7 +124,7 @@ fn the_table_of_contents_has_every_page_once() {
     }
 }
 
-/// Every file and folder of the checkout, from its root.
+/// Lists every file and folder of the checkout, from its root.
 fn checkout() -> Vec<String> {
     let root = workspace_root();
     let (mut found, mut folders) = (Vec::new(), vec![root.clone()]);
@@ -143,7 +143,7 @@ fn checkout() -> Vec<String> {
     found
 }
 
-/// A path may be said from a package's own folder on (`roles/learner.rs`).
+/// A page may give a path relative to the folder of a package (`roles/learner.rs`).
 #[test]
 fn every_source_path_that_a_page_names_exists() {
     let known = checkout();
@@ -216,7 +216,7 @@ fn the_page_of_operations_has_every_metric_and_alert_of_the_operator() {
     }
 }
 
-/// Pictures are read by browsers as images of their own: without a size they have none.
+/// Browsers load pictures as separate images, which have no size unless they state one.
 #[test]
 fn every_picture_is_used_and_has_a_size_and_colours_for_dark_pages() {
     let folder = workspace_root().join("docs/pictures");

@@ -1,5 +1,5 @@
-//! The examples of CONTRIBUTING.md: their code is that of files which are compiled and tested, and of all
-//! other files only a list names what they add.
+//! Rule of the examples in CONTRIBUTING.md: their code is that of files which are compiled and tested, and
+//! outside of these files only a list names the additions.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,13 +11,13 @@ use super::promises::{quoted, tests_of};
 
 /// Heading of the section with the examples.
 const HEADING: &str = "## Examples of additions";
-/// Number of examples: fewer mean that the table was not found.
+/// Minimum number of examples; fewer mean that the table was not found.
 const NUM_EXAMPLES: usize = 5;
 /// Folder of the model families, each in a file.
 const FAMILIES: &str = "crds/models/src/families/";
 /// Declaration of a family in its file, which other files of the folder do not have.
 const FAMILY_START: &str = "Definition = Definition {";
-/// Lines above which the file of a family fails.
+/// Maximum number of lines in the file of a family.
 const MAX_FAMILY_LINES: usize = 70;
 
 /// A row of the table of examples.
@@ -25,11 +25,11 @@ const MAX_FAMILY_LINES: usize = 70;
 struct Example {
     /// Type or constant that is added.
     name: String,
-    /// Path of the file that has all of the addition.
+    /// Path of the file with the full addition.
     file: String,
-    /// Path of the file with the list that registers it; `None` for what only a test uses.
+    /// Path of the file with the list that registers the addition; `None` if only a test uses it.
     list: Option<String>,
-    /// Names of the tests that run it.
+    /// Names of the tests that run the addition.
     tests: Vec<String>,
 }
 
@@ -40,14 +40,14 @@ struct Block {
     code: String,
 }
 
-/// The section of CONTRIBUTING.md with the examples.
+/// Returns the section of CONTRIBUTING.md with the examples.
 fn section() -> String {
     let page = fs::read_to_string(workspace_root().join("CONTRIBUTING.md")).unwrap();
     let section = page.split_once(HEADING).map_or("", |(_, section)| section);
     section.split("\n## ").next().unwrap_or_default().to_owned()
 }
 
-/// The rows of a section's table.
+/// Parses the rows of a section's table.
 fn examples(section: &str) -> Vec<Example> {
     let rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
     // The first row names the columns.
@@ -61,7 +61,7 @@ fn examples(section: &str) -> Vec<Example> {
     cells.map(example).collect()
 }
 
-/// The Rust blocks of a section, each with a path in its first line.
+/// Returns the Rust blocks of a section. The first line of each has the path of its file.
 fn blocks(section: &str) -> Vec<Block> {
     let texts = section.split("```rust,ignore\n// ").skip(1).map(|rest| rest.split_once("\n```").unwrap().0);
     let block = |text: &str| {
@@ -71,7 +71,7 @@ fn blocks(section: &str) -> Vec<Block> {
     texts.map(block).collect()
 }
 
-/// The code of a file without comments and one-line literals of text.
+/// Returns the code of a file without comments and one-line text literals.
 fn code_of(text: &str) -> String {
     let literal = Regex::new(r#""[^"]*""#).unwrap();
     let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));

@@ -1,5 +1,5 @@
-//! Pictures of the documentation with the variants of a type or with kinds of objects: they have all of them,
-//! and no other.
+//! Rule of pictures of the documentation that show the variants of a type or kinds of objects: they show all
+//! of them, and no others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,13 +11,13 @@ fn read(path: &str) -> String {
     fs::read_to_string(workspace_root().join(path)).unwrap()
 }
 
-/// Names in a picture: the texts of the class `name`.
+/// Returns the names in a picture: the texts of the class `name`.
 fn names(picture: &str) -> BTreeSet<String> {
     let name = Regex::new(r#"<text [^>]*class="[^"]*\bname"[^>]*>([^<]+)</text>"#).unwrap();
     name.captures_iter(picture).map(|found| found[1].to_owned()).collect()
 }
 
-/// Variants of a public enumeration without fields.
+/// Returns the variants of a public enum without fields.
 fn variants(source: &str, enumeration: &str) -> BTreeSet<String> {
     let (_, body) = source.split_once(&format!("pub enum {enumeration} {{\n")).unwrap();
     let (body, _) = body.split_once("\n}").unwrap();
@@ -25,14 +25,14 @@ fn variants(source: &str, enumeration: &str) -> BTreeSet<String> {
     variant.captures_iter(body).map(|found| found[1].to_owned()).collect()
 }
 
-/// Resources that rules of a role let the operator create.
+/// Returns the resources that the rules of a role let the operator create.
 fn created(rules: &str) -> BTreeSet<String> {
     let resource = Regex::new(r"resources:\n  - (\S+)\n").unwrap();
     let rules = rules.split("- apiGroups:").filter(|rule| rule.contains("\n  - create\n"));
     rules.map(|rule| resource.captures(rule).unwrap()[1].to_owned()).collect()
 }
 
-/// Resource of a kind of objects.
+/// Returns the resource name of a kind of objects.
 fn resource_of(kind: &str) -> String {
     let kind = kind.to_lowercase();
     kind.strip_suffix('y').map_or_else(|| format!("{kind}s"), |stem| format!("{stem}ies"))

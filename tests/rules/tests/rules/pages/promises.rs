@@ -1,4 +1,4 @@
-//! Promises of the documentation: each names the tests that hold it, and these tests exist.
+//! Rule of the documentation's promises: each names the tests that verify it, and these tests exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use rlt_rules::{rust_sources, workspace_root};
 const PAGES: [&str; 2] = ["docs/failure.md", "docs/security.md"];
 /// Heading of the section with the table.
 const HEADING: &str = "## Promises and their tests";
-/// Promises of a page at least: fewer mean that the table was not found.
+/// Minimum number of promises of a page; fewer mean that the table was not found.
 const MIN_PROMISES: usize = 25;
 
 /// A promise with the names of its tests.
@@ -19,7 +19,7 @@ struct Promise {
     tests: Vec<String>,
 }
 
-/// The rows of the table below [`HEADING`].
+/// Parses the rows of the table below [`HEADING`].
 fn promises(page: &str) -> Vec<Promise> {
     let section = page.split_once(HEADING).map_or("", |(_, section)| section);
     let section = section.split("\n## ").next().unwrap_or_default();
@@ -29,12 +29,12 @@ fn promises(page: &str) -> Vec<Promise> {
     cells.skip(1).map(|(words, tests)| Promise { words: words.to_owned(), tests: quoted(tests) }).collect()
 }
 
-/// The texts in backticks of a cell.
+/// Returns the texts in backticks of a cell.
 pub(super) fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// Names of the functions of a file that are tests.
+/// Returns the names of the test functions in a file.
 pub(super) fn tests_of(text: &str) -> Vec<String> {
     let (mut names, mut is_test) = (Vec::new(), false);
     for line in text.lines().map(str::trim_start) {

@@ -1,5 +1,5 @@
-//! ARCHITECTURE.md: its length, the paths that it names, and its walks, numbered steps of a prompt, a
-//! resource and a weight through the code, each with the files in which it happens.
+//! Rule of ARCHITECTURE.md: its length, the paths that it names, and its walks. A walk follows a prompt, a
+//! resource or a weight through the code in numbered steps, each with the files in which it happens.
 
 use std::fs;
 
@@ -8,21 +8,21 @@ use rlt_rules::workspace_root;
 
 /// Headings of the walks.
 const WALKS: [&str; 3] = ["## Walk of a prompt", "## Walk of a resource", "## Walk of a weight"];
-/// Steps of a walk at least: fewer mean that the list was not found.
+/// Minimum number of steps of a walk; fewer mean that the list was not found.
 const MIN_STEPS: usize = 10;
-/// Words of the page at most.
+/// Maximum number of words of the page.
 const MAX_WORDS: usize = 2400;
-/// Folders that paths of the page may begin from.
+/// Folders to which paths of the page may be relative.
 const BASES: [&str; 3] = ["", "trainer/src", "operator/src"];
 
-/// A walk: the folder that its paths begin from, and the text of each step.
+/// A walk: the folder to which its paths are relative, and the text of each step.
 #[derive(Debug, PartialEq)]
 struct Walk {
     base: String,
     steps: Vec<String>,
 }
 
-/// The walk below a heading. A step is a line with the next number, and the indented lines after it.
+/// Parses the walk below a heading. A step is a line with the next number, and the indented lines after it.
 fn walk(page: &str, heading: &str) -> Walk {
     let section = page.split_once(heading).map_or("", |(_, section)| section);
     let section = section.split("\n## ").next().unwrap_or_default();
@@ -39,7 +39,7 @@ fn walk(page: &str, heading: &str) -> Walk {
     Walk { base, steps }
 }
 
-/// Paths of source files in backticks.
+/// Returns the paths of source files in backticks.
 fn files(step: &str) -> Vec<&str> {
     step.split('`').skip(1).step_by(2).filter(|name| name.ends_with(".rs")).collect()
 }
