@@ -9,7 +9,7 @@ thread_local! {
     static GIVEN: Cell<Option<(TraceId, SpanId)>> = const { Cell::new(None) };
 }
 
-/// Runs `make`. A span that it creates on this thread gets the ids of `context`.
+/// Runs `make` so that the span which it creates on this thread gets the ids of `context`.
 pub(crate) fn given<T>(context: &SpanContext, make: impl FnOnce() -> T) -> T {
     GIVEN.set(Some((context.trace_id(), context.span_id())));
     let made = make();

@@ -48,7 +48,7 @@ fn a_script_of_verl_becomes_a_valid_manifest() {
     insta::assert_snapshot!(conversion.manifest);
 }
 
-/// In such a script a carriage return follows the backslash at the end of a line.
+/// Scripts from Windows have a carriage return after the backslash at the end of a line.
 #[test]
 fn a_script_that_was_saved_on_windows_gives_the_manifest_of_any_other() {
     for name in ["verl-grpo.sh", "trl-dpo.sh", "tulu-grpo.sh"] {
@@ -285,7 +285,7 @@ fn a_base_in_few_bits_is_that_of_trl() {
     assert!(quantization("--bnb_4bit_quant_type fp4").is_null());
 }
 
-/// By default TRL adds the router loss for every mixture of experts, a manifest only if it sets the
+/// TRL adds the router loss for every mixture of experts by default, a manifest only if it sets the
 /// coefficient.
 #[test]
 fn routers_are_balanced_as_by_the_default_of_trl() {

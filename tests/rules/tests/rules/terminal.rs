@@ -3,8 +3,8 @@
 
 use rlt_rules::rust_sources;
 
-/// Folders of code that no command line runs, and the writer itself. The operator logs for programs.
-/// tests run in none either.
+/// Folders of code that no command line runs, and the writer itself. The operator logs for programs, and unit
+/// tests run in no command line either.
 const EXEMPT: [&str; 4] = ["crds/terminal/src/", "operator/src/", "tests/", "examples/"];
 /// Expressions that give access to an unescaped stream. Lints find `println` and the like, unless these are
 /// allowed.
