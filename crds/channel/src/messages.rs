@@ -32,7 +32,7 @@ pub struct ReportRequest {
     /// status names it.
     #[prost(map = "string, uint32", tag = "8")]
     pub restarts: ::std::collections::HashMap<::prost::alloc::string::String, u32>,
-    /// The commits at which models from the hub were read, at most 34; empty until they are known, and
+    /// The commits at which models from the hub were read, at most 66; empty until they are known, and
     /// where no model is from the hub.
     #[prost(message, repeated, tag = "9")]
     pub commits: ::prost::alloc::vec::Vec<ModelCommit>,

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use rlt_channel::limits;
+
 /// The first line of the file: its other comments are those of the proto file.
 const HEADER: &str = "//! Messages and service of `proto/channel.proto`, written by `make generate`.\n\n";
 
@@ -21,4 +23,21 @@ fn the_committed_messages_are_those_of_the_proto_file() {
     }
     let present = fs::read_to_string(&path).unwrap_or_default();
     assert!(present == generated, "crds/channel/src/messages.rs is old: run `make generate`");
+}
+
+/// Other languages read the proto file alone.
+#[test]
+fn the_proto_file_states_the_limits_that_the_operator_enforces() {
+    let proto =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("proto/channel.proto")).unwrap();
+    let words: Vec<&str> = proto.split_whitespace().filter(|word| *word != "//").collect();
+    let text = words.join(" ");
+    for (what, limit) in [
+        ("All complete checkpoints of the run that still exist, oldest first", limits::MAX_CHECKPOINTS),
+        ("The commits at which models from the hub were read", limits::MAX_COMMITS),
+        ("Warnings of a training that goes on", limits::MAX_MESSAGE_BYTES),
+        ("The error with its causes", limits::MAX_MESSAGE_BYTES),
+    ] {
+        assert!(text.contains(&format!("{what}, at most {limit}")), "{what}: {limit}");
+    }
 }
