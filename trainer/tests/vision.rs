@@ -98,7 +98,7 @@ fn greedy_completions_are_those_of_transformers() {
     }
 }
 
-/// With random weights each of the 128 tokens is equally likely, so 96 of 3072 draws would be one of the 4.
+/// Random weights make each of the 128 tokens equally likely, so 96 of 3072 draws would be one of the 4.
 #[test]
 fn the_rollout_never_samples_a_token_of_images_and_their_borders() {
     for name in MODELS {

@@ -123,7 +123,7 @@ fn a_sync_transfers_only_the_adapter_and_as_many_bytes_as_the_plan_says() {
     }
 }
 
-/// In bfloat16, merging rounds the adapter together with the weight, while the actor does not round it.
+/// Merging in bfloat16 rounds the adapter together with the weight, while the actor does not round it.
 #[test]
 fn in_bfloat16_a_rollout_with_an_unmerged_adapter_is_closer_to_its_actor() {
     let requests = requests(6, 3, &SamplingParams::default());

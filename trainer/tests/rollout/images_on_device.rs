@@ -39,7 +39,7 @@ fn prompts_with_images_sample_the_same_tokens_on_a_device_and_on_the_cpu() {
     });
 }
 
-/// With random weights each of the 128 tokens is equally likely, so 48 of 1536 draws would be one of the 4.
+/// Random weights make each of the 128 tokens equally likely, so 48 of 1536 draws would be one of the 4.
 #[test]
 fn a_device_never_samples_a_token_of_images_and_their_borders() {
     on_device("images_on_device::a_device_never_samples_a_token_of_images_and_their_borders", || {

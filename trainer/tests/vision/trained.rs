@@ -54,7 +54,7 @@ fn gradients_of_the_whole_tower_are_those_of_transformers() {
     }
 }
 
-/// In 16 bits, graphs share casts of the weights or compute them again. Gradients equal those of 32 bits
+/// Graphs in 16 bits share casts of the weights or compute them again. Gradients equal those of 32 bits
 /// except for rounding.
 #[test]
 fn casts_of_the_tower_and_images_that_are_computed_again_change_no_gradient() {
