@@ -137,7 +137,7 @@ fn a_second_signal_ends_all_ranks_at_once() {
         // The setup blocks from here on.
         let connection = hub.accept().unwrap();
         // Both signals are pending before any thread can end the setup because of the first one.
-        ["STOP", "TERM", "INT", "CONT"].map(|name| signal(&child, name));
+        ["STOP", "TERM", "INT", "CONT"].iter().for_each(|name| signal(&child, name));
         wait_until("the end", || {
             let is_ended = child.try_wait().unwrap().is_some();
             if !is_ended {
